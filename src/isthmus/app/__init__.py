@@ -1,0 +1,1 @@
+"""Settings in, running program out: server, agent, pki and up."""

@@ -1,0 +1,1 @@
+"""The isthmus command, one file per sub-command."""

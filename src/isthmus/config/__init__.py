@@ -1,0 +1,1 @@
+"""Every setting, declared once: flags, defaults, validation and help come from here."""

@@ -1,0 +1,1 @@
+"""Decisions, purely: which agent, when to retry, what a snapshot says."""

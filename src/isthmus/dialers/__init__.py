@@ -1,0 +1,1 @@
+"""Dial: each dialer opens the far side of a tunnel."""

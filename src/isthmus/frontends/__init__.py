@@ -1,0 +1,1 @@
+"""Accept: each frontend learns from a new connection where it wants to go."""

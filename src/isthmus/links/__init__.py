@@ -1,0 +1,1 @@
+"""Server-agent links: hello and welcome, dials and answers over a session."""

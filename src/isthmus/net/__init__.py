@@ -1,0 +1,1 @@
+"""The asyncio plumbing: sockets, TLS, listeners, name resolution. No protocol lives here."""

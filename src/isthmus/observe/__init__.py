@@ -1,0 +1,1 @@
+"""Metrics, logging and the views that operators read."""
