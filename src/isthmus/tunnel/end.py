@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+EARLY_BYTES = 64 * 1024
 
 
 class Ending(Enum):
@@ -35,7 +37,10 @@ class End(Protocol):
     bytes_written: int
 
     def write(self, data: bytes) -> bool:
-        """Take bytes towards this side. False: full now, pause; my peer will hear resume_reading()."""
+        """Take bytes towards this side; all of them, always.
+
+        False means full now: stop delivering. The peer hears resume_reading() later.
+        """
 
     def write_eof(self) -> None:
         """Half-close: nothing more will be written. What was written before arrives before it."""
@@ -44,7 +49,7 @@ class End(Protocol):
         """Reset this side, so that whoever is behind it sees an error and not an end of file."""
 
     def pause_reading(self) -> None:
-        """Deliver nothing more to the peer until resume_reading()."""
+        """Deliver nothing more to the peer (a stream: nothing past its credit) until resumed."""
 
     def resume_reading(self) -> None:
         """Deliver again; may be called from inside write()."""
@@ -58,13 +63,6 @@ def join(a: End, b: End) -> None:
     a.peer, b.peer = b, a
     a.start()
     b.start()
-
-
-def nobody_listens(end: BaseEnd, ending: Ending) -> None:
-    """The default ``on_done``: nobody wants to know."""
-
-
-EARLY_BYTES = 64 * 1024
 
 
 class Early:
@@ -110,7 +108,7 @@ class Early:
         """Deliver what was kept to the real peer; True if it can take more at once."""
         if self.aborted is not None:
             to.abort(self.aborted)
-            return False
+            return True
         more = True
         if self.buffer:
             more = to.write(bytes(self.buffer))
@@ -120,17 +118,63 @@ class Early:
         return more
 
 
+class Discard(Early):
+    """A peer that throws away what comes: the reading half of an end that only has to say goodbye."""
+
+    __slots__ = ()
+
+    def write(self, data: bytes) -> bool:
+        """Drop the bytes."""
+        return True
+
+
+def nobody_listens(end: End, ending: Ending) -> None:
+    """Do nothing: the ``on_done`` of an end that nobody asks about."""
+
+
 class BaseEnd:
     """What every real end shares: the early keeper, the byte count, and the report when done.
 
-    ``on_done`` is called exactly once, when both directions have finished or on abort.
+    A mix-in without storage of its own, so that it can stand beside a socket class; the concrete
+    class puts END_SLOTS into its ``__slots__``. ``on_done`` is called exactly once, when both
+    directions have finished or on abort, and ``ending`` says how.
     """
 
-    __slots__ = ("__weakref__", "_early", "bytes_written", "ending", "on_done", "peer")
+    if not TYPE_CHECKING:  # a type checker would take them for the only fields
+        __slots__ = ()
 
-    def __init__(self) -> None:
-        self._early: Early | None = Early()
-        self.peer: End = self._early
+    peer: End
+    bytes_written: int
+    ending: Ending | None
+    on_done: Callable[[End, Ending], None]
+    _early: Early | None
+
+    def init_end(self, early: Early | None = None) -> None:
+        """Set the fields; ``early`` is a handshake reader, or None for one that only keeps."""
+        self._early = self.peer = early if early is not None else Early()
+        self._early.peer = self
         self.bytes_written = 0
-        self.ending: Ending | None = None
-        self.on_done: Callable[[BaseEnd, Ending], None] = nobody_listens
+        self.ending = None
+        self.on_done = nobody_listens
+
+    def start(self) -> None:
+        """Hand over what came early to the peer that is now known."""
+        early, self._early = self._early, None
+        if early is None:
+            return
+        early.peer = early  # no cycle, or the pair waits for the garbage collector
+        if early.pass_on(self.peer):
+            self.resume_reading()
+        else:
+            self.pause_reading()
+
+    if TYPE_CHECKING:  # given by the concrete class; at run time a stub here would hide it
+
+        def write(self, data: bytes) -> bool: ...
+        def write_eof(self) -> None: ...
+        def abort(self, reason: Ending) -> None: ...
+        def pause_reading(self) -> None: ...
+        def resume_reading(self) -> None: ...
+
+
+END_SLOTS = ("_early", "bytes_written", "ending", "on_done", "peer")

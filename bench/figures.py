@@ -1,0 +1,132 @@
+"""What is measured: the figures, where they come from, and the goals they are held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Against(Enum):
+    """What a goal compares with."""
+
+    HAPROXY = "haproxy pair"
+    ITSELF = "absolute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A bound on a ratio to the haproxy pair, or on the figure itself."""
+
+    bound: float
+    at_least: bool
+    against: Against = Against.HAPROXY
+
+    def reached(self, value: float) -> bool:
+        """Whether the value is on the right side of the bound."""
+        return value >= self.bound if self.at_least else value <= self.bound
+
+    def __str__(self) -> str:
+        times = "×" if self.against is Against.HAPROXY else ""
+        return f"{'≥' if self.at_least else '≤'} {self.bound:g}{times}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One row of the table: a field of what one load command printed."""
+
+    load: str
+    field: str
+    title: str
+    unit: str
+    goal: Goal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One measurement: a command of the load program and how many connections."""
+
+    group: str
+    command: str
+    conns: int
+
+    @property
+    def name(self) -> str:
+        """Its key in the samples."""
+        return f"{self.command}{self.conns}"
+
+
+GROUPS = ("down", "up", "rr", "dial", "stall", "mem", "hold")
+LOADS = (
+    Load(group="down", command="down", conns=1),
+    Load(group="down", command="down", conns=8),
+    Load(group="up", command="up", conns=1),
+    Load(group="up", command="up", conns=8),
+    Load(group="rr", command="rr", conns=1),
+    Load(group="rr", command="rr", conns=16),
+    Load(group="rr", command="rr", conns=64),
+    Load(group="dial", command="dial", conns=1),
+    Load(group="dial", command="dial", conns=8),
+    Load(group="stall", command="stall", conns=16),
+)
+IDLE_TUNNELS = 2_000
+PASSED_BYTES = 1 << 20
+
+_WORDS = {"down": "download", "up": "upload", "rr": "64-byte RR", "dial": "dials"}
+_GOALS = {
+    ("down", "mb_per_s"): Goal(bound=0.7, at_least=True),
+    ("up", "mb_per_s"): Goal(bound=0.7, at_least=True),
+    ("rr16", "per_s"): Goal(bound=0.8, at_least=True),
+    ("rr1", "p50_us"): Goal(bound=1.5, at_least=False),
+    ("dial8", "per_s"): Goal(bound=3.5, at_least=True),
+    ("down", "cpu_s_per_gb"): Goal(bound=1.7, at_least=False),
+    ("up", "cpu_s_per_gb"): Goal(bound=1.7, at_least=False),
+}
+_BULK = (("mb_per_s", "", "MB/s"), ("cpu_s_per_gb", "CPU", "s/GB"))
+_TIMED = (
+    ("per_s", "", "/s"),
+    ("p50_us", "p50", "µs"),
+    ("p99_us", "p99", "µs"),
+    ("cpu_us_each", "CPU each", "µs"),
+)
+_FIELDS = {"down": _BULK, "up": _BULK, "rr": _TIMED, "dial": _TIMED}
+
+
+def _of_loads() -> list[Figure]:
+    rows = []
+    for load in LOADS:
+        for field, what, unit in _FIELDS.get(load.command, ()):
+            goal = _GOALS.get((load.name, field)) or _GOALS.get((load.command, field))
+            title = " ".join(filter(None, (_WORDS[load.command], f"c={load.conns}", what)))
+            rows.append(Figure(load=load.name, field=field, title=title, unit=unit, goal=goal))
+    return rows
+
+
+def _own(bound: float) -> Goal:
+    return Goal(bound=bound, at_least=False, against=Against.ITSELF)
+
+
+def _stall(field: str, title: str, unit: str, goal: Goal | None) -> Figure:
+    return Figure(load="stall16", field=field, title=title, unit=unit, goal=goal)
+
+
+def _memory(field: str, title: str) -> Figure:
+    return Figure(load="mem", field=field, title=title, unit="kB", goal=_own(10.0))
+
+
+FIGURES = (
+    *_of_loads(),
+    _stall("p50_ratio", "stalled reader: others' p50", "× alone", _own(1.5)),
+    _stall("p99_ratio", "stalled reader: others' p99", "× alone", _own(3.0)),
+    _stall("taken_mb", "stalled reader: taken in", "MB", None),
+    # What received and unsent bytes may hold before stalled streams get no more credit.
+    _stall("grown_mb", "stalled reader: memory grown", "MB", _own(64.0)),
+    _memory("idle_kb", "memory per idle tunnel"),
+    _memory("used_kb", "the same after 1 MiB each way"),
+    Figure(
+        load="hold",
+        field="answered",
+        title="idle tunnels held",
+        unit="",
+        goal=Goal(bound=10_000, at_least=True, against=Against.ITSELF),
+    ),
+)

@@ -1,0 +1,3 @@
+module isthmus-bench/load
+
+go 1.19

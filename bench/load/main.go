@@ -1,0 +1,102 @@
+// Command load drives the benchmark: it is the target, the clients and a plain
+// CONNECT stub. Each run prints JSON on stdout; bench/run.py reads it.
+//
+// It must never be the bottleneck: buffers are allocated before the clock starts and
+// nothing is allocated per request. It needs only the standard library.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const usage = `usage: load COMMAND [flags]
+
+  target        echo, source, sink and sized exchange on one port, by the first byte
+  connect-stub  CONNECT on a UNIX socket, dialed and copied without TLS: an upper bound
+  down, up      move bytes on --conns connections
+  rr            64-byte request/response on --conns connections
+  dial          open, one byte there and back, close, with --conns workers
+  hold          open --conns idle tunnels, then obey lines on stdin (pass N, check, quit)
+  stall         rr alone, then rr beside one reader that stopped reading
+`
+
+// options are the flags of all commands; a command ignores those it has no use for.
+type options struct {
+	dialer  dialer
+	listen  string
+	conns   int
+	seconds time.Duration
+	warmup  time.Duration
+	pids    []int
+}
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	commands := map[string]func(options) (any, error){
+		"target": runTarget, "connect-stub": runStub, "down": runDown, "up": runUp,
+		"rr": runRR, "dial": runDial, "hold": runHold, "stall": runStall,
+	}
+	command, known := commands[os.Args[1]]
+	if !known {
+		fmt.Fprintf(os.Stderr, "load: no command %q\n%s", os.Args[1], usage)
+		os.Exit(2)
+	}
+	result, err := command(parse(os.Args[1], os.Args[2:]))
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "load %s: %v\n", os.Args[1], err)
+		os.Exit(1)
+	}
+	say(result)
+}
+
+func parse(name string, args []string) options {
+	flags := flag.NewFlagSet(name, flag.ExitOnError)
+	via := flags.String("via", "tcp", "tcp (to the target), unix (a fixed proxy), connect (CONNECT on --uds)")
+	target := flags.String("target", "", "the target's address, 127.0.0.1:PORT")
+	uds := flags.String("uds", "", "the proxy's UNIX socket")
+	listen := flags.String("listen", "127.0.0.1:0", "where target listens")
+	conns := flags.Int("conns", 1, "connections, workers or tunnels")
+	seconds := flags.Float64("seconds", 1.5, "how long to measure")
+	warmup := flags.Float64("warmup", 0.3, "how long to run before measuring")
+	pids := flags.String("pids", "", "processes whose CPU time and memory to report, comma separated")
+	_ = flags.Parse(args)
+	opts := options{
+		dialer:  dialer{via: *via, target: *target, uds: *uds},
+		listen:  *listen,
+		conns:   *conns,
+		seconds: time.Duration(*seconds * float64(time.Second)),
+		warmup:  time.Duration(*warmup * float64(time.Second)),
+	}
+	opts.dialer.prepare()
+	for _, field := range strings.FieldsFunc(*pids, func(r rune) bool { return r == ',' }) {
+		pid, err := strconv.Atoi(field)
+		if err != nil || *conns < 1 {
+			fmt.Fprintf(os.Stderr, "load: bad pid %q\n", field)
+			os.Exit(2)
+		}
+		opts.pids = append(opts.pids, pid)
+	}
+	if *conns < 1 {
+		fmt.Fprintln(os.Stderr, "load: --conns must be at least 1")
+		os.Exit(2)
+	}
+	return opts
+}
+
+// say prints one JSON line; stdout is not buffered, so the driver sees it at once.
+func say(value any) {
+	line, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	os.Stdout.Write(append(line, '\n'))
+}

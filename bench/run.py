@@ -1,0 +1,242 @@
+"""``make bench``: direct, a haproxy pair and Isthmus measured in one run, interleaved.
+
+What is measured and how to read it: docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from certs import Certs, make_certs
+from figures import GROUPS, LOADS
+from measure import Bench, build_load, run_hold, run_memory, run_rounds, start_target
+from processes import BenchError, Child, Workspace
+from report import as_json, draw, rows
+from rich.console import Console
+from topologies import (
+    Commands,
+    Topology,
+    check_haproxy,
+    start_direct,
+    start_haproxy,
+    start_stub,
+    start_tunnel,
+)
+
+Start = Callable[[str], Topology]
+PROXIES_WITH_A_LINK = ("haproxy", "isthmus")
+_MIN_COLUMNS = 150
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; argparse ends the program on a mistake."""
+    parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__)
+    add = parser.add_argument
+    add("--rounds", type=int, default=7, help="paired rounds (default 7)")
+    add("--seconds", type=float, default=1.5, help="length of one measurement (default 1.5)")
+    add("--memory-rounds", type=int, default=3, help="fresh starts for memory (default 3)")
+    add("--quick", action="store_true", help="3 rounds of 0.7 s, memory once: for development")
+    add("--only", type=_groups, default=GROUPS, help=f"some of {','.join(GROUPS)}")
+    add("--topologies", type=_names, default=("direct", "haproxy", "isthmus"))
+    add("--hold", type=int, default=10_000, help="idle tunnels to hold (default 10000)")
+    add("--json", type=Path, metavar="FILE", help="write every sample there as well")
+    add("--check", action="store_true", help="exit with 1 if a goal is missed")
+    add("--require-haproxy", action="store_true", help="fail if haproxy is not installed")
+    add("--server-cmd", default="", help="another server; konnectivity's flags are appended")
+    add("--agent-cmd", default="", help="another agent; konnectivity's flags are appended")
+    add("--label", default="isthmus", help="what to call the server and agent in the table")
+    add("--profile", type=Path, metavar="DIR", help="profile server and agent; figures suffer")
+    add("--profiler", choices=("auto", "py-spy", "cprofile"), default="auto")
+    args = parser.parse_args(arguments)
+    if args.quick:
+        args.rounds, args.seconds, args.memory_rounds = 3, 0.7, 1
+    if min(args.rounds, args.memory_rounds, args.hold) < 1 or not 0 < args.seconds <= 60:
+        parser.error("rounds and tunnels are at least 1, seconds at most 60")
+    if bool(args.server_cmd) != bool(args.agent_cmd):
+        parser.error("--server-cmd and --agent-cmd go together")
+    args.profiler = _profiler(args) if args.profile else ""
+    return args
+
+
+def _profiler(args: argparse.Namespace) -> str:
+    """py-spy where there is one: it disturbs less, and sees C code; else what Python has."""
+    if args.profiler != "auto":
+        return str(args.profiler)
+    return "py-spy" if shutil.which("py-spy") or args.server_cmd else "cprofile"
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    return _some_of(text, GROUPS)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return _some_of(text, ("direct", "haproxy", "isthmus", "stub"))
+
+
+def _some_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(filter(None, text.split(",")))
+    if not chosen or set(chosen) - set(known):
+        raise argparse.ArgumentTypeError(f"choose from {','.join(known)}")
+    return chosen
+
+
+def starters(
+    args: argparse.Namespace, space: Workspace, load: Path, certs: Certs
+) -> dict[str, Start]:
+    """How to bring up each topology, by name, for a target's address."""
+    if args.profile:
+        args.profile.mkdir(parents=True, exist_ok=True)
+        space.stop_grace_s = 30.0  # a profile is written at the end
+    commands = Commands(
+        server=args.server_cmd,
+        agent=args.agent_cmd,
+        profiler=args.profiler,
+        profile_dir=(args.profile or Path()).resolve(),
+    )
+    known: dict[str, Start] = {
+        "direct": partial(start_direct, space),
+        "haproxy": partial(start_haproxy, space, certs),
+        "isthmus": lambda target: start_tunnel(space, certs, commands, args.label),
+        "stub": partial(start_stub, space, load),
+    }
+    return {name: known[name] for name in args.topologies}
+
+
+def attach_py_spy(space: Workspace, topology: Topology, directory: Path) -> list[Child]:
+    """Sample server and agent from outside until they end."""
+    return [
+        space.start(
+            f"py-spy-{child.name}",
+            ["py-spy", "record", "-o", str(directory / f"{child.name}.svg"), "-p", str(child.pid)],
+        )
+        for child in topology.processes
+    ]
+
+
+def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
+    """The whole benchmark; returns the exit code."""
+    if "haproxy" in args.topologies and shutil.which("haproxy") is None:
+        hint = "haproxy is not installed (Debian: apt-get install haproxy)"
+        if args.require_haproxy:
+            raise BenchError(hint)
+        console.print(f"{hint}: measuring without it, so there are no ratios")
+        args.topologies = tuple(name for name in args.topologies if name != "haproxy")
+    begun = time.monotonic()
+    load = build_load()
+    busy = busy_share(0.5)
+    if busy > 0.1:
+        console.print(f"other programs take {busy:.0%} of this machine: expect wide quartiles")
+    certs = make_certs(space.path("pki"))
+    _, target = start_target(space, load)
+    if "haproxy" in args.topologies:
+        check_haproxy(space, certs, target)
+    bench = Bench(space=space, load=load, target=target, seconds=args.seconds, warmup=0.3)
+    start = starters(args, space, load, certs)
+    with console.status("starting") as status:
+        measure(args, bench, start, lambda text: status.update(text))
+    shown = [args.label if name == "isthmus" else name for name in args.topologies]
+    subject = args.label if "isthmus" in args.topologies else shown[-1]
+    found = rows(bench.samples, subject, judge=subject == args.label)
+    draw(found, shown, subject, console)
+    took = time.monotonic() - begun
+    console.print(f"{args.rounds} rounds of {args.seconds:g} s, {took:.0f} s in all; {machine()}")
+    if args.json:
+        about = {"rounds": args.rounds, "seconds": args.seconds, "machine": machine()}
+        args.json.write_text(json.dumps(about | as_json(found, bench.samples), indent=1) + "\n")
+    missed = [row.figure.title for row in found if row.reached is False]
+    if missed:
+        console.print(f"goals missed: {'; '.join(missed)}")
+    return 1 if missed and args.check else 0
+
+
+def measure(
+    args: argparse.Namespace, bench: Bench, start: dict[str, Start], say: Callable[[str], None]
+) -> None:
+    """Run the chosen groups: rounds on long-lived processes, memory on fresh ones."""
+    loads = [load for load in LOADS if load.group in args.only]
+    if loads:
+        running = [begin(bench.target) for begin in start.values()]
+        watched = [
+            child
+            for topology in running
+            if topology.name == args.label and args.profiler == "py-spy"
+            for child in attach_py_spy(bench.space, topology, args.profile)
+        ]
+        run_rounds(bench, running, loads, args.rounds, say)
+        for topology in running:
+            topology.stop(bench.space)
+        for child in watched:
+            child.wait(30)  # it writes its picture when what it watches has ended
+    if "mem" in args.only:
+        for number in range(args.memory_rounds):
+            for name in filter(start.__contains__, PROXIES_WITH_A_LINK):
+                say(f"memory {number + 1} of {args.memory_rounds}: {name}")
+                run_memory(bench, start[name])
+    if "hold" in args.only and "isthmus" in start:
+        say(f"holding {args.hold} tunnels")
+        run_hold(bench, start["isthmus"], tunnels=args.hold)
+
+
+def busy_share(seconds: float) -> float:
+    """How much of all CPUs is in use, by anyone, while this program waits."""
+
+    def ticks() -> tuple[int, int]:
+        fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+        return sum(fields), fields[3] + fields[4]  # all; idle and waiting for disks
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    total_after, idle_after = ticks()
+    return 1 - (idle_after - idle) / max(1, total_after - total)
+
+
+def machine() -> str:
+    """What it ran on, in a few words."""
+    cpus = len(os.sched_getaffinity(0))
+    versions = [
+        f"{cpus} CPUs",
+        f"Linux {platform.release()}",
+        f"Python {platform.python_version()}",
+    ]
+    if shutil.which("haproxy"):
+        said = subprocess.run(["haproxy", "-v"], capture_output=True, text=True, timeout=10).stdout
+        versions.append("haproxy " + said.split()[2])
+    return ", ".join(versions)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Run, and leave nothing behind however it ends."""
+    args = parse(sys.argv[1:])
+    console = Console()
+    if console.width < _MIN_COLUMNS and not console.is_terminal:
+        console = Console(width=_MIN_COLUMNS)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        with Workspace() as space:
+            return run(args, space, console)
+    except BenchError as exc:
+        print(f"bench: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The ways from client to target that are measured: direct, a haproxy pair, a tunnel.
+
+Each start function brings up a fresh set of processes, waits until a dial would work, and
+says how the load program reaches the target through them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import handshake
+from certs import Certs
+from processes import BenchError, Child, Workspace, process_tree
+
+HERE = Path(__file__).resolve().parent
+READY_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """A running way to the target. ``processes`` are the proxies, never client or target."""
+
+    name: str
+    via: str
+    uds: Path | None = None
+    processes: tuple[Child, ...] = ()
+
+    def pids(self) -> list[int]:
+        """The proxies with all their workers."""
+        for child in self.processes:
+            child.check_alive()
+        return process_tree([child.pid for child in self.processes])
+
+    def stop(self, space: Workspace) -> None:
+        """End its processes."""
+        for child in self.processes:
+            space.stop(child)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """What to start as server and agent; empty means this tree's Isthmus."""
+
+    server: str = ""
+    agent: str = ""
+    profiler: str = ""
+    profile_dir: Path = field(default_factory=Path)
+
+    def words(self, role: str, flags: list[str]) -> list[str]:
+        """The command line of one role: an override gets the same flags appended."""
+        override = self.server if role == "server" else self.agent
+        if override:
+            return [*shlex.split(override), *flags]
+        command = [sys.executable, str(HERE / "launch.py")]
+        if self.profiler == "cprofile":
+            command.append(f"--cprofile={self.profile_dir / role}.pstats")
+        return [*command, role, *flags]
+
+
+def start_direct(space: Workspace, target: str) -> Topology:
+    """No proxy at all."""
+    return Topology(name="direct", via="tcp")
+
+
+def start_stub(space: Workspace, load: Path, target: str) -> Topology:
+    """The load program's own CONNECT proxy without TLS: what the harness itself costs."""
+    uds = space.path("stub.sock")
+    child = space.start("stub", [str(load), "connect-stub", f"--uds={uds}"], speaks=True)
+    child.read_line(READY_TIMEOUT_S)
+    return Topology(name="stub", via="connect", uds=uds, processes=(child,))
+
+
+def _haproxy(space: Workspace, half: str, **values: object) -> Child:
+    config = space.path(f"{half}.cfg")
+    config.write_text((HERE / "haproxy" / f"{half}.cfg").read_text().format(**values))
+    env = {"OPENSSL_CONF": str(HERE / "haproxy" / "openssl.cnf")}
+    return space.start(f"haproxy-{half}", ["haproxy", "-db", "-f", str(config)], env=env)
+
+
+def start_haproxy(
+    space: Workspace, certs: Certs, target: str, *, relay: tuple[int, int] | None = None
+) -> Topology:
+    """The pair of haproxies.
+
+    With ``relay`` the first one dials the first of these ports instead, where something
+    passes on to the second, on which the other one then listens.
+    """
+    uds = space.path("haproxy.sock")
+    dialed, tls_port = relay or (space.free_port(),) * 2
+    leaving = _haproxy(
+        space, "exit", tls_port=tls_port, server_pem=certs.server_pem, ca=certs.ca, target=target
+    )
+    entering = _haproxy(
+        space,
+        "entry",
+        uds=uds,
+        tls_port=dialed,
+        client_pem=certs.client_pem,
+        ca=certs.ca,
+    )
+    wait_until(lambda: _accepts(tls_port), (leaving,), "haproxy's TLS port")
+    # haproxy listens under another name, then renames: that it is there means that it works.
+    wait_until(uds.exists, (entering,), "haproxy's UNIX socket")
+    return Topology(name="haproxy", via="unix", uds=uds, processes=(entering, leaving))
+
+
+def check_haproxy(space: Workspace, certs: Certs, target: str) -> None:
+    """Record handshakes of a pair set up just so, and raise if they are not as pinned.
+
+    Several connections: each of haproxy's threads would resume its own session if it could.
+    """
+    relay_port, tls_port = space.free_port(), space.free_port()
+    with socket.create_server(("127.0.0.1", relay_port)) as listener:
+        pair = start_haproxy(space, certs, target, relay=(relay_port, tls_port))
+        for _ in range(6):
+            up, down = handshake.record(listener, tls_port, lambda: _ask_one(pair.uds))
+            wrong = handshake.faults(up, down)
+            if wrong:
+                raise BenchError("the haproxy pair is not as it should be: " + "; ".join(wrong))
+        pair.stop(space)
+
+
+def start_tunnel(
+    space: Workspace, certs: Certs, commands: Commands, label: str = "isthmus"
+) -> Topology:
+    """A server and an agent joined by mutual TLS; CONNECT over a UNIX socket."""
+    uds = space.path("tunnel.sock")
+    agent_port, health_port, admin_port = (space.free_port() for _ in range(3))
+    server = space.start(
+        f"{label}-server",
+        commands.words(
+            "server",
+            [
+                "--mode=http-connect",
+                f"--uds-name={uds}",
+                f"--agent-port={agent_port}",
+                "--agent-bind-address=127.0.0.1",
+                f"--cluster-cert={certs.server_cert}",
+                f"--cluster-key={certs.server_key}",
+                f"--cluster-ca-cert={certs.ca}",
+                f"--health-port={health_port}",
+                "--health-bind-address=127.0.0.1",
+                f"--admin-port={admin_port}",
+            ],
+        ),
+    )
+    wait_until(lambda: _http(health_port, "/healthz"), (server,), "the server's health port")
+    agent_health, agent_admin = space.free_port(), space.free_port()
+    agent = space.start(
+        f"{label}-agent",
+        commands.words(
+            "agent",
+            [
+                f"--ca-cert={certs.ca}",
+                f"--agent-cert={certs.client_cert}",
+                f"--agent-key={certs.client_key}",
+                "--proxy-server-host=127.0.0.1",
+                f"--proxy-server-port={agent_port}",
+                "--health-server-host=127.0.0.1",
+                f"--health-server-port={agent_health}",
+                f"--admin-server-port={agent_admin}",
+            ],
+        ),
+    )
+    wait_until(lambda: _http(health_port, "/readyz"), (server, agent), "the server's readiness")
+    return Topology(name=label, via="connect", uds=uds, processes=(server, agent))
+
+
+def wait_until(done: Callable[[], bool], children: tuple[Child, ...], what: str) -> None:
+    """Poll until done, while the children live, for a bounded time."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not done():
+        for child in children:
+            child.check_alive()
+        if time.monotonic() > deadline:
+            tails = "\n".join(f"{child.name}:\n{child.log_tail()}" for child in children)
+            raise BenchError(f"waited {READY_TIMEOUT_S:.0f} s for {what}\n{tails}")
+        time.sleep(0.02)
+
+
+def _accepts(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1):
+            return True
+    except OSError:
+        return False
+
+
+def _http(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _ask_one(uds: Path | None) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.connect(str(uds))
+    client.sendall(b"1")
+    return client

@@ -1,0 +1,104 @@
+"""The reference pages of the flags, written from the declarations.
+
+``python -m isthmus.cli.flagdocs`` writes docs/reference/server-flags.md and agent-flags.md; a test
+fails when they are not what this would write.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from isthmus.cli.flags import grouped
+from isthmus.config.agent import AgentSettings
+from isthmus.config.options import OURS, SAME, Kind, Option, options_of
+from isthmus.config.server import ServerSettings
+
+_FORMS = """\
+`--flag=value` and `--flag value` are the same; a boolean is `--flag` or `--flag=false`. Durations
+are Go's: `500ms`, `10s`, `1h30m`, or `0`. A list is separated by commas. When a flag comes twice
+the last one counts, except that those marked *repeatable* add up. The column *In konnectivity*
+says how the Go program differs; where it is empty, it is the same.
+"""
+
+_SERVER = """\
+Names, meanings and defaults are those of konnectivity's `proxy-server`, except where the tables say
+otherwise. Flags are checked against each other before anything is opened; what is wrong is one
+sentence on standard error and exit code 2.
+
+- A TCP frontend needs `--server-cert`, `--server-key` and `--server-ca-cert`. `--uds-name` alone
+  opens no TCP port; with `--server-port` as well, both listen.
+- `--cluster-cert` and `--cluster-key` are always needed, and `--cluster-ca-cert` too unless
+  `--insecure-agents` says that agents are not authenticated.
+- Ports are 0 to 65535, and 0 takes any free one. `--server-port=0` with `--uds-name` and without
+  `--server-cert` opens no TCP port, as manifests written for konnectivity expect.
+- `--compat=konnectivity` allows ports from 1024 to 49151 only, and no TCP port beside a UNIX
+  socket.
+- The admin port is not encrypted and so stays on loopback (not with `--compat=konnectivity`).
+"""
+
+_AGENT = """\
+Names, meanings and defaults are those of konnectivity's `proxy-agent`, except where the tables say
+otherwise. Flags are checked against each other before anything is opened; what is wrong is one
+sentence on standard error and exit code 2.
+
+- `--ca-cert` is always needed; `--agent-cert` and `--agent-key` come together.
+- `--proxy-server-host` may be given several times, and may be an SRV name
+  (`_service._tcp.name`), which brings its own ports.
+- `--agent-identifiers` is a URL query with the keys `ipv4`, `ipv6`, `host`, `cidr` and
+  `default-route`; a key that is none of these is an error.
+- `--host-alias` names are known only to this agent: a dial to such a name reaches the address
+  given, whatever DNS says.
+"""
+
+PAGES: dict[str, tuple[str, str, type[Any]]] = {
+    "server-flags.md": ("isthmus server", _SERVER, ServerSettings),
+    "agent-flags.md": ("isthmus agent", _AGENT, AgentSettings),
+}
+
+
+def page(name: str) -> str:
+    """The text of one reference page."""
+    title, rules, settings = PAGES[name]
+    return "\n".join([f"# Flags of `{title}`\n", rules, _FORMS, *_tables(options_of(settings))])
+
+
+def _tables(declared: Iterable[Option]) -> Iterator[str]:
+    declared = list(declared)
+    for group, options in grouped(option for option in declared if not option.ignored):
+        yield f"## {group}\n"
+        yield "| Flag | Default | In konnectivity | What it does |"
+        yield "|---|---|---|---|"
+        yield from map(_row, options)
+        yield ""
+    yield "## Accepted and ignored\n"
+    yield "Manifests written for konnectivity may set these; they change nothing.\n"
+    yield ", ".join(f"`--{option.flag}`" for option in declared if option.ignored) + "\n"
+
+
+def _row(option: Option) -> str:
+    takes = f"={option.takes}" if option.kind is not Kind.BOOL else ""
+    flag = f"`--{option.flag}{takes}`".replace("|", "\\|")
+    go = {SAME: "", OURS: "no such flag"}.get(option.go, option.go)
+    notes = [f"`--{alias}` is the same" for alias in option.aliases]
+    if option.repeat:
+        notes.append("repeatable")
+    if option.env:
+        notes.append(f"or the environment variable `{option.env}`")
+    if option.inert:
+        notes.append("no effect yet")
+    what = "; ".join([option.help, *notes])
+    return f"| {flag} | {option.shown} | {go} | {what} |"
+
+
+def write(directory: Path) -> None:
+    """Write every page into the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in PAGES:
+        (directory / name).write_text(page(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference"))

@@ -1,0 +1,121 @@
+"""The ``isthmus`` command: finds the sub-command, runs it, and says what went wrong in one line.
+
+A sub-command's module, with ``command`` or a command of its own name in it, is imported when it
+is asked for and not before: ``isthmus --help`` and a typing error cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from isthmus import __version__
+from isthmus.config.checks import nearest
+from isthmus.errors import ConfigError
+
+# The order is that of a first day: try it, make certificates, run the two programs.
+COMMANDS = {
+    "up": "Start a server, an agent and a demo target in this terminal",
+    "pki": "Make and show certificates",
+    "server": "Run the server beside the control plane",
+    "agent": "Run an agent in the network that the server cannot reach",
+}
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules, imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command by name; None when there is no such command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"isthmus.cli.{cmd_name}")
+        command = getattr(module, "command", None) or getattr(module, cmd_name)
+        assert isinstance(command, click.Command), f"{module.__name__} has no command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first word names.
+
+        Raises:
+            ConfigError: there is no such command.
+        """
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise ConfigError(f"unknown command {args[0]!r}{nearest(args[0], list(COMMANDS))}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    add_help_option=False,
+    epilog="Example: isthmus up",
+)
+@click.version_option(
+    __version__,
+    prog_name="isthmus",
+    message="%(prog)s %(version)s",
+    help="Show the version and exit",
+)
+@click.help_option("-h", "--help", help="Show this help and exit")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Join a Kubernetes control plane and its cluster across a boundary"""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 2 for a wrong flag, file or certificate."""
+    try:
+        result = cli.main(
+            None if args is None else list(args), prog_name="isthmus", standalone_mode=False
+        )
+    except ConfigError as error:
+        return _say(str(error), 2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.NoSuchOption as error:
+        return _say(_unknown_flag(error), 2)
+    except click.ClickException as error:
+        return _say(_sentence(error.format_message()), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def _say(sentence: str, exit_code: int) -> int:
+    click.echo(f"isthmus: {sentence}", err=True)
+    return exit_code
+
+
+def _unknown_flag(error: click.NoSuchOption) -> str:
+    params = error.ctx.command.params if error.ctx else []
+    known = [name for param in params for name in param.opts if name.startswith("--")]
+    return f"unknown flag {error.option_name}{nearest(error.option_name, known)}"
+
+
+def _sentence(message: str) -> str:
+    """Click's words as one sentence in our form: no capital, no full stop, one line."""
+    text = " ".join(message.split()).removesuffix(".")
+    return text[:1].lower() + text[1:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

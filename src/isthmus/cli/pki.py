@@ -1,0 +1,167 @@
+"""``isthmus pki``: make and show the certificates of a small private PKI.
+
+The work is in app/pki.py and app/pki_show.py, imported when a command runs: they load
+``cryptography``, and ``--help`` should not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from isthmus.app.pki_show import CertificateInfo
+
+_DAYS_SOON = 30
+
+
+@click.group(
+    name="pki",
+    short_help="Make and show certificates",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Make and show certificates
+
+    \b
+    Example:
+      isthmus pki init ./pki --server-name proxy.example.com
+      isthmus pki show ./pki
+    """
+
+
+@command.command(short_help="Make a CA and certificates for server, agent and client")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option(
+    "--server-name",
+    "server_names",
+    multiple=True,
+    metavar="NAME",
+    help="DNS name or IP address of the server; repeatable [default: localhost, 127.0.0.1, ::1]",
+)
+@click.option(
+    "--agent-name",
+    "agent_names",
+    multiple=True,
+    metavar="NAME",
+    help="DNS name or IP address to put into the agent's certificate; repeatable",
+)
+@click.option(
+    "--client-name",
+    "client_names",
+    multiple=True,
+    metavar="NAME",
+    help="DNS name or IP address to put into the client's certificate; repeatable",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 36_500),
+    default=365,
+    show_default=True,
+    help="How long the certificates are valid; the CA lasts ten years at least",
+)
+@click.option("--force", is_flag=True, help="Replace files that exist")
+@click.option("--keep-ca", is_flag=True, help="Sign with the CA that is in DIR")
+def init(
+    directory: str,
+    server_names: tuple[str, ...],
+    agent_names: tuple[str, ...],
+    client_names: tuple[str, ...],
+    days: int,
+    force: bool,
+    keep_ca: bool,
+) -> None:
+    """Make a CA and certificates for server, agent and client
+
+    Writes ca, server, agent and client .crt and .key into DIR. Nothing that exists is replaced
+    without --force. To renew the certificates of a CA, use --keep-ca --force.
+
+    \b
+    Example:
+      isthmus pki init ./pki --server-name proxy.example.com --server-name 192.0.2.10
+      isthmus pki init ./pki --keep-ca --force --server-name proxy.example.com
+    """
+    from isthmus.app import pki
+
+    files = pki.init(
+        directory,
+        server_names=server_names,
+        agent_names=agent_names,
+        client_names=client_names,
+        days=days,
+        force=force,
+        keep_ca=keep_ca,
+    )
+    rows = (
+        ("CA", files.ca_cert, files.ca_key),
+        ("server", files.server_cert, files.server_key),
+        ("agent", files.agent_cert, files.agent_key),
+        ("client", files.client_cert, files.client_key),
+    )
+    for what, cert, key in rows[1:] if keep_ca else rows:
+        click.echo(f"{what:<7} {cert}  {key}")
+
+
+@command.command(short_help="Show certificates, their dates and whether their keys match")
+@click.argument("paths", metavar="[DIR|FILE]...", nargs=-1, type=click.Path())
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    help="How to print [default: table on a terminal, json in a pipe]",
+)
+def show(paths: tuple[str, ...], output: str | None) -> None:
+    """Show certificates, their dates and whether their keys match
+
+    Without a path, those of the current directory.
+
+    \b
+    Example:
+      isthmus pki show ./pki
+      isthmus pki show ./pki/server.crt -o json
+    """
+    from isthmus.app import pki_show
+
+    infos = pki_show.show(paths or (".",))
+    if output == "table" or (output is None and sys.stdout.isatty()):
+        _print_table(infos)
+    else:
+        click.echo(json.dumps([info.to_json() for info in infos], indent=2))
+
+
+def _print_table(infos: Sequence[CertificateInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    one_directory = len({info.path.parent for info in infos}) == 1
+    headings = ("File", "Subject\nIssuer", "Names", "Usage\nKey", "Valid", "SHA-256")
+    table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    for column in table.columns:
+        column.overflow = "fold"  # paths and names keep their end
+    for info in infos:
+        # Text, because what a certificate says is never markup.
+        table.add_row(
+            Text(info.path.name if one_directory else str(info.path)),
+            Text(f"{info.subject}\n{info.issuer}"),
+            Text("\n".join(info.names)),
+            Text("\n".join([", ".join(info.usages) or "-", info.key.value])),
+            Text(f"{info.not_before:%Y-%m-%d}\n{info.not_after:%Y-%m-%d}\n")
+            + _days_left(info.days_left),
+            info.fingerprint_sha256.replace(":", "").lower()[:12],
+        )
+    Console().print(table)
+
+
+def _days_left(days: int) -> Text:
+    from rich.text import Text
+
+    if days < 0:
+        return Text("expired", style="red")
+    return Text(f"{days} days left", style="yellow" if days < _DAYS_SOON else "")

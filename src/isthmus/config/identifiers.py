@@ -1,0 +1,104 @@
+"""Agent identifiers: what an agent says it stands for, in konnectivity's URL-query format.
+
+``host=node1.example.com&ipv4=10.0.0.1&cidr=10.0.0.0/16&default-route=true``. The agent is strict
+about its own flag; the server reads what agents of any age send, and skips what it cannot use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_network
+from urllib.parse import parse_qsl, urlencode
+
+from isthmus.config.checks import nearest
+from isthmus.config.parsing import parse_bool
+from isthmus.values import HostPort, is_address
+
+DEFAULT_ROUTE = "default-route"
+_BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_MAX_CHARS = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identifiers:
+    """What one agent stands for; every text is in its one normal form, so equal is equal.
+
+    Go compares texts as they were typed; here ``::01`` and ``::1`` are one address.
+    """
+
+    ipv4: tuple[str, ...] = ()
+    ipv6: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
+    cidr: tuple[str, ...] = ()
+    default_route: bool = False
+
+    @staticmethod
+    def parse(text: str) -> Identifiers:
+        """Read what the user of an agent typed; the inverse of ``to_query()``.
+
+        Raises:
+            ValueError: an unknown key or a value that is not of its kind.
+        """
+        found, wrong = _read(text)
+        if wrong:
+            raise ValueError(wrong[0])
+        return found
+
+    @staticmethod
+    def read_lenient(text: str) -> Identifiers:
+        """Read what an agent sent; unknown keys and bad values are skipped, as Go's server does."""
+        return _read(text)[0]
+
+    def to_query(self) -> str:
+        """Write the identifiers as an agent sends them."""
+        pairs = [(key, value) for key in _READERS for value in getattr(self, key)]
+        if self.default_route:
+            pairs.append((DEFAULT_ROUTE, "true"))
+        return urlencode(pairs, safe=":/")
+
+
+def _host(text: str) -> str:
+    if is_address(text):
+        return _address(text)
+    return HostPort(text, 1).host.lower().removesuffix(".")
+
+
+def _address(text: str) -> str:
+    return str(IPv6Address(text)) if ":" in text else str(IPv4Address(text))
+
+
+# Host bits below the prefix are allowed: konnectivity's own example is 127.0.0.1/16.
+_READERS: dict[str, Callable[[str], str]] = {
+    "ipv4": lambda text: str(IPv4Address(text)),
+    "ipv6": lambda text: str(IPv6Address(text)),
+    "host": _host,
+    "cidr": lambda text: str(ip_network(text, strict=False)),
+}
+_KEYS = [*_READERS, DEFAULT_ROUTE]
+
+
+def _read(text: str) -> tuple[Identifiers, list[str]]:
+    """The values that could be read, and what is wrong with the text, in order."""
+    pairs, wrong = _pairs(text)
+    found: dict[str, tuple[str, ...]] = {}
+    route: bool | None = None
+    for key, value in pairs:
+        try:
+            if key in _READERS:
+                found[key] = (*found.get(key, ()), _READERS[key](value))
+            elif key != DEFAULT_ROUTE:
+                wrong.append(f"unknown key {key!r}{nearest(key, _KEYS)}")
+            elif route is None:  # as in Go, only the first one counts
+                route = parse_bool(value)
+        except ValueError:
+            wrong.append(f"{key}={value} is not a value for {key}")
+    return Identifiers(default_route=bool(route), **found), wrong
+
+
+def _pairs(text: str) -> tuple[list[tuple[str, str]], list[str]]:
+    if len(text) > _MAX_CHARS:
+        return [], ["longer than 65536 characters"]
+    wrong = ["a % must be followed by two hex digits"] if _BAD_PERCENT.search(text) else []
+    return parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_CHARS), wrong

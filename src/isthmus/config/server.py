@@ -1,0 +1,367 @@
+"""The settings of ``isthmus server``: konnectivity's proxy-server flags, and a few of our own.
+
+Flags of konnectivity that later work will use are accepted and marked inert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.config.checks import (
+    KONNECTIVITY,
+    check_admin_address,
+    check_at_least,
+    check_choices,
+    check_durations,
+    check_host,
+    check_id,
+    check_pair,
+    check_port,
+    check_profiling,
+)
+from isthmus.config.ciphers import TLS12, TLS13, check_tls
+from isthmus.config.log import LogSettings
+from isthmus.config.options import OURS, option
+from isthmus.errors import ConfigError
+
+DEFAULT_SERVER_PORT = 8090
+# kube-apiserver's konnectivity client gives a dial up after 30 s; nobody waits for us longer.
+DIAL_CEILING_S = 30.0
+# struct sockaddr_un has 108 bytes for the path, one of them for the final NUL (unix(7)).
+_MAX_UDS_BYTES = 107
+
+_FRONTEND = "Frontend, where kube-apiserver connects"
+_AGENTS = "Agents"
+_PORTS = "Health and admin"
+_TLS = "TLS"
+_LIMITS = "Time limits"
+_REPLICAS = "Identity and replicas"
+_TOKENS = "Agent tokens and the Kubernetes API"
+_COMPAT = "Compatibility"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings(LogSettings):
+    """Everything that a server can be told; ``validate()`` says whether it makes sense."""
+
+    mode: str = option(
+        "http-connect",
+        help="Speak this protocol to kube-apiserver",
+        go="grpc",
+        group=_FRONTEND,
+        choices=("http-connect",),
+        planned=("grpc",),
+        metavar="http-connect",
+    )
+    uds_name: str = option(
+        "",
+        help="Listen on this UNIX socket; without --server-port there is no TCP port then",
+        group=_FRONTEND,
+        metavar="PATH",
+    )
+    delete_existing_uds_file: bool = option(
+        True, help="Remove the socket file that an ended server left behind", group=_FRONTEND
+    )
+    server_port: int | None = option(
+        None,
+        help="Listen on this TCP port with mutual TLS; 0 takes any free port, but with "
+        "--uds-name and without --server-cert it opens none",
+        shown_default="8090, none with --uds-name",
+        go="8090",
+        group=_FRONTEND,
+        metavar="PORT",
+    )
+    server_bind_address: str = option(
+        "",
+        help="Bind the frontend to this address instead of all",
+        group=_FRONTEND,
+        metavar="ADDRESS",
+    )
+    server_cert: str = option(
+        "", help="Show this certificate to kube-apiserver", group=_FRONTEND, metavar="FILE"
+    )
+    server_key: str = option(
+        "", help="Use this private key with --server-cert", group=_FRONTEND, metavar="FILE"
+    )
+    server_ca_cert: str = option(
+        "",
+        help="Accept clients with a certificate from these authorities",
+        group=_FRONTEND,
+        metavar="FILE",
+    )
+    agent_port: int = option(
+        8091,
+        help="Listen for agents on this port; 0 takes any free port",
+        group=_AGENTS,
+        metavar="PORT",
+    )
+    agent_bind_address: str = option(
+        "",
+        help="Bind the agent port to this address instead of all",
+        group=_AGENTS,
+        metavar="ADDRESS",
+    )
+    cluster_cert: str = option(
+        "", help="Show this certificate to agents", group=_AGENTS, metavar="FILE"
+    )
+    cluster_key: str = option(
+        "", help="Use this private key with --cluster-cert", group=_AGENTS, metavar="FILE"
+    )
+    cluster_ca_cert: str = option(
+        "",
+        help="Accept agents with a certificate from these authorities",
+        group=_AGENTS,
+        metavar="FILE",
+        go="optional, agents then need no certificate",
+    )
+    insecure_agents: bool = option(
+        False,
+        help="Accept every agent without authentication; anybody who reaches the agent "
+        "port can then take traffic",
+        group=_AGENTS,
+        go=OURS,
+    )
+    proxy_strategies: tuple[str, ...] = option(
+        ("default",),
+        help="Choose agents by these rules, the first that finds one wins: default, "
+        "destHost, defaultRoute",
+        choices=("default", "destHost", "defaultRoute"),
+        group=_AGENTS,
+    )
+    health_port: int = option(
+        8092, help="Serve health, readiness and metrics on this port", group=_PORTS, metavar="PORT"
+    )
+    health_bind_address: str = option(
+        "",
+        help="Bind the health port to this address instead of all",
+        group=_PORTS,
+        metavar="ADDRESS",
+    )
+    admin_port: int = option(
+        8095, help="Serve metrics and the snapshot on this port", group=_PORTS, metavar="PORT"
+    )
+    admin_bind_address: str = option(
+        "127.0.0.1",
+        help="Bind the admin port to this loopback address",
+        group=_PORTS,
+        metavar="ADDRESS",
+        go="127.0.0.1, any address allowed",
+    )
+    enable_profiling: bool = option(
+        False, help="Serve profiles on the admin port", group=_PORTS, inert=True
+    )
+    enable_contention_profiling: bool = option(
+        False, help="Serve lock profiles too", group=_PORTS, inert=True
+    )
+    tls_min_version: str = option(
+        "",
+        help="Refuse TLS below this version",
+        choices=("", TLS12, TLS13),
+        group=_TLS,
+        metavar=f"{TLS12}|{TLS13}",
+        shown_default=TLS12,
+        go=f"{TLS12}, also 10 and 11",
+    )
+    cipher_suites: tuple[str, ...] = option(
+        (),
+        help="Allow only these TLS 1.2 cipher suites, by their IANA names",
+        repeat=True,
+        group=_TLS,
+    )
+    backend_dial_timeout_s: float = option(
+        10.0,
+        help="Give up on a dial after this long; 0 means 30s, the longest kube-apiserver waits",
+        unit="seconds",
+        group=_LIMITS,
+        go="0, no limit",
+    )
+    graceful_shutdown_timeout_s: float = option(
+        25.0,
+        help="Let open tunnels finish for this long after SIGTERM; 0 ends them at once",
+        unit="seconds",
+        group=_LIMITS,
+        go="0",
+    )
+    keepalive_time_s: float = option(
+        3600.0,
+        help="Ping an agent after this much silence; links are pinged after 10s at the latest",
+        unit="seconds",
+        group=_LIMITS,
+        go="1h, no upper bound",
+    )
+    frontend_keepalive_time_s: float = option(
+        3600.0,
+        help="Ping a gRPC client after this much silence",
+        unit="seconds",
+        group=_LIMITS,
+        inert=True,
+    )
+    server_id: str = option(
+        "",
+        help="Call this server so; empty makes a random id",
+        env="PROXY_SERVER_ID",
+        group=_REPLICAS,
+        metavar="ID",
+    )
+    server_count: int = option(
+        1, help="Tell agents that there are this many servers", group=_REPLICAS
+    )
+    enable_lease_controller: bool = option(
+        False, help="Publish a Lease so that servers are counted", group=_REPLICAS, inert=True
+    )
+    lease_namespace: str = option(
+        "kube-system", help="Keep Leases in this namespace", group=_REPLICAS, inert=True
+    )
+    lease_label: str = option(
+        "k8s-app=konnectivity-server",
+        help="Mark Leases with this label",
+        group=_REPLICAS,
+        inert=True,
+    )
+    agent_namespace: str = option(
+        "", help="Accept tokens of this namespace", group=_TOKENS, inert=True
+    )
+    agent_service_account: str = option(
+        "", help="Accept tokens of this service account", group=_TOKENS, inert=True
+    )
+    authentication_audience: str = option(
+        "", help="Accept tokens for this audience", group=_TOKENS, inert=True
+    )
+    kubeconfig: str = option(
+        "",
+        help="Reach the Kubernetes API as this file says; empty means in-cluster",
+        group=_TOKENS,
+        metavar="FILE",
+        inert=True,
+    )
+    kubeconfig_qps: float = option(
+        0.0, help="Limit requests per second to the Kubernetes API", group=_TOKENS, inert=True
+    )
+    kubeconfig_burst: int = option(
+        0, help="Allow bursts of this many requests", group=_TOKENS, inert=True
+    )
+    kube_api_content_type: str = option(
+        "application/vnd.kubernetes.protobuf",
+        help="Ask the Kubernetes API for this format",
+        group=_TOKENS,
+        inert=True,
+    )
+    compat: str = option(
+        "",
+        help="Answer with konnectivity's statuses and keep to its port rules",
+        choices=("", KONNECTIVITY),
+        metavar=KONNECTIVITY,
+        group=_COMPAT,
+        go=OURS,
+    )
+    xfr_channel_size: int = option(
+        10, help="Queue this many packets per connection", group=_COMPAT, inert=True
+    )
+    warn_on_channel_limit: bool = option(
+        True, help="Warn when a queue is full", group=_COMPAT, ignored=True
+    )
+
+    @property
+    def frontend_port(self) -> int | None:
+        """The TCP port of the frontend, 0 for any free one, or None when only the socket listens.
+
+        Manifests for Go say ``--uds-name=… --server-port=0`` and may not give certificates with
+        it: that is the one place where 0 does not mean any free port.
+        """
+        if not self.uds_name:
+            return DEFAULT_SERVER_PORT if self.server_port is None else self.server_port
+        return None if self.server_port == 0 and not self.server_cert else self.server_port
+
+    @property
+    def dial_limit_s(self) -> float:
+        """How long a dial may take in all."""
+        return self.backend_dial_timeout_s or DIAL_CEILING_S
+
+    def validate(self) -> None:
+        """Hold the settings against each other, before anything is opened.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_tls(self.tls_min_version, self.cipher_suites)
+        check_choices(self)
+        check_durations(self)
+        self._check_frontend()
+        self._check_agents()
+        self._check_ports()
+        check_id("server-id", self.server_id)
+        check_at_least("server-count", self.server_count, 1)
+        check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
+        check_profiling(
+            profiling=self.enable_profiling, contention=self.enable_contention_profiling
+        )
+
+    def _check_frontend(self) -> None:
+        if len(self.uds_name.encode()) > _MAX_UDS_BYTES:
+            raise ConfigError(f"--uds-name is longer than the {_MAX_UDS_BYTES} bytes allowed")
+        check_pair("server-cert", self.server_cert, "server-key", self.server_key)
+        tls = {
+            "server-cert": self.server_cert,
+            "server-key": self.server_key,
+            "server-ca-cert": self.server_ca_cert,
+        }
+        if self.uds_name and self.compat == KONNECTIVITY:
+            extra = [f"--{flag}" for flag, value in tls.items() if value]
+            extra += ["--server-port"] if self.server_port else []
+            if extra:
+                raise ConfigError(
+                    f"{extra[0]} and --uds-name exclude each other with --compat=konnectivity"
+                )
+        if self.frontend_port is None:
+            return
+        for flag, value in tls.items():
+            if not value:
+                raise ConfigError(
+                    f"--{flag} is missing: a TCP frontend needs --server-cert, --server-key and"
+                    " --server-ca-cert, or use --uds-name alone"
+                )
+
+    def _check_agents(self) -> None:
+        for flag, value in (("cluster-cert", self.cluster_cert), ("cluster-key", self.cluster_key)):
+            if not value:
+                raise ConfigError(f"--{flag} is missing: the agent port is always TLS")
+        if not self.proxy_strategies:
+            raise ConfigError("--proxy-strategies needs at least one strategy, such as default")
+        tokens = self._check_tokens()
+        if self.cluster_ca_cert and self.insecure_agents:
+            raise ConfigError("--insecure-agents and --cluster-ca-cert exclude each other")
+        if not self.cluster_ca_cert and not self.insecure_agents:
+            but = " (agent tokens are not built yet)" if tokens else ""
+            raise ConfigError(
+                "--cluster-ca-cert is missing: without it agents cannot be authenticated"
+                f"{but}, and only --insecure-agents accepts that"
+            )
+
+    def _check_tokens(self) -> bool:
+        tokens = {
+            "agent-namespace": self.agent_namespace,
+            "agent-service-account": self.agent_service_account,
+            "authentication-audience": self.authentication_audience,
+        }
+        missing = [flag for flag, value in tokens.items() if not value]
+        if missing and len(missing) < len(tokens):
+            raise ConfigError(
+                f"--{missing[0]} is missing: agent tokens need --agent-namespace,"
+                " --agent-service-account and --authentication-audience together"
+            )
+        return not missing
+
+    def _check_ports(self) -> None:
+        if self.frontend_port is not None:
+            check_port("server-port", self.frontend_port, compat=self.compat)
+        check_port("agent-port", self.agent_port, compat=self.compat)
+        check_port("health-port", self.health_port, compat=self.compat)
+        check_port("admin-port", self.admin_port, compat=self.compat)
+        for flag, host in (
+            ("server-bind-address", self.server_bind_address),
+            ("agent-bind-address", self.agent_bind_address),
+            ("health-bind-address", self.health_bind_address),
+        ):
+            if host:
+                check_host(flag, host)
+        check_admin_address(self.admin_bind_address, compat=self.compat)

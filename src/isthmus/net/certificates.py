@@ -1,0 +1,243 @@
+"""Which certificate files an endpoint uses, and whether they are fit for use.
+
+``check_files`` turns everything that can be wrong with them into one sentence that names the file.
+It reads dates and usages with the few lines of DER below: ``cryptography`` would cost each server
+and agent 11 MB for two timestamps. Contexts and reloading live in contexts.py, making certificates
+in app/pki.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from isthmus.errors import ConfigError
+
+Purpose = Literal["server", "client"]
+
+# A bundle of every public CA is 0.25 MB; more than this is not a certificate file.
+_MAX_FILE_BYTES = 8 * 1024 * 1024
+_PEM = re.compile(
+    rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----"
+    rb"(.+?)-----END (?:X509 |TRUSTED )?CERTIFICATE-----",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """The PEM files of one TLS endpoint; an empty string means not given.
+
+    ``labels`` is what sentences call the three files, usually the flags they came by.
+    """
+
+    cert: str
+    key: str
+    ca: str
+    labels: tuple[str, str, str] = field(
+        default=("certificate file", "key file", "CA file"), compare=False
+    )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The paths that were given."""
+        return tuple(path for path in (self.cert, self.key, self.ca) if path)
+
+
+class _Facts(NamedTuple):
+    """What is read out of one certificate; ``usages`` are DER object identifiers."""
+
+    not_before: float
+    not_after: float
+    usages: frozenset[bytes]
+
+
+def check_files(files: TlsFiles, *, purpose: Purpose, now: float | None = None) -> dict[str, float]:
+    """Check that the files exist, belong together and are valid now (a POSIX timestamp).
+
+    Returns when each file's certificates stop being good for anything, by path: for the
+    certificate the first of its chain to expire, for the CA file the last to expire.
+
+    Raises:
+        ConfigError: one sentence that names the file and what is wrong with it.
+    """
+    now = time.time() if now is None else now
+    expiries = {}
+    if _pair_given(files, purpose):
+        expiries[files.cert] = _check_pair(files, purpose, now)
+    if files.ca:
+        expiries[files.ca] = _check_ca(f"{files.labels[2]} {files.ca}", files.ca, now)
+    return expiries
+
+
+def _pair_given(files: TlsFiles, purpose: Purpose) -> bool:
+    cert_label, key_label, _ = files.labels
+    if files.cert and not files.key:
+        raise ConfigError(f"{cert_label} {files.cert}: given without a {_bare(key_label)}")
+    if files.key and not files.cert:
+        raise ConfigError(f"{key_label} {files.key}: given without a {_bare(cert_label)}")
+    if purpose == "server" and not files.cert:
+        raise ConfigError(f"{cert_label}: not given, and a TLS server cannot do without")
+    return bool(files.cert)
+
+
+def _bare(label: str) -> str:
+    return label if label.startswith("-") else label.removesuffix(" file")
+
+
+def _check_pair(files: TlsFiles, purpose: Purpose, now: float) -> float:
+    cert = f"{files.labels[0]} {files.cert}"
+    chain = _certificates(cert, files.cert)
+    _read(f"{files.labels[1]} {files.key}", files.key)
+    load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+    leaf = chain[0]
+    if now > leaf.not_after:
+        raise ConfigError(f"{cert}: certificate expired on {_day(leaf.not_after)}")
+    if now < leaf.not_before:
+        raise ConfigError(f"{cert}: certificate is not valid before {_day(leaf.not_before)}")
+    if leaf.usages and not leaf.usages & _ACCEPTED_USAGES[purpose]:
+        raise ConfigError(f"{cert}: certificate is not made for a TLS {purpose}")
+    return min(facts.not_after for facts in chain)
+
+
+def _check_ca(name: str, path: str, now: float) -> float:
+    # One expired CA beside a good one is how CAs are rotated; only all of them is an error.
+    authorities = _certificates(name, path)
+    last = max(facts.not_after for facts in authorities)
+    if now > last:
+        raise ConfigError(f"{name}: certificate expired on {_day(last)}")
+    if all(now < facts.not_before for facts in authorities):
+        first = min(facts.not_before for facts in authorities)
+        raise ConfigError(f"{name}: certificate is not valid before {_day(first)}")
+    return last
+
+
+def load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Load certificate and key into a context.
+
+    Raises:
+        ConfigError: they cannot be read or do not belong together.
+    """
+    cert, key = f"{files.labels[0]} {files.cert}", f"{files.labels[1]} {files.key}"
+
+    def refuse_password() -> str:
+        # Without this OpenSSL asks for one on the terminal and waits.
+        raise ConfigError(f"{key}: key is encrypted; a key without a passphrase is needed")
+
+    try:
+        context.load_cert_chain(files.cert, files.key, password=refuse_password)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            text = f"{key}: key does not match the certificate in {files.cert}"
+        elif exc.reason in _CERT_REASONS:
+            text = f"{cert}: {_CERT_REASONS[exc.reason]}"
+        else:
+            text = f"{key}: not a PEM private key"
+        raise ConfigError(text) from exc
+    except OSError as exc:
+        raise ConfigError(f"{cert}: {exc.strerror or exc}") from exc
+
+
+_CERT_REASONS = {
+    "EE_KEY_TOO_SMALL": "certificate has a key that is too small to be safe",
+    "CA_MD_TOO_WEAK": "certificate is signed with a digest that is too weak to be safe",
+    "CA_KEY_TOO_SMALL": "a certificate of the chain has a key that is too small to be safe",
+}
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise ConfigError(f"{name}: is a directory, not a file")
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{name}: is not a regular file")
+        if status.st_size > _MAX_FILE_BYTES:
+            raise ConfigError(f"{name}: is too large for a PEM file")
+        with open(path, "rb") as file:
+            return file.read(_MAX_FILE_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise ConfigError(f"{name}: file does not exist") from exc
+    except PermissionError as exc:
+        raise ConfigError(f"{name}: permission denied") from exc
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{name}: cannot be read: {exc}") from exc
+
+
+def _certificates(name: str, path: str) -> list[_Facts]:
+    blocks = _PEM.findall(_read(name, path))
+    if not blocks:
+        raise ConfigError(f"{name}: no PEM certificate in it")
+    try:
+        return [_facts(_decode(block)) for block in blocks]
+    except (ValueError, IndexError) as exc:
+        raise ConfigError(f"{name}: a certificate in it is damaged") from exc
+
+
+def _decode(block: bytes) -> bytes:
+    text = block.decode("ascii")
+    return ssl.PEM_cert_to_DER_cert(f"{ssl.PEM_HEADER}\n{text.strip()}\n{ssl.PEM_FOOTER}")
+
+
+def _day(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).date().isoformat()
+
+
+# DER (X.690), as far as RFC 5280 §4.1 needs it.
+
+_UTC_TIME, _EXTENSIONS, _VERSION = 0x17, 0xA3, 0xA0
+_EXT_KEY_USAGE = bytes.fromhex("551d25")  # 2.5.29.37
+_ANY_USAGE = bytes.fromhex("551d2500")
+_ACCEPTED_USAGES: dict[Purpose, frozenset[bytes]] = {
+    "server": frozenset({bytes.fromhex("2b06010505070301"), _ANY_USAGE}),
+    "client": frozenset({bytes.fromhex("2b06010505070302"), _ANY_USAGE}),
+}
+
+
+def _facts(der: bytes) -> _Facts:
+    tbs = _children(_children(_children(der)[0][1])[0][1])
+    if tbs[0][0] == _VERSION:
+        del tbs[0]
+    not_before, not_after = (_time(*item) for item in _children(tbs[3][1]))
+    usages: frozenset[bytes] = frozenset()
+    for tag, content in tbs[6:]:
+        if tag == _EXTENSIONS:
+            usages = _usages(_children(_children(content)[0][1]))
+    return _Facts(not_before, not_after, usages)
+
+
+def _usages(extensions: Sequence[tuple[int, bytes]]) -> frozenset[bytes]:
+    for _, extension in extensions:
+        parts = _children(extension)
+        if parts[0][1] == _EXT_KEY_USAGE:
+            return frozenset(oid for _, oid in _children(_children(parts[-1][1])[0][1]))
+    return frozenset()
+
+
+def _time(tag: int, content: bytes) -> float:
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:  # RFC 5280 §4.1.2.5.1: 50 and later is 19YY
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _children(content: bytes) -> list[tuple[int, bytes]]:
+    """Split the content of a constructed value into the tag and content of each part."""
+    parts, pos = [], 0
+    while pos < len(content):
+        tag, size, pos = content[pos], content[pos + 1], pos + 2
+        if size & 0x80:
+            octets = size & 0x7F
+            size, pos = int.from_bytes(content[pos : pos + octets], "big"), pos + octets
+        if pos + size > len(content):
+            raise ValueError("a length points past the end")
+        parts.append((tag, content[pos : pos + size]))
+        pos += size
+    return parts

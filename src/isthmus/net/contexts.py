@@ -1,0 +1,241 @@
+"""TLS contexts: built strictly, and replaced whole when their files change.
+
+A context is never changed after it was built: a failed ``load_cert_chain`` in place breaks every
+later handshake, and CAs can only be added to an old context. A reload makes a new one, for new
+connections; old connections keep theirs. Which files, and whether they are fit, is certificates.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from isthmus.config.ciphers import OPENSSL_NAMES, TLS12, TLS13, TLS13_SUITES, openssl_ciphers
+from isthmus.errors import ConfigError
+from isthmus.net.certificates import Purpose, TlsFiles, check_files, load_pair
+from isthmus.values import ANONYMOUS, Identity
+
+__all__ = [
+    "HotContext",
+    "TlsFiles",
+    "check_files",
+    "client_context",
+    "peer_identity",
+    "server_context",
+    "watch",
+]
+
+log = logging.getLogger("isthmus.tls")
+
+MIN_VERSIONS = {
+    "": ssl.TLSVersion.TLSv1_2,
+    TLS12: ssl.TLSVersion.TLSv1_2,
+    TLS13: ssl.TLSVersion.TLSv1_3,
+}
+
+
+def server_context(
+    files: TlsFiles,
+    *,
+    alpn: tuple[str, ...] = (),
+    min_version: str = TLS12,
+    cipher_suites: Sequence[str] = (),
+) -> ssl.SSLContext:
+    """Build the context of a listener; with a CA every client must show a certificate of it.
+
+    Raises:
+        ConfigError: a file, the version or a cipher suite is not usable.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A client whose CA was removed must not get in on an old session. The cache that Python
+    # leaves on for TLS 1.2 session ids belongs to this context and goes with it on reload.
+    context.num_tickets = 0
+    _restrict(context, alpn, min_version, cipher_suites)
+    load_pair(context, files)
+    if files.ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _trust(context, files)
+    return context
+
+
+def client_context(
+    files: TlsFiles,
+    *,
+    alpn: tuple[str, ...] = (),
+    min_version: str = TLS12,
+    cipher_suites: Sequence[str] = (),
+) -> ssl.SSLContext:
+    """Build the context of a dialer, which verifies the server's chain and name.
+
+    Without a CA file the system's CAs are trusted; with a certificate it is shown when asked for.
+
+    Raises:
+        ConfigError: a file, the version or a cipher suite is not usable.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.hostname_checks_common_name = False  # RFC 6125 §6.4.4; Go does not look there either
+    _restrict(context, alpn, min_version, cipher_suites)
+    if files.cert:
+        load_pair(context, files)
+    if files.ca:
+        _trust(context, files)
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    return context
+
+
+def _restrict(
+    context: ssl.SSLContext,
+    alpn: tuple[str, ...],
+    min_version: str,
+    cipher_suites: Sequence[str],
+) -> None:
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    # A connection cut short must not read as a clean end.
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    if min_version not in MIN_VERSIONS:
+        known = ", ".join(name for name in MIN_VERSIONS if name)
+        raise ConfigError(f"unknown TLS version {min_version!r}: use one of {known}")
+    context.minimum_version = MIN_VERSIONS[min_version]
+    if cipher_suites:
+        _choose_ciphers(context, cipher_suites)
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+
+
+def _choose_ciphers(context: ssl.SSLContext, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in OPENSSL_NAMES and name not in TLS13_SUITES:
+            raise ConfigError(f"unknown or unsafe TLS cipher suite {name!r}")
+    chosen = openssl_ciphers(names)
+    if chosen:
+        context.set_ciphers(chosen)
+    else:  # as in Go: no suite is left for TLS 1.2, and those of TLS 1.3 are not configurable
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+
+
+def _trust(context: ssl.SSLContext, files: TlsFiles) -> None:
+    # As in Go, whatever the file holds is an anchor, an intermediate CA too.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(cafile=files.ca)
+    except OSError as exc:
+        raise ConfigError(f"{files.labels[2]} {files.ca}: cannot be read as certificates") from exc
+
+
+def peer_identity(ssl_object: ssl.SSLObject) -> Identity:
+    """Tell who the verified certificate of the other side names: CN is the name, O the groups.
+
+    ANONYMOUS without a certificate, and without a CN as in Kubernetes. Of several CNs the last
+    one counts, as in Go.
+    """
+    certificate = ssl_object.getpeercert() or {}
+    # The stubs have one type for every field; the subject is RDNs of (attribute, value) pairs.
+    rdns = cast(tuple[tuple[tuple[str, str], ...], ...], certificate.get("subject", ()))
+    subject = [pair for rdn in rdns for pair in rdn]
+    names = [value for key, value in subject if key == "commonName"]
+    if not names or not names[-1]:
+        return ANONYMOUS
+    return Identity(names[-1], tuple(v for k, v in subject if k == "organizationName"))
+
+
+Build = Callable[[TlsFiles], ssl.SSLContext]
+_Stamp = tuple[tuple[int, ...], ...]
+
+
+class HotContext:
+    """A context that follows its files: take ``current`` for each new connection.
+
+    The first one is checked and built here, so a wrong file raises ConfigError before any port
+    opens. Later ``check`` replaces it, or keeps it and says once why.
+    """
+
+    def __init__(self, files: TlsFiles, build: Build, *, purpose: Purpose) -> None:
+        self.files = files
+        self._build = build
+        self._purpose: Purpose = purpose
+        self._loaded = _stamp(files)
+        self._expiries: Mapping[str, float] = check_files(files, purpose=purpose)
+        self.current = build(files)
+        self._failure = ""
+        self._warned: tuple[_Stamp, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"HotContext({self._purpose}, {', '.join(self.files.given) or 'system CAs'})"
+
+    def certificate_expiries(self) -> Mapping[str, float]:
+        """Return when each file in use expires, by path, as POSIX timestamps; reads nothing."""
+        return self._expiries
+
+    def check(self, now: float) -> bool:
+        """Look at the files; True if they changed and the new context is in place.
+
+        Reads files, so it belongs in a thread (see ``watch``). Never raises for what is in them:
+        a failure keeps the old context and is tried again at every check.
+        """
+        stamp = _stamp(self.files)
+        if stamp == self._loaded:
+            self._failure, self._warned = "", None
+            return False
+        try:
+            expiries = check_files(self.files, purpose=self._purpose, now=now)
+            context = self._build(self.files)
+        except ConfigError as exc:
+            self._failed(stamp, str(exc))
+            return False
+        if stamp != _stamp(self.files):  # replaced while we read: it may be half old, half new
+            return False
+        self.current, self._expiries, self._loaded = context, expiries, stamp
+        self._failure, self._warned = "", None
+        log.info("reloaded %s", ", ".join(self.files.given))
+        return True
+
+    def _failed(self, stamp: _Stamp, sentence: str) -> None:
+        # A new certificate beside a key that is still old, or a file half written, is how files
+        # look while they are replaced: only what a second check finds too is worth a line.
+        persists = sentence == self._failure
+        self._failure = sentence
+        if persists and self._warned != (stamp, sentence):
+            self._warned = (stamp, sentence)
+            log.warning("%s; the files loaded before stay in use", sentence)
+
+
+def _stamp(files: TlsFiles) -> _Stamp:
+    """Tell one state of the files from another, through symbolic links (Kubernetes' ..data)."""
+    return tuple(_stamp_of(path) for path in files.given)
+
+
+def _stamp_of(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError as exc:
+        return (exc.errno or -1,)
+    except ValueError:  # a NUL in the path
+        return (-1,)
+    # The change time catches a copy that keeps mtime and size, and chmod after a refused read.
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
+
+
+def _check_all(contexts: Sequence[HotContext], now: float) -> list[HotContext]:
+    return [context for context in contexts if context.check(now)]
+
+
+def _ignore(context: HotContext) -> None:
+    """The default ``on_reload``: nobody wants to know."""
+
+
+async def watch(
+    contexts: Sequence[HotContext],
+    interval_s: float = 1.0,
+    on_reload: Callable[[HotContext], None] = _ignore,
+) -> None:
+    """Check the contexts for ever, in a thread, and call ``on_reload`` for each one replaced."""
+    while True:
+        await asyncio.sleep(interval_s)
+        for context in await asyncio.to_thread(_check_all, contexts, time.time()):
+            on_reload(context)

@@ -1,0 +1,194 @@
+"""A non-blocking stream socket on the poller: events in, bytes out, and the ways to end.
+
+The base of every socket end and carrier. Subclasses say what to do with what is readable;
+plain ends are net/socket_end.py, TLS is net/tls.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import deque
+
+from isthmus.net.poller import ERR, HUP, IN, OUT, RDHUP, Poller
+
+READ_BYTES = 64 * 1024
+#: A sink says full above this many bytes that the kernel did not take, and resumes at nothing left.
+FULL_BYTES = 64 * 1024
+_MOST_PARTS = 64
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class RawSocket:
+    """Owns one connected (or connecting) socket and its unsent bytes."""
+
+    __slots__ = (
+        "_is_tcp",
+        "_out",
+        "_recv",
+        "_send",
+        "_shut",
+        "closed",
+        "fd",
+        "out_bytes",
+        "paused",
+        "peer_shut",
+        "poller",
+        "sock",
+        "unread",
+    )
+
+    def __init__(self, sock: socket.socket, poller: Poller) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.poller = poller
+        self.closed = False
+        self.paused = False
+        self.unread = False  # an edge came while paused, or the last read filled its buffer
+        self.peer_shut = False  # the edge of the peer's FIN came: read on until the end of file
+        self.out_bytes = 0
+        self._out: deque[bytes | memoryview] | None = None
+        self._shut = False
+        self._recv = sock.recv
+        self._send = sock.send
+        self._is_tcp = sock.family != socket.AF_UNIX
+        # On a UNIX socket the peer's every read makes an edge of OUT, so it is asked for only
+        # while something waits; on TCP it costs nothing to have it always.
+        poller.register(self.fd, IN | RDHUP | OUT if self._is_tcp else IN | RDHUP, self.on_events)
+
+    # What subclasses say.
+
+    def readable(self) -> None:
+        """Read and deliver; called when an edge came and reading is not paused."""
+        raise NotImplementedError
+
+    def drained(self) -> None:
+        """Everything unsent has gone into the kernel."""
+        raise NotImplementedError
+
+    def broken(self) -> None:
+        """The connection was reset or failed; nothing more can be sent or read."""
+        raise NotImplementedError
+
+    # Events.
+
+    def on_events(self, mask: int) -> None:
+        """Take what the poller saw."""
+        if self.closed:
+            return
+        if mask & ERR and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.broken()
+            return
+        if mask & OUT and self._out is not None:
+            self._flush()
+        if mask & (IN | RDHUP | HUP) and not self.closed:
+            if mask & (RDHUP | HUP):
+                self.peer_shut = True
+            if self.paused:
+                self.unread = True
+            else:
+                self.readable()
+
+    def read_again(self) -> None:
+        """Read what an edge announced earlier."""
+        if self.closed:
+            return
+        if self.paused:
+            self.unread = True
+        else:
+            self.readable()
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the kernel."""
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        """Read again, from the next round on."""
+        if self.paused:
+            self.paused = False
+            if self.unread:
+                self.unread = False
+                self.poller.again(self.read_again)
+
+    # Output.
+
+    def put(self, data: bytes) -> bool:
+        """Send now what the kernel takes and keep the rest; False when too much is kept."""
+        if self._out is not None:
+            self._out.append(data)
+            self.out_bytes += len(data)
+            return self.out_bytes <= FULL_BYTES
+        try:
+            sent = self._send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # What broke it is told by the poller too, but only once it is asked again.
+            self.poller.again(self._broken_later)
+            return True
+        if sent == len(data):
+            return True
+        self._out = deque((memoryview(data)[sent:],))
+        self.out_bytes = len(data) - sent
+        if not self._is_tcp:
+            self.poller.modify(self.fd, IN | RDHUP | OUT)
+        return self.out_bytes <= FULL_BYTES
+
+    def _broken_later(self) -> None:
+        if not self.closed:
+            self.broken()
+
+    def _flush(self) -> None:
+        out = self._out
+        while out:
+            try:
+                sent = self.sock.sendmsg(list(out)[:_MOST_PARTS] if len(out) > 1 else out)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.broken()
+                return
+            self.out_bytes -= sent
+            while sent:
+                part = out[0]
+                if sent < len(part):
+                    out[0] = memoryview(part)[sent:]
+                    break
+                sent -= len(part)
+                out.popleft()
+        self._out = None
+        if not self._is_tcp:
+            self.poller.modify(self.fd, IN | RDHUP)
+        if self._shut:
+            self._shut_write()
+        self.drained()
+
+    def shut_write(self) -> None:
+        """Send FIN once everything unsent has gone."""
+        if not self._shut:
+            self._shut = True
+            if self._out is None:
+                self._shut_write()
+
+    def _shut_write(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+    # Ending.
+
+    def close(self) -> None:
+        """Close; the kernel still delivers what it took."""
+        if not self.closed:
+            self.closed = True
+            self._out = None
+            self.poller.close(self.sock)
+
+    def reset(self) -> None:
+        """Close so that a TCP peer sees a reset. A UNIX socket cannot say it: it closes."""
+        if not self.closed:
+            if self._is_tcp:
+                # Only this makes an RST: abort() and close() send FIN, which reads as success.
+                with contextlib.suppress(OSError):
+                    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self.close()

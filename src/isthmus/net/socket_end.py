@@ -1,0 +1,142 @@
+"""Ends over sockets: what every one of them does, and the one over a plain TCP or UNIX socket.
+
+The end over TLS is in net/tls.py.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from isthmus.net.poller import Poller
+from isthmus.net.raw import READ_BYTES, RawSocket
+from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
+
+SOCKET_END_SLOTS = (*END_SLOTS, "_eof_in", "_eof_out")
+
+
+class SocketEndBase(BaseEnd):
+    """The life of an end over a socket: half-closes, resets, and the report when done.
+
+    A mix-in beside a RawSocket, whose fields it names; see BaseEnd for why it has no storage.
+    """
+
+    if not TYPE_CHECKING:  # a type checker would take them for the only fields
+        __slots__ = ()
+
+    closed: bool
+    paused: bool
+    fd: int
+    out_bytes: int
+    _out: deque[bytes | memoryview] | None
+    _eof_in: bool
+    _eof_out: bool
+
+    def init_socket_end(self, early: Early | None) -> None:
+        """Set the fields, before the socket is registered."""
+        self.init_end(early)
+        self._eof_in = False
+        self._eof_out = False
+
+    def __repr__(self) -> str:
+        state = self.ending.value if self.ending else "paused" if self.paused else "open"
+        return f"<{type(self).__name__} fd {self.fd} {state}, {self.out_bytes} unsent>"
+
+    if TYPE_CHECKING:  # given by the concrete class
+
+        def send_eof(self) -> None: ...
+        def reset(self) -> None: ...
+        def close(self) -> None: ...
+
+    @property
+    def half_closed(self) -> bool:
+        """Exactly one direction has ended."""
+        return self.ending is None and self._eof_in != self._eof_out
+
+    def got_eof(self) -> None:
+        """The other side is done sending: so is our peer's writing side."""
+        if not self._eof_in:
+            self._eof_in = True
+            self.peer.write_eof()
+            self._maybe_done()
+
+    def write_eof(self) -> None:
+        """Half-close after what is unsent; see End."""
+        if not self.closed and not self._eof_out:
+            self._eof_out = True
+            self.send_eof()
+            self._maybe_done()
+
+    def drained(self) -> None:
+        """Tell the peer that there is room, or finish."""
+        if self._eof_out:
+            self._maybe_done()
+        else:
+            self.peer.resume_reading()
+
+    def abort(self, reason: Ending) -> None:
+        """Reset; see End."""
+        if self.ending is None:
+            self.reset()
+            self._finish(reason)
+
+    def broken(self) -> None:
+        """The connection was reset or cut: so is the peer."""
+        if self.ending is None:
+            self.reset()
+            peer = self.peer
+            self._finish(Ending.RESET)
+            peer.abort(Ending.RESET)
+
+    def _maybe_done(self) -> None:
+        if self._eof_in and self._eof_out and self._out is None and self.ending is None:
+            self.close()
+            self._finish(Ending.CLEAN)
+
+    def _finish(self, ending: Ending) -> None:
+        self.ending = ending
+        self.on_done(self, ending)
+
+
+class SocketEnd(SocketEndBase, RawSocket):
+    """One side of a tunnel that is a connected TCP or UNIX socket."""
+
+    __slots__ = SOCKET_END_SLOTS
+
+    def __init__(self, sock: socket.socket, poller: Poller, early: Early | None = None) -> None:
+        self.init_socket_end(early)
+        RawSocket.__init__(self, sock, poller)
+
+    def readable(self) -> None:
+        """Read once and pass it on; the poller comes back if more may be there."""
+        try:
+            data = self._recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broken()
+            return
+        if data:
+            # A short read emptied the socket, and what comes later makes a new edge; but an
+            # end of file that was announced already does not.
+            if not self.peer.write(data):
+                self.paused = True
+            if (len(data) == READ_BYTES or self.peer_shut) and not self.closed:
+                if self.paused:
+                    self.unread = True
+                else:
+                    self.poller.again(self.read_again)
+        else:
+            self.got_eof()
+
+    def write(self, data: bytes) -> bool:
+        """Send or keep; see End."""
+        if self.closed or self._eof_out:
+            return True
+        self.bytes_written += len(data)
+        return self.put(data)
+
+    def send_eof(self) -> None:
+        """Half-close by FIN."""
+        self.shut_write()

@@ -1,0 +1,144 @@
+"""Plain numbers on the hot path, and the families that show them to Prometheus at scrape time.
+
+A dial touches several numbers, so they are ints in dicts and a list of buckets; the objects of
+prometheus_client are made only when somebody scrapes. Measured with timeit, CPython 3.11, on one
+of two shared cores, microseconds per call:
+
+    Counter.inc()                0.45      attribute += 1       0.06
+    Counter.labels(x).inc()      1.65      dict[enum] += 1      0.34 (Enum hashes in Python)
+    Histogram.observe()          1.14      ours                 0.19
+
+prometheus_client takes a lock each time; here everything happens in the loop's own thread.
+Which families exist is metrics.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+from typing import Literal, TypeVar
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+_TOTAL = "_total"
+_E = TypeVar("_E", bound=Enum)
+
+
+class Histogram:
+    """Counts values into buckets; a bucket holds what is at most its bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Give the buckets as Prometheus wants them: each includes the ones below it."""
+        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self.counts), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One metric: its name, what it means, and how to read its numbers at scrape time.
+
+    Every family has exactly one of ``read`` and ``histogram``.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    read: Callable[[], Samples] | None = None
+    histogram: Histogram | None = None
+
+    def collect(self) -> Metric:
+        """Read the numbers into the value that prometheus_client renders."""
+        if self.histogram is not None:
+            buckets = self.histogram.cumulative()
+            return HistogramMetricFamily(self.name, self.help, buckets, self.histogram.total)
+        metric = Metric(self.name.removesuffix(_TOTAL), self.help, self.kind)
+        for values, number in self.read() if self.read else ():
+            metric.add_sample(self.name, dict(zip(self.labels, values, strict=True)), number)
+        return metric
+
+
+def counter(
+    name: str, help: str, read: Callable[[], Samples], labels: tuple[str, ...] = ()
+) -> Family:
+    """Declare a number that only grows."""
+    return Family(name=name, kind="counter", help=help, labels=labels, read=read)
+
+
+def gauge(
+    name: str, help: str, read: Callable[[], Samples], labels: tuple[str, ...] = ()
+) -> Family:
+    """Declare a number that goes up and down."""
+    return Family(name=name, kind="gauge", help=help, labels=labels, read=read)
+
+
+def histogram(name: str, help: str, of: Histogram) -> Family:
+    """Declare a distribution."""
+    return Family(name=name, kind="histogram", help=help, histogram=of)
+
+
+def one(number: Callable[[], float]) -> Callable[[], Samples]:
+    """Read a single number without labels."""
+    return lambda: (((), number()),)
+
+
+def by_name(counts: Mapping[str, float]) -> Callable[[], Samples]:
+    """Read counts kept per label value."""
+    return lambda: [((name,), number) for name, number in counts.items()]
+
+
+def by_enum(counts: Mapping[_E, int]) -> Callable[[], Samples]:
+    """Read counts kept per member of an enum; the label is the member's name in lower case."""
+    return lambda: [((member.name.lower(),), number) for member, number in counts.items()]
+
+
+class Families(Collector):
+    """The families of one program in a registry of their own, and their text form.
+
+    A server and an agent may run in one process, so nothing goes into the global registry.
+    """
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self.families = tuple(families)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        self._go_names = [
+            f.name.encode() for f in families if f.kind == "counter" and not f.name.endswith(_TOTAL)
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        """Read every family."""
+        return (family.collect() for family in self.families)
+
+    def render(self) -> bytes:
+        """Write everything in the Prometheus text format 0.0.4."""
+        text = generate_latest(self.registry)
+        for name in self._go_names:
+            # generate_latest() writes "_total" into the header lines of every counter; konnectivity
+            # has a counter named dial_failure_count, and its header must name what follows.
+            text = text.replace(b" %b_total " % name, b" %b " % name)
+        return text

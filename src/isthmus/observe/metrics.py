@@ -1,0 +1,235 @@
+"""The metrics of a server and of an agent: what is counted, and under which name it is seen.
+
+Names that start with ``konnectivity_network_proxy_`` mean what they mean in konnectivity, so that
+existing dashboards go on working; a name of konnectivity that would mean nothing here is not
+shown. Ours start with ``isthmus_``; those that both programs have are in program.py.
+docs/reference/metrics.md is written from here by reference.py.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from isthmus.errors import DialFailure
+from isthmus.observe.counters import (
+    Family,
+    Histogram,
+    Samples,
+    by_enum,
+    by_name,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
+from isthmus.observe.program import Gauges, LinkFailure, ProgramMetrics
+from isthmus.tunnel.end import Ending
+
+__all__ = ["AgentMetrics", "Gauges", "LinkFailure", "ServerMetrics", "TlsPort", "TlsRefusal"]
+
+SERVER_DIAL_BUCKETS_S = (0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5)
+AGENT_DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
+CONNECTION_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
+
+
+class TlsPort(Enum):
+    """Which of the server's TLS ports."""
+
+    AGENT = "agent"
+    FRONTEND = "frontend"
+
+
+class TlsRefusal(Enum):
+    """Why a TLS handshake was refused by us."""
+
+    NO_CERTIFICATE = "the peer sent no certificate"
+    BAD_CERTIFICATE = "the peer's certificate is not from a trusted authority, or has expired"
+    NOT_TLS = "the peer does not speak TLS"
+    OTHER = "the handshake failed otherwise"
+
+
+class GoDialFailure(Enum):
+    """The reasons of konnectivity's dial_failure_count that can happen here."""
+
+    NO_AGENT = "no_agent"
+    ERROR_RESPONSE = "error_response"
+    BACKEND_CLOSE = "backend_close"
+    BACKEND_DIAL_TIMEOUT = "backend_dial_timeout"
+    FRONTEND_CLOSE = "frontend_close"
+
+
+# konnectivity knows no policy and no limits: those dials count as answered with an error. A target
+# that the agent timed out on is an answer too; see ServerMetrics.dial_failed() for the other kind.
+GO_DIAL_FAILURE = {
+    DialFailure.REFUSED: GoDialFailure.ERROR_RESPONSE,
+    DialFailure.TIMED_OUT: GoDialFailure.ERROR_RESPONSE,
+    DialFailure.UNREACHABLE: GoDialFailure.ERROR_RESPONSE,
+    DialFailure.UNRESOLVED: GoDialFailure.ERROR_RESPONSE,
+    DialFailure.DENIED: GoDialFailure.ERROR_RESPONSE,
+    DialFailure.NO_AGENT: GoDialFailure.NO_AGENT,
+    DialFailure.AGENT_LOST: GoDialFailure.BACKEND_CLOSE,
+    DialFailure.TOO_MANY: GoDialFailure.ERROR_RESPONSE,
+    DialFailure.INTERNAL: GoDialFailure.ERROR_RESPONSE,
+}
+
+# Every status a frontend answers a request with before there is a dial; others count as "other".
+REFUSAL_STATUSES = ("400", "403", "405", "408", "413", "414", "431", "501", "505", "other")
+
+
+class ServerMetrics(ProgramMetrics):
+    """Everything a server counts."""
+
+    program = "server"
+
+    def __init__(self) -> None:
+        self.connections = Histogram(CONNECTION_BUCKETS_S)
+        self.go_dial_failures = dict.fromkeys(GoDialFailure, 0)
+        self.tls_refusals = {(port, why): 0 for port in TlsPort for why in TlsRefusal}
+        self.requests_refused = dict.fromkeys(REFUSAL_STATUSES, 0)
+        super().__init__(SERVER_DIAL_BUCKETS_S)
+
+    def dial_failed(self, failure: DialFailure, seconds: float, *, answered: bool = True) -> None:
+        """Count a dial that failed; ``answered``: an agent said so, not our own deadline."""
+        super().dial_failed(failure, seconds)
+        if failure is DialFailure.TIMED_OUT and not answered:
+            self.go_dial_failures[GoDialFailure.BACKEND_DIAL_TIMEOUT] += 1
+        else:
+            self.go_dial_failures[GO_DIAL_FAILURE[failure]] += 1
+
+    def dial_abandoned(self) -> None:
+        """Count a dial whose client went away before the answer."""
+        self.go_dial_failures[GoDialFailure.FRONTEND_CLOSE] += 1
+
+    def tunnel_ended(
+        self, ending: Ending, seconds: float, bytes_to_target: int, bytes_to_client: int
+    ) -> None:
+        """Count the end of a tunnel, how long it lived and what it carried."""
+        super().tunnel_ended(ending, seconds, bytes_to_target, bytes_to_client)
+        self.connections.observe(seconds)
+
+    def tls_refused(self, port: TlsPort, why: TlsRefusal) -> None:
+        """Count a TLS handshake that we refused."""
+        self.tls_refusals[port, why] += 1
+
+    def request_refused(self, status: int) -> None:
+        """Count a request that a frontend answered with an error before there was a dial."""
+        label = str(status)
+        self.requests_refused[label if label in self.requests_refused else "other"] += 1
+
+    def _tls_refusals(self) -> Samples:
+        return [
+            ((port.value, why.name.lower()), number)
+            for (port, why), number in self.tls_refusals.items()
+        ]
+
+    def _own_families(self) -> list[Family]:
+        return [
+            *self._go_families(),
+            counter(
+                "isthmus_server_tls_refused_total",
+                "TLS handshakes refused, by port and reason: agents and clients with a wrong"
+                " certificate or none.",
+                self._tls_refusals,
+                ("port", "reason"),
+            ),
+            counter(
+                "isthmus_server_requests_refused_total",
+                "Requests a frontend refused before there was a dial, by HTTP status.",
+                by_name(self.requests_refused),
+                ("status",),
+            ),
+        ]
+
+    def _go_families(self) -> list[Family]:
+        go, gauges = "konnectivity_network_proxy_server_", self.gauges
+        return [
+            histogram(
+                f"{go}dial_duration_seconds",
+                "Latency of dial to the remote endpoint in seconds",
+                self.dials,
+            ),
+            histogram(
+                f"{go}connection_duration_seconds",
+                "Duration of end-to-end connections in seconds",
+                self.connections,
+            ),
+            gauge(
+                f"{go}http_connections",
+                "Number of current HTTP CONNECT connections",
+                one(lambda: gauges.http_connections()),
+            ),
+            gauge(
+                f"{go}ready_backend_connections",
+                "Number of konnectivity agent connected to the proxy server. DEPRECATED, please"
+                " use ready_backends",
+                one(lambda: gauges.ready_agents()),
+            ),
+            gauge(
+                f"{go}ready_backends",
+                "Number of konnectivity agent connected to the proxy server",
+                lambda: by_name(gauges.ready_by_strategy())(),
+                ("proxy_strategy",),
+            ),
+            gauge(
+                f"{go}pending_backend_dials",
+                "Current number of pending backend dial requests",
+                one(lambda: gauges.pending_dials()),
+            ),
+            gauge(
+                f"{go}established_connections",
+                "Current number of established end-to-end connections (post-dial).",
+                one(lambda: gauges.tunnels()),
+            ),
+            counter(
+                f"{go}dial_failure_count",
+                "Number of dial failures observed. Multiple failures can occur for a single dial"
+                " request.",
+                by_enum(self.go_dial_failures),
+                ("reason",),
+            ),
+        ]
+
+
+class AgentMetrics(ProgramMetrics):
+    """Everything an agent counts."""
+
+    program = "agent"
+
+    def __init__(self) -> None:
+        super().__init__(AGENT_DIAL_BUCKETS_S)
+
+    def _go_dial_failures(self) -> Samples:
+        timeouts = self.dial_failures[DialFailure.TIMED_OUT]
+        rest = sum(self.dial_failures.values()) - timeouts
+        return (("timeout",), timeouts), (("unknown",), rest)
+
+    def _own_families(self) -> list[Family]:
+        go, gauges = "konnectivity_network_proxy_agent_", self.gauges
+        return [
+            histogram(
+                f"{go}dial_duration_seconds",
+                "Latency of dial to the remote endpoint in seconds",
+                self.dials,
+            ),
+            counter(
+                f"{go}endpoint_dial_failure_total",
+                "Number of failures dialing the remote endpoint, by reason (example: timeout).",
+                self._go_dial_failures,
+                ("reason",),
+            ),
+            gauge(
+                f"{go}open_server_connections",
+                "Current number of open server connections.",
+                one(lambda: gauges.links()),
+            ),
+            gauge(
+                f"{go}known_server_count",
+                "Current number of servers agent is trying to connect to.",
+                one(lambda: gauges.known_servers()),
+            ),
+            gauge(
+                f"{go}open_endpoint_connections",
+                "Current number of open endpoint connections.",
+                one(lambda: gauges.tunnels()),
+            ),
+        ]

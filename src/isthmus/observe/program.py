@@ -1,0 +1,233 @@
+"""What a server and an agent both count, and the gauges that are asked at scrape time.
+
+What only one of them counts, and the konnectivity names, are in metrics.py; how numbers are kept
+is counters.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+import isthmus
+from isthmus.errors import DialFailure
+from isthmus.observe.counters import (
+    Families,
+    Family,
+    Histogram,
+    Samples,
+    by_enum,
+    by_name,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
+from isthmus.tunnel.end import Ending
+
+
+class LinkFailure(Enum):
+    """Why a link did not come to be, or was ended by its own rules."""
+
+    CONNECT = "no connection to the server's address"
+    TLS = "the TLS handshake failed"
+    TIMED_OUT = "no hello or welcome in time"
+    PROTOCOL = "the peer broke the protocol"
+    REFUSED = "the hello was refused"
+    LOST = "no byte arrived for too long, or the connection broke"
+
+
+def _zero() -> int:
+    return 0
+
+
+def _none() -> Mapping[str, float]:
+    return MappingProxyType({})
+
+
+def _no_bytes() -> tuple[int, int]:
+    return 0, 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Gauges:
+    """What is asked at scrape time; the program replaces the defaults while it starts.
+
+    ``live_bytes`` is (to target, to client) of the tunnels that have not ended: a tunnel leaves it
+    in the same callback that reports ``tunnel_ended``, so that the sum never goes back.
+    ``certificates`` gives each file's expiry as UNIX time. ``ready_by_strategy`` and
+    ``http_connections`` are for a server, ``known_servers`` for an agent.
+    """
+
+    pending_dials: Callable[[], int] = _zero
+    tunnels: Callable[[], int] = _zero
+    links: Callable[[], int] = _zero
+    held_bytes: Callable[[], int] = _zero
+    draining: Callable[[], int] = _zero
+    lines_suppressed: Callable[[], int] = _zero
+    live_bytes: Callable[[], tuple[int, int]] = _no_bytes
+    certificates: Callable[[], Mapping[str, float]] = _none
+    http_connections: Callable[[], int] = _zero
+    ready_agents: Callable[[], int] = _zero
+    ready_by_strategy: Callable[[], Mapping[str, float]] = _none
+    known_servers: Callable[[], int] = _zero
+
+
+class ProgramMetrics:
+    """What a server and an agent both count. Every method is a few plain additions."""
+
+    program = ""
+
+    def __init__(self, dial_buckets_s: tuple[float, ...]) -> None:
+        self.gauges = Gauges()
+        self.dials = Histogram(dial_buckets_s)
+        self.failed_dials = Histogram(dial_buckets_s)
+        self.dial_failures = dict.fromkeys(DialFailure, 0)
+        self.endings = dict.fromkeys(Ending, 0)
+        self.link_failures = dict.fromkeys(LinkFailure, 0)
+        self.links_opened = 0
+        self.bytes_to_target = 0
+        self.bytes_to_client = 0
+        self.streams_reset_for_budget = 0
+        self.reload_failures = 0
+        self._families = Families([*self._own_families(), *self._shared_families()])
+        self.registry = self._families.registry
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Every family, in the order of the exposition."""
+        return self._families.families
+
+    def render(self) -> bytes:
+        """Write the metrics in the Prometheus text format."""
+        return self._families.render()
+
+    def dial_succeeded(self, seconds: float) -> None:
+        """Count a dial that was answered with a connection."""
+        self.dials.observe(seconds)
+
+    def dial_failed(self, failure: DialFailure, seconds: float) -> None:
+        """Count a dial that was answered with a failure."""
+        self.dial_failures[failure] += 1
+        self.failed_dials.observe(seconds)
+
+    def tunnel_ended(
+        self, ending: Ending, seconds: float, bytes_to_target: int, bytes_to_client: int
+    ) -> None:
+        """Count the end of a tunnel and what it carried."""
+        self.endings[ending] += 1
+        self.bytes_to_target += bytes_to_target
+        self.bytes_to_client += bytes_to_client
+
+    def link_opened(self) -> None:
+        """Count a link whose greeting is done."""
+        self.links_opened += 1
+
+    def link_failed(self, failure: LinkFailure) -> None:
+        """Count a link that did not come to be, or was ended by its own rules."""
+        self.link_failures[failure] += 1
+
+    def stream_reset_for_budget(self) -> None:
+        """Count a stream reset because its link held too many bytes."""
+        self.streams_reset_for_budget += 1
+
+    def reload_failed(self) -> None:
+        """Count a changed certificate, key or CA file that could not be used."""
+        self.reload_failures += 1
+
+    def bytes_carried(self) -> tuple[int, int]:
+        """Give the bytes to targets and to clients so far, running tunnels included."""
+        to_target, to_client = self.gauges.live_bytes()
+        return self.bytes_to_target + to_target, self.bytes_to_client + to_client
+
+    def _own_families(self) -> list[Family]:
+        raise NotImplementedError
+
+    def _bytes(self) -> Samples:
+        to_target, to_client = self.bytes_carried()
+        return (("to_target",), to_target), (("to_client",), to_client)
+
+    def _shared_families(self) -> list[Family]:
+        ours, gauges = f"isthmus_{self.program}_", self.gauges
+        return [
+            counter(
+                f"{ours}dial_failures_total",
+                "Dials that failed, by reason.",
+                by_enum(self.dial_failures),
+                ("reason",),
+            ),
+            histogram(
+                f"{ours}failed_dial_duration_seconds",
+                "How long dials took to fail.",
+                self.failed_dials,
+            ),
+            counter(
+                f"{ours}tunnels_ended_total",
+                "Tunnels that ended, by how.",
+                by_enum(self.endings),
+                ("ending",),
+            ),
+            counter(
+                f"{ours}bytes_total",
+                "Bytes carried by tunnels, running ones included.",
+                self._bytes,
+                ("direction",),
+            ),
+            gauge(f"{ours}links", "Links open now.", one(lambda: gauges.links())),
+            counter(
+                f"{ours}links_opened_total",
+                "Links whose greeting succeeded.",
+                one(lambda: self.links_opened),
+            ),
+            counter(
+                f"{ours}link_failures_total",
+                "Links that did not come to be, or were ended by their own rules, by reason.",
+                by_enum(self.link_failures),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}held_bytes",
+                "Bytes received and not yet taken by the reader's kernel, over all links.",
+                one(lambda: gauges.held_bytes()),
+            ),
+            counter(
+                f"{ours}streams_reset_for_budget_total",
+                "Streams reset because their link held too many bytes.",
+                one(lambda: self.streams_reset_for_budget),
+            ),
+            *self._certificate_families(),
+            gauge(
+                f"{ours}draining",
+                "1 while no new dials are taken, else 0.",
+                one(lambda: int(gauges.draining())),
+            ),
+            counter(
+                f"{ours}log_lines_suppressed_total",
+                "Log lines not written because a peer caused too many alike.",
+                one(lambda: gauges.lines_suppressed()),
+            ),
+            gauge(
+                "isthmus_build_info",
+                "Always 1; the labels say which program and version this is.",
+                lambda: (((self.program, isthmus.__version__), 1),),
+                ("program", "version"),
+            ),
+        ]
+
+    def _certificate_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_certificate_"
+        return [
+            gauge(
+                f"{ours}expiry_timestamp_seconds",
+                "When each certificate in use expires, as UNIX time.",
+                lambda: by_name(self.gauges.certificates())(),
+                ("file",),
+            ),
+            counter(
+                f"{ours}reload_failures_total",
+                "Changed certificate, key or CA files that could not be used.",
+                one(lambda: self.reload_failures),
+            ),
+        ]

@@ -1,0 +1,90 @@
+"""Writes docs/reference/metrics.md from the metrics themselves.
+
+Run ``python -m isthmus.observe.reference > docs/reference/metrics.md`` after changing a metric; a
+test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from isthmus.errors import DialFailure
+from isthmus.observe.counters import Family
+from isthmus.observe.metrics import (
+    GO_DIAL_FAILURE,
+    AgentMetrics,
+    LinkFailure,
+    ServerMetrics,
+    TlsRefusal,
+)
+from isthmus.tunnel.end import Ending
+
+_HEAD = """# Metrics
+
+Written by `python -m isthmus.observe.reference`; do not edit.
+
+Both programs serve these in the Prometheus text format at `/metrics`: the server on its health and
+admin ports, the agent on its health port (its admin port redirects there). Names that start with
+`konnectivity_network_proxy_` mean what they mean in konnectivity. Not shown, because they would
+mean nothing here: `frontend_write_duration_seconds`, `grpc_connections`, `full_receive_channels`,
+`stream_packets_total`, `stream_errors_total`, `server_connection_failure_count`, and everything
+about leases. The usual `process_*` metrics are there too.
+"""
+
+
+def reference() -> str:
+    """Give the whole page."""
+    parts = [_HEAD]
+    for title, families in (
+        ("Server", ServerMetrics().families),
+        ("Agent", AgentMetrics().families),
+    ):
+        parts.append(f"\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n")
+        parts.extend(_row(family) for family in families)
+        parts.append("\nBuckets, in seconds:\n\n")
+        parts.extend(_buckets(families))
+    parts.append(_values())
+    return "".join(parts)
+
+
+def _row(family: Family) -> str:
+    labels = ", ".join(f"`{label}`" for label in family.labels)
+    return f"| `{family.name}` | {family.kind} | {labels} | {family.help.rstrip('.')} |\n"
+
+
+def _buckets(families: Iterable[Family]) -> Iterable[str]:
+    for family in families:
+        if family.histogram is not None:
+            bounds = ", ".join(f"{bound:g}" for bound in family.histogram.bounds)
+            yield f"- `{family.name}`: {bounds}\n"
+
+
+def _values() -> str:
+    lines = [
+        "\n## Label values\n\n`reason` of `dial_failures_total`, and what the same dial counts"
+    ]
+    lines.append(
+        " as in `dial_failure_count`:\n\n| reason | meaning | konnectivity |\n|---|---|---|\n"
+    )
+    for failure in DialFailure:
+        go = GO_DIAL_FAILURE[failure].value
+        if failure is DialFailure.TIMED_OUT:
+            go += ", or backend_dial_timeout if no agent answered"
+        lines.append(f"| {failure.name.lower()} | {failure.value} | {go} |\n")
+    lines.append(
+        "\nA client that leaves before the answer counts as `frontend_close` there and nowhere"
+        " else.\n"
+    )
+    for title, kinds in (
+        ("`ending` of `tunnels_ended_total`", Ending),
+        ("`reason` of `link_failures_total`", LinkFailure),
+        ("`reason` of `tls_refused_total`", TlsRefusal),
+    ):
+        lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")
+        lines.extend(f"| {member.name.lower()} | {member.value} |\n" for member in kinds)
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,426 @@
+"""A yamux session, purely: frames in, frames out, streams between.
+
+The plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
+batch of events; the session calls ``carrier.send`` and ``carrier.wake``. Order: window updates,
+pings and resets are written at once; data waits in its stream while the carrier is full, and
+streams take turns of at most one frame. Nothing here scans all streams.
+
+What the first stream carries (hello, welcome, dials) is links/. Timers: the owner calls ``tick``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from isthmus.errors import ProtocolError
+from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.stream import Stream
+from isthmus.wire.yamux import (
+    ACK,
+    DATA,
+    FIN,
+    GO_AWAY,
+    HEADER_BYTES,
+    INITIAL_WINDOW,
+    PING,
+    RST,
+    SYN,
+    WINDOW_UPDATE,
+    GoAwayCode,
+    check,
+    pack,
+    unpack_from,
+)
+
+MIB = 1024 * 1024
+LAST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one session."""
+
+    max_streams: int = 16_384
+    growth_pool_bytes: int = 64 * MIB
+    max_held_bytes: int = 128 * MIB
+    max_waiting_control_bytes: int = MIB
+    batch_bytes: int = 256 * 1024
+    stall_s: float = 1.0
+    half_closed_idle_s: float = 300.0
+    ping_every_s: float = 10.0
+    dead_after_s: float = 20.0
+
+
+class Carrier(Protocol):
+    """What a session needs from the connection below it."""
+
+    def send(self, data: bytes) -> bool:
+        """Take bytes, all of them; False when full: session.resume() follows when there is room."""
+
+    def wake(self) -> None:
+        """Call session.flush() when the current batch of events is done, or soon."""
+
+
+def no_reason(stream: Stream, reason: Ending) -> None:
+    """Say nothing before a reset: plain yamux has no word for why."""
+
+
+class Session:
+    """One side of a yamux connection."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        *,
+        client: bool,
+        clock: Callable[[], float],
+        on_stream: Callable[[Stream], None],
+        limits: Limits = Limits(),
+        explain_reset: Callable[[Stream, Ending], None] = no_reason,
+    ) -> None:
+        self.carrier = carrier
+        self.client = client
+        self.clock = clock
+        self.limits = limits
+        self.on_stream = on_stream
+        self.explain_reset = explain_reset
+        self.streams: dict[int, Stream] = {}
+        self.closed: Ending | None = None
+        self.draining = False
+        self.remote_draining = False
+        # What new streams start with; links/ lowers the first when the peer asks for it.
+        self.first_window = INITIAL_WINDOW
+        self.first_update_bytes = INITIAL_WINDOW // 2
+        self.round_trip_s = 0.0
+        # Out: frames of this batch, and how many bytes of data may still join them.
+        self._out: list[bytes | memoryview] = []
+        self._waiting_control_bytes = 0
+        self.room = limits.batch_bytes
+        self._waking = False
+        self._blocked = False
+        self._turns: deque[Stream] = deque()
+        # In: a header cut in two, or the rest of a payload.
+        self._head = bytearray()
+        self._body = 0
+        self._into: Stream | None = None
+        self._fin_after = False
+        # Memory.
+        self._growth_left = limits.growth_pool_bytes
+        self.held = 0
+        self._holders: dict[Stream, None] = {}
+        self._half: dict[Stream, tuple[int, float]] = {}
+        # Liveness.
+        self._next_id = 1 if client else 2
+        self._ping_value = 0
+        self._ping_at: float | None = None
+        self._last_ping = self.last_heard = clock()
+        self.reasons: dict[int, Ending] = {}
+        self.resets_for_memory = 0
+
+    def __repr__(self) -> str:
+        role = "client" if self.client else "server"
+        return f"<Session {role}, {len(self.streams)} streams, {self.held} held>"
+
+    # Opening and closing.
+
+    def open(self, early: Early | None = None) -> Stream | None:
+        """Open a stream; None when the session cannot take one more."""
+        if not self.can_open:
+            return None
+        stream_id, self._next_id = self._next_id, self._next_id + 2
+        stream = self.streams[stream_id] = Stream(self, stream_id, early)
+        self.emit(pack(0, WINDOW_UPDATE, SYN, stream_id, 0), b"", 0)
+        return stream
+
+    @property
+    def can_open(self) -> bool:
+        """Neither closed, drained by the peer, full, nor out of ids."""
+        return not (
+            self.closed
+            or self.remote_draining
+            or len(self.streams) >= self.limits.max_streams
+            or self._next_id > LAST_ID
+        )
+
+    def go_away(self, code: GoAwayCode = GoAwayCode.NORMAL) -> None:
+        """Tell the peer to open nothing more; NORMAL is drain."""
+        if not self.draining and not self.closed:
+            self.draining = True
+            self.emit(pack(0, GO_AWAY, 0, 0, code), b"", 0)
+
+    def lost(self, reason: Ending) -> None:
+        """The carrier is gone: reset every stream's peer."""
+        if self.closed:
+            return
+        self.closed = reason
+        self._out.clear()
+        self._turns.clear()
+        for stream in list(self.streams.values()):
+            stream.lost(reason)
+
+    def forget(self, stream: Stream) -> None:
+        """Drop a finished stream; frames that still come for it are ignored."""
+        self.streams.pop(stream.id, None)
+        self._half.pop(stream, None)
+        self.reasons.pop(stream.id, None)
+        self.release(stream, stream.held)
+        stream.held = 0
+
+    # Sending.
+
+    def emit(self, header: bytes, data: bytes, size: int) -> None:
+        """Add one frame to this batch."""
+        out = self._out
+        out.append(header)
+        if size:
+            out.append(data)
+            self.room -= size
+        if self._blocked:
+            self._count_control()
+        elif not self._waking:
+            self._waking = True
+            self.carrier.wake()
+
+    def emit_parts(self, header: bytes, parts: list[bytes | memoryview], size: int) -> None:
+        """Add one frame whose payload is in pieces to this batch."""
+        self._out.append(header)
+        self._out += parts
+        self.room -= size
+        if not self._waking:
+            self._waking = True
+            self.carrier.wake()
+
+    def _count_control(self) -> None:
+        # Data stops while the carrier is full, control frames do not: a peer that makes us answer
+        # (pings, streams to reset) but never reads would fill our memory with the answers.
+        # Counted here, refused in receive(): nothing on the sending side may raise.
+        self._waiting_control_bytes += HEADER_BYTES
+
+    def want_turn(self, stream: Stream) -> None:
+        """Queue a stream that has something to send."""
+        if not stream.in_turn and stream.credit > 0:
+            stream.in_turn = True
+            self._turns.append(stream)
+            if not self._waking and not self._blocked:
+                self._waking = True
+                self.carrier.wake()
+
+    def flush(self) -> None:
+        """Write out this batch, and give waiting streams their turns while the carrier takes it."""
+        self._waking = True  # no wake-ups for what this very call will send
+        out = self._out
+        while not self._blocked and not self.closed:
+            if self.room > 0 and self._turns:
+                self._take_turns()
+            if not out:
+                break
+            data = out[0] if len(out) == 1 else b"".join(out)
+            out.clear()
+            self.room = self.limits.batch_bytes
+            if not self.carrier.send(bytes(data)):
+                self._blocked = True
+                self.room = 0
+        self._waking = False
+
+    def _take_turns(self) -> None:
+        turns = self._turns
+        for _ in range(len(turns)):
+            stream = turns.popleft()
+            stream.in_turn = False
+            stream.take_turn(self.room)
+            if stream.can_send and not stream.in_turn:
+                stream.in_turn = True
+                turns.append(stream)
+            if self.room <= 0:
+                break
+
+    def resume(self) -> None:
+        """The carrier has room again."""
+        self._blocked = False
+        self._waiting_control_bytes = 0
+        self.room = self.limits.batch_bytes
+        self.flush()
+
+    # Receiving.
+
+    def receive(self, view: memoryview) -> None:
+        """Take what the carrier read, in any pieces.
+
+        Raises:
+            ProtocolError: the peer broke the rules; the session cannot go on.
+        """
+        if self._waiting_control_bytes > self.limits.max_waiting_control_bytes:
+            raise ProtocolError("yamux: peer does not read but keeps asking")
+        pos, end = 0, len(view)
+        streams = self.streams
+        while pos < end:
+            if self._body:
+                size = min(self._body, end - pos)
+                self._body -= size
+                if self._into is not None:
+                    self._into.received(bytes(view[pos : pos + size]))
+                pos += size
+                if not self._body and self._fin_after:
+                    self._finish_frame()
+            elif self._head or end - pos < HEADER_BYTES:
+                size = min(HEADER_BYTES - len(self._head), end - pos)
+                self._head += view[pos : pos + size]
+                pos += size
+                if len(self._head) == HEADER_BYTES:
+                    fields = unpack_from(self._head)
+                    self._head.clear()
+                    self._frame(*fields)
+            else:
+                version, kind, flags, stream_id, length = unpack_from(view, pos)
+                pos += HEADER_BYTES
+                # The fast path: a whole DATA frame without flags for a stream we know.
+                if kind == DATA and not flags and not version and length <= end - pos:
+                    stream = streams.get(stream_id)
+                    if stream is not None:
+                        stream.receive_credit -= length
+                        if stream.receive_credit < 0:
+                            raise ProtocolError(f"yamux: stream {stream_id} exceeds its window")
+                        stream.received(bytes(view[pos : pos + length]))
+                    pos += length
+                else:
+                    self._frame(version, kind, flags, stream_id, length)
+
+    def _frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
+        check(version, kind, flags)
+        if kind == PING:
+            self._pinged(flags, length)
+        elif kind == GO_AWAY:
+            self._told_to_go(length)
+        else:
+            if flags & SYN:
+                self._accept(stream_id)
+            stream = self.streams.get(stream_id)
+            if kind == DATA:
+                self._data(stream, flags, length)
+            elif stream is not None:
+                if length:
+                    stream.credited(length)
+                if flags & FIN:
+                    self._fin(stream)
+            if flags & RST and stream is not None:
+                stream.lost(self.reasons.pop(stream_id, Ending.RESET))
+
+    def _data(self, stream: Stream | None, flags: int, length: int) -> None:
+        if stream is not None:
+            stream.receive_credit -= length
+            if stream.receive_credit < 0:
+                raise ProtocolError(f"yamux: stream {stream.id} exceeds its window")
+        self._body = length
+        self._into = stream
+        self._fin_after = bool(flags & FIN)
+        if not length and self._fin_after:
+            self._finish_frame()
+
+    def _finish_frame(self) -> None:
+        stream, self._into, self._fin_after = self._into, None, False
+        if stream is not None and stream.ending is None:
+            self._fin(stream)
+
+    def _fin(self, stream: Stream) -> None:
+        if stream.got_fin:
+            raise ProtocolError(f"yamux: second FIN on stream {stream.id}")
+        stream.received_fin()
+
+    def _accept(self, stream_id: int) -> None:
+        if stream_id in self.streams:
+            raise ProtocolError(f"yamux: duplicate SYN on stream {stream_id}")
+        if stream_id == 0 or bool(stream_id & 1) == self.client:
+            raise ProtocolError(f"yamux: stream id {stream_id} is not the peer's to open")
+        if self.draining or len(self.streams) >= self.limits.max_streams:
+            self.emit(pack(0, WINDOW_UPDATE, RST, stream_id, 0), b"", 0)
+            return
+        stream = self.streams[stream_id] = Stream(self, stream_id)
+        # ACK at SYN, not with the dial's answer: a Go peer gives up on a session whose stream is
+        # not acknowledged for 75 s, and stops opening at 256 that wait.
+        self.emit(pack(0, WINDOW_UPDATE, ACK, stream_id, 0), b"", 0)
+        self.on_stream(stream)
+
+    def _told_to_go(self, code: int) -> None:
+        if code == GoAwayCode.NORMAL:
+            self.remote_draining = True
+        elif code in (GoAwayCode.PROTOCOL_ERROR, GoAwayCode.INTERNAL_ERROR):
+            raise ProtocolError(f"yamux: peer ended the session: {GoAwayCode(code).name}")
+        else:
+            raise ProtocolError(f"yamux: unknown go-away code {code}")
+
+    # Memory: growth is taken from a pool, and what sinks have not taken is counted.
+
+    def grow(self, wanted: int) -> int:
+        """Take growth from the pool; less than wanted when it runs dry."""
+        got = min(wanted, self._growth_left)
+        self._growth_left -= got
+        return got
+
+    def ungrow(self, size: int) -> None:
+        """Give growth back to the pool."""
+        self._growth_left += size
+
+    def hold(self, stream: Stream, size: int) -> None:
+        """Count bytes that a sink could not take; over the bound the largest holder is reset."""
+        self._holders[stream] = None
+        self.held += size
+        while self.held > self.limits.max_held_bytes:
+            largest = max(self._holders, key=lambda holder: holder.held)
+            self.resets_for_memory += 1
+            peer = largest.peer
+            largest.abort(Ending.STALLED)
+            peer.abort(Ending.STALLED)
+
+    def release(self, stream: Stream, size: int) -> None:
+        """The sink took what was held."""
+        self._holders.pop(stream, None)
+        self.held -= size
+
+    def stalled_streams(self) -> list[Stream]:
+        """The streams whose sinks are full, for snapshots."""
+        return [stream for stream in self._holders if stream.held]
+
+    # Liveness. The owner calls tick about once a second.
+
+    def half_closed(self, stream: Stream) -> None:
+        """Watch a half-closed stream: one that is idle for too long is reset."""
+        self._half[stream] = (-1, self.clock())
+
+    def heard(self) -> None:
+        """Bytes arrived; the plumbing says so once per read."""
+        self.last_heard = self.clock()
+
+    def ping(self) -> None:
+        """Ask for a sign of life; the answer also measures the round trip."""
+        now = self._last_ping = self.clock()
+        if self._ping_at is None:
+            self._ping_at = now
+            self._ping_value = (self._ping_value + 1) & 0xFFFFFFFF
+            self.emit(pack(0, PING, SYN, 0, self._ping_value), b"", 0)
+
+    def _pinged(self, flags: int, value: int) -> None:
+        if flags & SYN:
+            self.emit(pack(0, PING, ACK, 0, value), b"", 0)
+        elif flags & ACK and self._ping_at is not None and value == self._ping_value:
+            self.round_trip_s = self.clock() - self._ping_at
+            self._ping_at = None
+
+    def tick(self) -> bool:
+        """Ping, and reset half-closed streams that went quiet; False when the peer is dead."""
+        now = self.clock()
+        if now - self.last_heard > self.limits.dead_after_s:
+            return False
+        if now - self._last_ping >= self.limits.ping_every_s:
+            self.ping()
+        for stream, (seen, since) in list(self._half.items()):
+            moved = stream.bytes_written + stream.peer.bytes_written
+            if moved != seen:
+                self._half[stream] = (moved, now)
+            elif now - since > self.limits.half_closed_idle_s:
+                peer = stream.peer
+                stream.abort(Ending.TIMED_OUT)
+                peer.abort(Ending.TIMED_OUT)
+        return True

@@ -1,0 +1,259 @@
+"""One stream of a mux session: an end whose other side is in another process.
+
+Sending obeys the credit the peer gave. Receiving gives credit back only while the sink is not
+full, so that a reader that stops stops its own writer and nobody else. Frames are packed and
+turns are taken in tunnel/session.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
+from isthmus.wire.yamux import DATA, FIN, INITIAL_WINDOW, RST, WINDOW_UPDATE, pack
+
+if TYPE_CHECKING:
+    from isthmus.tunnel.session import Session
+
+MAX_FRAME = 64 * 1024
+MAX_WINDOW = 4 * 1024 * 1024
+#: A round trip measured over loopback is shorter than a scheduler's turn; below this the pace of
+#: a stream says nothing about whether its window is too small.
+SHORTEST_ROUND_TRIP_S = 0.002
+
+
+class Stream(BaseEnd):
+    """One stream: created by Session.open() or by a SYN of the peer, never directly."""
+
+    __slots__ = (
+        *END_SLOTS,
+        "_backlog",
+        "_fin_sent",
+        "_fin_wanted",
+        "_update_at",
+        "_window_since",
+        "backlog_bytes",
+        "credit",
+        "got_fin",
+        "held",
+        "id",
+        "in_turn",
+        "owed",
+        "receive_credit",
+        "reserve",
+        "session",
+        "sink_full_since",
+        "window",
+    )
+
+    def __init__(self, session: Session, stream_id: int, early: Early | None = None) -> None:
+        self.init_end(early)
+        self.session = session
+        self.id = stream_id
+        # Sending. A peer of ours asks us to begin with less than yamux's 256 KiB; the rest of the
+        # window is kept in reserve until its first update.
+        self.credit = session.first_window
+        self.reserve = INITIAL_WINDOW - session.first_window
+        self._backlog: deque[bytes | memoryview] | None = None
+        self.backlog_bytes = 0
+        self.in_turn = False
+        self._fin_wanted = False
+        self._fin_sent = False
+        # Receiving.
+        self.window = INITIAL_WINDOW
+        self.receive_credit = INITIAL_WINDOW
+        self.owed = 0
+        self._update_at = session.first_update_bytes
+        self.held = 0
+        self.sink_full_since = 0.0
+        self._window_since = 0.0
+        self.got_fin = False
+
+    def __repr__(self) -> str:
+        state = self.ending.value if self.ending else "half-closed" if self.half_closed else "open"
+        return f"<Stream {self.id} {state}, {self.backlog_bytes} waiting, {self.held} held>"
+
+    @property
+    def half_closed(self) -> bool:
+        """Exactly one direction has ended."""
+        return self.ending is None and self.got_fin != self._fin_sent
+
+    # Sending: from the peer end towards the other process.
+
+    def write(self, data: bytes) -> bool:
+        """Send at once if credit and the session allow, else keep the bytes and say full."""
+        size = len(data)
+        session = self.session
+        if size <= self.credit and size <= session.room and not self._backlog and size <= MAX_FRAME:
+            if self.ending is not None or self._fin_wanted:
+                return True
+            self.credit -= size
+            self.bytes_written += size
+            session.emit(pack(0, DATA, 0, self.id, size), data, size)
+            return True
+        if self.ending is not None or self._fin_wanted:
+            return True
+        self.bytes_written += size
+        if self._backlog is None:
+            self._backlog = deque()
+        self._backlog.append(data)
+        self.backlog_bytes += size
+        session.want_turn(self)
+        return False
+
+    def write_eof(self) -> None:
+        """Send FIN after everything that waits; exactly once, a second one kills a Go session."""
+        if self.ending is not None or self._fin_wanted:
+            return
+        self._fin_wanted = True
+        if not self._backlog:
+            self._send_fin()
+
+    def take_turn(self, room: int) -> None:
+        """Send one frame's worth of what waits, within credit and room."""
+        backlog = self._backlog
+        if self.ending is not None or not backlog:
+            return
+        budget = min(MAX_FRAME, self.credit, room)
+        if budget <= 0:
+            return
+        parts: list[bytes | memoryview] = []
+        size = 0
+        while backlog and size < budget:
+            part = backlog.popleft()
+            if len(part) > budget - size:
+                view = memoryview(part)
+                backlog.appendleft(view[budget - size :])
+                part = view[: budget - size]
+            parts.append(part)
+            size += len(part)
+        self.credit -= size
+        self.backlog_bytes -= size
+        self.session.emit_parts(pack(0, DATA, 0, self.id, size), parts, size)
+        if backlog:
+            return
+        self._backlog = None
+        if self._fin_wanted:
+            self._send_fin()
+        else:
+            self.peer.resume_reading()
+
+    @property
+    def can_send(self) -> bool:
+        """Something waits and credit is there."""
+        return bool(self._backlog) and self.credit > 0 and self.ending is None
+
+    def credited(self, delta: int) -> None:
+        """Take the peer's window update, and the reserve with the first."""
+        self.credit += delta + self.reserve
+        self.reserve = 0
+        if self._backlog:
+            self.session.want_turn(self)
+
+    def _send_fin(self) -> None:
+        self._fin_sent = True
+        self.session.emit(pack(0, DATA, FIN, self.id, 0), b"", 0)
+        if self.got_fin:
+            self._finish(Ending.CLEAN)
+        else:
+            self.session.half_closed(self)
+
+    # Receiving: from the other process towards the peer end.
+
+    def received(self, data: bytes) -> None:
+        """Pass payload on as it comes; give credit back if the sink can take more."""
+        if self.ending is not None:
+            return
+        size = len(data)
+        if self.peer.write(data):
+            self.owed += size
+            if self.owed >= self._update_at and self.ending is None:
+                self._return_credit()
+        elif self.ending is None:
+            if not self.held:
+                self.sink_full_since = self.session.clock()
+            self.held += size
+            self.session.hold(self, size)
+
+    def pause_reading(self) -> None:
+        """Give no more credit; what the peer may still send, it may still send."""
+        # The sink's False answers do the work; this marks a sink that was full before any byte.
+        if self.ending is None and not self.held:
+            self.session.hold(self, 0)
+
+    def resume_reading(self) -> None:
+        """Give back the credit of what was held: the sink has room again."""
+        held, self.held = self.held, 0
+        if self.ending is not None:
+            return
+        self.session.release(self, held)
+        self.owed += held
+        if held and self.window > INITIAL_WINDOW:
+            self._maybe_shrink()
+        if self.owed >= self._update_at and not self.got_fin:
+            self._return_credit()
+
+    def _return_credit(self) -> None:
+        session = self.session
+        now = session.clock()
+        grown = 0
+        # Half a window consumed within one round trip is a window within two: the sender waits
+        # for us more than for the network, so a larger window would be used.
+        if now - self._window_since <= max(session.round_trip_s, SHORTEST_ROUND_TRIP_S):
+            grown = session.grow(min(self.window, MAX_WINDOW - self.window))
+            self.window += grown
+        self._window_since = now
+        self._update_at = self.window // 2
+        delta = self.owed + grown
+        self.owed = 0
+        self.receive_credit += delta
+        session.emit(pack(0, WINDOW_UPDATE, 0, self.id, delta), b"", 0)
+
+    def _maybe_shrink(self) -> None:
+        """A stream that stalled for long gives its growth back by not returning that credit."""
+        stalled_s = self.session.clock() - self.sink_full_since
+        if stalled_s > self.session.limits.stall_s:
+            back = min(self.window - INITIAL_WINDOW, self.owed)
+            self.window -= back
+            self.owed -= back
+            self._update_at = self.window // 2
+            self.session.ungrow(back)
+
+    def received_fin(self) -> None:
+        """The peer half-closed: pass it on; with both directions done, finish."""
+        self.got_fin = True
+        self.peer.write_eof()
+        if self.ending is not None:
+            return
+        if self._fin_sent:
+            self._finish(Ending.CLEAN)
+        else:
+            self.session.half_closed(self)
+
+    # Ending.
+
+    def abort(self, reason: Ending) -> None:
+        """Reset the stream at the other process; the session says why first."""
+        if self.ending is not None:
+            return
+        self.session.explain_reset(self, reason)
+        self.session.emit(pack(0, WINDOW_UPDATE, RST, self.id, 0), b"", 0)
+        self._finish(reason)
+
+    def lost(self, reason: Ending) -> None:
+        """The other process reset the stream, or the session is gone: reset the peer end."""
+        if self.ending is None:
+            peer = self.peer
+            self._finish(reason)
+            peer.abort(reason)
+
+    def _finish(self, ending: Ending) -> None:
+        self.ending = ending
+        self._backlog = None
+        self.backlog_bytes = 0
+        session = self.session
+        session.forget(self)
+        if self.window > INITIAL_WINDOW:
+            session.ungrow(self.window - INITIAL_WINDOW)
+        self.on_done(self, ending)

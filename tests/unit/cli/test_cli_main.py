@@ -1,0 +1,82 @@
+"""The command as people meet it: help, wrong words, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from isthmus import __version__
+from isthmus.cli.main import COMMANDS, main
+
+HEAVY = ["aiohttp", "asyncio", "cryptography", "uvloop", "rich", "prometheus_client", "pyroute2"]
+PROBE = """
+import json, sys
+from isthmus.cli.main import main
+code = main(sys.argv[2:])
+print(json.dumps([code, [name for name in json.loads(sys.argv[1]) if name in sys.modules]]))
+"""
+
+
+def probe(modules: list[str], *args: str) -> list[object]:
+    """Exit code, and which of the modules are loaded after it, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(modules), *args],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found: list[object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("--help", 0), ("--version", 0), ("", 0), ("serve", 2), ("server", 2)]
+    + [(f"{name} --help", 0) for name in COMMANDS],
+)
+def test_help_and_typing_errors_load_nothing_heavy(line: str, code: int) -> None:
+    assert probe(["click", *HEAVY], *line.split()) == [code, ["click"]]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"isthmus {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["servr"], "unknown command 'servr', did you mean server?"),
+        (["zzz"], "unknown command 'zzz'"),
+        (["--verion"], "unknown flag --verion, did you mean --version?"),
+        (["server", "--servr-port=1"], "unknown flag --servr-port, did you mean --server-port?"),
+        (["agent", "--zzzzzzzz"], "unknown flag --zzzzzzzz"),
+        (["agent", "-x"], "unknown flag -x"),
+        (["agent", "--ca-cert"], "option '--ca-cert' requires an argument"),
+        (["agent", "word"], "got unexpected extra argument (word)"),
+        (["agent", "--v=high"], "--v: 'high' is not a whole number"),
+        (["server", "--mode", "grpc"], "--mode grpc is not built yet, use http-connect"),
+        (["agent"], "--ca-cert is missing: the agent must know which servers to trust"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"isthmus: {sentence}\n")
+
+
+def test_the_module_runs_and_passes_the_exit_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "isthmus.cli.main", "agent", "--nope"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "isthmus: unknown flag --nope\n")

@@ -1,0 +1,99 @@
+"""The pki command: what it prints, where, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from isthmus.cli.pki import command
+from isthmus.errors import ConfigError
+
+RUN = [sys.executable, "-c", "from isthmus.cli.pki import command; command(prog_name='pki')"]
+
+
+def run(*args: str | Path) -> str:
+    result = CliRunner().invoke(command, [str(arg) for arg in args])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_init_names_what_it_made_and_show_reads_it(tmp_path: Path) -> None:
+    made = run("init", tmp_path / "pki", "--server-name", "a.example", "--server-name", "::1")
+    assert [line.split()[0] for line in made.splitlines()] == ["CA", "server", "agent", "client"]
+    for line in made.splitlines():
+        assert all(Path(path).is_file() for path in line.split()[1:])
+    infos = {Path(info["path"]).name: info for info in json.loads(run("show", tmp_path / "pki"))}
+    assert infos["server.crt"]["names"] == ["a.example", "::1"]
+    assert infos["server.crt"]["key"] == "matches"
+    assert infos["agent.crt"]["usages"] == ["client"]
+
+
+def test_keep_ca_with_force_renews(tmp_path: Path) -> None:
+    run("init", tmp_path)
+    before = (tmp_path / "ca.crt").read_bytes()
+    made = run("init", tmp_path, "--keep-ca", "--force", "--days", "7")
+    assert "CA " not in made
+    assert (tmp_path / "ca.crt").read_bytes() == before
+    assert [i["daysLeft"] for i in json.loads(run("show", tmp_path / "server.crt"))] == [6]
+
+
+def test_init_twice_is_a_sentence(tmp_path: Path) -> None:
+    run("init", tmp_path)
+    with pytest.raises(ConfigError, match="already exists; --force replaces it"):
+        run("init", tmp_path)
+
+
+def test_a_table_when_asked_for(tmp_path: Path) -> None:
+    run("init", tmp_path)
+    table = run("show", tmp_path, "-o", "table")
+    assert table.splitlines()[0].split() == ["Subject", "Usage"]
+    for word in ("server.crt", "CN=isthmus-server", "CN=isthmus-ca", "127.0.0.1", "364 days left"):
+        assert word in table
+
+
+def test_a_table_on_a_terminal_and_json_in_a_pipe(tmp_path: Path) -> None:
+    run("init", tmp_path)
+    piped = subprocess.run([*RUN, "show", str(tmp_path)], capture_output=True, check=True)
+    assert len(json.loads(piped.stdout)) == 4
+    main, side = pty.openpty()
+    subprocess.run([*RUN, "show", str(tmp_path)], stdout=side, check=True)
+    os.close(side)
+    seen = os.read(main, 65536).decode()
+    os.close(main)
+    assert "SHA-256" in seen
+    assert not seen.startswith("[")
+
+
+def test_show_without_a_path_is_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("init", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert len(json.loads(run("show"))) == 4
+
+
+@pytest.mark.parametrize("args", [[], ["init"], ["show"]])
+def test_help_starts_with_a_verb_and_has_an_example(args: list[str]) -> None:
+    text = run(*args, "--help")
+    first = text.split("\n\n")[1].strip()
+    assert first.split()[0] in ("Make", "Show")
+    assert not first.endswith(".")
+    assert "Example:" in text
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from isthmus.cli.pki import command;"
+        "command(['init', '--help'], standalone_mode=False);"
+        "print(sorted({'cryptography', 'rich', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

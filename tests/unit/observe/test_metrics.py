@@ -1,0 +1,168 @@
+"""Server and agent metrics: the names of konnectivity, ours, and the numbers behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import isthmus
+from isthmus.errors import DialFailure
+from isthmus.observe.metrics import (
+    GO_DIAL_FAILURE,
+    AgentMetrics,
+    LinkFailure,
+    ServerMetrics,
+    TlsPort,
+    TlsRefusal,
+)
+from isthmus.observe.program import ProgramMetrics
+from isthmus.observe.reference import reference
+from isthmus.tunnel.end import Ending
+
+GO_SERVER = "konnectivity_network_proxy_server_"
+GO_AGENT = "konnectivity_network_proxy_agent_"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+
+
+def samples(metrics: ProgramMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Parse what a scrape would get: (name, label values) to number."""
+    # This parser, unlike Prometheus, adds _total to a counter that lacks it.
+    return {
+        (sample.name.replace("_count_total", "_count"), tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def test_the_server_shows_konnectivitys_names() -> None:
+    metrics = ServerMetrics()
+    metrics.gauges.http_connections = lambda: 4
+    metrics.gauges.ready_agents = lambda: 2
+    metrics.gauges.ready_by_strategy = lambda: {"default": 2, "destHost": 1}
+    metrics.gauges.pending_dials = lambda: 5
+    metrics.gauges.tunnels = lambda: 3
+    metrics.dial_succeeded(0.003)
+    metrics.tunnel_ended(Ending.CLEAN, 61.0, 10, 20)
+    seen = samples(metrics)
+    assert seen[f"{GO_SERVER}dial_duration_seconds_bucket", ("0.0001",)] == 0
+    assert seen[f"{GO_SERVER}dial_duration_seconds_bucket", ("0.005",)] == 1
+    assert seen[f"{GO_SERVER}dial_duration_seconds_sum", ()] == 0.003
+    assert seen[f"{GO_SERVER}connection_duration_seconds_bucket", ("60",)] == 0
+    assert seen[f"{GO_SERVER}connection_duration_seconds_bucket", ("86400",)] == 1
+    assert seen[f"{GO_SERVER}http_connections", ()] == 4
+    assert seen[f"{GO_SERVER}ready_backend_connections", ()] == 2
+    assert seen[f"{GO_SERVER}ready_backends", ("destHost",)] == 1
+    assert seen[f"{GO_SERVER}pending_backend_dials", ()] == 5
+    assert seen[f"{GO_SERVER}established_connections", ()] == 3
+
+
+def test_every_dial_failure_has_a_konnectivity_reason() -> None:
+    assert GO_DIAL_FAILURE.keys() == set(DialFailure)
+
+
+@pytest.mark.parametrize("failure", DialFailure)
+def test_a_failed_dial_counts_under_both_names(failure: DialFailure) -> None:
+    metrics = ServerMetrics()
+    metrics.dial_failed(failure, 0.2)
+    seen = samples(metrics)
+    assert seen["isthmus_server_dial_failures_total", (failure.name.lower(),)] == 1
+    assert seen[f"{GO_SERVER}dial_failure_count", (GO_DIAL_FAILURE[failure].value,)] == 1
+    assert seen["isthmus_server_failed_dial_duration_seconds_count", ()] == 1
+    # konnectivity's dial latency is of dials that succeeded.
+    assert seen[f"{GO_SERVER}dial_duration_seconds_count", ()] == 0
+
+
+def test_our_deadline_and_a_leaving_client_have_their_own_reasons() -> None:
+    metrics = ServerMetrics()
+    metrics.dial_failed(DialFailure.TIMED_OUT, 30.0, answered=False)
+    metrics.dial_abandoned()
+    seen = samples(metrics)
+    assert seen[f"{GO_SERVER}dial_failure_count", ("backend_dial_timeout",)] == 1
+    assert seen[f"{GO_SERVER}dial_failure_count", ("frontend_close",)] == 1
+    assert seen[f"{GO_SERVER}dial_failure_count", ("error_response",)] == 0
+    line = f'{GO_SERVER}dial_failure_count{{reason="frontend_close"}} 1.0'
+    assert line in metrics.render().decode().splitlines()
+
+
+def test_the_server_counts_what_it_refuses() -> None:
+    metrics = ServerMetrics()
+    metrics.tls_refused(TlsPort.AGENT, TlsRefusal.NO_CERTIFICATE)
+    metrics.request_refused(431)
+    metrics.request_refused(418)
+    metrics.link_failed(LinkFailure.PROTOCOL)
+    seen = samples(metrics)
+    assert seen["isthmus_server_tls_refused_total", ("agent", "no_certificate")] == 1
+    assert seen["isthmus_server_tls_refused_total", ("frontend", "no_certificate")] == 0
+    assert seen["isthmus_server_requests_refused_total", ("431",)] == 1
+    assert seen["isthmus_server_requests_refused_total", ("other",)] == 1
+    assert seen["isthmus_server_link_failures_total", ("protocol",)] == 1
+
+
+def test_bytes_grow_while_a_tunnel_runs_and_do_not_jump_when_it_ends() -> None:
+    metrics = AgentMetrics()
+    live = (100, 7)
+    metrics.gauges.live_bytes = lambda: live
+    assert samples(metrics)["isthmus_agent_bytes_total", ("to_target",)] == 100
+    live = (0, 0)
+    metrics.tunnel_ended(Ending.STALLED, 1.0, 100, 7)
+    seen = samples(metrics)
+    assert seen["isthmus_agent_bytes_total", ("to_target",)] == 100
+    assert seen["isthmus_agent_bytes_total", ("to_client",)] == 7
+    assert seen["isthmus_agent_tunnels_ended_total", ("stalled",)] == 1
+
+
+def test_the_agent_shows_konnectivitys_names() -> None:
+    metrics = AgentMetrics()
+    metrics.gauges.links = lambda: 2
+    metrics.gauges.known_servers = lambda: 3
+    metrics.gauges.tunnels = lambda: 9
+    metrics.dial_succeeded(0.005)
+    metrics.dial_failed(DialFailure.TIMED_OUT, 5.0)
+    metrics.dial_failed(DialFailure.REFUSED, 0.1)
+    metrics.dial_failed(DialFailure.UNRESOLVED, 0.1)
+    seen = samples(metrics)
+    assert seen[f"{GO_AGENT}dial_duration_seconds_bucket", ("0.005",)] == 1
+    assert seen[f"{GO_AGENT}endpoint_dial_failure_total", ("timeout",)] == 1
+    assert seen[f"{GO_AGENT}endpoint_dial_failure_total", ("unknown",)] == 2
+    assert seen[f"{GO_AGENT}open_server_connections", ()] == 2
+    assert seen[f"{GO_AGENT}known_server_count", ()] == 3
+    assert seen[f"{GO_AGENT}open_endpoint_connections", ()] == 9
+
+
+@pytest.mark.parametrize("metrics", [ServerMetrics(), AgentMetrics()], ids=["server", "agent"])
+def test_what_both_programs_show(metrics: ProgramMetrics) -> None:
+    ours = f"isthmus_{metrics.program}_"
+    metrics.gauges.certificates = lambda: {'/etc/"odd"\n.crt': 1.9e9}
+    metrics.gauges.held_bytes = lambda: 65536
+    metrics.gauges.draining = lambda: True
+    metrics.gauges.lines_suppressed = lambda: 11
+    metrics.link_opened()
+    metrics.reload_failed()
+    metrics.stream_reset_for_budget()
+    seen = samples(metrics)
+    assert seen[f"{ours}certificate_expiry_timestamp_seconds", ('/etc/"odd"\n.crt',)] == 1.9e9
+    assert seen[f"{ours}certificate_reload_failures_total", ()] == 1
+    assert seen[f"{ours}streams_reset_for_budget_total", ()] == 1
+    assert seen[f"{ours}held_bytes", ()] == 65536
+    assert seen[f"{ours}draining", ()] == 1
+    assert seen[f"{ours}links_opened_total", ()] == 1
+    assert seen[f"{ours}log_lines_suppressed_total", ()] == 11
+    assert seen["isthmus_build_info", (metrics.program, isthmus.__version__)] == 1
+
+
+@pytest.mark.parametrize("metrics", [ServerMetrics(), AgentMetrics()], ids=["server", "agent"])
+def test_names_are_unique_and_well_formed(metrics: ProgramMetrics) -> None:
+    names = [family.name for family in metrics.families]
+    assert len(set(names)) == len(names)
+    for family in metrics.families:
+        assert family.name.startswith(("isthmus_", "konnectivity_network_proxy_"))
+        if family.kind == "counter" and family.name.startswith("isthmus_"):
+            assert family.name.endswith("_total")
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    assert DOCS.read_text(encoding="utf-8") == reference(), (
+        "run: python -m isthmus.observe.reference > docs/reference/metrics.md"
+    )
