@@ -73,19 +73,25 @@ def draw(found: Sequence[Row], names: Sequence[str], subject: str, console: Cons
     table.add_column("figure", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right")
-    table.add_column(f"{subject} / haproxy", justify="right")
-    table.add_column("goal", justify="right")
-    table.add_column("", justify="left")
+    compared = any(row.ratio for row in found) and subject != "haproxy"
+    judged = any(row.reached is not None for row in found)
+    if compared:
+        table.add_column(f"{subject} / haproxy", justify="right")
+    if judged:
+        table.add_column("goal", justify="right")
+        table.add_column("", justify="left")
     previous = ""
     for row in found:
         if previous and row.figure.load != previous:
             table.add_section()
         previous = row.figure.load
         cells = [_cell(row.values.get(name)) for name in names]
+        if compared:
+            cells.append(_cell(row.ratio))
         verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[row.reached]
         title = f"{row.figure.title} [dim]{row.figure.unit}[/]"
         goal = "" if row.figure.goal is None else str(row.figure.goal)
-        table.add_row(title, *cells, _cell(row.ratio), goal, verdict)
+        table.add_row(title, *cells, *([goal, verdict] if judged else []))
     console.print(table)
 
 

@@ -216,7 +216,7 @@ def machine() -> str:
     return ", ".join(versions)
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
+def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
@@ -226,7 +226,8 @@ def main() -> int:
     console = Console()
     if console.width < _MIN_COLUMNS and not console.is_terminal:
         console = Console(width=_MIN_COLUMNS)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a background job starts with SIGINT ignored
+        signal.signal(number, _interrupted)
     try:
         with Workspace() as space:
             return run(args, space, console)

@@ -79,7 +79,7 @@ func parse(name string, args []string) options {
 	opts.dialer.prepare()
 	for _, field := range strings.FieldsFunc(*pids, func(r rune) bool { return r == ',' }) {
 		pid, err := strconv.Atoi(field)
-		if err != nil || *conns < 1 {
+		if err != nil {
 			fmt.Fprintf(os.Stderr, "load: bad pid %q\n", field)
 			os.Exit(2)
 		}

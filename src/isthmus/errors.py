@@ -30,12 +30,23 @@ class DialFailure(Enum):
     INTERNAL = "internal error"
 
 
+class LinkStage(Enum):
+    """How far a link came before it failed, or how it ended."""
+
+    CONNECT = "no connection to the server's address"
+    TLS = "the TLS handshake failed"
+    TIMED_OUT = "no hello or welcome in time"
+    PROTOCOL = "the peer broke the protocol"
+    REFUSED = "the hello was refused"
+    LOST = "no byte arrived for too long, or the connection broke"
+
+
 class IsthmusError(Exception):
     """The root of everything Isthmus raises."""
 
 
 class ConfigError(IsthmusError):
-    """A flag, file or certificate is wrong; the message is one sentence for the person at the keys."""
+    """A flag, file or certificate is wrong; the message is one sentence for whoever typed it."""
 
 
 class ProtocolError(IsthmusError):
@@ -43,7 +54,11 @@ class ProtocolError(IsthmusError):
 
 
 class LinkError(IsthmusError):
-    """A link could not be made, was refused, or ended."""
+    """A link could not be made, was refused, or ended; ``stage`` says how far it came."""
+
+    def __init__(self, message: str, stage: LinkStage = LinkStage.LOST) -> None:
+        super().__init__(message)
+        self.stage = stage
 
 
 class DialError(IsthmusError):

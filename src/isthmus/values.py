@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 from typing import NewType
 
 AgentId = NewType("AgentId", str)
@@ -16,6 +16,10 @@ Network = NewType("Network", str)
 # Underscores are not legal in host names (RFC 1123 §2.1) but real DNS has them.
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _MAX_NAME_CHARS = 253
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_V4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}", re.ASCII)
+# Resolvers read 2130706433, 0x7f.1 and 127.1 as addresses; as names they would slip past policy.
+_NUMBER_LAST = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)\.?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,9 @@ class HostPort:
             raise ValueError(f"port out of range: {self.port}")
         if not self.host or len(self.host) > _MAX_NAME_CHARS:
             raise ValueError("host is empty" if not self.host else "host name is too long")
-        if not is_address(self.host) and not _NAME.fullmatch(self.host):
+        if is_address(self.host):
+            return
+        if not _NAME.fullmatch(self.host) or _NUMBER_LAST.fullmatch(self.host):
             raise ValueError(f"not a host name or address: {self.host!r}")
 
     def __str__(self) -> str:
@@ -53,9 +59,10 @@ class HostPort:
         if not (port.isascii() and port.isdigit() and len(port) <= 5):
             raise ValueError(f"not a port: {port!r}")
         if host.startswith("[") or host.endswith("]"):
-            host = host.removeprefix("[").removesuffix("]")
-            if not _is_v6(host):
+            inner = host[1:-1]
+            if host != f"[{inner}]" or not _is_v6(inner):
                 raise ValueError(f"not an IPv6 address in brackets: {text!r}")
+            host = inner
         elif ":" in host:
             raise ValueError(f"an IPv6 address needs brackets: {text!r}")
         return cls(host, int(port))
@@ -63,18 +70,13 @@ class HostPort:
 
 def is_address(host: str) -> bool:
     """Tell whether the host is a literal IPv4 or IPv6 address, which needs no resolver."""
-    # Every address ends in a digit, a hex letter or a colon, and names mostly do not start so:
-    # ip_address() costs 3 µs and most of it is raising, so ask the cheap questions first.
-    if not (":" in host or host[-1:].isdigit()):
-        return False
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    # A regular expression for the common kind: ip_address() takes 3 µs, this a quarter of one.
+    return _V4.fullmatch(host) is not None or (":" in host and _is_v6(host))
 
 
 def _is_v6(host: str) -> bool:
+    if "%" in host:
+        return False  # a zone means something on one machine only
     try:
         IPv6Address(host)
     except ValueError:

@@ -55,7 +55,8 @@ class Poller:
 
     def modify(self, fd: int, events: int) -> None:
         """Change which events have edges; an edge comes at once for one that holds already."""
-        self._epoll.modify(fd, events | EDGE)
+        if not self._epoll.closed:
+            self._epoll.modify(fd, events | EDGE)
 
     def close(self, sock: socket.socket) -> None:
         """Forget a socket and close it when this batch is over."""
@@ -64,6 +65,8 @@ class Poller:
         if self._handlers.pop(sock.fileno(), None) is not None:
             self._doomed.append(sock)
             self._schedule()
+        elif self._epoll.closed:
+            sock.close()
 
     def again(self, call: Callable[[], None]) -> None:
         """Call once more in the next round: an edge comes only once, and more may be there."""
@@ -120,9 +123,12 @@ class Poller:
                 _log.exception("a socket's handler failed")
 
     def shut_down(self) -> None:
-        """Stop watching and close every socket that is still registered or doomed."""
+        """Stop watching. Sockets still registered are their owners' to close, which is then at once."""
+        if self._epoll.closed:
+            return
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         for sock in self._doomed:
             sock.close()
+        self._doomed.clear()
         self._handlers.clear()

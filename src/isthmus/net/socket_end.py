@@ -45,9 +45,14 @@ class SocketEndBase(BaseEnd):
 
     if TYPE_CHECKING:  # given by the concrete class
 
-        def send_eof(self) -> None: ...
-        def reset(self) -> None: ...
-        def close(self) -> None: ...
+        def send_eof(self) -> None:
+            """Half-close as this kind of connection does."""
+
+        def reset(self) -> None:
+            """See RawSocket."""
+
+        def close(self) -> None:
+            """See RawSocket."""
 
     @property
     def half_closed(self) -> bool:
@@ -69,11 +74,11 @@ class SocketEndBase(BaseEnd):
             self._maybe_done()
 
     def drained(self) -> None:
-        """Tell the peer that there is room, or finish."""
+        """Tell the peer that there is room, and finish if that was the last."""
+        # Also after its end of file: a stream counts what it holds until it hears this.
+        self.peer.resume_reading()
         if self._eof_out:
             self._maybe_done()
-        else:
-            self.peer.resume_reading()
 
     def abort(self, reason: Ending) -> None:
         """Reset; see End."""

@@ -35,6 +35,7 @@ class TlsSocket(RawSocket):
         "_recv_into",
         "_tls_read",
         "_tls_write",
+        "_unsecured",
         "peer_done",
         "secured",
         "tls",
@@ -62,6 +63,7 @@ class TlsSocket(RawSocket):
         self._tls_write = self.tls.write
         self._recv_into = sock.recv_into
         self._read_bytes = min(read_bytes, _CIPHER_BYTES)
+        self._unsecured: list[bytes | None] = []  # written before the handshake; None is the end
         self.secured = False
         self.peer_done = False
         RawSocket.__init__(self, sock, poller)
@@ -128,6 +130,18 @@ class TlsSocket(RawSocket):
             self.broken()
         elif self.secured:
             self.handshake_done()
+            if self._unsecured and not self.closed:
+                self._send_unsecured()
+
+    def _send_unsecured(self) -> None:
+        kept, self._unsecured = self._unsecured, []
+        for data in kept:
+            if data is None:
+                self.close_notify()
+            else:
+                self.encrypt(data)
+        if self._out is None:
+            self.drained()
 
     def _decrypt(self) -> None:
         read, incoming, pending = self._tls_read, self._incoming, self.tls.pending
@@ -136,11 +150,11 @@ class TlsSocket(RawSocket):
         try:
             # One SSL_read gives one record; gather them, so that frames and writes are whole.
             while incoming.pending or pending():
-                size = read(_RECORD_BYTES, _plain[total:])  # type: ignore[arg-type]  # any buffer
+                size = read(_RECORD_BYTES, _plain[total:])
                 if not size:
                     over = True
                     break
-                total += size
+                total += size  # type: ignore[operator]  # an int when a buffer is given
             else:
                 broken = incoming.eof
         except ssl.SSLWantReadError:
@@ -173,6 +187,9 @@ class TlsSocket(RawSocket):
                 view = memoryview(data)
                 while done < size:
                     done += self._tls_write(view[done:])
+        except ssl.SSLWantReadError:  # no keys yet: an end may be joined before its handshake
+            self._unsecured.append(data)
+            return False
         except ssl.SSLError:
             self.poller.again(self._broken_later)
             return True
@@ -180,6 +197,9 @@ class TlsSocket(RawSocket):
 
     def close_notify(self) -> None:
         """Say that this direction is done; the other goes on (RFC 8446 §6.1)."""
+        if not self.secured:
+            self._unsecured.append(None)
+            return
         with contextlib.suppress(ssl.SSLError, ValueError):
             self.tls.unwrap()
         if self._outgoing.pending:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.counters import (
     Family,
     Histogram,
@@ -22,10 +22,10 @@ from isthmus.observe.counters import (
     histogram,
     one,
 )
-from isthmus.observe.program import Gauges, LinkFailure, ProgramMetrics
+from isthmus.observe.program import Gauges, ProgramMetrics
 from isthmus.tunnel.end import Ending
 
-__all__ = ["AgentMetrics", "Gauges", "LinkFailure", "ServerMetrics", "TlsPort", "TlsRefusal"]
+__all__ = ["AgentMetrics", "Gauges", "LinkStage", "ServerMetrics", "TlsPort", "TlsRefusal"]
 
 SERVER_DIAL_BUCKETS_S = (0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5)
 AGENT_DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from types import MappingProxyType
 
 import isthmus
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.counters import (
     Families,
     Family,
@@ -26,17 +25,6 @@ from isthmus.observe.counters import (
     one,
 )
 from isthmus.tunnel.end import Ending
-
-
-class LinkFailure(Enum):
-    """Why a link did not come to be, or was ended by its own rules."""
-
-    CONNECT = "no connection to the server's address"
-    TLS = "the TLS handshake failed"
-    TIMED_OUT = "no hello or welcome in time"
-    PROTOCOL = "the peer broke the protocol"
-    REFUSED = "the hello was refused"
-    LOST = "no byte arrived for too long, or the connection broke"
 
 
 def _zero() -> int:
@@ -86,7 +74,7 @@ class ProgramMetrics:
         self.failed_dials = Histogram(dial_buckets_s)
         self.dial_failures = dict.fromkeys(DialFailure, 0)
         self.endings = dict.fromkeys(Ending, 0)
-        self.link_failures = dict.fromkeys(LinkFailure, 0)
+        self.link_failures = dict.fromkeys(LinkStage, 0)
         self.links_opened = 0
         self.bytes_to_target = 0
         self.bytes_to_client = 0
@@ -125,7 +113,7 @@ class ProgramMetrics:
         """Count a link whose greeting is done."""
         self.links_opened += 1
 
-    def link_failed(self, failure: LinkFailure) -> None:
+    def link_failed(self, failure: LinkStage) -> None:
         """Count a link that did not come to be, or was ended by its own rules."""
         self.link_failures[failure] += 1
 

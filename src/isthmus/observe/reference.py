@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.counters import Family
 from isthmus.observe.metrics import (
     GO_DIAL_FAILURE,
     AgentMetrics,
-    LinkFailure,
     ServerMetrics,
     TlsRefusal,
 )
@@ -78,7 +77,7 @@ def _values() -> str:
     )
     for title, kinds in (
         ("`ending` of `tunnels_ended_total`", Ending),
-        ("`reason` of `link_failures_total`", LinkFailure),
+        ("`reason` of `link_failures_total`", LinkStage),
         ("`reason` of `tls_refused_total`", TlsRefusal),
     ):
         lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")

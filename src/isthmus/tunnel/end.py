@@ -119,7 +119,7 @@ class Early:
 
 
 class Discard(Early):
-    """A peer that throws away what comes: the reading half of an end that only has to say goodbye."""
+    """A peer that throws away what comes, for an end that only has to say goodbye."""
 
     __slots__ = ()
 
@@ -170,11 +170,20 @@ class BaseEnd:
 
     if TYPE_CHECKING:  # given by the concrete class; at run time a stub here would hide it
 
-        def write(self, data: bytes) -> bool: ...
-        def write_eof(self) -> None: ...
-        def abort(self, reason: Ending) -> None: ...
-        def pause_reading(self) -> None: ...
-        def resume_reading(self) -> None: ...
+        def write(self, data: bytes) -> bool:
+            """See End."""
+
+        def write_eof(self) -> None:
+            """See End."""
+
+        def abort(self, reason: Ending) -> None:
+            """See End."""
+
+        def pause_reading(self) -> None:
+            """See End."""
+
+        def resume_reading(self) -> None:
+            """See End."""
 
 
 END_SLOTS = ("_early", "bytes_written", "ending", "on_done", "peer")

@@ -147,7 +147,7 @@ class Session:
 
     def go_away(self, code: GoAwayCode = GoAwayCode.NORMAL) -> None:
         """Tell the peer to open nothing more; NORMAL is drain."""
-        if not self.draining and not self.closed:
+        if not self.closed and (not self.draining or code):
             self.draining = True
             self.emit(pack(0, GO_AWAY, 0, 0, code), b"", 0)
 
@@ -330,6 +330,8 @@ class Session:
         stream.received_fin()
 
     def _accept(self, stream_id: int) -> None:
+        if self.closed:  # by a sink, within this very receive: nobody would end the stream
+            return
         if stream_id in self.streams:
             raise ProtocolError(f"yamux: duplicate SYN on stream {stream_id}")
         if stream_id == 0 or bool(stream_id & 1) == self.client:

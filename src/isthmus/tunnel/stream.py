@@ -44,6 +44,7 @@ class Stream(BaseEnd):
         "reserve",
         "session",
         "sink_full_since",
+        "waiting_since",
         "window",
     )
 
@@ -57,6 +58,7 @@ class Stream(BaseEnd):
         self.reserve = INITIAL_WINDOW - session.first_window
         self._backlog: deque[bytes | memoryview] | None = None
         self.backlog_bytes = 0
+        self.waiting_since = 0.0
         self.in_turn = False
         self._fin_wanted = False
         self._fin_sent = False
@@ -97,6 +99,7 @@ class Stream(BaseEnd):
         self.bytes_written += size
         if self._backlog is None:
             self._backlog = deque()
+            self.waiting_since = session.clock()
         self._backlog.append(data)
         self.backlog_bytes += size
         session.want_turn(self)

@@ -8,11 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import isthmus
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.metrics import (
     GO_DIAL_FAILURE,
     AgentMetrics,
-    LinkFailure,
     ServerMetrics,
     TlsPort,
     TlsRefusal,
@@ -91,7 +90,7 @@ def test_the_server_counts_what_it_refuses() -> None:
     metrics.tls_refused(TlsPort.AGENT, TlsRefusal.NO_CERTIFICATE)
     metrics.request_refused(431)
     metrics.request_refused(418)
-    metrics.link_failed(LinkFailure.PROTOCOL)
+    metrics.link_failed(LinkStage.PROTOCOL)
     seen = samples(metrics)
     assert seen["isthmus_server_tls_refused_total", ("agent", "no_certificate")] == 1
     assert seen["isthmus_server_tls_refused_total", ("frontend", "no_certificate")] == 0

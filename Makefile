@@ -1,0 +1,48 @@
+# Everything a person or CI runs. `make run` and `make test` set up whatever is missing.
+VENV    := .venv
+PY      := $(VENV)/bin/python
+STAMP   := $(VENV)/.installed
+PYTHON  ?= python3
+# Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check format bench interop proto clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Make the virtual environment and install system packages where possible
+
+$(STAMP): pyproject.toml tools/system-packages
+	bash tools/system-packages
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable . --group dev
+	touch $@
+
+run: setup ## Start a server, an agent and a demo target in this terminal
+	$(VENV)/bin/isthmus up
+
+test: setup ## Run the tests (not the interop ones)
+	$(PY) -m pytest -m "not interop and not lab" $(ARGS)
+
+check: setup ## Lint, format check, strict types, architecture
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PY) -m pytest -q tests/test_architecture.py
+
+format: setup ## Format and fix what can be fixed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+interop: setup ## Test against foreign peers: Go's yamux and TLS, curl, openssl
+	$(PY) -m pytest -m interop $(ARGS)
+
+bench: setup ## Measure direct, a haproxy pair and Isthmus in one run
+	$(PY) bench/run.py $(ARGS)
+
+proto: setup ## Regenerate the messages from their .proto files
+	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto
+
+clean: ## Remove what was built
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

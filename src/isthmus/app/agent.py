@@ -1,0 +1,223 @@
+"""The agent program: links to every server, and the dials that come by them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import uuid
+from functools import partial
+
+from isthmus.app import lifetime, ports
+from isthmus.app.agent_view import agent_view
+from isthmus.app.servers import Servers
+from isthmus.app.tunnels import TunnelTable
+from isthmus.config.agent import AgentSettings
+from isthmus.core.backoff import Backoff
+from isthmus.dialers.direct import DirectDial, DirectDialer
+from isthmus.errors import DialFailure
+from isthmus.links.agent_side import Greeting
+from isthmus.links.dials import IncomingDial
+from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.net.socket_end import SocketEnd
+from isthmus.observe.logs import OncePer, log
+from isthmus.observe.metrics import AgentMetrics
+from isthmus.tunnel.end import Ending
+from isthmus.values import AgentId, HostPort, Identity
+from isthmus.wire.link import ALPN
+
+_log = logging.getLogger("isthmus.agent")
+
+
+class TargetDial:
+    """One dial that a server asked for: the answer of the direct dialer goes back to it."""
+
+    __slots__ = ("_agent", "_incoming", "_started_at", "_target")
+
+    def __init__(self, agent: Agent, incoming: IncomingDial, target: HostPort) -> None:
+        self._agent = agent
+        self._incoming = incoming
+        self._target = target
+        self._started_at = agent.loop.time()
+        asked_s = incoming.dial.timeout_ms / 1000 or agent.settings.dial_timeout_s
+        dial: DirectDial = agent.dialer.dial(
+            target,
+            timeout_s=min(asked_s, agent.settings.dial_timeout_s),
+            reached=self._reached,
+            failed=self._failed,
+        )
+        if not incoming.answered:
+            incoming.on_cancelled = dial.cancel
+
+    def _reached(self, end: SocketEnd) -> None:
+        agent, incoming = self._agent, self._incoming
+        agent.metrics.dial_succeeded(agent.loop.time() - self._started_at)
+        incoming.accept(str(self._target))
+        dial = incoming.dial
+        agent.tunnels.open(
+            client=incoming.stream,
+            far=end,
+            target=self._target,
+            requester=Identity(dial.requester, tuple(dial.requester_groups)),
+            agent_id=agent.id,
+            link_id=incoming.link_id,
+        )
+
+    def _failed(self, failure: DialFailure, detail: str) -> None:
+        agent = self._agent
+        agent.metrics.dial_failed(failure, agent.loop.time() - self._started_at)
+        self._incoming.refuse(failure, detail)
+
+
+class Agent:
+    """A running agent."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.id = AgentId(settings.agent_id or str(uuid.uuid4()))
+        self.started_at = self.loop.time()
+        self.draining = False
+        self.metrics = AgentMetrics()
+        self.once = OncePer(self.loop.time)
+        self.poller = Poller(self.loop)
+        self.resolver = Resolver(self.loop, settings.aliases)
+        self.dialer = DirectDialer(self.loop, self.poller, self.resolver)
+        self.tunnels = TunnelTable(self.loop, self.metrics, frontend="link")
+        self.contexts: list[HotContext] = []
+        self.health_port = 0
+        self.admin_port = 0
+        self.servers: Servers | None = None
+        self._ports: list[ports.Port] = []
+
+    # Program.
+
+    async def start(self) -> None:
+        """Check every file, then open the ports; see Program."""
+        settings = self.settings
+        files = TlsFiles(
+            cert=settings.agent_cert,
+            key=settings.agent_key,
+            ca=settings.ca_cert,
+            labels=("--agent-cert", "--agent-key", "--ca-cert"),
+        )
+        build = partial(client_context, alpn=(ALPN, *settings.alpn_proto))
+        context = HotContext(files, build, purpose="client")
+        self.contexts.append(context)
+        self.servers = Servers(
+            self.loop,
+            self.poller,
+            self.resolver,
+            hosts=settings.proxy_server_host,
+            port=settings.proxy_server_port,
+            context=lambda: context.current,
+            greeting=Greeting(agent_id=self.id, identifiers=settings.agent_identifiers),
+            on_dial=self._dial,
+            backoff=lambda: Backoff(
+                first_s=settings.sync_interval_s,
+                cap_s=settings.sync_interval_cap_s,
+                chance=random.random,
+            ),
+            metrics=self.metrics,
+            once=self.once,
+        )
+        try:
+            await self._open_ports()
+        except BaseException:
+            await self.stop()
+            raise
+        self._set_gauges(self.servers)
+
+    async def watch(self) -> None:
+        """Keep the links and follow the certificate files; see Program."""
+        assert self.servers is not None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.servers.keep_connected(), name="servers")
+            tasks.create_task(watch(self.contexts, on_reload=self._reloaded), name="reload")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Tell the servers, wait for the tunnels; see Program."""
+        self.draining = True
+        if self.servers is not None:
+            self.servers.drain()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.tunnels.wait_empty(), timeout_s)
+
+    async def stop(self) -> None:
+        """Close everything; see Program."""
+        self.tunnels.abort_all(Ending.DRAINED)
+        if self.servers is not None:
+            self.servers.close()
+        self.resolver.close()
+        for port in self._ports:
+            await port.close()
+        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
+        self.poller.shut_down()
+
+    async def _open_ports(self) -> None:
+        settings = self.settings
+        health = await ports.serve(
+            ports.agent_health(ready=self.ready, metrics=self.metrics.render),
+            host=settings.health_server_host,
+            port=settings.health_server_port,
+            host_flag="--health-server-host",
+            port_flag="--health-server-port",
+        )
+        self._ports.append(health)
+        admin = await ports.serve(
+            ports.agent_admin(snapshot=partial(agent_view, self), health_port=health.number),
+            host=settings.admin_bind_address,
+            port=settings.admin_server_port,
+            host_flag="--admin-bind-address",
+            port_flag="--admin-server-port",
+            admin=True,
+        )
+        self._ports.append(admin)
+        self.health_port, self.admin_port = health.number, admin.number
+
+    def _set_gauges(self, servers: Servers) -> None:
+        gauges = self.metrics.gauges
+        gauges.tunnels = lambda: len(self.tunnels)
+        gauges.links = lambda: len(servers.links)
+        gauges.held_bytes = lambda: sum(
+            link.session.held for link in servers.links.values() if link.session
+        )
+        gauges.draining = lambda: int(self.draining)
+        gauges.lines_suppressed = lambda: self.once.suppressed
+        gauges.live_bytes = self.tunnels.live_bytes
+        gauges.certificates = self.contexts[0].certificate_expiries
+        gauges.known_servers = lambda: servers.known_count
+
+    def _reloaded(self, context: HotContext) -> None:
+        log(_log, logging.INFO, "certificates reloaded", context=repr(context))
+
+    def ready(self) -> list[ports.Check]:
+        """Ready: at least one server is linked."""
+        linked = self.servers is not None and bool(self.servers.links)
+        return [
+            ports.PING,
+            ports.Check("server-connected", "" if linked else "no server is connected"),
+        ]
+
+    # Dials.
+
+    def _dial(self, incoming: IncomingDial) -> None:
+        dial = incoming.dial
+        try:
+            target = HostPort(dial.host, dial.port)
+        except ValueError as exc:
+            incoming.refuse(DialFailure.UNRESOLVED, str(exc))
+            return
+        TargetDial(self, incoming, target)
+
+
+def main(settings: AgentSettings) -> int:
+    """Run an agent until it is told to stop; the exit code."""
+    os.umask(0o077)
+    return lifetime.main(
+        lambda: Agent(settings), settings, drain_s=settings.graceful_shutdown_timeout_s
+    )

@@ -1,0 +1,34 @@
+"""An agent's snapshot: what it is doing right now, as values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from isthmus import __version__
+from isthmus.app.server_view import certificates, link_view, totals
+from isthmus.core.snapshot import AgentProgramView
+
+if TYPE_CHECKING:
+    from isthmus.app.agent import Agent
+
+
+def agent_view(agent: Agent, limit: int) -> AgentProgramView:
+    """Show the agent, with at most ``limit`` tunnels."""
+    now = agent.loop.time()
+    servers = agent.servers
+    assert servers is not None  # the admin port opens after it is made
+    return AgentProgramView(
+        agent_id=agent.id,
+        version=__version__,
+        taken_at=datetime.now(UTC),
+        uptime_s=now - agent.started_at,
+        draining=agent.draining,
+        known_servers=servers.known_count,
+        totals=totals(agent.metrics),
+        links=tuple(link_view(link, link.server_id, now) for link in servers.links.values()),
+        tunnels=agent.tunnels.views(limit),
+        truncated=max(0, len(agent.tunnels) - limit),
+        recent_endings=agent.tunnels.endings.views(now=now),
+        certificates=certificates(agent.contexts),
+    )

@@ -1,0 +1,79 @@
+"""The life of a program: start, run until a signal, drain, stop. The same for server and agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+import uvloop
+
+from isthmus.config.log import LogSettings
+from isthmus.observe.logs import configure
+
+_log = logging.getLogger("isthmus.app")
+
+
+class Program(Protocol):
+    """Something that starts, drains and stops."""
+
+    async def start(self) -> None:
+        """Open every port, or raise ConfigError with nothing left open."""
+
+    async def watch(self) -> None:
+        """Run the tasks that live as long as the program; cancelled at the end."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new and wait for what is open, at most so long."""
+
+    async def stop(self) -> None:
+        """Close everything."""
+
+
+async def run(
+    program: Program,
+    *,
+    drain_s: float,
+    started: Callable[[], None] | None = None,
+    signals: bool = True,
+) -> None:
+    """Run a program until SIGTERM or SIGINT, then drain; a second signal stops at once."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if told.is_set() else told).set()
+
+    await program.start()
+    if signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(program.watch(), name="watch")
+            if started is not None:
+                started()
+            await told.wait()
+            _log.info("draining")
+            draining = tasks.create_task(program.drain(drain_s), name="drain")
+            hurried = tasks.create_task(hurry.wait(), name="hurry")
+            await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (draining, hurried, watching):
+                task.cancel()
+    finally:
+        await program.stop()
+
+
+def main(make: Callable[[], Program], settings: LogSettings, *, drain_s: float) -> int:
+    """Configure logging and run a program in its own event loop; the exit code."""
+    configure(settings.v, "json" if settings.log_format == "json" else "text", sys.stderr)
+
+    async def start() -> None:
+        await run(make(), drain_s=drain_s)
+
+    uvloop.run(start())
+    return 0

@@ -1,0 +1,109 @@
+"""A server's snapshot: what it is doing right now, as values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from isthmus import __version__
+from isthmus.core.snapshot import (
+    AgentView,
+    CertificateView,
+    LinkState,
+    LinkView,
+    ServerView,
+    Totals,
+)
+from isthmus.links.link import Link
+from isthmus.links.server_side import AgentLink
+from isthmus.net.contexts import HotContext
+from isthmus.observe.program import ProgramMetrics
+
+if TYPE_CHECKING:
+    from isthmus.app.server import Server
+
+
+def server_view(server: Server, limit: int) -> ServerView:
+    """Show the server, with at most ``limit`` tunnels."""
+    now = server.loop.time()
+    by_agent: dict[str, list[AgentLink]] = {}
+    for link in server.agents:
+        by_agent.setdefault(link.agent_id, []).append(link)
+    return ServerView(
+        server_id=server.id,
+        version=__version__,
+        taken_at=datetime.now(UTC),
+        uptime_s=now - server.started_at,
+        draining=server.draining,
+        totals=totals(server.metrics),
+        agents=tuple(_agent(links) for links in by_agent.values()),
+        links=tuple(link_view(link, link.agent_id, now) for link in server.links),
+        tunnels=server.tunnels.views(limit),
+        truncated=max(0, len(server.tunnels) - limit),
+        recent_endings=server.tunnels.endings.views(now=now),
+        certificates=certificates(server.contexts),
+    )
+
+
+def _agent(links: list[AgentLink]) -> AgentView:
+    first = links[0]
+    return AgentView(
+        id=first.agent_id,
+        identity=str(first.identity),
+        identifiers=tuple(filter(None, first.identifiers.to_query().split("&"))),
+        version=first.version,
+        zone=first.labels.get("topology.kubernetes.io/zone", ""),
+        links=len(links),
+        tunnels=sum(max(0, link.load - 1) for link in links),  # one stream is the control stream
+        draining=all(not link.takes_dials for link in links),
+        rtt_s=min((link.session.round_trip_s for link in links if link.session), default=None),
+    )
+
+
+def link_view(link: Link, peer_id: str, now: float) -> LinkView:
+    """Show one link, from either side."""
+    session = link.session
+    return LinkView(
+        id=link.id,
+        peer_id=peer_id,
+        peer_address=link.peer_address,
+        carrier="mux",
+        state=_state(link),
+        age_s=now - link.opened_at,
+        streams=link.load,
+        rtt_s=session.round_trip_s if session is not None else None,
+        held_bytes=session.held if session is not None else 0,
+        sent_bytes=link.carrier.bytes_out,
+        received_bytes=link.carrier.bytes_in,
+    )
+
+
+def _state(link: Link) -> LinkState:
+    if not link.ready:
+        return LinkState.GREETING
+    if link.stuck_ticks:
+        return LinkState.STUCK
+    return LinkState.OPEN if link.takes_dials else LinkState.DRAINING
+
+
+def totals(metrics: ProgramMetrics) -> Totals:
+    """Sum up what has ended and what goes on."""
+    to_target, to_client = metrics.bytes_carried()
+    failed = sum(metrics.dial_failures.values())
+    return Totals(
+        dials=metrics.dials.count + failed,
+        dials_failed=failed,
+        tunnels_ended=sum(metrics.endings.values()),
+        bytes_to_target=to_target,
+        bytes_to_client=to_client,
+    )
+
+
+def certificates(contexts: list[HotContext]) -> tuple[CertificateView, ...]:
+    """Show the certificate files in use."""
+    found: dict[str, CertificateView] = {}
+    for context in contexts:
+        for path, not_after in context.certificate_expiries().items():
+            expiry = datetime.fromtimestamp(not_after, UTC)
+            found[path] = CertificateView(file=path, subject="", not_after=expiry)
+    return tuple(found.values())

@@ -1,0 +1,145 @@
+"""The table of open tunnels: where metrics, snapshots and draining look."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+from isthmus.core.snapshot import Held, RecentEndings, TunnelState, TunnelView, why_stalled
+from isthmus.observe.logs import log
+from isthmus.observe.program import ProgramMetrics
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import AgentId, HostPort, Identity, TunnelId
+
+_log = logging.getLogger("isthmus.tunnel")
+
+
+class TunnelTable:
+    """Every tunnel of a program, from join to the end."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, metrics: ProgramMetrics, *, frontend: str
+    ) -> None:
+        self._loop = loop
+        self._metrics = metrics
+        self._frontend = frontend
+        self._ids = itertools.count(1)
+        self._open: dict[TunnelId, Tunnel] = {}
+        self._empty: asyncio.Future[None] | None = None
+        self.endings = RecentEndings()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self,
+        *,
+        client: BaseEnd,
+        far: BaseEnd,
+        target: HostPort,
+        requester: Identity,
+        agent_id: AgentId,
+        link_id: int,
+    ) -> None:
+        """Join two ends and keep their tunnel until both are done."""
+        tunnel = Tunnel(
+            TunnelId(next(self._ids)),
+            client=client,
+            far=far,
+            target=target,
+            requester=requester,
+            opened_at=self._loop.time(),
+            agent_id=agent_id,
+            link_id=link_id,
+            on_done=self._done,
+        )
+        self._open[tunnel.id] = tunnel
+        tunnel.open()
+
+    def live_bytes(self) -> tuple[int, int]:
+        """Bytes (to target, to client) of the tunnels that are open."""
+        tunnels = self._open.values()
+        return (
+            sum(tunnel.far.bytes_written for tunnel in tunnels),
+            sum(tunnel.client.bytes_written for tunnel in tunnels),
+        )
+
+    def abort_all(self, reason: Ending) -> None:
+        """Reset every tunnel."""
+        for tunnel in list(self._open.values()):
+            tunnel.abort(reason)
+
+    async def wait_empty(self) -> None:
+        """Wait until no tunnel is open."""
+        if self._open:
+            self._empty = self._loop.create_future()
+            await self._empty
+
+    def views(self, limit: int) -> tuple[TunnelView, ...]:
+        """Show the oldest tunnels, at most ``limit``."""
+        now = self._loop.time()
+        return tuple(
+            self._view(tunnel, now) for tunnel in itertools.islice(self._open.values(), limit)
+        )
+
+    def _done(self, tunnel: Tunnel) -> None:
+        del self._open[tunnel.id]
+        now = self._loop.time()
+        to_target, to_client = tunnel.far.bytes_written, tunnel.client.bytes_written
+        duration_s = now - tunnel.opened_at
+        self._metrics.tunnel_ended(tunnel.ending, duration_s, to_target, to_client)
+        self.endings.add(
+            now=now,
+            target=str(tunnel.target),
+            ending=tunnel.ending,
+            by=tunnel.ended_by,
+            bytes_to_target=to_target,
+            bytes_to_client=to_client,
+            duration_s=duration_s,
+        )
+        if _log.isEnabledFor(logging.DEBUG):
+            log(
+                _log, logging.DEBUG, "tunnel ended", tunnel=tunnel.id, target=str(tunnel.target),
+                ending=tunnel.ending.value, by=tunnel.ended_by, to_target=to_target,
+                to_client=to_client,
+            )  # fmt: skip
+        if self._empty is not None and not self._open:
+            self._empty.set_result(None)
+            self._empty = None
+
+    def _view(self, tunnel: Tunnel, now: float) -> TunnelView:
+        stalled = _why(tunnel, now)
+        half = any(getattr(end, "half_closed", False) for end in (tunnel.client, tunnel.far))
+        state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
+        return TunnelView(
+            id=tunnel.id,
+            frontend=self._frontend,
+            requester=str(tunnel.requester),
+            target=str(tunnel.target),
+            agent_id=AgentId(tunnel.agent_id),
+            link_id=tunnel.link_id,
+            state=TunnelState.STALLED if stalled else state,
+            age_s=now - tunnel.opened_at,
+            bytes_to_target=tunnel.far.bytes_written,
+            bytes_to_client=tunnel.client.bytes_written,
+            stalled=stalled,
+        )
+
+
+def _why(tunnel: Tunnel, now: float) -> str:
+    """Ask the stream, which knows both: what its sink does not take and what its peer does not."""
+    stream = next((end for end in (tunnel.client, tunnel.far) if isinstance(end, Stream)), None)
+    if stream is None:
+        return ""
+    sink = Held(bytes=stream.held, for_s=now - stream.sink_full_since if stream.held else 0.0)
+    wire = Held(
+        bytes=stream.backlog_bytes,
+        for_s=now - stream.waiting_since if stream.backlog_bytes else 0.0,
+        no_credit=stream.credit <= 0,
+    )
+    if stream is tunnel.far:
+        return why_stalled(to_client=sink, to_target=wire)
+    return why_stalled(to_client=wire, to_target=sink)

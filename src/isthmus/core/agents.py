@@ -1,0 +1,132 @@
+"""Which agent takes a dial: the set of links and the strategies over it. Pure: chance comes in.
+
+Konnectivity's strategies: ``default`` any agent, ``destHost`` one that names the target's host,
+``defaultRoute`` one that offers the default route; tried in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Generic, Protocol, TypeVar
+
+from isthmus.config.identifiers import Identifiers
+from isthmus.values import AgentId, HostPort, is_address
+
+
+class Backend(Protocol):
+    """What choosing needs to know of a link to an agent."""
+
+    @property
+    def agent_id(self) -> AgentId:
+        """Whose link it is."""
+
+    @property
+    def identifiers(self) -> Identifiers:
+        """What the agent stands for."""
+
+    @property
+    def can_open(self) -> bool:
+        """A stream can be opened on it."""
+
+    @property
+    def takes_dials(self) -> bool:
+        """Besides, it is neither draining nor stuck."""
+
+    @property
+    def load(self) -> int:
+        """How many streams it carries."""
+
+
+B = TypeVar("B", bound=Backend)
+
+
+class Agents(Generic[B]):
+    """The links that may carry dials."""
+
+    def __init__(self, strategies: Sequence[str], pick: Callable[[int], int]) -> None:
+        """``pick(n)`` gives a random number below n."""
+        self._strategies = tuple(strategies)
+        self._pick = pick
+        self._all: list[B] = []
+        self._default_route: list[B] = []
+        self._by_host: dict[str, list[B]] = {}
+        self._by_cidr: dict[IPv4Network | IPv6Network, list[B]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[B]:
+        return iter(list(self._all))
+
+    def add(self, backend: B) -> None:
+        """A link is up."""
+        for group in self._groups(backend, create=True):
+            group.append(backend)
+
+    def remove(self, backend: B) -> None:
+        """A link is gone."""
+        for group in self._groups(backend, create=False):
+            if backend in group:
+                group.remove(backend)
+
+    def _groups(self, backend: B, *, create: bool) -> list[list[B]]:
+        ids = backend.identifiers
+        groups = [self._all]
+        if ids.default_route:
+            groups.append(self._default_route)
+        for host in (*ids.ipv4, *ids.ipv6, *ids.host):
+            groups.append(self._by_host.setdefault(host, []))
+        for cidr in ids.cidr:
+            groups.append(self._by_cidr.setdefault(ip_network(cidr), []))
+        if not create:
+            self._by_host = {host: group for host, group in self._by_host.items() if group}
+            self._by_cidr = {cidr: group for cidr, group in self._by_cidr.items() if group}
+        return groups
+
+    def ready_by_strategy(self) -> dict[str, int]:
+        """How many agents each configured strategy could choose from."""
+        counts = {
+            "default": {backend.agent_id for backend in self._all},
+            "defaultRoute": {backend.agent_id for backend in self._default_route},
+            "destHost": {
+                backend.agent_id
+                for group in (*self._by_host.values(), *self._by_cidr.values())
+                for backend in group
+            },
+        }
+        return {name: len(counts[name]) for name in self._strategies}
+
+    def choose(self, target: HostPort, tried: Collection[B] = ()) -> B | None:
+        """Choose a link for a dial, or None; ``tried`` have failed this dial already."""
+        for strategy in self._strategies:
+            if strategy == "default":
+                group = self._all
+            elif strategy == "defaultRoute":
+                group = self._default_route
+            else:
+                group = self._naming(target.host)
+            found = self._best(group, tried)
+            if found is not None:
+                return found
+        return None
+
+    def _naming(self, host: str) -> list[B]:
+        exact = self._by_host.get(host.lower().removesuffix("."))
+        if exact or not self._by_cidr or not is_address(host):
+            return exact or []
+        address = ip_address(host)
+        holding = [cidr for cidr in self._by_cidr if address in cidr]
+        # The narrowest network is the best informed, as in a routing table.
+        return self._by_cidr[max(holding, key=lambda cidr: cidr.prefixlen)] if holding else []
+
+    def _best(self, group: list[B], tried: Collection[B]) -> B | None:
+        """Two random ones, the less loaded; those that take no dials only if no other is left."""
+        usable = [b for b in group if b.takes_dials and b not in tried]
+        if not usable:
+            usable = [b for b in group if b.can_open and b not in tried]
+        if len(usable) <= 1:
+            return usable[0] if usable else None
+        first = usable[self._pick(len(usable))]
+        second = usable[self._pick(len(usable))]
+        return second if second.load < first.load else first

@@ -1,0 +1,153 @@
+"""The dialer through agents: choose a link, ask, and ask another if that one was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Protocol
+
+from isthmus.core.agents import Agents
+from isthmus.errors import DialFailure
+from isthmus.links.server_side import AgentLink
+from isthmus.net.deadlines import Deadlines
+from isthmus.tunnel.end import Ending
+from isthmus.tunnel.stream import Stream
+from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.link import failure_of
+from isthmus.wire.link_pb2 import DialResult
+
+MOST_TRIES = 3
+
+
+class Dialing(Protocol):
+    """Who wants the answer of a dial."""
+
+    def dialed(self, stream: Stream, link: AgentLink) -> None:
+        """The target is reached; the stream may be joined."""
+
+    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+        """It is not."""
+
+
+class AgentDial:
+    """One dial under way."""
+
+    __slots__ = (
+        "_dialer",
+        "_link",
+        "_stream",
+        "_tried",
+        "id",
+        "requester",
+        "started_at",
+        "target",
+        "who",
+    )
+
+    def __init__(
+        self,
+        dialer: AgentDialer,
+        dial_id: DialId,
+        target: HostPort,
+        requester: Identity,
+        who: Dialing,
+    ) -> None:
+        self._dialer = dialer
+        self.id = dial_id
+        self.target = target
+        self.requester = requester
+        self.who: Dialing | None = who
+        self.started_at = dialer.loop.time()
+        self._tried: list[AgentLink] = []
+        self._stream: Stream | None = None
+        self._link: AgentLink | None = None
+
+    def attempt(self) -> None:
+        """Ask the best link that was not asked yet."""
+        dialer = self._dialer
+        left_s = self.started_at + dialer.timeout_s - dialer.loop.time()
+        while len(self._tried) < MOST_TRIES:
+            link = dialer.agents.choose(self.target, self._tried)
+            if link is None:
+                break
+            self._link = link
+            self._stream = link.open_dial(
+                self.target,
+                dial_id=self.id,
+                timeout_s=max(left_s, 0.001),
+                requester=self.requester,
+                told=self._told,
+            )
+            if self._stream is not None:
+                return
+            self._tried.append(link)
+        if not self._tried:
+            self._fail(DialFailure.NO_AGENT, "")
+        elif any(link.ready for link in self._tried):
+            self._fail(DialFailure.TOO_MANY, "every link is full")
+        else:
+            self._fail(DialFailure.AGENT_LOST, "")
+
+    def cancel(self) -> None:
+        """Nobody waits any more: take the dial back."""
+        if self.who is not None:
+            self._settle()
+            self._drop_stream(Ending.CANCELLED)
+
+    def expire(self) -> None:
+        """The deadline passed."""
+        if self.who is not None:
+            self._drop_stream(Ending.TIMED_OUT)
+            self._fail(DialFailure.TIMED_OUT, "the agent did not answer in time")
+
+    def _told(self, result: DialResult | None) -> None:
+        if self.who is None:
+            return
+        stream, link = self._stream, self._link
+        assert stream is not None and link is not None
+        if result is None:
+            # Reset before the answer: nothing was done, so another may be asked.
+            self._tried.append(link)
+            self._stream = None
+            self.attempt()
+            return
+        failure = failure_of(result)
+        if failure is None:
+            self._settle().dialed(stream, link)
+        else:
+            stream.write_eof()
+            self._fail(failure, result.detail)
+
+    def _drop_stream(self, reason: Ending) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.abort(reason)
+
+    def _fail(self, failure: DialFailure, detail: str) -> None:
+        self._settle().dial_failed(failure, detail)
+
+    def _settle(self) -> Dialing:
+        who, self.who = self.who, None
+        assert who is not None  # a dial is settled once
+        self._dialer.pending.remove(self)
+        return who
+
+
+class AgentDialer:
+    """Dials targets through the agents that are linked."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, agents: Agents[AgentLink], *, timeout_s: float
+    ) -> None:
+        self.loop = loop
+        self.agents = agents
+        self.timeout_s = timeout_s
+        self.pending: Deadlines[AgentDial] = Deadlines(loop, timeout_s, AgentDial.expire)
+        self._ids = itertools.count(1)
+
+    def dial(self, target: HostPort, requester: Identity, who: Dialing) -> AgentDial:
+        """Start a dial; the answer may come before this returns."""
+        dial = AgentDial(self, DialId(next(self._ids)), target, requester, who)
+        self.pending.add(dial)
+        dial.attempt()
+        return dial

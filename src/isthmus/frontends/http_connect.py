@@ -1,0 +1,230 @@
+"""The HTTP CONNECT frontend: reads the head, asks for a dial, answers, joins.
+
+Over UDS or over TCP with mutual TLS. A connection carries one tunnel. The bytes of the head are
+wire/http_connect.py's; which agent dials is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+from isthmus.errors import DialFailure
+from isthmus.frontends.statuses import explain, status_for
+from isthmus.net.contexts import peer_identity
+from isthmus.net.deadlines import Deadlines
+from isthmus.net.poller import Poller
+from isthmus.net.socket_end import SocketEnd
+from isthmus.net.tls import TlsEnd
+from isthmus.observe.logs import OncePer
+from isthmus.tunnel.end import BaseEnd, Discard, Early, Ending
+from isthmus.values import HostPort, Identity
+from isthmus.wire.http_connect import ESTABLISHED, BadRequest, reply, take_connect
+
+#: From the first byte (or the handshake) to the whole head. A client that needs longer is broken
+#: or means harm; kube-apiserver writes its head in one piece.
+HEAD_S = 10.0
+#: How long a refused client may take to read its answer.
+GOODBYE_S = 2.0
+_QUIET_S = 60.0
+_UCRED = struct.Struct("3i")
+_log = logging.getLogger("isthmus.frontend")
+
+
+class Dial(Protocol):
+    """A dial under way."""
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+
+
+class Backend(Protocol):
+    """What the frontend needs from the rest: somebody who dials and joins."""
+
+    def dial(self, request: ConnectClient, target: HostPort) -> Dial:
+        """Start a dial; ``request.dial_failed`` or ``request.established`` answers."""
+
+    def refused(self, status: int) -> None:
+        """A request was answered with this status without a dial."""
+
+    def handshake_failed(self, error: ssl.SSLError) -> None:
+        """A TLS client did not prove who it is."""
+
+    def abandoned(self) -> None:
+        """A client left while its dial was under way."""
+
+
+class ConnectClient(Early):
+    """One client until its tunnel stands: the early peer of its end."""
+
+    __slots__ = ("_dial", "_frontend", "_head_done", "end", "target")
+
+    def __init__(self, frontend: ConnectFrontend) -> None:
+        super().__init__()
+        self._frontend = frontend
+        self._head_done = False
+        self._dial: Dial | None = None
+        self.end: SocketEnd | TlsEnd | None = None
+        self.target: HostPort | None = None
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks, as the transport proved it."""
+        end = self.end
+        if isinstance(end, TlsEnd):
+            return peer_identity(end.tls)
+        return _uds_identity(end.sock) if end is not None else Identity("unknown")
+
+    def write(self, data: bytes) -> bool:
+        """Take bytes of the head; what follows it is kept for the tunnel."""
+        self.buffer += data
+        if not self._head_done:
+            try:
+                request = take_connect(self.buffer)
+            except BadRequest as exc:
+                self._frontend.once.log(
+                    ("bad request", exc.status), _QUIET_S, _log, logging.WARNING,
+                    "refused a request", status=exc.status, reason=exc.reason,
+                )  # fmt: skip
+                self._frontend.backend.refused(exc.status)
+                self._goodbye(exc.to_bytes())
+                return True
+            if request is not None:
+                self._head_done = True
+                self._frontend.heads.remove(self)
+                self.target = request.target
+                dial = self._frontend.backend.dial(self, request.target)
+                if self.end is not None:  # else it was answered at once
+                    self._dial = dial
+        return len(self.buffer) < self.limit
+
+    def write_eof(self) -> None:
+        """Before the head is whole nobody is there to serve; after it, it is a half-close."""
+        super().write_eof()
+        if not self._head_done:
+            self._close()
+
+    def abort(self, reason: Ending) -> None:
+        """The client is gone: take its dial back."""
+        super().abort(reason)
+        self._frontend.heads.remove(self)
+        dial, self._dial = self._dial, None
+        if dial is not None:
+            self._frontend.backend.abandoned()
+            dial.cancel()
+        self.end = None
+
+    def established(self) -> BaseEnd | None:
+        """Say 200; give the end that may now be joined, or None if the client is gone."""
+        end, self.end, self._dial = self.end, None, None
+        if end is None or end.ending is not None:
+            return None
+        end.write(ESTABLISHED)
+        end.bytes_written = 0  # count the tunnel's bytes, not ours
+        return end
+
+    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+        """Say why not."""
+        self._dial = None
+        assert self.target is not None
+        status = status_for(failure, compat=self._frontend.compat)
+        self._goodbye(reply(status, explain(failure, self.target, detail)))
+
+    def too_slow(self) -> None:
+        """The head did not come in time."""
+        self._frontend.backend.refused(408)
+        self._goodbye(reply(408, "the request head did not arrive in time"))
+
+    def _goodbye(self, answer: bytes) -> None:
+        """Answer and close, reading on for a moment: unread bytes would turn FIN into a reset."""
+        self._frontend.heads.remove(self)
+        self._head_done = True
+        end, self.end = self.end, None
+        if end is None or end.ending is not None:
+            return
+        if isinstance(end, TlsEnd) and not end.secured:
+            end.abort(Ending.TIMED_OUT)
+            return
+        end.peer = Discard()
+        end.write(answer)
+        end.write_eof()
+        if end.ending is None:
+            self._frontend.goodbyes.add(end)
+            end.resume_reading()
+
+    def _close(self) -> None:
+        self._frontend.heads.remove(self)
+        end, self.end = self.end, None
+        if end is not None:
+            end.write_eof()
+
+
+class ConnectFrontend:
+    """Turns accepted connections into requests."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        backend: Backend,
+        *,
+        compat: str = "",
+        once: OncePer,
+        context: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self._poller = poller
+        self._context = context
+        self.backend = backend
+        self.compat = compat
+        self.once = once
+        self.heads: Deadlines[ConnectClient] = Deadlines(loop, HEAD_S, ConnectClient.too_slow)
+        self.goodbyes: Deadlines[SocketEnd | TlsEnd] = Deadlines(loop, GOODBYE_S, _leave)
+
+    def accept(self, sock: socket.socket) -> None:
+        """Take a connection from a UNIX socket."""
+        client = ConnectClient(self)
+        self.heads.add(client)
+        client.end = SocketEnd(sock, self._poller, client)
+
+    def accept_tls(self, sock: socket.socket) -> None:
+        """Take a connection from a TCP port."""
+        assert self._context is not None
+        client = ConnectClient(self)
+        self.heads.add(client)
+        client.end = FrontendTls(sock, self._poller, self._context(), client)
+        client.end.on_handshake_failed = self.backend.handshake_failed
+
+    def close(self) -> None:
+        """Forget the timers."""
+        self.heads.close()
+        self.goodbyes.close()
+
+
+class FrontendTls(TlsEnd):
+    """A TLS client whose failed handshake is reported."""
+
+    __slots__ = ("on_handshake_failed",)
+
+    on_handshake_failed: Callable[[ssl.SSLError], None]
+
+    def handshake_failed(self, error: ssl.SSLError) -> None:
+        """Report it."""
+        self.on_handshake_failed(error)
+
+
+def _leave(end: SocketEnd | TlsEnd) -> None:
+    end.abort(Ending.TIMED_OUT)
+
+
+def _uds_identity(sock: socket.socket) -> Identity:
+    # By uid: a pid is a number in a namespace that may not be ours.
+    with contextlib.suppress(OSError):
+        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return Identity(str(_UCRED.unpack(packed)[1]), kind="uid")
+    return Identity("unknown", kind="uid")

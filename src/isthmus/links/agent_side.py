@@ -1,0 +1,165 @@
+"""The agent's side of a link: connects, says Hello, waits for Welcome, takes dials."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from isthmus import __version__
+from isthmus.errors import LinkError, LinkStage, ProtocolError
+from isthmus.links.dials import IncomingDial
+from isthmus.links.link import Link
+from isthmus.net.connect import Address, Connecting
+from isthmus.net.poller import Poller
+from isthmus.values import AgentId, ServerId
+from isthmus.wire.link_pb2 import Control, Hello, Welcome
+
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What an agent says of itself."""
+
+    agent_id: AgentId
+    identifiers: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    token: str = ""
+
+
+class ServerLink(Link):
+    """A link to a server, as an agent sees it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        server_hostname: str,
+        greeting: Greeting,
+        on_dial: Callable[[IncomingDial], None],
+    ) -> None:
+        self.server_id = ServerId("")
+        self.server_count = 1
+        self.welcomed: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[str] = loop.create_future()
+        self._greeting = greeting
+        super().__init__(
+            loop,
+            poller,
+            sock,
+            context,
+            server_hostname=server_hostname,
+            on_dial=on_dial,
+            on_closed=self._report,
+        )
+        self.carrier.begin()
+
+    def begin(self) -> None:
+        """Open the control stream and say who we are."""
+        assert self.session is not None
+        stream = self.session.open()
+        assert stream is not None  # the first of a new session
+        self.attach_control(stream)
+        self.tell(
+            Control(
+                hello=Hello(
+                    agent_id=self._greeting.agent_id,
+                    identifiers=self._greeting.identifiers,
+                    labels=self._greeting.labels,
+                    token=self._greeting.token,
+                    version=__version__,
+                )
+            )
+        )
+
+    def told(self, message: Control) -> None:
+        """Take Welcome, once; a refusal; a change of membership; the rest both sides know."""
+        kind = message.WhichOneof("message")
+        if kind == "welcome":
+            if self.ready:
+                raise ProtocolError("link: second welcome")
+            self._welcome(message.welcome)
+        elif kind == "refusal":
+            self.lost(f"refused by the server: {message.refusal.reason}", LinkStage.REFUSED)
+        elif kind == "membership":
+            self.server_count = max(1, message.membership.server_count)
+        else:
+            super().told(message)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if not welcome.server_id:
+            raise ProtocolError("link: welcome without a server id")
+        self.server_id = ServerId(welcome.server_id)
+        self.server_count = max(1, welcome.server_count)
+        session = self.session
+        assert session is not None
+        if welcome.stream_window:
+            session.first_window = min(session.first_window, welcome.stream_window)
+        self.be_ready()
+        if not self.welcomed.done():
+            self.welcomed.set_result(None)
+
+    def _report(self, link: Link) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(LinkError(self.closed_because, self.stage))
+            self.welcomed.exception()  # whoever waits hears it; nobody waiting is no error
+        if not self.over.done():
+            self.over.set_result(self.closed_because)
+
+
+async def connect(
+    loop: asyncio.AbstractEventLoop,
+    poller: Poller,
+    address: Address,
+    context: ssl.SSLContext,
+    *,
+    server_hostname: str,
+    greeting: Greeting,
+    on_dial: Callable[[IncomingDial], None],
+) -> ServerLink:
+    """Connect to one address of a server and wait until it said Welcome.
+
+    Raises:
+        LinkError: it could not be reached, is not a server of ours, or refused us.
+    """
+    reached: asyncio.Future[socket.socket] = loop.create_future()
+
+    def connected(sock: socket.socket, readable: bool) -> None:
+        if reached.cancelled():
+            poller.close(sock)
+        else:
+            reached.set_result(sock)
+
+    def failed(failure: object, detail: str) -> None:
+        if not reached.done():
+            reached.set_exception(LinkError(detail, LinkStage.CONNECT))
+
+    attempt = Connecting(
+        loop, poller, [address], timeout_s=_CONNECT_S, connected=connected, failed=failed
+    )
+    try:
+        sock = await reached
+    except asyncio.CancelledError:
+        attempt.cancel()
+        raise
+    link = ServerLink(
+        loop,
+        poller,
+        sock,
+        context,
+        server_hostname=server_hostname,
+        greeting=greeting,
+        on_dial=on_dial,
+    )
+    try:
+        await asyncio.shield(link.welcomed)
+    except asyncio.CancelledError:
+        link.close("cancelled")
+        raise
+    return link

@@ -1,0 +1,131 @@
+"""Dials over a link: the first bytes of a stream, read on either side.
+
+The opener waits for one DialResult before any byte of the tunnel may flow, so that a reset before
+it means "not done" and the dial may be tried elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from isthmus.errors import DialFailure
+from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.stream import Stream
+from isthmus.wire.link import TO_WIRE, take_message, to_bytes
+from isthmus.wire.link_pb2 import Dial, DialResult
+
+_MAX_DETAIL_CHARS = 1000
+
+
+class AnswerReader(Early):
+    """The opener's side: keeps a stream's bytes until the answer is whole, then tells it once.
+
+    None is told when the stream ended without an answer.
+    """
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Callable[[DialResult | None], None]) -> None:
+        super().__init__()
+        self._told: Callable[[DialResult | None], None] | None = told
+
+    def write(self, data: bytes) -> bool:
+        """Look for the answer; what follows it is kept for the tunnel.
+
+        Raises:
+            ProtocolError: what came is no answer; the link catches it.
+        """
+        self.buffer += data
+        if self._told is not None:
+            result = take_message(self.buffer, DialResult)
+            if result is not None:
+                self._tell(result)
+        return len(self.buffer) < self.limit
+
+    def write_eof(self) -> None:
+        """Without an answer first, this is a stream that was never dialed."""
+        super().write_eof()
+        self._tell(None)
+
+    def abort(self, reason: Ending) -> None:
+        """Without an answer first, the dial was not done."""
+        super().abort(reason)
+        self._tell(None)
+
+    def forget(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._told = None
+
+    def _tell(self, result: DialResult | None) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told(result)
+
+
+class IncomingDial:
+    """The accepter's side of one dial: who wants to go where, and the way to answer."""
+
+    __slots__ = ("answered", "dial", "link_id", "on_cancelled", "stream")
+
+    def __init__(self, stream: Stream, dial: Dial, link_id: int) -> None:
+        self.stream = stream
+        self.dial = dial
+        self.link_id = link_id
+        self.answered = False
+        self.on_cancelled: Callable[[], None] | None = None
+
+    def accept(self, address: str) -> None:
+        """Say that the target is reached; raw bytes follow."""
+        self._settle()
+        self.stream.write(to_bytes(DialResult(address=address)))
+
+    def refuse(self, failure: DialFailure, detail: str) -> None:
+        """Say why not, and end the stream cleanly."""
+        self._settle()
+        result = DialResult(failure=TO_WIRE[failure], detail=detail[:_MAX_DETAIL_CHARS])
+        self.stream.write(to_bytes(result))
+        self.stream.write_eof()
+
+    def _settle(self) -> None:
+        self.answered = True
+        self.on_cancelled = None
+
+
+class DialReader(Early):
+    """The accepter's side: reads the Dial from a new stream and tells it once."""
+
+    __slots__ = ("_incoming", "_link_id", "_stream", "_told")
+
+    def __init__(self, stream: Stream, link_id: int, told: Callable[[IncomingDial], None]) -> None:
+        super().__init__()
+        self._link_id = link_id
+        self._stream = stream
+        self._told: Callable[[IncomingDial], None] | None = told
+        self._incoming: IncomingDial | None = None
+
+    def write(self, data: bytes) -> bool:
+        """Look for the dial; what follows it is kept for the tunnel.
+
+        Raises:
+            ProtocolError: what came is no dial; the link catches it.
+        """
+        self.buffer += data
+        if self._told is not None:
+            dial = take_message(self.buffer, Dial)
+            if dial is not None:
+                told, self._told = self._told, None
+                self._incoming = IncomingDial(self._stream, dial, self._link_id)
+                told(self._incoming)
+        return len(self.buffer) < self.limit
+
+    def write_eof(self) -> None:
+        """An end before the dial ends the stream; after it, it is the client's half-close."""
+        super().write_eof()
+        if self._told is not None:
+            self._stream.abort(Ending.PROTOCOL)
+
+    def abort(self, reason: Ending) -> None:
+        """The opener gave up: stop dialing."""
+        super().abort(reason)
+        if self._incoming is not None and self._incoming.on_cancelled is not None:
+            self._incoming.on_cancelled()

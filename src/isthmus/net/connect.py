@@ -1,0 +1,171 @@
+"""Opening TCP connections without a task: one non-blocking socket, or several racing.
+
+asyncio's create_connection() costs more than the rest of a dial put together (measured: 110 µs
+against 25 for socket, connect, one event); addresses need no resolver and so no await at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Sequence
+
+from isthmus.errors import DialFailure
+from isthmus.net.poller import IN, OUT, RDHUP, Poller
+
+#: RFC 8305 §5: start the next address when the one before has not answered for this long.
+NEXT_ADDRESS_S = 0.25
+
+Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
+Connected = Callable[[socket.socket, bool], None]
+Failed = Callable[[DialFailure, str], None]
+
+FAILURE_OF_ERRNO = {
+    errno.ECONNREFUSED: DialFailure.REFUSED,
+    errno.ECONNRESET: DialFailure.REFUSED,
+    errno.ETIMEDOUT: DialFailure.TIMED_OUT,
+    errno.ENETUNREACH: DialFailure.UNREACHABLE,
+    errno.EHOSTUNREACH: DialFailure.UNREACHABLE,
+    errno.ENETDOWN: DialFailure.UNREACHABLE,
+    errno.EHOSTDOWN: DialFailure.UNREACHABLE,
+    errno.EADDRNOTAVAIL: DialFailure.UNREACHABLE,
+    errno.EAFNOSUPPORT: DialFailure.UNREACHABLE,
+    errno.EINVAL: DialFailure.UNREACHABLE,  # a scoped address without its scope
+    errno.EPERM: DialFailure.UNREACHABLE,  # a local firewall's verdict
+    errno.EACCES: DialFailure.UNREACHABLE,
+    errno.EMFILE: DialFailure.TOO_MANY,
+    errno.ENFILE: DialFailure.TOO_MANY,
+    errno.ENOBUFS: DialFailure.TOO_MANY,
+}
+
+
+def literal(host: str, port: int) -> Address:
+    """The socket address of a literal IPv4 or IPv6 host."""
+    return (socket.AF_INET6, (host, port)) if ":" in host else (socket.AF_INET, (host, port))
+
+
+class Connecting:
+    """One attempt to reach one of several addresses; tells once, by one of two callbacks."""
+
+    __slots__ = (
+        "_addresses",
+        "_connected",
+        "_deadline",
+        "_detail",
+        "_done",
+        "_failed",
+        "_failure",
+        "_loop",
+        "_next",
+        "_poller",
+        "_socks",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        addresses: Sequence[Address],
+        *,
+        timeout_s: float,
+        connected: Connected,
+        failed: Failed,
+    ) -> None:
+        """Call ``connected(sock, readable)`` or ``failed(why, detail)``, perhaps at once."""
+        self._loop = loop
+        self._poller = poller
+        self._addresses = list(addresses)
+        self._connected = connected
+        self._failed = failed
+        self._failure = DialFailure.UNRESOLVED
+        self._detail = "no address"
+        self._done = False
+        self._socks: list[socket.socket] = []
+        self._next: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._start_next()
+        if not self._done:
+            self._deadline = loop.call_later(timeout_s, self._timed_out)
+
+    def cancel(self) -> None:
+        """Give up silently."""
+        if not self._done:
+            self._finish()
+
+    def _start_next(self) -> None:
+        self._next = None
+        while self._addresses and not self._done:
+            family, address = self._addresses.pop(0)
+            if self._try(family, address):
+                break
+        if self._done:
+            return
+        if self._addresses:
+            self._next = self._loop.call_later(NEXT_ADDRESS_S, self._start_next)
+        elif not self._socks:
+            self._finish()
+            self._failed(self._failure, self._detail)
+
+    def _try(self, family: int, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
+        """Start one address; False if it failed at once."""
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as exc:
+            self._remember(exc.errno or 0, address)
+            return False
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.connect(address)
+        except BlockingIOError:
+            self._socks.append(sock)
+            self._poller.register(
+                sock.fileno(), IN | OUT | RDHUP, lambda mask: self._event(sock, address, mask)
+            )
+            return True
+        except OSError as exc:
+            sock.close()
+            self._remember(exc.errno or 0, address)
+            return False
+        self._won(sock, readable=False)
+        return True
+
+    def _event(self, sock: socket.socket, address: tuple[object, ...], mask: int) -> None:
+        if self._done:
+            return
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self._socks.remove(sock)
+            self._poller.close(sock)
+            self._remember(error, address)
+            if self._next is not None:
+                self._next.cancel()
+            self._start_next()
+        elif mask & OUT:
+            self._won(sock, readable=bool(mask & IN))
+
+    def _won(self, sock: socket.socket, *, readable: bool) -> None:
+        if sock in self._socks:
+            self._socks.remove(sock)
+        self._finish()
+        self._connected(sock, readable)
+
+    def _remember(self, error: int, address: tuple[object, ...]) -> None:
+        self._failure = FAILURE_OF_ERRNO.get(error, DialFailure.INTERNAL)
+        text = errno.errorcode.get(error, str(error))
+        self._detail = f"{address[0]} port {address[1]}: {text}"
+
+    def _timed_out(self) -> None:
+        if not self._done:
+            self._finish()
+            self._failed(DialFailure.TIMED_OUT, "no answer in time")
+
+    def _finish(self) -> None:
+        self._done = True
+        if self._next is not None:
+            self._next.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for sock in self._socks:
+            self._poller.close(sock)
+        self._socks.clear()

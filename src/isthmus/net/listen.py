@@ -1,0 +1,162 @@
+"""Listening sockets: binding with clear errors, and accepting without a task."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable
+
+from isthmus.errors import ConfigError
+
+_BACKLOG = 4096
+_ACCEPTS_PER_EVENT = 64
+_REST_S = 0.2
+_log = logging.getLogger("isthmus.net")
+
+Accepted = Callable[[socket.socket], None]
+
+
+def bind_tcp(host: str, port: int, *, flag: str) -> list[socket.socket]:
+    """Bind a port; an empty host means every address, by one dual-stack socket where there is one.
+
+    Raises:
+        ConfigError: naming the flag and what is wrong.
+    """
+    try:
+        if host:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            return [_bound(infos[0][0], infos[0][4], dual=False)]
+        if socket.has_dualstack_ipv6():
+            return [_bound(socket.AF_INET6, ("::", port), dual=True)]
+        return [_bound(socket.AF_INET, ("0.0.0.0", port), dual=False)]
+    except OSError as exc:
+        where = f"{host}:{port}" if host else f"port {port}"
+        why = "already in use" if exc.errno == errno.EADDRINUSE else exc.strerror or str(exc)
+        raise ConfigError(f"{flag}: cannot listen on {where}: {why}") from exc
+
+
+def _bound(family: int, address: object, *, dual: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dual)
+        sock.bind(address)  # type: ignore[arg-type]  # as getaddrinfo gave it
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def bind_uds(path: str, *, delete_existing: bool, flag: str) -> socket.socket:
+    """Bind a UNIX socket, mode 0660, in place of a stale one.
+
+    Raises:
+        ConfigError: a live server has it, or the path is something else.
+    """
+    _make_way(path, delete_existing=delete_existing, flag=flag)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    # The mode has to be right from the first moment, and only the umask is that early. It is the
+    # whole process's, but this happens before anything else runs.
+    before = os.umask(0o117)
+    try:
+        sock.bind(path)
+        sock.listen(_BACKLOG)
+    except OSError as exc:
+        sock.close()
+        why = "path too long" if "too long" in str(exc) else exc.strerror or str(exc)
+        raise ConfigError(f"{flag} {path}: cannot listen: {why}") from exc
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _make_way(path: str, *, delete_existing: bool, flag: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise ConfigError(f"{flag} {path}: {exc.strerror}") from exc
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{flag} {path}: exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            pass
+        except OSError as exc:
+            raise ConfigError(f"{flag} {path}: {exc.strerror or exc}") from exc
+        else:
+            raise ConfigError(f"{flag} {path}: in use by a live server")
+    if not delete_existing:
+        raise ConfigError(f"{flag} {path}: exists; remove it or set --delete-existing-uds-file")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+class Listener:
+    """Accepts connections from one bound socket until stopped."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, accepted: Accepted
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._accepted = accepted
+        self._is_tcp = sock.family != socket.AF_UNIX
+        self._resting: asyncio.TimerHandle | None = None
+        self._path = "" if self._is_tcp else str(sock.getsockname())
+        self._inode = os.stat(self._path).st_ino if self._path else 0
+        loop.add_reader(sock.fileno(), self._accept)
+
+    @property
+    def port(self) -> int:
+        """The bound TCP port."""
+        return int(self._sock.getsockname()[1])
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_EVENT):
+            try:
+                sock, _address = self._sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                self._rest(exc)
+                return
+            sock.setblocking(False)
+            if self._is_tcp:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._accepted(sock)
+
+    def _rest(self, exc: OSError) -> None:
+        # Out of descriptors: the connection stays in the queue and the listener readable, so
+        # asking again at once would burn the CPU that is needed to finish something.
+        _log.warning("cannot accept: %s; trying again in %s s", exc.strerror, _REST_S)
+        self._loop.remove_reader(self._sock.fileno())
+        self._resting = self._loop.call_later(_REST_S, self._wake)
+
+    def _wake(self) -> None:
+        self._resting = None
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    def stop(self) -> None:
+        """Close, and remove the UNIX socket's file if it is still ours."""
+        if self._sock.fileno() < 0:
+            return
+        if self._resting is not None:
+            self._resting.cancel()
+        else:
+            self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                if os.stat(self._path).st_ino == self._inode:
+                    os.unlink(self._path)

@@ -1,0 +1,163 @@
+"""Carriers in memory: what a session sent, and two sessions coupled without sockets or a loop.
+
+Nothing moves by itself: a test says when a batch ends (flush), how many bytes cross (deliver),
+and whether a direction has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from isthmus.testing.clock import ManualClock
+from isthmus.tunnel.session import Limits, Session
+from isthmus.tunnel.stream import Stream
+from isthmus.wire.yamux import DATA, HEADER_BYTES, Flags, FrameType, Header, take_header
+
+
+class Frame(NamedTuple):
+    """One frame that a session sent."""
+
+    header: Header
+    payload: bytes
+
+    @property
+    def type(self) -> FrameType:
+        """What the frame is."""
+        return self.header.type
+
+    @property
+    def flags(self) -> Flags:
+        """What the frame does to its stream."""
+        return self.header.flags
+
+
+def take_frames(buffer: bytearray) -> list[Frame]:
+    """Consume every whole frame; what is left is the beginning of one."""
+    frames = []
+    while (header := take_header(buffer[:HEADER_BYTES])) is not None:
+        end = HEADER_BYTES + (header.length if header.type == DATA else 0)
+        if len(buffer) < end:
+            break
+        frames.append(Frame(header, bytes(buffer[HEADER_BYTES:end])))
+        del buffer[:end]
+    return frames
+
+
+class MemoryCarrier:
+    """One direction of a carrier: keeps what was sent until somebody takes it.
+
+    Full above ``room_bytes``, like a socket whose kernel buffer is full; ``take`` makes room and
+    says so to the session.
+    """
+
+    def __init__(self, *, room_bytes: int | None = None) -> None:
+        self.session: Session | None = None
+        self.room_bytes = room_bytes
+        self.sent = bytearray()
+        self.woken = False
+        self.most_bytes = 0
+        self._was_full = False
+
+    @property
+    def full(self) -> bool:
+        """More is waiting here than there is room for."""
+        return self.room_bytes is not None and len(self.sent) > self.room_bytes
+
+    def send(self, data: bytes) -> bool:
+        """Take bytes, all of them; False when full."""
+        self.sent += data
+        self.most_bytes = max(self.most_bytes, len(self.sent))
+        self._was_full = self.full
+        return not self._was_full
+
+    def wake(self) -> None:
+        """Remember that a flush is wanted."""
+        self.woken = True
+
+    def flush(self) -> None:
+        """End a batch: flush if the session asked for it."""
+        if self.woken and self.session is not None:
+            self.woken = False
+            self.session.flush()
+
+    def take(self, size: int | None = None) -> bytes:
+        """Take what was sent, all of it or at most ``size`` bytes, and tell the session of room."""
+        taken = bytes(self.sent if size is None else self.sent[:size])
+        del self.sent[: len(taken)]
+        if self._was_full and not self.full:
+            self._was_full = False
+            if self.session is not None:
+                self.session.resume()
+        return taken
+
+    def frames(self) -> list[Frame]:
+        """Flush, and take every whole frame that was sent; the carrier becomes empty."""
+        self.flush()
+        buffer = bytearray()
+        while chunk := self.take():
+            buffer += chunk
+        return take_frames(buffer)
+
+
+class MemoryLink:
+    """Two sessions coupled: a client and a server, each with its own carrier."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] | None = None,
+        limits: Limits | None = None,
+        room_bytes: int | None = None,
+        on_client_stream: Callable[[Stream], None] | None = None,
+        on_server_stream: Callable[[Stream], None] | None = None,
+    ) -> None:
+        clock = clock if clock is not None else ManualClock()
+        limits = limits if limits is not None else Limits()
+        self.accepted: list[Stream] = []
+        self.client_out = MemoryCarrier(room_bytes=room_bytes)
+        self.server_out = MemoryCarrier(room_bytes=room_bytes)
+        self.client = self.client_out.session = Session(
+            self.client_out,
+            client=True,
+            clock=clock,
+            on_stream=on_client_stream or self.accepted.append,
+            limits=limits,
+        )
+        self.server = self.server_out.session = Session(
+            self.server_out,
+            client=False,
+            clock=clock,
+            on_stream=on_server_stream or self.accepted.append,
+            limits=limits,
+        )
+
+    def flush(self) -> None:
+        """End a batch on both sides."""
+        self.client_out.flush()
+        self.server_out.flush()
+
+    def deliver(self, *, to_server: bool, size: int | None = None) -> int:
+        """Carry at most ``size`` bytes one way; return how many."""
+        out, receiver = (
+            (self.client_out, self.server) if to_server else (self.server_out, self.client)
+        )
+        data = out.take(size)
+        if data:
+            receiver.heard()
+            receiver.receive(memoryview(data))
+        return len(data)
+
+    def run(self, *, piece_bytes: int | None = None, max_rounds: int = 100_000) -> None:
+        """Carry everything both ways until nothing moves.
+
+        Raises:
+            RuntimeError: the two never came to rest.
+        """
+        for _ in range(max_rounds):
+            self.flush()
+            moved = self.deliver(to_server=True, size=piece_bytes)
+            moved += self.deliver(to_server=False, size=piece_bytes)
+            if not moved and not self.client_out.woken and not self.server_out.woken:
+                return
+        raise RuntimeError("two coupled sessions never came to rest")

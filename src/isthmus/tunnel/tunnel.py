@@ -1,0 +1,78 @@
+"""A tunnel: two joined ends with one record, from the accepted dial until both are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from isthmus.tunnel.end import BaseEnd, End, Ending, join
+from isthmus.values import HostPort, Identity, TunnelId
+
+
+class Tunnel:
+    """Owns two ends: tells once how they ended, and can end them."""
+
+    __slots__ = (
+        "_left",
+        "agent_id",
+        "client",
+        "ended_by",
+        "ending",
+        "far",
+        "id",
+        "link_id",
+        "on_done",
+        "opened_at",
+        "requester",
+        "target",
+    )
+
+    def __init__(
+        self,
+        tunnel_id: TunnelId,
+        *,
+        client: BaseEnd,
+        far: BaseEnd,
+        target: HostPort,
+        requester: Identity,
+        opened_at: float,
+        agent_id: str,
+        link_id: int,
+        on_done: Callable[[Tunnel], None],
+    ) -> None:
+        self.id = tunnel_id
+        self.client = client
+        self.far = far
+        self.target = target
+        self.requester = requester
+        self.opened_at = opened_at
+        self.agent_id = agent_id
+        self.link_id = link_id
+        self.on_done = on_done
+        self.ending = Ending.CLEAN
+        self.ended_by = ""
+        self._left = 2
+
+    def __repr__(self) -> str:
+        return f"<Tunnel {self.id} to {self.target} by {self.agent_id}>"
+
+    def open(self) -> None:
+        """Join the two ends. They may be done before this returns."""
+        self.client.on_done = self.far.on_done = self._end_done
+        join(self.client, self.far)
+
+    def abort(self, reason: Ending) -> None:
+        """Reset both sides."""
+        if self._left == 2:
+            self.ended_by = "us"
+            self.ending = reason
+        self.client.abort(reason)
+        self.far.abort(reason)
+
+    def _end_done(self, end: End, ending: Ending) -> None:
+        # The first end that fails takes the other with it: the first is the one to name.
+        if not self.ended_by and ending is not Ending.CLEAN:
+            self.ending = ending
+            self.ended_by = "client" if end is self.client else "target"
+        self._left -= 1
+        if not self._left:
+            self.on_done(self)

@@ -1,0 +1,299 @@
+"""The test bed: makes every kind of end with a user at its far side, and cleans up after."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from users import DEADLINE_S, MemoryUser, SocketUser, TlsUser, User, until
+
+from isthmus.app import pki
+from isthmus.net.contexts import TlsFiles, client_context, server_context
+from isthmus.net.poller import Poller
+from isthmus.net.raw import RawSocket
+from isthmus.net.socket_end import SocketEnd
+from isthmus.net.tls import TlsEnd
+from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
+from isthmus.tunnel.session import Limits, Session
+from isthmus.tunnel.stream import Stream
+
+KINDS = ("tcp", "unix", "tls-server", "tls-client", "mux", "memory")
+PAIRS = [(a, b) for a in KINDS for b in KINDS]
+SMALL_BUFFER = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The two sides of mutual TLS."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+    @classmethod
+    def make(cls, directory: Path) -> Certificates:
+        """Make a PKI in the directory and load it."""
+        made = pki.init(directory / "pki")
+        ca = str(made.ca_cert)
+        server = TlsFiles(str(made.server_cert), str(made.server_key), ca)
+        client = TlsFiles(str(made.client_cert), str(made.client_key), ca)
+        return cls(server_context(server), client_context(client))
+
+
+class Carrier(RawSocket):
+    """The smallest thing that can carry a session over a socket."""
+
+    __slots__ = ("session",)
+
+    session: Session
+
+    def readable(self) -> None:
+        try:
+            data = self.sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            return self.broken()
+        if not data:
+            return self.broken()
+        self.session.receive(memoryview(data))
+        self.poller.again(self.read_again)
+
+    def drained(self) -> None:
+        self.session.resume()
+
+    def broken(self) -> None:
+        self.close()
+        self.session.lost(Ending.LINK_LOST)
+
+    def send(self, data: bytes) -> bool:
+        return self.closed or self.put(data)
+
+    def wake(self) -> None:
+        self.poller.flush_later(self.session.flush)
+
+
+@dataclass
+class Side:
+    """One end under test, who is behind it, and what it reported."""
+
+    kind: str
+    end: Any  # every end, with the fields of its own kind
+    user: User
+    done: list[Ending] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.end.on_done = self._on_done
+
+    def _on_done(self, end: End, ending: Ending) -> None:
+        assert end is self.end
+        self.done.append(ending)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What this end keeps in memory."""
+        match self.end:
+            case Stream():
+                return self.end.backlog_bytes  # what it holds is kept by its sink
+            case RawSocket():
+                return self.end.out_bytes
+            case _:
+                return len(self.end.received)
+
+
+class Bed:
+    """Makes sides on one poller; leaving it checks that nothing is left behind."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self.certificates = certificates
+        self.loop = asyncio.get_running_loop()
+        self.poller = Poller(self.loop)
+        self.small = False
+        self.users: list[User] = []
+        self.ends: list[BaseEnd] = []
+        self.carriers: list[Carrier] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.failures: list[str] = []
+
+    async def __aenter__(self) -> Bed:
+        self._handler = logging.Handler()
+        self._handler.emit = self._note  # type: ignore[method-assign]  # the shortest handler
+        logging.getLogger("isthmus.net").addHandler(self._handler)
+        self.loop.set_exception_handler(lambda _, context: self.failures.append(str(context)))
+        return self
+
+    def _note(self, record: logging.LogRecord) -> None:
+        self.failures.append(f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}")
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for user in self.users:
+            user.close()
+        for end in self.ends:
+            end.abort(Ending.CANCELLED)
+        for carrier in self.carriers:
+            carrier.broken()
+        await until(lambda: self.all_closed)
+        assert len(self.poller) == 0
+        self.poller.shut_down()
+        logging.getLogger("isthmus.net").removeHandler(self._handler)
+        assert not self.failures
+
+    @property
+    def all_closed(self) -> bool:
+        """Every descriptor of ends and carriers has been closed."""
+        sockets = [*self.ends, *self.carriers]
+        return all(x.sock.fileno() == -1 for x in sockets if isinstance(x, RawSocket))
+
+    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """Run beside the test; ended with the bed."""
+        task = asyncio.ensure_future(work)
+        self.tasks.append(task)
+        return task
+
+    # Making sides.
+
+    async def side(self, kind: str, early: Early | None = None) -> Side:
+        """Make one end of this kind, connected and shaken hands, not joined."""
+        user: User
+        end: BaseEnd
+        match kind:
+            case "tcp":
+                near, far = self.tcp_pair()
+                end, user = SocketEnd(near, self.poller, early), SocketUser(far)
+            case "unix":
+                near, far = self.unix_pair()
+                end, user = SocketEnd(near, self.poller, early), SocketUser(far)
+            case "tls-server" | "tls-client":
+                end, user = await self._tls(kind, early)
+            case "mux":
+                end, user = await self._stream(early)
+            case _:
+                end = user = MemoryUser(early)
+        self.ends.append(end)
+        self.users.append(user)
+        return Side(kind, end, user)
+
+    async def pair(self, a: str, b: str) -> tuple[Side, Side]:
+        """Make two sides and join their ends."""
+        one, two = await self.side(a), await self.side(b)
+        join(one.end, two.end)
+        return one, two
+
+    def tcp_pair(self) -> tuple[socket.socket, socket.socket]:
+        """Connect two TCP sockets."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            far = socket.socket()
+            self._shrink(listener)
+            self._shrink(far)
+            far.connect(listener.getsockname())
+            near, _ = listener.accept()
+        for sock in (near, far):
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return near, far
+
+    def unix_pair(self) -> tuple[socket.socket, socket.socket]:
+        """Connect two UNIX sockets."""
+        near, far = socket.socketpair()
+        for sock in (near, far):
+            sock.setblocking(False)
+            self._shrink(sock)
+        return near, far
+
+    def _shrink(self, sock: socket.socket) -> None:
+        if self.small:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+
+    def tls_parts(self, kind: str, early: Early | None = None) -> tuple[TlsEnd, TlsUser]:
+        """Make a TLS end and its user; neither has said anything yet."""
+        near, far = self.tcp_pair()
+        ours, theirs = self.certificates.server, self.certificates.client
+        name: str | None = "localhost"
+        if kind == "tls-client":
+            ours, theirs = theirs, ours
+        end = TlsEnd(
+            near, self.poller, ours, early, server_hostname=name if kind == "tls-client" else None
+        )
+        return end, TlsUser(far, theirs, None if kind == "tls-client" else name)
+
+    async def _tls(self, kind: str, early: Early | None) -> tuple[TlsEnd, TlsUser]:
+        end, user = self.tls_parts(kind, early)
+        if kind == "tls-client":
+            end.begin()
+        async with asyncio.timeout(DEADLINE_S):
+            await user.shake_hands()
+        await until(lambda: end.secured)
+        return end, user
+
+    async def _stream(self, early: Early | None) -> tuple[Stream, MemoryUser]:
+        accepted: list[Stream] = []
+        near, far = socket.socketpair()
+        sessions = []
+        # Without growth the window stays at 256 KiB and the bytes under way can be counted.
+        limits = Limits(growth_pool_bytes=0) if self.small else Limits()
+        for sock, client in ((near, True), (far, False)):
+            sock.setblocking(False)
+            carrier = Carrier(sock, self.poller)
+            self.carriers.append(carrier)
+            carrier.session = Session(
+                carrier,
+                client=client,
+                clock=self.loop.time,
+                on_stream=accepted.append,
+                limits=limits,
+            )
+            sessions.append(carrier.session)
+        stream = sessions[0].open(early)
+        assert stream is not None
+        await until(lambda: accepted)
+        user = MemoryUser()
+        join(accepted[0], user)
+        self.ends += [accepted[0], user]
+        return stream, user
+
+
+def run(certificates: Certificates, test: Callable[[Bed], Awaitable[None]]) -> None:
+    """Run one test on uvloop, in a bed of its own."""
+
+    async def main() -> None:
+        async with asyncio.timeout(3 * DEADLINE_S), Bed(certificates) as bed:
+            await test(bed)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+async def sees_reset(side: Side) -> None:
+    """Check that the user of this side sees its connection reset, as its kind can say it."""
+    try:
+        while await asyncio.wait_for(side.user.recv(), DEADLINE_S):
+            pass
+    except ssl.SSLError as exc:
+        assert side.kind.startswith("tls") and not isinstance(exc, ssl.SSLZeroReturnError)
+    except ConnectionResetError:
+        pass
+    else:
+        # A UNIX socket cannot be told to reset: it closes.
+        assert side.kind == "unix", f"a clean end of file at {side.kind}"
+
+
+async def is_quiet(count: Callable[[], int]) -> None:
+    """Wait until a count has stopped growing for a while.
+
+    Stopping to look too early makes a test weaker, never wrong: it only bounds what was counted.
+    """
+    last, same = -1, 0
+    while same < 20:
+        now = count()
+        last, same = now, same + 1 if now == last else 0
+        await asyncio.sleep(0.002)
