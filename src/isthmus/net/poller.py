@@ -81,7 +81,13 @@ class Poller:
     def _schedule(self) -> None:
         if not self._busy and not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._rest)
+            self._loop.call_soon(self._scheduled_rest)
+
+    def _scheduled_rest(self) -> None:
+        # Only here: a batch that ends while this waits must not let another one be scheduled, or
+        # a busy socket gets one more round per turn of the loop with every batch.
+        self._scheduled = False
+        self._rest()
 
     def _ready(self) -> None:
         self._busy = True
@@ -98,7 +104,6 @@ class Poller:
     def _rest(self) -> None:
         """Second looks, then the flushes of everything that the batch wrote, then the closes."""
         self._busy = True
-        self._scheduled = False
         if self._again:
             again, self._again = self._again, []
             self._call(again)

@@ -26,6 +26,7 @@ class RawSocket:
     __slots__ = (
         "_is_tcp",
         "_out",
+        "_queued",
         "_recv",
         "_send",
         "_shut",
@@ -50,6 +51,7 @@ class RawSocket:
         self.out_bytes = 0
         self._out: deque[bytes | memoryview] | None = None
         self._shut = False
+        self._queued = False  # a second look is due: one per round, or a busy socket takes them all
         self._recv = sock.recv
         self._send = sock.send
         self._is_tcp = sock.family != socket.AF_UNIX
@@ -92,6 +94,7 @@ class RawSocket:
 
     def read_again(self) -> None:
         """Read what an edge announced earlier."""
+        self._queued = False
         if self.closed:
             return
         if self.paused:
@@ -109,7 +112,9 @@ class RawSocket:
             self.paused = False
             if self.unread:
                 self.unread = False
-                self.poller.again(self.read_again)
+                if not self._queued:
+                    self._queued = True
+                    self.poller.again(self.read_again)
 
     # Output.
 

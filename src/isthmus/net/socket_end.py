@@ -29,6 +29,7 @@ class SocketEndBase(BaseEnd):
     paused: bool
     fd: int
     out_bytes: int
+    _queued: bool
     _out: deque[bytes | memoryview] | None
     _eof_in: bool
     _eof_out: bool
@@ -130,7 +131,8 @@ class SocketEnd(SocketEndBase, RawSocket):
             if (len(data) == READ_BYTES or self.peer_shut) and not self.closed:
                 if self.paused:
                     self.unread = True
-                else:
+                elif not self._queued:
+                    self._queued = True
                     self.poller.again(self.read_again)
         else:
             self.got_eof()

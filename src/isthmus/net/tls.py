@@ -110,7 +110,8 @@ class TlsSocket(RawSocket):
         if (size == self._read_bytes or self.peer_shut) and size and not self.closed:
             if self.paused:
                 self.unread = True
-            else:
+            elif not self._queued:
+                self._queued = True
                 self.poller.again(self.read_again)
 
     def _shake_hands(self) -> None:

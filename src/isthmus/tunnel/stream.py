@@ -139,8 +139,8 @@ class Stream(BaseEnd):
         self._backlog = None
         if self._fin_wanted:
             self._send_fin()
-        else:
-            self.peer.resume_reading()
+        # Also after its end of file: a stream counts what it holds until it hears this.
+        self.peer.resume_reading()
 
     @property
     def can_send(self) -> bool:

@@ -30,13 +30,10 @@ def test_bytes_half_closes_and_the_report() -> None:
     a.feed(b"to b")
     a.feed_eof()
     b.feed(b"to a")
-    assert (b.received, b.eofs, a.received, a.eofs) == (b"to b", 1, b"to a", 0)
+    assert (bytes(b.received), b.eofs, bytes(a.received), a.eofs) == (b"to b", 1, b"to a", 0)
     assert done == []
     b.feed_eof()
-    assert done == [(b, Ending.CLEAN), (a, Ending.CLEAN)] or done == [
-        (a, Ending.CLEAN),
-        (b, Ending.CLEAN),
-    ]
+    assert len(done) == 2 and (a, Ending.CLEAN) in done and (b, Ending.CLEAN) in done
     b.feed(b"ignored")
     assert a.received == b"to a"
 
@@ -47,9 +44,9 @@ def test_full_pauses_the_source_until_there_is_room() -> None:
     a.feed(b"one")
     a.feed(b"two")
     a.feed_eof()
-    assert (b.received, b.eofs, a.waiting_bytes) == (b"one", 0, 3)
+    assert (bytes(b.received), b.eofs, a.waiting_bytes) == (b"one", 0, 3)
     b.make_room()
-    assert (b.received, b.eofs, a.waiting_bytes) == (b"onetwo", 1, 0)
+    assert (bytes(b.received), b.eofs, a.waiting_bytes) == (b"onetwo", 1, 0)
 
 
 def test_a_resume_from_inside_write_is_not_lost() -> None:

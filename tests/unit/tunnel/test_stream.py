@@ -224,7 +224,7 @@ class DialReader(Early):
 
     def write(self, data: bytes) -> bool:
         more = super().write(data)
-        line, newline, rest = bytes(self.buffer).partition(b"\n")
+        _, newline, rest = bytes(self.buffer).partition(b"\n")
         if not newline:
             return more
         self.buffer[:] = rest

@@ -1,0 +1,103 @@
+"""The rules of the house, enforced: who may import whom, what pure means, who has a docstring."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "isthmus"
+
+# Lower may not import higher. Packages on one line may import each other's values.
+LAYERS = [
+    {"values", "errors", "__init__"},
+    {"wire"},
+    {"tunnel"},
+    {"core", "config"},
+    {"net", "testing"},
+    {"observe"},
+    {"frontends", "dialers", "links"},
+    {"app"},
+    {"cli"},
+]
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+
+PURE = {"values", "errors", "wire", "tunnel", "core", "config"}
+IMPURE_MODULES = {
+    "asyncio": "net/ or above",
+    "socket": "net/",
+    "ssl": "net/tls.py or net/contexts.py",
+    "subprocess": "app/",
+    "threading": "app/",
+    "time": "the caller: time comes in as an argument",
+    "random": "the caller: chance comes in as an argument",
+    "logging": "observe/, or return what is to be said",
+    "os": "the caller: files and environment come in as arguments",
+}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if not path.name.endswith("_pb2.py"))
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import; name the whole path"
+            assert node.module is not None
+            found.append((node.lineno, node.module))
+            if node.module == "isthmus":
+                found += [(node.lineno, f"isthmus.{alias.name}") for alias in node.names]
+    return found
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", modules(), ids=named)
+def test_imports_go_one_way(path: Path) -> None:
+    own = package_of(path)
+    assert own in LEVEL, f"{own}/ has no place in the layers: add it to LAYERS and ARCHITECTURE.md"
+    for line, name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] != "isthmus" or len(parts) == 1 or parts[1].startswith("__"):
+            continue
+        other = parts[1]
+        assert LEVEL[other] <= LEVEL[own], (
+            f"{named(path)}:{line}: {own}/ may not import {other}/, which is above it;"
+            f" move the code up to {other}/ or pass what it needs in as an argument"
+        )
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if package_of(p) in PURE], ids=named)
+def test_pure_packages_stay_pure(path: Path) -> None:
+    for line, name in imports_of(path):
+        top = name.split(".")[0]
+        assert top not in IMPURE_MODULES, (
+            f"{named(path)}:{line}: {package_of(path)}/ is pure and may not import {top};"
+            f" this belongs to {IMPURE_MODULES[top]}"
+        )
+
+
+@pytest.mark.parametrize("path", modules(), ids=named)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text()))
+    assert doc, f"{named(path)} has no docstring"
+    first = doc.splitlines()[0]
+    assert first.endswith((".", ":")), f"{named(path)}: its docstring does not open with a sentence"
+
+
+def test_the_glossary_lists_the_words_of_the_house() -> None:
+    doc = ast.get_docstring(ast.parse((ROOT / "__init__.py").read_text())) or ""
+    words = "frontend agent link dial tunnel end join drain strategy network destination"
+    for word in words.split():
+        assert f"\n{word} " in doc, f"the package docstring does not explain {word!r}"
