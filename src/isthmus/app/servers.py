@@ -159,11 +159,10 @@ class Servers:
         )  # fmt: skip
         if self._draining:
             link.drain()
-        try:
-            why = await asyncio.shield(link.over)
-        finally:
-            del self.links[link.server_id]
-            self._changed.set()
+        # Cancelled here, it stays in the table: whoever stops us resets its tunnels, then closes it.
+        why = await asyncio.shield(link.over)
+        del self.links[link.server_id]
+        self._changed.set()
         log(_log, logging.INFO, "link ended", server_id=link.server_id, reason=why)
         return True
 

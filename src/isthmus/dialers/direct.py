@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Connecting, Failed, literal
-from isthmus.net.poller import Poller
+from isthmus.net.poller import IN, RDHUP, Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.values import HostPort, is_address
@@ -53,11 +53,11 @@ class DirectDial:
             failed=self._failed,
         )
 
-    def _connected(self, sock: socket.socket, readable: bool) -> None:
+    def _connected(self, sock: socket.socket, events: int) -> None:
         end = SocketEnd(sock, self._dialer.poller)
         self._reached(end)
-        if readable:  # its edge went to the connecting socket
-            end.read_again()
+        # Bytes and even the end may be here already, and their edge went to the connecting socket.
+        end.on_events(events)
 
 
 class DirectDialer:

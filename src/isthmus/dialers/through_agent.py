@@ -81,12 +81,12 @@ class AgentDial:
             if self._stream is not None:
                 return
             self._tried.append(link)
-        if not self._tried:
-            self._fail(DialFailure.NO_AGENT, "")
-        elif any(link.ready for link in self._tried):
+        if any(link.full for link in dialer.agents):
             self._fail(DialFailure.TOO_MANY, "every link is full")
-        else:
+        elif self._tried:
             self._fail(DialFailure.AGENT_LOST, "")
+        else:
+            self._fail(DialFailure.NO_AGENT, "")
 
     def cancel(self) -> None:
         """Nobody waits any more: take the dial back."""

@@ -130,7 +130,7 @@ async def connect(
     """
     reached: asyncio.Future[socket.socket] = loop.create_future()
 
-    def connected(sock: socket.socket, readable: bool) -> None:
+    def connected(sock: socket.socket, events: int) -> None:
         if reached.cancelled():
             poller.close(sock)
         else:
@@ -157,6 +157,7 @@ async def connect(
         greeting=greeting,
         on_dial=on_dial,
     )
+    link.carrier.read_again()  # what came while nobody owned the socket made its edge already
     try:
         await asyncio.shield(link.welcomed)
     except asyncio.CancelledError:

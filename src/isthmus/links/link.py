@@ -276,6 +276,16 @@ class Link:
         return self.ready and self.session is not None and self.session.can_open
 
     @property
+    def full(self) -> bool:
+        """It carries all the streams it can."""
+        session = self.session
+        return (
+            self.ready
+            and session is not None
+            and not (session.can_open or session.closed or session.remote_draining)
+        )
+
+    @property
     def takes_dials(self) -> bool:
         """A dial should be sent over this link."""
         return self.can_open and not self.draining and self.stuck_ticks < _STUCK_TICKS

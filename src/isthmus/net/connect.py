@@ -18,7 +18,7 @@ from isthmus.net.poller import IN, OUT, RDHUP, Poller
 NEXT_ADDRESS_S = 0.25
 
 Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
-Connected = Callable[[socket.socket, bool], None]
+Connected = Callable[[socket.socket, int], None]
 Failed = Callable[[DialFailure, str], None]
 
 FAILURE_OF_ERRNO = {
@@ -43,6 +43,10 @@ FAILURE_OF_ERRNO = {
 def literal(host: str, port: int) -> Address:
     """The socket address of a literal IPv4 or IPv6 host."""
     return (socket.AF_INET6, (host, port)) if ":" in host else (socket.AF_INET, (host, port))
+
+
+def _nobody(first: object, second: object) -> None:
+    """Stand in for callbacks that were called."""
 
 
 class Connecting:
@@ -72,7 +76,10 @@ class Connecting:
         connected: Connected,
         failed: Failed,
     ) -> None:
-        """Call ``connected(sock, readable)`` or ``failed(why, detail)``, perhaps at once."""
+        """Call ``connected(sock, events)`` or ``failed(why, detail)``, perhaps at once.
+
+        ``events`` are those whose edge came with the connection and will not come again.
+        """
         self._loop = loop
         self._poller = poller
         self._addresses = list(addresses)
@@ -104,8 +111,7 @@ class Connecting:
         if self._addresses:
             self._next = self._loop.call_later(NEXT_ADDRESS_S, self._start_next)
         elif not self._socks:
-            self._finish()
-            self._failed(self._failure, self._detail)
+            self._fail(self._failure, self._detail)
 
     def _try(self, family: int, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
         """Start one address; False if it failed at once."""
@@ -127,7 +133,7 @@ class Connecting:
             sock.close()
             self._remember(exc.errno or 0, address)
             return False
-        self._won(sock, readable=False)
+        self._won(sock, 0)
         return True
 
     def _event(self, sock: socket.socket, address: tuple[object, ...], mask: int) -> None:
@@ -142,13 +148,14 @@ class Connecting:
                 self._next.cancel()
             self._start_next()
         elif mask & OUT:
-            self._won(sock, readable=bool(mask & IN))
+            self._won(sock, mask)
 
-    def _won(self, sock: socket.socket, *, readable: bool) -> None:
+    def _won(self, sock: socket.socket, events: int) -> None:
         if sock in self._socks:
             self._socks.remove(sock)
+        connected = self._connected
         self._finish()
-        self._connected(sock, readable)
+        connected(sock, events)
 
     def _remember(self, error: int, address: tuple[object, ...]) -> None:
         self._failure = FAILURE_OF_ERRNO.get(error, DialFailure.INTERNAL)
@@ -157,15 +164,22 @@ class Connecting:
 
     def _timed_out(self) -> None:
         if not self._done:
-            self._finish()
-            self._failed(DialFailure.TIMED_OUT, "no answer in time")
+            self._fail(DialFailure.TIMED_OUT, "no answer in time")
+
+    def _fail(self, failure: DialFailure, detail: str) -> None:
+        failed = self._failed
+        self._finish()
+        failed(failure, detail)
 
     def _finish(self) -> None:
         self._done = True
+        # Whoever is called back keeps us: without this, neither is freed until a collection.
+        self._connected, self._failed = _nobody, _nobody
         if self._next is not None:
             self._next.cancel()
         if self._deadline is not None:
             self._deadline.cancel()
+            self._deadline = None
         for sock in self._socks:
             self._poller.close(sock)
         self._socks.clear()

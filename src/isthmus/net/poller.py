@@ -128,7 +128,7 @@ class Poller:
                 _log.exception("a socket's handler failed")
 
     def shut_down(self) -> None:
-        """Stop watching. Sockets still registered are their owners' to close, which is then at once."""
+        """Stop watching; owners of registered sockets still close them, which is then at once."""
         if self._epoll.closed:
             return
         self._loop.remove_reader(self._epoll.fileno())

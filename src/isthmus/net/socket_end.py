@@ -85,24 +85,20 @@ class SocketEndBase(BaseEnd):
         """Reset; see End."""
         if self.ending is None:
             self.reset()
-            self._finish(reason)
+            self.finish(reason)
 
     def broken(self) -> None:
         """The connection was reset or cut: so is the peer."""
         if self.ending is None:
             self.reset()
             peer = self.peer
-            self._finish(Ending.RESET)
+            self.finish(Ending.RESET)
             peer.abort(Ending.RESET)
 
     def _maybe_done(self) -> None:
         if self._eof_in and self._eof_out and self._out is None and self.ending is None:
             self.close()
-            self._finish(Ending.CLEAN)
-
-    def _finish(self, ending: Ending) -> None:
-        self.ending = ending
-        self.on_done(self, ending)
+            self.finish(Ending.CLEAN)
 
 
 class SocketEnd(SocketEndBase, RawSocket):

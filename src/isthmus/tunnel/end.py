@@ -75,7 +75,7 @@ class Early:
     __slots__ = ("aborted", "buffer", "bytes_written", "eof", "limit", "peer")
 
     def __init__(self, limit: int = EARLY_BYTES) -> None:
-        self.peer: End = self
+        self.peer: End = GONE
         self.buffer = bytearray()
         self.bytes_written = 0
         self.limit = limit
@@ -128,6 +128,33 @@ class Discard(Early):
         return True
 
 
+class Gone(Early):
+    """The peer of every end that has finished: takes anything and does nothing.
+
+    Two ends that kept each other would be freed only by the garbage collector, in pauses that
+    grow with the number of open tunnels; with this, a finished tunnel is freed at once.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.peer = self
+        self.bytes_written = 0
+
+    def write(self, data: bytes) -> bool:
+        """Drop the bytes."""
+        return True
+
+    def write_eof(self) -> None:
+        """Nobody is there to half-close."""
+
+    def abort(self, reason: Ending) -> None:
+        """Nobody is there to reset."""
+
+
+GONE = Gone()
+
+
 def nobody_listens(end: End, ending: Ending) -> None:
     """Do nothing: the ``on_done`` of an end that nobody asks about."""
 
@@ -161,12 +188,22 @@ class BaseEnd:
         """Hand over what came early to the peer that is now known."""
         early, self._early = self._early, None
         if early is None:
+            if self.ending not in (None, Ending.CLEAN):  # reset before it had a peer to tell
+                peer, self.peer = self.peer, GONE
+                peer.abort(self.ending)
             return
-        early.peer = early  # no cycle, or the pair waits for the garbage collector
+        early.peer = GONE
         if early.pass_on(self.peer):
             self.resume_reading()
         else:
             self.pause_reading()
+
+    def finish(self, ending: Ending) -> None:
+        """Report once how this end finished, and let go of everything it knew."""
+        self.ending = ending
+        on_done, self.on_done = self.on_done, nobody_listens
+        self.peer, self._early = GONE, None
+        on_done(self, ending)
 
     if TYPE_CHECKING:  # given by the concrete class; at run time a stub here would hide it
 

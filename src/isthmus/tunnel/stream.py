@@ -252,11 +252,10 @@ class Stream(BaseEnd):
             peer.abort(reason)
 
     def _finish(self, ending: Ending) -> None:
-        self.ending = ending
         self._backlog = None
         self.backlog_bytes = 0
         session = self.session
         session.forget(self)
         if self.window > INITIAL_WINDOW:
             session.ungrow(self.window - INITIAL_WINDOW)
-        self.on_done(self, ending)
+        self.finish(ending)

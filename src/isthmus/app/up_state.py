@@ -1,0 +1,99 @@
+"""The directory of one ``isthmus up``: its own while it runs, gone afterwards, swept if it died.
+
+It lives under ``$XDG_STATE_HOME/isthmus``, mode 0700. Its ``pid`` file is locked for as long as
+the process lives, however that ends, so a number that another process has by now fools nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from isthmus.errors import ConfigError
+
+PREFIX = "up-"
+# Left in a directory whose run also made namespaces, which only root can remove.
+NAMESPACES = "namespaces"
+# A directory may be this young and not have a locked pid file yet.
+_BEING_MADE_S = 60.0
+
+Sweep = Callable[[str], None]
+
+
+def state_home(environment: Mapping[str, str]) -> Path:
+    """Where Isthmus keeps state of this user, by the XDG base directory specification.
+
+    Raises:
+        ConfigError: the user has no home directory.
+    """
+    told = environment.get("XDG_STATE_HOME", "")
+    # "If an implementation encounters a relative path ... it should ... ignore it."
+    if os.path.isabs(told):
+        return Path(told) / "isthmus"
+    try:
+        return Path.home() / ".local" / "state" / "isthmus"
+    except RuntimeError as exc:
+        raise ConfigError("no home directory: set XDG_STATE_HOME to a directory") from exc
+
+
+@contextlib.contextmanager
+def own_directory(home: Path, *, sweep: Sweep | None = None) -> Iterator[Path]:
+    """Make a directory of our own under ``home`` and remove it at the end.
+
+    Directories of runs that were killed are removed first. ``sweep`` is told the name of each that
+    had namespaces, to remove those; without it such directories stay for somebody who can.
+
+    Raises:
+        ConfigError: the directory cannot be made.
+    """
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_stale(home, sweep)
+        home.mkdir(mode=0o700, exist_ok=True)  # another run's end may have removed it
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
+    except OSError as exc:
+        raise ConfigError(f"cannot make a directory in {home}: {exc.strerror or exc}") from exc
+    try:
+        with open(directory / "pid", "w") as pid:
+            fcntl.flock(pid, fcntl.LOCK_EX)
+            pid.write(f"{os.getpid()}\n")
+            pid.flush()
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            home.rmdir()  # only if nothing else is in it
+
+
+def _remove_stale(home: Path, sweep: Sweep | None) -> None:
+    for directory in home.glob(f"{PREFIX}*"):
+        if directory.is_symlink() or not directory.is_dir() or not _is_stale(directory):
+            continue
+        if (directory / NAMESPACES).exists():
+            if sweep is None:
+                continue
+            sweep(directory.name)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_stale(directory: Path) -> bool:
+    """Tell whether the process that made a directory is gone."""
+    try:
+        with open(directory / "pid", "r+") as pid:
+            fcntl.flock(pid, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if pid.read():
+                return True
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False  # locked, or not ours
+    try:
+        return time.time() - directory.stat().st_mtime > _BEING_MADE_S
+    except OSError:
+        return False
