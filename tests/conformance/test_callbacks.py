@@ -43,7 +43,7 @@ def _nothing() -> None:
 
 
 def aborting(side: Side) -> Callable[[], None]:
-    return lambda: side.end.abort(Ending.ADMIN)  # type: ignore[no-any-return]
+    return lambda: side.end.abort(Ending.ADMIN)
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -150,8 +150,8 @@ def test_a_report_that_aborts_the_other(
 
         def on_done(end: End, ending: Ending) -> None:
             reports.append((end, ending))
-            end.peer.abort(Ending.CANCELLED)
-            end.abort(Ending.CANCELLED)
+            for side in (one, two):
+                side.end.abort(Ending.CANCELLED)
 
         one.end.on_done = two.end.on_done = on_done
         await two.user.send(b"never read")
@@ -202,7 +202,7 @@ def test_calls_after_the_end_do_nothing(certificates: Certificates, kind: str, h
         call_everything(side.end)  # in the same turn of the loop
         await until(lambda: bed.carriers or bed.all_closed)
         call_everything(side.end)  # and when its descriptor is gone
-        assert side.done == before
+        assert side.done == before == [side.end.ending]
         assert hook.calls == calls
         assert side.end.bytes_written == len(b"never read")
 

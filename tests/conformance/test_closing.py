@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from bed import KINDS, PAIRS, Bed, Certificates, Side, is_quiet, run, sees_reset
@@ -11,6 +12,10 @@ from users import read_all, read_exactly, until
 from isthmus.tunnel.end import Ending, join
 
 BLOCK = bytes(range(256)) * 800  # 200 KiB
+
+
+async def closed(sock: socket.socket) -> None:
+    await until(lambda: sock.fileno() == -1)
 
 
 async def exchange(one: Side, two: Side) -> None:
@@ -47,7 +52,7 @@ def test_half_close_then_reply_then_close(
         assert one.end.bytes_written == two.end.bytes_written == len(BLOCK)
         for side in sides:
             if hasattr(side.end, "sock"):
-                await until(lambda end=side.end: end.sock.fileno() == -1)
+                await closed(side.end.sock)
             if hasattr(side.end, "session"):
                 assert not side.end.session.streams and not side.end.session.held
 
@@ -83,6 +88,7 @@ def test_an_owner_ends_both(certificates: Certificates, a: str, b: str) -> None:
         await sees_reset(one)
         await sees_reset(two)
         assert one.done == two.done == [Ending.ADMIN]
+        assert one.end.ending is two.end.ending is Ending.ADMIN
 
     run(certificates, test)
 

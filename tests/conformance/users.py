@@ -7,6 +7,7 @@ file and raises OSError (ssl.SSLError is one) when the connection was cut or res
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import struct
@@ -151,10 +152,8 @@ class TlsUser(SocketUser):
                 return b""
 
     async def send_eof(self) -> None:
-        try:
+        with contextlib.suppress(ssl.SSLWantReadError):  # the peer's is still to come
             self.tls.unwrap()
-        except ssl.SSLWantReadError:
-            pass  # ours is written, the peer's is still to come
         await self.push()
 
 
@@ -183,6 +182,10 @@ class MemoryUser(MemoryEnd):
     def resume_reading(self) -> None:
         super().resume_reading()
         self._changed.set()
+
+    def _finish(self, ending: Ending) -> None:
+        self._waiting.clear()
+        self.finish(ending)  # as real ends do, which then know no peer any more
 
     # The user.
 

@@ -154,10 +154,11 @@ def _commands(names: Names, files: PkiFiles, v: int) -> list[tuple[str, list[str
     ]
 
 
-def _wait_ready(names: Names, children: Sequence[subprocess.Popen[bytes]], told: Told) -> None:
+def _wait_until(
+    ready: Callable[[], bool], children: Sequence[subprocess.Popen[bytes]], told: Told
+) -> None:
     give_up_at = time.monotonic() + READY_TIMEOUT_S
-    target_up = linked = False
-    while not (target_up and linked):
+    while not ready():
         if told.wait(_LOOK_AGAIN_S):
             raise _ToldToStopError
         _check(children)
@@ -166,11 +167,6 @@ def _wait_ready(names: Names, children: Sequence[subprocess.Popen[bytes]], told:
                 f"the agent did not link to the server within {READY_TIMEOUT_S:g} s",
                 LinkStage.TIMED_OUT,
             )
-        target_up = (
-            target_up
-            or inside(names.agent, partial(demo.knock, ADDRESS, timeout_s=KNOCK_TIMEOUT_S)).worked
-        )
-        linked = inside(names.server, _is_linked)
 
 
 def _check(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -181,15 +177,20 @@ def _check(children: Sequence[subprocess.Popen[bytes]]) -> None:
             raise LinkError(f"{what} ended with exit code {child.returncode}", LinkStage.LOST)
 
 
-def _is_linked() -> bool:
-    connection = HTTPConnection(HEALTH.host, HEALTH.port, timeout=KNOCK_TIMEOUT_S)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
+def _answers(namespace: str, path: str) -> bool:
+    """Tell whether the server's health port says 200."""
+
+    def ask() -> bool:
+        connection = HTTPConnection(HEALTH.host, HEALTH.port, timeout=KNOCK_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    return inside(namespace, ask)
 
 
 def demonstrate(names: Names, files: PkiFiles) -> Demonstration:
@@ -216,11 +217,14 @@ def running(directory: Path, names: Names, told: Told, *, firewall: str, v: int)
         (directory / NAMESPACES).touch()  # before there are any: a later run has to know
         files = pki.init(directory / "pki", server_names=(SERVER, LOOPBACK), days=1)
         stack.enter_context(topology(names, firewall))
-        children = [
-            stack.enter_context(process(namespace, argv))
-            for namespace, argv in _commands(names, files, v)
-        ]
-        _wait_ready(names, children, told)
+        server, target, agent = _commands(names, files, v)
+        children = [stack.enter_context(process(*command)) for command in (server, target)]
+        knock = partial(demo.knock, ADDRESS, timeout_s=KNOCK_TIMEOUT_S)
+        _wait_until(partial(_answers, names.server, "/healthz"), children, told)
+        _wait_until(lambda: inside(names.agent, knock).worked, children, told)
+        # Only now: an agent that finds no server says so and waits before it tries again.
+        children.append(stack.enter_context(process(*agent)))
+        _wait_until(partial(_answers, names.server, "/readyz"), children, told)
         yield Stage(names=names, files=files, children=children)
 
 

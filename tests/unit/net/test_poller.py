@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 import uvloop
@@ -31,6 +32,10 @@ def pair() -> Iterator[MakePair]:
     yield make
     for sock in made:
         sock.close()
+
+
+async def reached(count: Callable[[], int], wanted: int) -> None:
+    await until(lambda: count() == wanted)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -66,7 +71,7 @@ def test_an_edge_comes_once(pair: MakePair) -> None:
         await until(lambda: seen)
         for count in range(1, 20):  # rounds in which a level would be told again
             other_far.send(b"x")
-            await until(lambda count=count: len(others) == count)
+            await reached(others.__len__, count)
         assert seen == [IN]
         far.send(b"y")
         await until(lambda: len(seen) == 2)
@@ -113,7 +118,7 @@ def test_a_number_is_not_reused_within_a_batch(pair: MakePair) -> None:
         fresh: list[Pair] = []
         strangers: list[int] = []
 
-        def handle(which: int) -> None:
+        def handle(which: int, mask: int) -> None:
             seen.append(which)
             doomed = sockets[1 - which][0]
             number = doomed.fileno()
@@ -125,9 +130,7 @@ def test_a_number_is_not_reused_within_a_batch(pair: MakePair) -> None:
                 poller.register(new, IN, strangers.append)
 
         for which in (0, 1):
-            poller.register(
-                sockets[which][0].fileno(), IN, lambda _, which=which: handle(which)
-            )
+            poller.register(sockets[which][0].fileno(), IN, partial(handle, which))
             sockets[which][1].send(b"x")
         await until(lambda: seen)
         await until(lambda: sockets[1 - seen[0]][0].fileno() == -1)
@@ -209,7 +212,7 @@ def test_a_firehose_does_not_starve_others(pair: MakePair) -> None:
         for count in range(1, 201):
             before = rounds
             far.send(b"x")
-            await until(lambda count=count: answers == count)
+            await reached(lambda: answers, count)
             assert rounds - before <= 10
         assert rounds
 
@@ -243,9 +246,13 @@ def test_flushes_come_after_the_whole_batch(pair: MakePair) -> None:
 def test_more_events_than_one_batch(pair: MakePair) -> None:
     async def test(poller: Poller) -> None:
         seen: set[int] = set()
+
+        def note(number: int, mask: int) -> None:
+            seen.add(number)
+
         for number in range(300):
             near, far = pair()
-            poller.register(near.fileno(), IN, lambda _, number=number: seen.add(number))
+            poller.register(near.fileno(), IN, partial(note, number))
             far.send(b"x")
         await until(lambda: len(seen) == 300)
 

@@ -177,6 +177,15 @@ def test_fin_is_sent_once_and_after_what_waits() -> None:
     assert [flags for _, flags, *_ in sent] == [Flags.NONE, Flags.NONE, FIN]
 
 
+def test_a_second_half_close_says_nothing() -> None:
+    bench = Bench()
+    stream, _ = bench.accept(1)
+    stream.write_eof()
+    stream.write_eof()
+    assert stream.write(b"too late") is True
+    assert bench.brief() == [(DATA, FIN, 1, 0)]
+
+
 def test_loss_resets_every_stream_and_leaves_nothing() -> None:
     bench = Bench()
     ends = [bench.accept(stream_id)[1] for stream_id in (1, 3, 5)]

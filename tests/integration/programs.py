@@ -1,0 +1,150 @@
+"""Servers and agents as processes: started with flags, watched by their log, ended by their id."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, Self
+
+from clients import LIMIT_S, Client, TlsClient, connect_uds
+from stack import client_context, http_get, wait_until
+
+import isthmus
+from isthmus.app.pki import PkiFiles
+
+COMMAND = [sys.executable, "-m", "isthmus.cli.main"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(isthmus.__file__).parent.parent)}
+
+
+class Program:
+    """One process and its log."""
+
+    def __init__(self, args: list[str], log: Path) -> None:
+        self._log = log
+        self._file: IO[bytes] = log.open("wb")
+        self.process = subprocess.Popen([*COMMAND, *args], stderr=self._file, env=ENVIRONMENT)
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text()
+
+    def port(self, name: str) -> int:
+        """A port that it said it serves."""
+        found = re.search(rf"serving .*\b{name}=([0-9]+)", self.log)
+        assert found, self.log
+        return int(found[1])
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def wait_log(self, text: str) -> None:
+        """Wait until a text is in the log."""
+        wait_until(lambda: text in self.log or self.process.poll() is not None, f"log: {text}")
+        assert text in self.log, self.log
+
+    def wait_exit(self) -> int:
+        """Wait for its end; the exit code."""
+        return self.process.wait(LIMIT_S)
+
+    def end(self) -> None:
+        """Kill it if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(LIMIT_S)
+        self._file.close()
+
+
+class Programs:
+    """Starts programs; ends them all when the test is over."""
+
+    def __init__(self, files: PkiFiles, logs: Path) -> None:
+        self.files = files
+        self.uds = str(Path(tempfile.mkdtemp(prefix="isthmus-")) / "s.sock")
+        self._logs = logs
+        self._started: list[Program] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for program in self._started:
+            program.end()
+        shutil.rmtree(Path(self.uds).parent)
+
+    def start(self, *args: str) -> Program:
+        """Start the command line with these arguments."""
+        program = Program(list(args), self._logs / f"{len(self._started)}.log")
+        self._started.append(program)
+        return program
+
+    def server_flags(self) -> list[str]:
+        """The flags of a server on free ports, all on loopback."""
+        files = self.files
+        return [
+            f"--uds-name={self.uds}",
+            "--server-port=0",
+            "--server-bind-address=127.0.0.1",
+            f"--server-cert={files.server_cert}",
+            f"--server-key={files.server_key}",
+            f"--server-ca-cert={files.ca_cert}",
+            "--agent-port=0",
+            "--agent-bind-address=127.0.0.1",
+            f"--cluster-cert={files.server_cert}",
+            f"--cluster-key={files.server_key}",
+            f"--cluster-ca-cert={files.ca_cert}",
+            "--health-bind-address=127.0.0.1",
+            "--health-port=0",
+            "--admin-port=0",
+        ]
+
+    def agent_flags(self, port: int) -> list[str]:
+        """The flags of an agent of the server at this agent port."""
+        files = self.files
+        return [
+            f"--proxy-server-port={port}",
+            f"--ca-cert={files.ca_cert}",
+            f"--agent-cert={files.agent_cert}",
+            f"--agent-key={files.agent_key}",
+            "--health-server-host=127.0.0.1",
+            "--health-server-port=0",
+            "--admin-server-port=0",
+            "--sync-interval=50ms",
+            "--sync-interval-cap=200ms",
+        ]
+
+    def server(self, *more: str) -> Program:
+        """Start a server and wait until it serves; a flag given again wins."""
+        program = self.start("server", *self.server_flags(), *more)
+        program.wait_log("serving ")
+        return program
+
+    def agent(self, server: Program, *more: str) -> Program:
+        """Start an agent and wait until it is linked."""
+        program = self.start("agent", *self.agent_flags(server.port("agent_port")), *more)
+        program.wait_log("linked ")
+        return program
+
+    def connect_uds(self) -> Client:
+        """Connect to the UNIX socket."""
+        return connect_uds(self.uds)
+
+    def connect_tls(self, server: Program) -> TlsClient:
+        """Connect to a server's TCP frontend."""
+        port = server.port("frontend_port")
+        sock = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+        return TlsClient(sock, client_context(self.files), "localhost")
+
+    def wait_ready(self, server: Program) -> None:
+        """Wait until a server has an agent."""
+        port = server.port("health_port")
+        wait_until(lambda: http_get(port, "/readyz")[0] == 200, "the server is ready")

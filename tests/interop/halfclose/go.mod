@@ -1,0 +1,3 @@
+module isthmus.test/halfclose
+
+go 1.21
