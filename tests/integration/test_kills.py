@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import ssl
 import threading
-from functools import partial
+from typing import Any
 
 import pytest
 from clients import Client, Target, ask, free_port, head_for, tunnel
@@ -99,15 +99,18 @@ def test_the_server_killed_in_the_middle_and_started_again(programs: Programs) -
     assert agent.process.poll() is None
 
 
+class QuickLink(AgentLink):
+    """A link that is dead after half a second of silence."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more, limits=Limits(ping_every_s=0.1, dead_after_s=0.5))
+
+
 def test_a_frozen_agent_is_dropped_and_its_tunnels_reset(
     programs: Programs, fresh: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "_TICK_S", 0.05)
-    quick = Limits(ping_every_s=0.1, dead_after_s=0.5)
-    monkeypatch.setattr(
-        "isthmus.app.server.AgentLink",
-        partial(AgentLink, limits=quick),
-    )
+    monkeypatch.setattr("isthmus.app.server.AgentLink", QuickLink)
     server = fresh.add_server()
     flags = programs.agent_flags(server.agent_port)
     frozen = programs.start("agent", *flags, "--agent-id=frozen")

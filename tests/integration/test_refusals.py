@@ -201,9 +201,7 @@ def test_an_end_before_the_head_is_whole(stack: Stack, kind: str) -> None:
 
 
 @KINDS
-def test_a_head_that_is_too_slow(
-    fresh: Stack, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_is_too_slow(fresh: Stack, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connect, "HEAD_S", 0.2)
     fresh.add_server()
     fresh.add_agent()
@@ -240,9 +238,7 @@ def test_a_refused_client_that_does_not_leave_is_left(
         fresh.wait(lambda: len(fresh.server.poller) < before, "the server left")
 
 
-def test_the_same_mistake_is_logged_once(
-    fresh: Stack, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_same_mistake_is_logged_once(fresh: Stack, caplog: pytest.LogCaptureFixture) -> None:
     fresh.add_server()
     with caplog.at_level(logging.WARNING, "isthmus"):
         for _ in range(20):

@@ -30,6 +30,7 @@ from isthmus.app.up_topology import (
     remove_run,
     topology,
 )
+from isthmus.errors import ConfigError
 from isthmus.values import HostPort
 
 pytestmark = pytest.mark.skipif(
@@ -226,9 +227,9 @@ def test_the_wall_lets_one_thing_through_and_it_is_the_rules_that_do_it(firewall
     assert set(names) & set(netns.listnetns()) == set()
 
 
-def test_half_a_topology_is_removed_too() -> None:
+def test_a_topology_that_fails_halfway_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names.of(f"up-half{os.getpid()}")
-    netns.create(names.agent)  # the last of the three is there already
-    with pytest.raises(Exception, match="cannot make network namespaces"), topology(names, "nft"):
+    monkeypatch.setitem(RULES, "nft", "no such rule")  # the last step
+    with pytest.raises(ConfigError, match="--namespaces: nft: .*rror"), topology(names, "nft"):
         pytest.fail("it should not have been made")
     assert set(names) & set(netns.listnetns()) == set()

@@ -13,7 +13,9 @@ from isthmus.config.identifiers import Identifiers
 from isthmus.values import HostPort
 
 label = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,8}[a-z0-9_])?", fullmatch=True)
-name = st.lists(label, min_size=1, max_size=4).map(".".join).filter(lambda text: "." in text)
+# The last label begins with a letter: a name that ends in a number is an address in disguise.
+last = st.from_regex(r"[a-z]([a-z0-9_-]{0,8}[a-z0-9_])?", fullmatch=True)
+name = st.builds(lambda labels, end: ".".join([*labels, end]), st.lists(label, max_size=3), last)
 ipv4 = st.integers(0, 2**32 - 1).map(lambda number: str(IPv4Address(number)))
 ipv6 = st.integers(0, 2**128 - 1).map(lambda number: str(IPv6Address(number)))
 cidr = st.one_of(

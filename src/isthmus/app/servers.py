@@ -159,7 +159,7 @@ class Servers:
         )  # fmt: skip
         if self._draining:
             link.drain()
-        # Cancelled here, it stays in the table: whoever stops us resets its tunnels, then closes it.
+        # Cancelled here, it stays in the table: whoever stops us resets its tunnels first.
         why = await asyncio.shield(link.over)
         del self.links[link.server_id]
         self._changed.set()

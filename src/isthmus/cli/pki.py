@@ -43,28 +43,28 @@ def command() -> None:
     "server_names",
     multiple=True,
     metavar="NAME",
-    help="DNS name or IP address of the server; repeatable [default: localhost, 127.0.0.1, ::1]",
+    help="Put a name or address into the server's certificate; repeatable [default: localhost, 127.0.0.1, ::1]",
 )
 @click.option(
     "--agent-name",
     "agent_names",
     multiple=True,
     metavar="NAME",
-    help="DNS name or IP address to put into the agent's certificate; repeatable",
+    help="Put a DNS name or IP address into the agent's certificate; repeatable",
 )
 @click.option(
     "--client-name",
     "client_names",
     multiple=True,
     metavar="NAME",
-    help="DNS name or IP address to put into the client's certificate; repeatable",
+    help="Put a DNS name or IP address into the client's certificate; repeatable",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 36_500),
     default=365,
     show_default=True,
-    help="How long the certificates are valid; the CA lasts ten years at least",
+    help="Set how long the certificates are valid; the CA lasts ten years at least",
 )
 @click.option("--force", is_flag=True, help="Replace files that exist")
 @click.option("--keep-ca", is_flag=True, help="Sign with the CA that is in DIR")
@@ -114,7 +114,7 @@ def init(
     "-o",
     "--output",
     type=click.Choice(["table", "json"]),
-    help="How to print [default: table on a terminal, json in a pipe]",
+    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
 )
 def show(paths: tuple[str, ...], output: str | None) -> None:
     """Show certificates, their dates and whether their keys match

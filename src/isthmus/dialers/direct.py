@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Connecting, Failed, literal
-from isthmus.net.poller import IN, RDHUP, Poller
+from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.values import HostPort, is_address
