@@ -183,10 +183,6 @@ class MemoryUser(MemoryEnd):
         super().resume_reading()
         self._changed.set()
 
-    def _finish(self, ending: Ending) -> None:
-        self._waiting.clear()
-        self.finish(ending)  # as real ends do, which then know no peer any more
-
     # The user.
 
     async def send(self, data: bytes) -> None:

@@ -154,8 +154,7 @@ BROKEN = {
     "a message that is too long": frame(WINDOW_UPDATE, SYN, 1, 0)
     + frame(DATA, 0, 1, 4, b"\xff\xff\xff\xff"),
     "no message": frame(WINDOW_UPDATE, SYN, 1, 0) + frame(DATA, 0, 1, 7, b"\0\0\0\3\xff\xff\xff"),
-    "something before hello": frame(WINDOW_UPDATE, SYN, 1, 0)
-    + frame(DATA, 0, 1, 4, b"\0\0\0\0"),
+    "something before hello": frame(WINDOW_UPDATE, SYN, 1, 0) + frame(DATA, 0, 1, 4, b"\0\0\0\0"),
     "an agent without a name": hello(""),
     "hello twice": hello() + hello()[12:],
     "broken after hello": hello() + b"\xff" * 12,
@@ -194,10 +193,9 @@ def test_a_peer_that_says_no_hello_is_dropped(
 ) -> None:
     monkeypatch.setattr(link_module, "HANDSHAKE_S", 0.2)
     before = counted(stack, FAILED % "timed_out")
-    with connect(stack) as peer:
-        with pytest.raises(CUT):
-            assert peer.recv() != b""
-            raise ConnectionError
+    with connect(stack) as peer, pytest.raises(CUT):
+        assert peer.recv() != b""
+        raise ConnectionError
     sock = socket.create_connection(("127.0.0.1", stack.server.agent_port), 20)
     with Client(sock) as silent:  # not even a TLS handshake
         try:

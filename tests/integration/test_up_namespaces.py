@@ -185,7 +185,7 @@ def test_a_program_that_ends_ends_everything(tmp_path: Path) -> None:
             if b"isthmus.app.demo" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]  # fmt: skip
         os.kill(pid, signal.SIGKILL)
-        assert ended(process) == (1, "isthmus: isthmus.app.demo ended with exit code -9\n")
+        assert ended(process) == (1, "isthmus: the demo target ended with exit code -9\n")
     assert_nothing_is_left(tmp_path, names)
 
 
@@ -230,6 +230,6 @@ def test_the_wall_lets_one_thing_through_and_it_is_the_rules_that_do_it(firewall
 def test_a_topology_that_fails_halfway_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names.of(f"up-half{os.getpid()}")
     monkeypatch.setitem(RULES, "nft", "no such rule")  # the last step
-    with pytest.raises(ConfigError, match="--namespaces: nft: .*rror"), topology(names, "nft"):
+    with pytest.raises(ConfigError, match=r"--namespaces: nft: .*rror"), topology(names, "nft"):
         pytest.fail("it should not have been made")
     assert set(names) & set(netns.listnetns()) == set()

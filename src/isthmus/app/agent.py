@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import random
+import time
 import uuid
 from functools import partial
 
@@ -24,7 +25,7 @@ from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
-from isthmus.observe.logs import OncePer, log
+from isthmus.observe.logs import OncePer
 from isthmus.observe.metrics import AgentMetrics
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, HostPort, Identity
@@ -42,7 +43,7 @@ class TargetDial:
         self._agent = agent
         self._incoming = incoming
         self._target = target
-        self._started_at = agent.loop.time()
+        self._started_at = time.monotonic()
         asked_s = incoming.dial.timeout_ms / 1000 or agent.settings.dial_timeout_s
         dial: DirectDial = agent.dialer.dial(
             target,
@@ -55,7 +56,7 @@ class TargetDial:
 
     def _reached(self, end: SocketEnd) -> None:
         agent, incoming = self._agent, self._incoming
-        agent.metrics.dial_succeeded(agent.loop.time() - self._started_at)
+        agent.metrics.dial_succeeded(time.monotonic() - self._started_at)
         incoming.accept(str(self._target))
         dial = incoming.dial
         agent.tunnels.open(
@@ -69,7 +70,7 @@ class TargetDial:
 
     def _failed(self, failure: DialFailure, detail: str) -> None:
         agent = self._agent
-        agent.metrics.dial_failed(failure, agent.loop.time() - self._started_at)
+        agent.metrics.dial_failed(failure, time.monotonic() - self._started_at)
         self._incoming.refuse(failure, detail)
 
 
@@ -137,7 +138,7 @@ class Agent:
         assert self.servers is not None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.servers.keep_connected(), name="servers")
-            tasks.create_task(watch(self.contexts, on_reload=self._reloaded), name="reload")
+            tasks.create_task(watch(self.contexts), name="reload")
 
     async def drain(self, timeout_s: float) -> None:
         """Tell the servers, wait for the tunnels; see Program."""
@@ -186,14 +187,12 @@ class Agent:
         gauges.held_bytes = lambda: sum(
             link.session.held for link in servers.links.values() if link.session
         )
+        gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
         gauges.draining = lambda: int(self.draining)
         gauges.lines_suppressed = lambda: self.once.suppressed
         gauges.live_bytes = self.tunnels.live_bytes
         gauges.certificates = self.contexts[0].certificate_expiries
         gauges.known_servers = lambda: servers.known_count
-
-    def _reloaded(self, context: HotContext) -> None:
-        log(_log, logging.INFO, "certificates reloaded", context=repr(context))
 
     def ready(self) -> list[ports.Check]:
         """Ready: at least one server is linked."""

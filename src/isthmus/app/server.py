@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import ssl
+import time
 import uuid
 from functools import partial
 
@@ -41,39 +42,36 @@ _QUIET_S = 60.0
 class ConnectDial:
     """One request of a CONNECT client: the answer of its dial becomes a tunnel or a refusal."""
 
-    __slots__ = ("_client", "_server", "_target", "dial")
+    __slots__ = ("_client", "_server")
 
-    def __init__(self, server: Server, client: ConnectClient, target: HostPort) -> None:
+    def __init__(self, server: Server, client: ConnectClient) -> None:
         self._server = server
         self._client = client
-        self._target = target
-        self.dial: AgentDial = server.dialer.dial(target, client.requester, self)
 
-    def dialed(self, stream: Stream, link: AgentLink) -> None:
+    def dialed(self, dial: AgentDial, stream: Stream, link: AgentLink) -> None:
         """The target is reached: join the client to it."""
-        server, dial = self._server, self.dial
+        server = self._server
         end = self._client.established()
         if end is None:
             stream.abort(Ending.CANCELLED)
             return
-        server.metrics.dial_succeeded(server.loop.time() - dial.started_at)
+        server.metrics.dial_succeeded(time.monotonic() - dial.started_at)
         server.tunnels.open(
             client=end,
             far=stream,
-            target=self._target,
+            target=dial.target,
             requester=dial.requester,
             agent_id=link.agent_id,
             link_id=link.id,
         )
 
-    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+    def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
         """It is not: answer and count."""
         server = self._server
-        took_s = server.loop.time() - self.dial.started_at if hasattr(self, "dial") else 0.0
-        server.metrics.dial_failed(failure, took_s)
+        server.metrics.dial_failed(failure, time.monotonic() - dial.started_at)
         server.once.log(
             ("dial", failure), _QUIET_S, _log, logging.WARNING, "dial failed",
-            target=str(self._target), reason=failure.value, detail=detail,
+            target=str(dial.target), reason=failure.value, detail=detail,
         )  # fmt: skip
         self._client.dial_failed(failure, detail)
 
@@ -128,7 +126,7 @@ class Server:
 
     async def watch(self) -> None:
         """Follow the certificate files; see Program."""
-        await watch(self.contexts, on_reload=self._reloaded)
+        await watch(self.contexts)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing more, tell the agents, wait for the tunnels; see Program."""
@@ -242,6 +240,7 @@ class Server:
         gauges.tunnels = gauges.http_connections = lambda: len(self.tunnels)
         gauges.links = lambda: len(self.agents)
         gauges.held_bytes = lambda: sum(link.session.held for link in self.links if link.session)
+        gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
         gauges.draining = lambda: int(self.draining)
         gauges.lines_suppressed = lambda: self.once.suppressed
         gauges.live_bytes = self.tunnels.live_bytes
@@ -254,9 +253,6 @@ class Server:
         for context in self.contexts:
             found.update(context.certificate_expiries())
         return found
-
-    def _reloaded(self, context: HotContext) -> None:
-        log(_log, logging.INFO, "certificates reloaded", context=repr(context))
 
     # Readiness.
 
@@ -322,7 +318,7 @@ class Server:
 
     def dial(self, client: ConnectClient, target: HostPort) -> AgentDial:
         """A client asks for a target; see frontends.http_connect.Backend."""
-        return ConnectDial(self, client, target).dial
+        return self.dialer.dial(target, client.requester, ConnectDial(self, client))
 
     def refused(self, status: int) -> None:
         """Count a request that was refused without a dial."""

@@ -91,6 +91,8 @@ class TunnelTable:
         to_target, to_client = tunnel.far.bytes_written, tunnel.client.bytes_written
         duration_s = now - tunnel.opened_at
         self._metrics.tunnel_ended(tunnel.ending, duration_s, to_target, to_client)
+        if tunnel.ending is Ending.STALLED:
+            self._metrics.stream_reset_for_budget()
         self.endings.add(
             now=now,
             target=str(tunnel.target),
@@ -107,11 +109,12 @@ class TunnelTable:
                 to_client=to_client,
             )  # fmt: skip
         if self._empty is not None and not self._open:
-            self._empty.set_result(None)
+            if not self._empty.done():  # whoever waited may have given up
+                self._empty.set_result(None)
             self._empty = None
 
     def _view(self, tunnel: Tunnel, now: float) -> TunnelView:
-        stalled = _why(tunnel, now)
+        stalled = _why(tunnel)
         half = any(getattr(end, "half_closed", False) for end in (tunnel.client, tunnel.far))
         state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
         return TunnelView(
@@ -129,11 +132,12 @@ class TunnelTable:
         )
 
 
-def _why(tunnel: Tunnel, now: float) -> str:
+def _why(tunnel: Tunnel) -> str:
     """Ask the stream, which knows both: what its sink does not take and what its peer does not."""
     stream = next((end for end in (tunnel.client, tunnel.far) if isinstance(end, Stream)), None)
     if stream is None:
         return ""
+    now = stream.session.clock()
     sink = Held(bytes=stream.held, for_s=now - stream.sink_full_since if stream.held else 0.0)
     wire = Held(
         bytes=stream.backlog_bytes,

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPException
@@ -53,6 +53,7 @@ from isthmus.errors import ConfigError, LinkError, LinkStage
 from isthmus.values import HostPort
 
 Told = threading.Event
+Children = Mapping[str, subprocess.Popen[bytes]]
 
 # Nobody else is in the namespaces, so ports may be fixed.
 FRONTEND = HostPort(LOOPBACK, 8090)
@@ -90,15 +91,7 @@ class Stage:
 
     names: Names
     files: PkiFiles
-    children: Sequence[subprocess.Popen[bytes]]
-
-    def check(self) -> None:
-        """See that all programs still run.
-
-        Raises:
-            LinkError: one does not.
-        """
-        _check(self.children)
+    children: Children
 
 
 class _ToldToStopError(Exception):
@@ -108,15 +101,21 @@ class _ToldToStopError(Exception):
 @contextlib.contextmanager
 def process(namespace: str, argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python module inside a namespace until the block ends; its log is ours."""
-    prctl = ctypes.CDLL(None).prctl
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def die_with_parent() -> None:
+        # Should we be killed the children go too, which nothing else could see to.
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # it died before we asked
+
     child = subprocess.Popen(
         in_namespace(namespace, [sys.executable, "-m", *argv]),
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),
         # Ctrl-C goes to the whole group of a terminal, and it is for us to end the children.
         start_new_session=True,
-        # Should we be killed they go too, which nothing else could see to.
-        preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        preexec_fn=die_with_parent,
     )
     try:
         yield child
@@ -129,7 +128,7 @@ def process(namespace: str, argv: Sequence[str]) -> Iterator[subprocess.Popen[by
             child.wait()
 
 
-def _commands(names: Names, files: PkiFiles, v: int) -> list[tuple[str, list[str]]]:
+def _commands(names: Names, files: PkiFiles, v: int) -> dict[str, tuple[str, list[str]]]:
     """The three programs, each with its namespace."""
     common = [f"--v={v}", "--graceful-shutdown-timeout=0"]
     server = [
@@ -147,16 +146,14 @@ def _commands(names: Names, files: PkiFiles, v: int) -> list[tuple[str, list[str
         f"--agent-key={files.agent_key}", "--sync-interval=100ms",
     ]  # fmt: skip
     target = [f"--host={AGENT}", f"--port={ADDRESS.port}", f"--agent-id={AGENT_ID}"]
-    return [
-        (names.server, ["isthmus.cli.main", "server", *server, *common]),
-        (names.agent, ["isthmus.app.demo", *target]),
-        (names.agent, ["isthmus.cli.main", "agent", *agent, *common]),
-    ]
+    return {
+        "server": (names.server, ["isthmus.cli.main", "server", *server, *common]),
+        "demo target": (names.agent, ["isthmus.app.demo", *target]),
+        "agent": (names.agent, ["isthmus.cli.main", "agent", *agent, *common]),
+    }
 
 
-def _wait_until(
-    ready: Callable[[], bool], children: Sequence[subprocess.Popen[bytes]], told: Told
-) -> None:
+def _wait_until(ready: Callable[[], bool], children: Children, told: Told) -> None:
     give_up_at = time.monotonic() + READY_TIMEOUT_S
     while not ready():
         if told.wait(_LOOK_AGAIN_S):
@@ -169,12 +166,10 @@ def _wait_until(
             )
 
 
-def _check(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    for child in children:
+def _check(children: Children) -> None:
+    for name, child in children.items():
         if child.poll() is not None:
-            # argv begins with: ip netns exec NAME python -m
-            what = " ".join(map(str, list(child.args)[6:8]))  # type: ignore[arg-type]
-            raise LinkError(f"{what} ended with exit code {child.returncode}", LinkStage.LOST)
+            raise LinkError(f"the {name} ended with exit code {child.returncode}", LinkStage.LOST)
 
 
 def _answers(namespace: str, path: str) -> bool:
@@ -217,13 +212,19 @@ def running(directory: Path, names: Names, told: Told, *, firewall: str, v: int)
         (directory / NAMESPACES).touch()  # before there are any: a later run has to know
         files = pki.init(directory / "pki", server_names=(SERVER, LOOPBACK), days=1)
         stack.enter_context(topology(names, firewall))
-        server, target, agent = _commands(names, files, v)
-        children = [stack.enter_context(process(*command)) for command in (server, target)]
+        commands = _commands(names, files, v)
+        children: dict[str, subprocess.Popen[bytes]] = {}
+
+        def start(name: str) -> None:
+            children[name] = stack.enter_context(process(*commands[name]))
+
+        start("server")
+        start("demo target")
         knock = partial(demo.knock, ADDRESS, timeout_s=KNOCK_TIMEOUT_S)
         _wait_until(partial(_answers, names.server, "/healthz"), children, told)
         _wait_until(lambda: inside(names.agent, knock).worked, children, told)
         # Only now: an agent that finds no server says so and waits before it tries again.
-        children.append(stack.enter_context(process(*agent)))
+        start("agent")
         _wait_until(partial(_answers, names.server, "/readyz"), children, told)
         yield Stage(names=names, files=files, children=children)
 
@@ -293,5 +294,5 @@ def _play(
     for line in lines(stage, pid=os.getpid()):
         say(line)
     while not told.wait(_CHECK_CHILDREN_S):
-        stage.check()
+        _check(stage.children)
     return 0

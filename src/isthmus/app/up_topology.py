@@ -65,11 +65,11 @@ def find_tool(*names: str) -> str:
     """Find the first of these tools.
 
     Raises:
-        ConfigError: none is installed.
+        ConfigError: none is in the PATH.
     """
     found = next((name for name in names if shutil.which(name)), None)
     if found is None:
-        raise ConfigError(f"--namespaces needs {' or '.join(names)}, which is not installed")
+        raise ConfigError(f"--namespaces needs {' or '.join(names)}, which is not in the PATH")
     return found
 
 

@@ -43,7 +43,8 @@ def command() -> None:
     "server_names",
     multiple=True,
     metavar="NAME",
-    help="Put a name or address into the server's certificate; repeatable [default: localhost, 127.0.0.1, ::1]",
+    help="Put a name or address into the server's certificate; repeatable"
+    " [default: localhost, 127.0.0.1, ::1]",
 )
 @click.option(
     "--agent-name",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from typing import Protocol
 
 from isthmus.core.agents import Agents
@@ -22,10 +23,10 @@ MOST_TRIES = 3
 class Dialing(Protocol):
     """Who wants the answer of a dial."""
 
-    def dialed(self, stream: Stream, link: AgentLink) -> None:
+    def dialed(self, dial: AgentDial, stream: Stream, link: AgentLink) -> None:
         """The target is reached; the stream may be joined."""
 
-    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+    def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
         """It is not."""
 
 
@@ -57,7 +58,7 @@ class AgentDial:
         self.target = target
         self.requester = requester
         self.who: Dialing | None = who
-        self.started_at = dialer.loop.time()
+        self.started_at = time.monotonic()
         self._tried: list[AgentLink] = []
         self._stream: Stream | None = None
         self._link: AgentLink | None = None
@@ -65,7 +66,7 @@ class AgentDial:
     def attempt(self) -> None:
         """Ask the best link that was not asked yet."""
         dialer = self._dialer
-        left_s = self.started_at + dialer.timeout_s - dialer.loop.time()
+        left_s = self.started_at + dialer.timeout_s - time.monotonic()
         while len(self._tried) < MOST_TRIES:
             link = dialer.agents.choose(self.target, self._tried)
             if link is None:
@@ -113,7 +114,7 @@ class AgentDial:
             return
         failure = failure_of(result)
         if failure is None:
-            self._settle().dialed(stream, link)
+            self._settle().dialed(self, stream, link)
         else:
             stream.write_eof()
             self._fail(failure, result.detail)
@@ -124,7 +125,7 @@ class AgentDial:
             stream.abort(reason)
 
     def _fail(self, failure: DialFailure, detail: str) -> None:
-        self._settle().dial_failed(failure, detail)
+        self._settle().dial_failed(self, failure, detail)
 
     def _settle(self) -> Dialing:
         who, self.who = self.who, None
@@ -139,7 +140,6 @@ class AgentDialer:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, agents: Agents[AgentLink], *, timeout_s: float
     ) -> None:
-        self.loop = loop
         self.agents = agents
         self.timeout_s = timeout_s
         self.pending: Deadlines[AgentDial] = Deadlines(loop, timeout_s, AgentDial.expire)

@@ -15,6 +15,7 @@ from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 
 _MAX_DETAIL_CHARS = 1000
+_MAX_EARLY_BYTES = 4096
 
 
 class AnswerReader(Early):
@@ -97,7 +98,9 @@ class DialReader(Early):
     __slots__ = ("_incoming", "_link_id", "_stream", "_told")
 
     def __init__(self, stream: Stream, link_id: int, told: Callable[[IncomingDial], None]) -> None:
-        super().__init__()
+        # Our peers send nothing behind a Dial before its answer: what comes anyway is held, and
+        # counted as held, rather than given credit for.
+        super().__init__(limit=_MAX_EARLY_BYTES)
         self._link_id = link_id
         self._stream = stream
         self._told: Callable[[IncomingDial], None] | None = told

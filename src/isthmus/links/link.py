@@ -11,6 +11,7 @@ import itertools
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
 
 from isthmus.errors import LinkStage, ProtocolError
@@ -135,7 +136,7 @@ class Link:
         session = Session(
             self.carrier,
             client=self._client,
-            clock=self.loop.time,
+            clock=time.monotonic,  # the loop counts milliseconds, a round trip takes less
             on_stream=self._accept,
             limits=self._limits,
             explain_reset=self._explain,

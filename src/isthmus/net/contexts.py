@@ -162,6 +162,7 @@ class HotContext:
         self._loaded = _stamp(files)
         self._expiries: Mapping[str, float] = check_files(files, purpose=purpose)
         self.current = build(files)
+        self.failures = 0  # states of the files that were said to be bad
         self._failure = ""
         self._warned: tuple[_Stamp, str] | None = None
 
@@ -202,6 +203,7 @@ class HotContext:
         self._failure = sentence
         if persists and self._warned != (stamp, sentence):
             self._warned = (stamp, sentence)
+            self.failures += 1
             log.warning("%s; the files loaded before stay in use", sentence)
 
 
@@ -221,21 +223,13 @@ def _stamp_of(path: str) -> tuple[int, ...]:
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
 
 
-def _check_all(contexts: Sequence[HotContext], now: float) -> list[HotContext]:
-    return [context for context in contexts if context.check(now)]
+def _check_all(contexts: Sequence[HotContext]) -> None:
+    for context in contexts:
+        context.check(time.time())
 
 
-def _ignore(context: HotContext) -> None:
-    """The default ``on_reload``: nobody wants to know."""
-
-
-async def watch(
-    contexts: Sequence[HotContext],
-    interval_s: float = 1.0,
-    on_reload: Callable[[HotContext], None] = _ignore,
-) -> None:
-    """Check the contexts for ever, in a thread, and call ``on_reload`` for each one replaced."""
+async def watch(contexts: Sequence[HotContext], interval_s: float = 1.0) -> None:
+    """Check the contexts for ever, in a thread."""
     while True:
         await asyncio.sleep(interval_s)
-        for context in await asyncio.to_thread(_check_all, contexts, time.time()):
-            on_reload(context)
+        await asyncio.to_thread(_check_all, contexts)

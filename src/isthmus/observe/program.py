@@ -53,6 +53,7 @@ class Gauges:
     tunnels: Callable[[], int] = _zero
     links: Callable[[], int] = _zero
     held_bytes: Callable[[], int] = _zero
+    reload_failures: Callable[[], int] = _zero
     draining: Callable[[], int] = _zero
     lines_suppressed: Callable[[], int] = _zero
     live_bytes: Callable[[], tuple[int, int]] = _no_bytes
@@ -79,7 +80,6 @@ class ProgramMetrics:
         self.bytes_to_target = 0
         self.bytes_to_client = 0
         self.streams_reset_for_budget = 0
-        self.reload_failures = 0
         self._families = Families([*self._own_families(), *self._shared_families()])
         self.registry = self._families.registry
 
@@ -120,10 +120,6 @@ class ProgramMetrics:
     def stream_reset_for_budget(self) -> None:
         """Count a stream reset because its link held too many bytes."""
         self.streams_reset_for_budget += 1
-
-    def reload_failed(self) -> None:
-        """Count a changed certificate, key or CA file that could not be used."""
-        self.reload_failures += 1
 
     def bytes_carried(self) -> tuple[int, int]:
         """Give the bytes to targets and to clients so far, running tunnels included."""
@@ -216,6 +212,6 @@ class ProgramMetrics:
             counter(
                 f"{ours}reload_failures_total",
                 "Changed certificate, key or CA files that could not be used.",
-                one(lambda: self.reload_failures),
+                one(lambda: self.gauges.reload_failures()),
             ),
         ]

@@ -131,6 +131,5 @@ class MemoryEnd(BaseEnd):
             self._finish(Ending.CLEAN)
 
     def _finish(self, ending: Ending) -> None:
-        self.ending = ending
         self._waiting.clear()
-        self.on_done(self, ending)
+        self.finish(ending)

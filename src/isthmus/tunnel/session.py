@@ -46,6 +46,7 @@ class Limits:
     max_streams: int = 16_384
     growth_pool_bytes: int = 64 * MIB
     max_held_bytes: int = 128 * MIB
+    no_growth_above_held_bytes: int = 64 * MIB
     max_waiting_control_bytes: int = MIB
     batch_bytes: int = 256 * 1024
     stall_s: float = 1.0
@@ -118,7 +119,6 @@ class Session:
         self._ping_at: float | None = None
         self._last_ping = self.last_heard = clock()
         self.reasons: dict[int, Ending] = {}
-        self.resets_for_memory = 0
 
     def __repr__(self) -> str:
         role = "client" if self.client else "server"
@@ -356,7 +356,9 @@ class Session:
     # Memory: growth is taken from a pool, and what sinks have not taken is counted.
 
     def grow(self, wanted: int) -> int:
-        """Take growth from the pool; less than wanted when it runs dry."""
+        """Take growth from the pool; less than wanted when it runs dry or sinks are far behind."""
+        if self.held > self.limits.no_growth_above_held_bytes:
+            return 0
         got = min(wanted, self._growth_left)
         self._growth_left -= got
         return got
@@ -371,7 +373,6 @@ class Session:
         self.held += size
         while self.held > self.limits.max_held_bytes:
             largest = max(self._holders, key=lambda holder: holder.held)
-            self.resets_for_memory += 1
             peer = largest.peer
             largest.abort(Ending.STALLED)
             peer.abort(Ending.STALLED)

@@ -138,7 +138,7 @@ def test_what_both_programs_show(metrics: ProgramMetrics) -> None:
     metrics.gauges.draining = lambda: True
     metrics.gauges.lines_suppressed = lambda: 11
     metrics.link_opened()
-    metrics.reload_failed()
+    metrics.gauges.reload_failures = lambda: 1
     metrics.stream_reset_for_budget()
     seen = samples(metrics)
     assert seen[f"{ours}certificate_expiry_timestamp_seconds", ('/etc/"odd"\n.crt',)] == 1.9e9

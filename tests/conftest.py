@@ -1,0 +1,13 @@
+"""What every test shares."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# No deadline: it would be an assertion on elapsed time. In CI the examples are always the same
+# ones, so that a change is judged by what it does and not by luck.
+settings.register_profile("isthmus", deadline=None)
+settings.register_profile("isthmus-ci", deadline=None, derandomize=True)
+settings.load_profile("isthmus-ci" if os.environ.get("CI") else "isthmus")

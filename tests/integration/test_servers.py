@@ -1,0 +1,169 @@
+"""Several servers: an agent links to each of them, wherever they are, and they to many agents."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import selectors
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+
+from clients import Target, connect_uds, free_port, tunnel
+from stack import Stack
+
+from isthmus.app.agent import Agent
+from isthmus.app.server import Server
+
+
+def links_of(agent: Agent) -> set[str]:
+    assert agent.servers is not None
+    return set(agent.servers.links)
+
+
+def each_server_reaches(stack: Stack) -> None:
+    with Target() as target:
+        for server in stack.servers:
+            with (
+                tunnel(connect_uds(server.settings.uds_name), target.name, b"x"),
+                target.accept() as far,
+            ):
+                assert far.read_exactly(1) == b"x"
+
+
+@contextlib.contextmanager
+def round_robin(ports: Sequence[int]) -> Iterator[int]:
+    """A load balancer: each new connection goes to the next port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    stop = threading.Event()
+    selector = selectors.DefaultSelector()
+    turns = itertools.cycle(ports)
+    opened: set[socket.socket] = {listener}
+
+    def pass_on(a: socket.socket, b: socket.socket) -> None:
+        try:
+            data = a.recv(65536)
+            if data:
+                b.sendall(data)
+                return
+        except OSError:
+            pass
+        for sock in (a, b):
+            if sock in opened:
+                selector.unregister(sock)
+                opened.discard(sock)
+                sock.close()
+
+    def accept() -> None:
+        a, _ = listener.accept()
+        b = socket.create_connection(("127.0.0.1", next(turns)), 20)
+        a.settimeout(20)
+        opened.update((a, b))
+        selector.register(a, selectors.EVENT_READ, lambda: pass_on(a, b))
+        selector.register(b, selectors.EVENT_READ, lambda: pass_on(b, a))
+
+    def serve() -> None:
+        while not stop.is_set():
+            for key, _ in selector.select(0.05):
+                if key.fileobj in opened:
+                    key.data()
+
+    selector.register(listener, selectors.EVENT_READ, accept)
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        stop.set()
+        thread.join(20)
+        selector.close()
+        for sock in opened:
+            sock.close()
+
+
+def two_servers(stack: Stack, **more: object) -> tuple[Server, Server]:
+    one = stack.add_server(server_id="one", **more)
+    two = stack.add_server(server_id="two", **more)
+    return one, two
+
+
+def test_every_host_that_was_named_is_linked(fresh: Stack) -> None:
+    port = free_port()
+    for number, host in enumerate(("127.0.0.1", "127.0.0.2")):
+        fresh.add_server(server_id=f"s{number}", agent_bind_address=host, agent_port=port)
+    agent = fresh.add_agent(
+        # The certificate names only the first; an agent that verifies names refuses the other.
+        proxy_server_host=("127.0.0.1", "127.0.0.2"),
+        proxy_server_port=port,
+    )
+    assert links_of(agent) == {"s0"}
+
+
+def test_every_address_of_a_name_is_linked(fresh: Stack) -> None:
+    port = free_port()
+    for number, host in enumerate(("127.0.0.1", "127.0.0.2")):
+        fresh.add_server(server_id=f"s{number}", agent_bind_address=host, agent_port=port)
+    agent = fresh.add_agent(
+        linked=False,
+        host_alias=("localhost=127.0.0.1", "localhost=127.0.0.2"),
+        proxy_server_host=("localhost",),
+        proxy_server_port=port,
+    )
+    fresh.wait(lambda: links_of(agent) == {"s0", "s1"}, "both addresses are linked")
+    each_server_reaches(fresh)
+
+
+def test_two_servers_behind_one_address(fresh: Stack) -> None:
+    one, two = two_servers(fresh, server_count=2)
+    with round_robin([one.agent_port, two.agent_port]) as port:
+        agent = fresh.add_agent(linked=False, proxy_server_port=port)
+        fresh.wait(lambda: links_of(agent) == {"one", "two"}, "both servers are linked")
+        assert fresh.snapshot(agent)["knownServers"] == 2
+        each_server_reaches(fresh)
+        fresh.stop(agent)
+
+
+def test_a_balancer_that_repeats_itself(fresh: Stack) -> None:
+    one, two = two_servers(fresh, server_count=2)
+    turns = [one.agent_port] * 5 + [two.agent_port]
+    with round_robin(turns) as port:
+        agent = fresh.add_agent(linked=False, proxy_server_port=port)
+        fresh.wait(lambda: links_of(agent) == {"one", "two"}, "both servers are linked")
+        # A second link to the same server is closed, not kept.
+        fresh.wait(lambda: len(one.agents) == len(two.agents) == 1, "one link to each")
+        fresh.stop(agent)
+
+
+def test_a_server_that_comes_back_is_linked_again(fresh: Stack) -> None:
+    port = free_port()
+    first = fresh.add_server(agent_port=port)
+    agent = fresh.add_agent()
+    fresh.stop(first)
+    fresh.wait(lambda: not links_of(agent), "the agent knows")
+    second = fresh.add_server(agent_port=port)
+    fresh.wait(lambda: links_of(agent) == {second.id}, "it links to the new one")
+    each_server_reaches(fresh)
+
+
+def test_dials_are_spread_over_agents(fresh: Stack) -> None:
+    fresh.add_server()
+    for name in ("a", "b", "c"):
+        fresh.add_agent(agent_id=name)
+    with Target() as target, contextlib.ExitStack() as opened:
+        for _ in range(60):
+            opened.enter_context(fresh.tunnel("uds", target.name))
+            opened.enter_context(target.accept())
+        counts = {agent["id"]: agent["tunnels"] for agent in fresh.snapshot()["agents"]}
+    assert sum(counts.values()) == 60
+    assert min(counts.values()) > 5, counts
+
+
+def test_the_agent_that_names_the_host_is_chosen(fresh: Stack) -> None:
+    fresh.add_server(proxy_strategies=("destHost", "default"))
+    fresh.add_agent(agent_id="any")
+    fresh.add_agent(agent_id="named", agent_identifiers="ipv4=127.0.0.1")
+    with Target() as target:
+        for _ in range(5):
+            with fresh.tunnel("uds", target.name), target.accept():
+                assert [t["agentId"] for t in fresh.snapshot()["tunnels"]] == ["named"]
+            fresh.wait_idle()
