@@ -20,7 +20,8 @@ from stack import Stack
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
     """One CA with a server, an agent and a client, for everybody who does not change them."""
-    return pki.init(tmp_path_factory.mktemp("pki"), server_names=("localhost", "127.0.0.1"))
+    names = ("localhost", "127.0.0.1", "127.0.0.2")
+    return pki.init(tmp_path_factory.mktemp("pki"), server_names=names)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from clients import Target, connect_uds, free_port, tunnel
-from stack import Stack
+from stack import Stack, metric, wait_until
 
 from isthmus.app.agent import Agent
 from isthmus.app.server import Server
@@ -92,10 +92,21 @@ def test_every_host_that_was_named_is_linked(fresh: Stack) -> None:
     for number, host in enumerate(("127.0.0.1", "127.0.0.2")):
         fresh.add_server(server_id=f"s{number}", agent_bind_address=host, agent_port=port)
     agent = fresh.add_agent(
-        # The certificate names only the first; an agent that verifies names refuses the other.
-        proxy_server_host=("127.0.0.1", "127.0.0.2"),
-        proxy_server_port=port,
+        linked=False, proxy_server_host=("127.0.0.1", "127.0.0.2"), proxy_server_port=port
     )
+    fresh.wait(lambda: links_of(agent) == {"s0", "s1"}, "both hosts are linked")
+    each_server_reaches(fresh)
+
+
+def test_a_server_whose_certificate_has_another_name_is_not(fresh: Stack) -> None:
+    port = free_port()
+    for number, host in enumerate(("127.0.0.1", "127.0.0.3")):
+        fresh.add_server(server_id=f"s{number}", agent_bind_address=host, agent_port=port)
+    agent = fresh.add_agent(
+        proxy_server_host=("127.0.0.3", "127.0.0.1"), proxy_server_port=port
+    )
+    name = 'isthmus_agent_link_failures_total{reason="tls"}'
+    wait_until(lambda: metric(fresh.metrics(agent), name) > 0, "the name is refused")
     assert links_of(agent) == {"s0"}
 
 

@@ -99,6 +99,15 @@ class Agent:
 
     async def start(self) -> None:
         """Check every file, then open the ports; see Program."""
+        try:
+            self.servers = self._make_servers()
+            await self._open_ports()
+        except BaseException:
+            await self.stop()
+            raise
+        self._set_gauges(self.servers)
+
+    def _make_servers(self) -> Servers:
         settings = self.settings
         files = TlsFiles(
             cert=settings.agent_cert,
@@ -109,7 +118,7 @@ class Agent:
         build = partial(client_context, alpn=(ALPN, *settings.alpn_proto))
         context = HotContext(files, build, purpose="client")
         self.contexts.append(context)
-        self.servers = Servers(
+        return Servers(
             self.loop,
             self.poller,
             self.resolver,
@@ -126,12 +135,6 @@ class Agent:
             metrics=self.metrics,
             once=self.once,
         )
-        try:
-            await self._open_ports()
-        except BaseException:
-            await self.stop()
-            raise
-        self._set_gauges(self.servers)
 
     async def watch(self) -> None:
         """Keep the links and follow the certificate files; see Program."""

@@ -108,10 +108,10 @@ class Server:
         """Check every file, then open every port; see Program."""
         settings = self.settings
         frontend_tls = None
-        if settings.frontend_port is not None:
-            frontend_tls = self._hot("server", settings.server_ca_cert, alpn=())
-        agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=(ALPN,))
         try:
+            if settings.frontend_port is not None:
+                frontend_tls = self._hot("server", settings.server_ca_cert, alpn=())
+            agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=(ALPN,))
             self._listen(frontend_tls, agent_tls)
             await self._open_ports()
         except BaseException:

@@ -56,6 +56,8 @@ class TunnelTable:
             link_id=link_id,
             on_done=self._done,
         )
+        # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
+        client.bytes_written = far.bytes_written = 0
         self._open[tunnel.id] = tunnel
         tunnel.open()
 

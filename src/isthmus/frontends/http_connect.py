@@ -126,7 +126,6 @@ class ConnectClient(Early):
         if end is None or end.ending is not None:
             return None
         end.write(ESTABLISHED)
-        end.bytes_written = 0  # count the tunnel's bytes, not ours
         return end
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:
