@@ -93,7 +93,7 @@ class Stack:
 
     def __exit__(self, *_: object) -> None:
         try:
-            for program in (*self.agents, *self.servers):
+            for program in list(self._watching):
                 self.run(self._stop(program))
             left = self.do(lambda: [t for t in asyncio.all_tasks(self.loop) if not t.done()])
         finally:
@@ -217,7 +217,7 @@ class Stack:
     def _is_idle(self) -> bool:
         links = [link for server in self.servers for link in server.links]
         return (
-            not any(len(program.tunnels) for program in (*self.servers, *self.agents))
+            not any(len(program.tunnels) for program in self._watching)
             and not any(len(server.dialer.pending) for server in self.servers)
             and all(link.load <= 1 for link in links)  # one is the control stream
         )

@@ -137,7 +137,7 @@ def test_a_draining_agents_dials_go_to_the_other_with_no_failure(programs: Progr
 
 
 def test_a_draining_agents_tunnels_finish(programs: Programs) -> None:
-    server, agent = started(programs)
+    _, agent = started(programs)
     with (
         Target() as target,
         tunnel(programs.connect_uds(), target.name) as client,

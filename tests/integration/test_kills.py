@@ -103,7 +103,7 @@ class QuickLink(AgentLink):
     """A link that is dead after half a second of silence."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more, limits=Limits(ping_every_s=0.1, dead_after_s=0.5))
+        super().__init__(*args, **{**more, "limits": Limits(ping_every_s=0.1, dead_after_s=0.5)})
 
 
 def test_a_frozen_agent_is_dropped_and_its_tunnels_reset(

@@ -17,8 +17,6 @@ from clients import MIB, Client, Target, receive_all, send_all, tunnel
 from programs import Programs
 from stack import Stack
 
-KINDS = pytest.mark.parametrize("kind", ["uds", "tls"])
-
 
 def both_ways(client: Client, far: Client, total: int) -> None:
     with ThreadPoolExecutor(4) as pool:

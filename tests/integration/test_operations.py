@@ -59,7 +59,7 @@ def test_metrics_of_both_programs(fresh: Stack) -> None:
     assert metric(text, 'isthmus_server_dial_failures_total{reason="refused"}') == 1
     assert metric(text, "konnectivity_network_proxy_server_dial_duration_seconds_count") == 1
     assert metric(text, "konnectivity_network_proxy_server_ready_backend_connections") == 1
-    assert metric(text, 'isthmus_server_links') == 1
+    assert metric(text, "isthmus_server_links") == 1
     assert metric(agents, "konnectivity_network_proxy_agent_open_server_connections") == 1
     assert metric(agents, "konnectivity_network_proxy_agent_known_server_count") == 1
     assert metric(agents, 'isthmus_agent_dial_failures_total{reason="refused"}') == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -13,8 +14,8 @@ from stack import Stack, agent_context, metric, wait_until
 
 from isthmus.app import pki
 from isthmus.links import link as link_module
-from isthmus.wire.link import to_bytes
-from isthmus.wire.link_pb2 import Control, Hello
+from isthmus.wire.link import take_message, to_bytes
+from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello
 
 REFUSED = 'isthmus_server_tls_refused_total{port="agent",reason="%s"}'
 FAILED = 'isthmus_server_link_failures_total{reason="%s"}'
@@ -198,18 +199,13 @@ def test_a_peer_that_says_no_hello_is_dropped(
         raise ConnectionError
     sock = socket.create_connection(("127.0.0.1", stack.server.agent_port), 20)
     with Client(sock) as silent:  # not even a TLS handshake
-        try:
+        with contextlib.suppress(ConnectionResetError):
             assert silent.recv() == b""
-        except ConnectionResetError:
-            pass
     wait_until(lambda: counted(stack, FAILED % "timed_out") == before + 2, "both are counted")
     still_serves(stack)
 
 
 def test_agents_may_not_dial_the_control_plane_yet(stack: Stack) -> None:
-    from isthmus.wire.link import take_message
-    from isthmus.wire.link_pb2 import Dial, DialResult
-
     dial = to_bytes(Dial(host="127.0.0.1", port=1, dial_id=1))
     with connect(stack) as peer:
         peer.send(hello("asker"))

@@ -102,9 +102,7 @@ def test_a_server_whose_certificate_has_another_name_is_not(fresh: Stack) -> Non
     port = free_port()
     for number, host in enumerate(("127.0.0.1", "127.0.0.3")):
         fresh.add_server(server_id=f"s{number}", agent_bind_address=host, agent_port=port)
-    agent = fresh.add_agent(
-        proxy_server_host=("127.0.0.3", "127.0.0.1"), proxy_server_port=port
-    )
+    agent = fresh.add_agent(proxy_server_host=("127.0.0.3", "127.0.0.1"), proxy_server_port=port)
     name = 'isthmus_agent_link_failures_total{reason="tls"}'
     wait_until(lambda: metric(fresh.metrics(agent), name) > 0, "the name is refused")
     assert links_of(agent) == {"s0"}

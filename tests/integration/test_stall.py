@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable
-
 import pytest
-from clients import MIB, Client, Target
-from stack import Stack, metric
+from clients import LIMIT_S, MIB, Client, Target
+from stack import Program, Stack, metric, wait_until
 
 from isthmus.app import tunnels
 from isthmus.core.snapshot import why_stalled
 
-
-def pour(sender: Client) -> tuple[threading.Thread, Callable[[], int]]:
-    """Send for ever in a thread; the second value tells how much went out."""
-    sent = [0]
-
-    def send() -> None:
-        try:
-            while True:
-                sent[0] += sender.sock.send(b"z" * 65536)
-        except OSError:
-            pass
-
-    thread = threading.Thread(target=send, daemon=True)
-    thread.start()
-    return thread, lambda: sent[0]
+# Kernel buffers on the way, one stream's largest window, one read on the other side.
+MOST_BYTES = 32 * MIB
+KINDS = pytest.mark.parametrize("kind", ["uds", "tls"])
 
 
-def until_it_stands(stack: Stack, sent: Callable[[], int]) -> int:
-    """Wait until nothing more is taken; what was."""
-    last = [0, -1]
-
-    def stands() -> bool:
-        last[0], last[1] = last[1], sent()
-        return last[0] == last[1] > 0 and threading.Event().wait(0.2) is False and sent() == last[1]
-
-    stack.wait(lambda: True, "the loop runs")
-    from stack import wait_until
-
-    wait_until(stands, "the writer stands still")
-    return sent()
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quick_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tunnel counts as stalled after a tenth of a second instead of five."""
 
@@ -55,8 +24,33 @@ def quick_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnels, "why_stalled", quickly)
 
 
-@pytest.mark.parametrize("kind", ["uds", "tls"])
-def test_a_client_that_does_not_read(stack: Stack, kind: str, quick_verdict: None) -> None:
+def why(stack: Stack, program: Program) -> list[str]:
+    """What a program says of its stalled tunnels."""
+    views = stack.do(lambda: program.tunnels.views(10))
+    return [view.stalled for view in views if view.stalled]
+
+
+def pour_until_it_stands(stack: Stack, sender: Client, near: Program) -> int:
+    """Send until the program on this side has no credit left; how much went out."""
+    sent = 0
+
+    def stands() -> bool:
+        nonlocal sent
+        try:
+            while sent < 2 * MOST_BYTES:
+                sent += sender.sock.send(b"z" * 65536)
+        except BlockingIOError:
+            return any("no credit" in text for text in why(stack, near))
+        raise AssertionError("a reader that stopped does not stop its writer")
+
+    sender.sock.setblocking(False)
+    wait_until(stands, "the writer stands still")
+    sender.sock.settimeout(LIMIT_S)
+    return sent
+
+
+@KINDS
+def test_a_client_that_does_not_read(stack: Stack, kind: str) -> None:
     with (
         Target() as target,
         stack.tunnel(kind, target.name) as stalled,
@@ -64,63 +58,53 @@ def test_a_client_that_does_not_read(stack: Stack, kind: str, quick_verdict: Non
         stack.tunnel(kind, target.name) as other,
         target.accept() as other_far,
     ):
-        thread, sent = pour(far)
-        taken = until_it_stands(stack, sent)
-        # Kernel buffers, one stream's largest window on the server, one read on the agent.
-        assert taken < 32 * MIB
-        held = metric(stack.metrics(), "isthmus_server_held_bytes")
-        assert 0 < held <= 4 * MIB
+        sent = pour_until_it_stands(stack, far, stack.agent)
+        assert sent < MOST_BYTES
+        assert 0 < metric(stack.metrics(), "isthmus_server_held_bytes") <= 4 * MIB
         for _ in range(100):  # the other tunnel of the same link does not notice
             other.send(b"ping")
             assert other_far.read_exactly(4) == b"ping"
             other_far.send(b"x" * 100_000)
             assert other.read_exactly(100_000) == b"x" * 100_000
-        stack.wait(lambda: any(view.stalled for view in stack.server.tunnels.views(10)), "it is said")
-        states = {t["id"]: t for t in stack.snapshot()["tunnels"]}
-        said = [t["stalled"] for t in states.values() if t["state"] == "stalled"]
-        assert len(said) == 1
-        assert said[0].startswith("client stopped reading; ") and " bytes held for " in said[0]
-        # The agent sees the same tunnel wait for credit.
-        seen = [t["stalled"] for t in stack.snapshot(stack.agent)["tunnels"] if t["stalled"]]
-        assert len(seen) == 1 and "no credit on the link" in seen[0]
+        wait_until(lambda: bool(why(stack, stack.server)), "the server says it")
+        (view,) = [t for t in stack.snapshot()["tunnels"] if t["state"] == "stalled"]
+        assert view["stalled"].startswith("client stopped reading; ")
+        assert " bytes held for " in view["stalled"]
         # It goes on when the reader does.
-        assert len(stalled.read_exactly(taken)) == taken
-        stack.wait(lambda: sent() > taken, "the writer goes on")
-        far.sock.shutdown(socket.SHUT_RDWR)
-        thread.join(20)
-        assert not thread.is_alive()
+        assert len(stalled.read_exactly(sent)) == sent
+        far.send(b"and on")
+        assert stalled.read_exactly(6) == b"and on"
+        wait_until(lambda: not why(stack, stack.server), "nothing stalls any more")
+        assert metric(stack.metrics(), "isthmus_server_held_bytes") == 0
 
 
-def test_a_target_that_does_not_read(stack: Stack, quick_verdict: None) -> None:
+@KINDS
+def test_a_target_that_does_not_read(stack: Stack, kind: str) -> None:
     with (
         Target() as target,
         stack.tunnel("uds", target.name) as client,
         target.accept() as far,
-        stack.tunnel("uds", target.name) as other,
+        stack.tunnel(kind, target.name) as other,
         target.accept() as other_far,
     ):
-        thread, sent = pour(client)
-        taken = until_it_stands(stack, sent)
-        assert taken < 32 * MIB
+        sent = pour_until_it_stands(stack, client, stack.server)
+        assert sent < MOST_BYTES
         other.send(b"ping")
         assert other_far.read_exactly(4) == b"ping"
-        stack.wait(lambda: any(view.stalled for view in stack.agent.tunnels.views(10)), "it is said")
-        seen = [t["stalled"] for t in stack.snapshot(stack.agent)["tunnels"] if t["stalled"]]
-        assert len(seen) == 1 and seen[0].startswith("target stopped reading; ")
-        assert len(far.read_exactly(taken)) == taken
-        stack.wait(lambda: sent() > taken, "the writer goes on")
-        client.sock.shutdown(socket.SHUT_RDWR)
-        thread.join(20)
-        assert not thread.is_alive()
+        wait_until(lambda: bool(why(stack, stack.agent)), "the agent says it")
+        (said,) = why(stack, stack.agent)
+        assert said.startswith("target stopped reading; ")
+        assert len(far.read_exactly(sent)) == sent
+        client.send(b"and on")
+        assert far.read_exactly(6) == b"and on"
 
 
-@pytest.mark.parametrize("kind", ["uds", "tls"])
+@KINDS
 def test_a_stalled_client_that_leaves_frees_everything(stack: Stack, kind: str) -> None:
     with Target() as target, stack.tunnel(kind, target.name) as client, target.accept() as far:
-        thread, sent = pour(far)
-        until_it_stands(stack, sent)
+        pour_until_it_stands(stack, far, stack.agent)
         client.close()
-        thread.join(20)
-        assert not thread.is_alive()
+        with pytest.raises(ConnectionResetError):
+            far.recv()
     stack.wait_idle()
     assert metric(stack.metrics(), "isthmus_server_held_bytes") == 0

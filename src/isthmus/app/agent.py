@@ -28,6 +28,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer
 from isthmus.observe.metrics import AgentMetrics
 from isthmus.tunnel.end import Ending
+from isthmus.tunnel.session import Limits, with_keepalive
 from isthmus.values import AgentId, HostPort, Identity
 from isthmus.wire.link import ALPN
 
@@ -132,6 +133,7 @@ class Agent:
                 cap_s=settings.sync_interval_cap_s,
                 chance=random.random,
             ),
+            limits=with_keepalive(Limits(), settings.keepalive_time_s),
             metrics=self.metrics,
             once=self.once,
         )

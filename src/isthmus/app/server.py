@@ -31,6 +31,7 @@ from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import ServerMetrics, TlsPort
 from isthmus.tunnel.end import Ending
+from isthmus.tunnel.session import Limits, with_keepalive
 from isthmus.tunnel.stream import Stream
 from isthmus.values import HostPort, ServerId
 from isthmus.wire.link import ALPN
@@ -92,6 +93,7 @@ class Server:
         self.agents: Agents[AgentLink] = Agents(settings.proxy_strategies, random.randrange)
         self.dialer = AgentDialer(self.loop, self.agents, timeout_s=settings.dial_limit_s)
         self.links: set[AgentLink] = set()
+        self._limits = with_keepalive(Limits(), settings.keepalive_time_s)
         self.contexts: list[HotContext] = []
         self.frontend_port: int | None = None
         self.agent_port = 0
@@ -276,6 +278,7 @@ class Server:
             on_ready=self._agent_ready,
             on_dial=self._agent_dials,
             on_closed=self._agent_gone,
+            limits=self._limits,
         )
         self.links.add(link)
 

@@ -105,5 +105,5 @@ def certificates(contexts: list[HotContext]) -> tuple[CertificateView, ...]:
     for context in contexts:
         for path, not_after in context.certificate_expiries().items():
             expiry = datetime.fromtimestamp(not_after, UTC)
-            found[path] = CertificateView(file=path, subject="", not_after=expiry)
+            found[path] = CertificateView(file=path, not_after=expiry)
     return tuple(found.values())

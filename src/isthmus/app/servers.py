@@ -23,6 +23,7 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.srv import srv_targets
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.program import ProgramMetrics
+from isthmus.tunnel.session import Limits
 from isthmus.values import HostPort, ServerId
 
 _QUIET_S = 30.0
@@ -48,6 +49,7 @@ class Servers:
         greeting: Greeting,
         on_dial: Callable[[IncomingDial], None],
         backoff: Callable[[], Backoff],
+        limits: Limits,
         metrics: ProgramMetrics,
         once: OncePer,
     ) -> None:
@@ -60,6 +62,7 @@ class Servers:
         self._greeting = greeting
         self._on_dial = on_dial
         self._backoff = backoff
+        self._limits = limits
         self._metrics = metrics
         self._once = once
         self._draining = False
@@ -136,6 +139,7 @@ class Servers:
                     server_hostname=place[1],
                     greeting=self._greeting,
                     on_dial=self._on_dial,
+                    limits=self._limits,
                 )
             except LinkError as exc:
                 self._metrics.link_failed(exc.stage)

@@ -69,7 +69,7 @@ class AgentSettings(LogSettings):
     )
     alpn_proto: tuple[str, ...] = option(
         (),
-        help="Offer this ALPN protocol as well, before our own",
+        help="Offer this ALPN protocol as well, after our own",
         repeat=True,
         group=_SERVER,
         metavar="NAME",
@@ -153,7 +153,7 @@ class AgentSettings(LogSettings):
         10.0, help="Wait at most this long before connecting again", unit="seconds", group=_LIMITS
     )
     probe_interval_s: float = option(
-        1.0, help="Look after the links this often", unit="seconds", group=_LIMITS
+        1.0, help="Look after the links this often", unit="seconds", group=_LIMITS, ignored=True
     )
     keepalive_time_s: float = option(
         3600.0,
@@ -170,7 +170,10 @@ class AgentSettings(LogSettings):
         go="until a second signal, no flag",
     )
     sync_forever: bool = option(
-        False, help="Look for more servers even when all are connected", group=_LIMITS
+        False,
+        help="Look for more servers even when all are connected",
+        group=_LIMITS,
+        ignored=True,
     )
     count_server_leases: bool = option(
         False, help="Count servers by their Leases", group=_LEASES, inert=True

@@ -19,7 +19,7 @@ class LogSettings:
 
     v: int = option(
         2,
-        help="Log at this level: 0 errors and warnings, 2 normal, 4 each dial, 6 everything",
+        help="Log at this level: 0 warnings and errors, 1 to 4 normal, 5 and above each tunnel",
         group=_GROUP,
         go="4",
     )

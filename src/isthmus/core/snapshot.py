@@ -109,7 +109,6 @@ class CertificateView:
     """A certificate in use. ``not_after`` is a wall time, so it is written as RFC 3339."""
 
     file: str
-    subject: str
     not_after: datetime
 
 

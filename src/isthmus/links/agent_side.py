@@ -14,6 +14,7 @@ from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link
 from isthmus.net.connect import Address, Connecting
 from isthmus.net.poller import Poller
+from isthmus.tunnel.session import Limits
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link_pb2 import Control, Hello, Welcome
 
@@ -43,6 +44,7 @@ class ServerLink(Link):
         server_hostname: str,
         greeting: Greeting,
         on_dial: Callable[[IncomingDial], None],
+        limits: Limits = Limits(),
     ) -> None:
         self.server_id = ServerId("")
         self.server_count = 1
@@ -57,6 +59,7 @@ class ServerLink(Link):
             server_hostname=server_hostname,
             on_dial=on_dial,
             on_closed=self._report,
+            limits=limits,
         )
         self.carrier.begin()
 
@@ -122,6 +125,7 @@ async def connect(
     server_hostname: str,
     greeting: Greeting,
     on_dial: Callable[[IncomingDial], None],
+    limits: Limits = Limits(),
 ) -> ServerLink:
     """Connect to one address of a server and wait until it said Welcome.
 
@@ -156,6 +160,7 @@ async def connect(
         server_hostname=server_hostname,
         greeting=greeting,
         on_dial=on_dial,
+        limits=limits,
     )
     link.carrier.read_again()  # what came while nobody owned the socket made its edge already
     try:

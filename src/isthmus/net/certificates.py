@@ -119,6 +119,15 @@ def _check_ca(name: str, path: str, now: float) -> float:
     return last
 
 
+def _openssl_reads(path: str) -> bool:
+    """Tell a damaged certificate from a damaged key: OpenSSL names neither in its error."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        return False
+    return True
+
+
 def load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
     """Load certificate and key into a context.
 
@@ -138,6 +147,8 @@ def load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
             text = f"{key}: key does not match the certificate in {files.cert}"
         elif exc.reason in _CERT_REASONS:
             text = f"{cert}: {_CERT_REASONS[exc.reason]}"
+        elif not _openssl_reads(files.cert):
+            text = f"{cert}: not a certificate that OpenSSL can read"
         else:
             text = f"{key}: not a PEM private key"
         raise ConfigError(text) from exc

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from isthmus.errors import ProtocolError
@@ -53,6 +53,11 @@ class Limits:
     half_closed_idle_s: float = 300.0
     ping_every_s: float = 10.0
     dead_after_s: float = 20.0
+
+
+def with_keepalive(limits: Limits, keepalive_s: float) -> Limits:
+    """Ping more often if so asked; never less often than the limits say."""
+    return replace(limits, ping_every_s=min(limits.ping_every_s, max(keepalive_s, 0.1)))
 
 
 class Carrier(Protocol):

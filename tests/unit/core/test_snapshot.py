@@ -90,7 +90,6 @@ def server(tunnels: tuple[TunnelView, ...] = (), truncated: int = 0) -> ServerVi
         certificates=(
             CertificateView(
                 file="server.crt",
-                subject="CN=server",
                 not_after=datetime(2031, 2, 3, 4, 5, 6, tzinfo=timezone(timedelta(hours=2))),
             ),
         ),
