@@ -198,9 +198,9 @@ def test_a_peer_that_says_no_hello_is_dropped(
         assert peer.recv() != b""
         raise ConnectionError
     sock = socket.create_connection(("127.0.0.1", stack.server.agent_port), 20)
-    with Client(sock) as silent:  # not even a TLS handshake
-        with contextlib.suppress(ConnectionResetError):
-            assert silent.recv() == b""
+    # Not even a TLS handshake.
+    with Client(sock) as silent, contextlib.suppress(ConnectionResetError):
+        assert silent.recv() == b""
     wait_until(lambda: counted(stack, FAILED % "timed_out") == before + 2, "both are counted")
     still_serves(stack)
 

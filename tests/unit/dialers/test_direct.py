@@ -1,0 +1,111 @@
+"""The direct dialer: reaches targets by address and by name, and can be told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from isthmus.dialers.direct import DirectDial, DirectDialer
+from isthmus.errors import DialFailure
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.net.socket_end import SocketEnd
+from isthmus.testing.ends import MemoryEnd
+from isthmus.tunnel.end import Ending, join
+from isthmus.values import HostPort
+
+
+class Bed:
+    """A dialer and what its dials said."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.poller = Poller(loop)
+        aliases = {"demo.internal": ("127.0.0.1",), "v6.internal": ("::1", "127.0.0.1")}
+        self.dialer = DirectDialer(loop, self.poller, Resolver(loop, aliases))
+        self.ends: list[SocketEnd] = []
+        self.failures: list[DialFailure] = []
+
+    def dial(self, host: str, port: int, timeout_s: float = 20.0) -> DirectDial:
+        return self.dialer.dial(
+            HostPort(host, port),
+            timeout_s=timeout_s,
+            reached=self.ends.append,
+            failed=lambda failure, _: self.failures.append(failure),
+        )
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                await asyncio.sleep(0.001)
+
+
+def run(test: Callable[[Bed], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bed = Bed()
+        await test(bed)
+        for end in bed.ends:
+            end.abort(Ending.CANCELLED)
+        await bed.until(lambda: len(bed.poller) == 0)
+        await asyncio.sleep(0)
+        bed.poller.shut_down()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "demo.internal", "v6.internal", "localhost"])
+def test_a_target_by_address_or_name(host: str) -> None:
+    async def test(bed: Bed) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as target:
+            bed.dial(host, target.getsockname()[1])
+            await bed.until(lambda: bed.ends)
+            assert not bed.failures
+
+    run(test)
+
+
+def test_what_the_target_said_at_once_and_its_end_are_not_lost() -> None:
+    async def test(bed: Bed) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as target:
+            bed.dial("127.0.0.1", target.getsockname()[1])
+            peer, _ = target.accept()  # connected before the poller looks
+            with peer:
+                peer.sendall(b"220 ready")
+            await bed.until(lambda: bed.ends)
+            client = MemoryEnd()
+            join(client, bed.ends[0])
+            await bed.until(lambda: client.eofs)
+            assert client.received == b"220 ready"
+
+    run(test)
+
+
+def test_failures_have_their_reason() -> None:
+    async def test(bed: Bed) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            free = sock.getsockname()[1]
+        bed.dial("127.0.0.1", free)
+        await bed.until(lambda: bed.failures)
+        bed.dial("no-such-name.invalid", 1)
+        await bed.until(lambda: len(bed.failures) == 2)
+        assert bed.failures == [DialFailure.REFUSED, DialFailure.UNRESOLVED]
+
+    run(test)
+
+
+def test_cancelled_it_says_nothing() -> None:
+    async def test(bed: Bed) -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+            socket.create_connection(full.getsockname(), 10),
+        ):
+            bed.dial("127.0.0.1", full.getsockname()[1], timeout_s=0.01).cancel()
+            bed.dial("localhost", full.getsockname()[1], timeout_s=0.01).cancel()
+            bed.dial("no-such-name.invalid", 1)
+            await bed.until(lambda: bed.failures)
+            assert bed.failures == [DialFailure.UNRESOLVED] and not bed.ends
+
+    run(test)

@@ -1,0 +1,158 @@
+"""Dials over a stream: one question, one answer, and the bytes around them are never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from isthmus.errors import DialFailure, ProtocolError
+from isthmus.links.dials import AnswerReader, DialReader, IncomingDial
+from isthmus.links.link import join_early
+from isthmus.testing.carriers import MemoryLink
+from isthmus.testing.ends import MemoryEnd
+from isthmus.tunnel.end import Ending, join
+from isthmus.tunnel.stream import Stream
+from isthmus.wire.link import TO_WIRE, to_bytes
+from isthmus.wire.link_pb2 import Dial, DialResult
+
+QUESTION = to_bytes(Dial(host="a", port=80, dial_id=7))
+
+
+class Pair:
+    """An opener and an accepter over two coupled sessions."""
+
+    def __init__(self, on_dial: Callable[[IncomingDial], None] | None = None) -> None:
+        self.dials: list[IncomingDial] = []
+        self.answers: list[DialResult | None] = []
+        told = on_dial or self.dials.append
+
+        def accept(stream: Stream) -> None:
+            join_early(stream, DialReader(stream, 5, told))
+
+        self.link = MemoryLink(on_client_stream=accept)
+        stream = self.link.server.open(AnswerReader(self.answers.append))
+        assert stream is not None
+        self.stream = stream
+
+    def ask(self, early: bytes = b"") -> IncomingDial:
+        self.stream.write(QUESTION + early)
+        self.link.run(piece_bytes=3)
+        (dial,) = self.dials
+        return dial
+
+
+def test_a_question_is_told_once_with_the_link_it_came_by() -> None:
+    dial = Pair().ask()
+    assert (dial.dial.host, dial.dial.port, dial.dial.dial_id) == ("a", 80, 7)
+    assert dial.link_id == 5 and not dial.answered
+
+
+def test_accepted_the_bytes_flow_both_ways() -> None:
+    pair = Pair()
+    dial = pair.ask()
+    target, client = MemoryEnd(), MemoryEnd()
+    dial.accept("10.0.0.1:80")
+    join(dial.stream, target)
+    target.feed(b"the target speaks first")
+    pair.link.run(piece_bytes=5)
+    (answer,) = pair.answers
+    assert answer is not None and (answer.failure, answer.address) == (0, "10.0.0.1:80")
+    join(client, pair.stream)
+    client.feed(b"so does the client")
+    pair.link.run()
+    assert client.received == b"the target speaks first"
+    assert target.received == b"so does the client"
+
+
+def test_bytes_and_an_end_right_behind_the_question_wait_for_the_join() -> None:
+    pair = Pair()
+    pair.stream.write(QUESTION + b"early")
+    pair.stream.write_eof()
+    pair.link.run()
+    target = MemoryEnd()
+    join(pair.dials[0].stream, target)
+    assert (bytes(target.received), target.eofs) == (b"early", 1)
+
+
+@pytest.mark.parametrize("failure", DialFailure)
+def test_refused_the_reason_is_told_and_the_stream_ends(failure: DialFailure) -> None:
+    pair = Pair()
+    dial = pair.ask()
+    dial.refuse(failure, "x" * 5000)
+    pair.link.run()
+    (answer,) = pair.answers
+    assert answer is not None and answer.failure == TO_WIRE[failure]
+    assert answer.detail == "x" * 1000  # bounded, whatever a resolver says
+    pair.stream.write_eof()
+    pair.link.run()
+    assert not pair.link.client.streams and not pair.link.server.streams
+
+
+def test_a_reset_before_the_answer_means_not_done() -> None:
+    pair = Pair()
+    dial = pair.ask()
+    dial.stream.abort(Ending.LINK_LOST)
+    pair.link.run()
+    assert pair.answers == [None]
+
+
+def test_an_end_before_the_answer_means_not_done() -> None:
+    pair = Pair()
+    dial = pair.ask()
+    dial.stream.write_eof()
+    pair.link.run()
+    assert pair.answers == [None]
+
+
+def test_the_opener_gives_up_and_the_dial_is_cancelled() -> None:
+    pair = Pair()
+    dial = pair.ask()
+    cancelled: list[bool] = []
+    dial.on_cancelled = lambda: cancelled.append(True)
+    pair.stream.abort(Ending.CANCELLED)
+    pair.link.run()
+    assert cancelled == [True]
+
+
+def test_answered_it_is_not_cancelled_any_more() -> None:
+    pair = Pair()
+    dial = pair.ask()
+    dial.on_cancelled = lambda: pytest.fail("cancelled")
+    dial.accept("")
+    pair.stream.abort(Ending.CANCELLED)
+    pair.link.run()
+    assert dial.answered
+
+
+def test_an_end_before_the_question_is_whole_resets_the_stream() -> None:
+    pair = Pair()
+    pair.stream.write(QUESTION[:5])
+    pair.stream.write_eof()
+    pair.link.run()
+    assert pair.dials == [] and pair.answers == [None]
+    assert not pair.link.client.streams
+
+
+def test_what_is_no_question_or_no_answer_breaks_the_protocol() -> None:
+    pair = Pair()
+    pair.stream.write(b"\0\0\0\1\xff")
+    with pytest.raises(ProtocolError):
+        pair.link.run()
+    pair = Pair()
+    pair.ask().stream.write(b"\0\0\0\1\xff")
+    with pytest.raises(ProtocolError):
+        pair.link.run()
+
+
+def test_early_bytes_are_bounded() -> None:
+    reader = AnswerReader(lambda _: None)
+    assert reader.write(to_bytes(DialResult()) + b"x" * 1000)
+    assert not reader.write(b"x" * 70_000)
+
+
+def test_forgotten_it_tells_nobody() -> None:
+    reader = AnswerReader(lambda _: pytest.fail("told"))
+    reader.forget()
+    reader.write(to_bytes(DialResult()))
+    reader.abort(Ending.RESET)
