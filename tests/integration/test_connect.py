@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 from clients import Client, Target, full_target, head_for, status_of
-from stack import Stack
+from stack import Stack, metric
 
 KINDS = pytest.mark.parametrize("kind", ["uds", "tls"])
 CUT = (ConnectionResetError, ssl.SSLError)
@@ -185,10 +185,16 @@ def test_who_asked_is_in_the_snapshot(stack: Stack) -> None:
             assert stack.snapshot()["tunnels"][-1]["requester"].startswith("uid:")
 
 
-def test_a_client_that_leaves_while_its_dial_is_pending_takes_it_back(stack: Stack) -> None:
-    with full_target() as target, stack.tls() as client:
+@pytest.mark.parametrize("kind", ["uds", "tls"])
+def test_a_client_that_leaves_while_its_dial_is_pending_takes_it_back(
+    stack: Stack, kind: str
+) -> None:
+    left = 'konnectivity_network_proxy_server_dial_failure_count{reason="frontend_close"}'
+    before = metric(stack.metrics(), left)
+    with full_target() as target, getattr(stack, kind)() as client:
         client.send(head_for(target.name))
         stack.wait(lambda: len(stack.server.dialer.pending) == 1, "the dial is under way")
-        client.reset()
+        client.reset()  # which a UNIX socket cannot say: it closes
         stack.wait(lambda: len(stack.server.dialer.pending) == 0, "the dial is taken back")
         stack.wait(lambda: len(stack.agent.poller) == 1, "the agent stopped dialing")
+    assert metric(stack.metrics(), left) == before + 1

@@ -38,6 +38,7 @@ from isthmus.wire.link import ALPN
 
 _log = logging.getLogger("isthmus.server")
 _QUIET_S = 60.0
+_LOOK_AGAIN_S = 0.05
 
 
 class ConnectDial:
@@ -138,7 +139,10 @@ class Server:
         for link in list(self.links):
             link.drain()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.tunnels.wait_empty(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                while len(self.dialer.pending):  # their answers become tunnels
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+                await self.tunnels.wait_empty()
 
     async def stop(self) -> None:
         """Close everything; see Program."""
@@ -147,9 +151,10 @@ class Server:
         self.tunnels.abort_all(Ending.DRAINED)
         for link in list(self.links):
             link.close("server stops")
+        for dial in self.dialer.pending.take_all():
+            dial.expire()
         if self._frontend is not None:
             self._frontend.close()
-        self.dialer.pending.close()
         for port in self._ports:
             await port.close()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed

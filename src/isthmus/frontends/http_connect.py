@@ -109,6 +109,10 @@ class ConnectClient(Early):
         super().write_eof()
         if not self._head_done:
             self._close()
+        elif self.end is not None and self.end.hung_up:
+            # Not a half-close but a client that left, as far as a UNIX socket can say it.
+            self.end.abort(Ending.CANCELLED)
+            self.abort(Ending.CANCELLED)
 
     def abort(self, reason: Ending) -> None:
         """The client is gone: take its dial back."""
@@ -139,6 +143,12 @@ class ConnectClient(Early):
         """The head did not come in time."""
         self._frontend.backend.refused(408)
         self._goodbye(reply(408, "the request head did not arrive in time"))
+
+    def leave(self) -> None:
+        """The server stops: reset a client that did not say yet what it wants."""
+        if self.end is not None:
+            self.end.abort(Ending.DRAINED)
+            self.end = None
 
     def _goodbye(self, answer: bytes) -> None:
         """Answer and close, reading on for a moment: unread bytes would turn FIN into a reset."""
@@ -200,9 +210,11 @@ class ConnectFrontend:
         client.end.on_handshake_failed = self.backend.handshake_failed
 
     def close(self) -> None:
-        """Forget the timers."""
-        self.heads.close()
-        self.goodbyes.close()
+        """Reset the clients that have no tunnel yet."""
+        for client in self.heads.take_all():
+            client.leave()
+        for end in self.goodbyes.take_all():
+            end.abort(Ending.DRAINED)
 
 
 class FrontendTls(TlsEnd):

@@ -41,12 +41,14 @@ class Deadlines(Generic[T]):
         """Stop the wait of an item, if it waits."""
         self._due.pop(item, None)
 
-    def close(self) -> None:
-        """Forget everything."""
+    def take_all(self) -> list[T]:
+        """Stop every wait and give what waited."""
+        items = list(self._due)
         self._due.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        return items
 
     def _look(self) -> None:
         now = self._loop.time()

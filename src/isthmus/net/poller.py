@@ -65,7 +65,7 @@ class Poller:
         if self._handlers.pop(sock.fileno(), None) is not None:
             self._doomed.append(sock)
             self._schedule()
-        elif self._epoll.closed:
+        elif sock not in self._doomed:
             sock.close()
 
     def again(self, call: Callable[[], None]) -> None:
@@ -98,7 +98,7 @@ class Poller:
                 try:
                     handler(mask)
                 except Exception:
-                    _log.exception("a socket's handler failed")
+                    self._failed(handler)
         self._rest()
 
     def _rest(self) -> None:
@@ -119,13 +119,21 @@ class Poller:
         if self._again or self._flushes or self._doomed:
             self._schedule()
 
-    @staticmethod
-    def _call(calls: list[Callable[[], None]]) -> None:
+    def _call(self, calls: list[Callable[[], None]]) -> None:
         for call in calls:
             try:
                 call()
             except Exception:
-                _log.exception("a socket's handler failed")
+                self._failed(call)
+
+    @staticmethod
+    def _failed(call: Callable[..., None]) -> None:
+        """A bug: say so, and reset that connection, which would otherwise hang for ever."""
+        _log.exception("a socket's handler failed")
+        broken = getattr(getattr(call, "__self__", None), "broken", None)
+        if broken is not None:
+            with contextlib.suppress(Exception):
+                broken()
 
     def shut_down(self) -> None:
         """Stop watching; owners of registered sockets still close them, which is then at once."""

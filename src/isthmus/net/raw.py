@@ -32,6 +32,7 @@ class RawSocket:
         "_shut",
         "closed",
         "fd",
+        "hung_up",
         "out_bytes",
         "paused",
         "peer_shut",
@@ -48,6 +49,7 @@ class RawSocket:
         self.paused = False
         self.unread = False  # an edge came while paused, or the last read filled its buffer
         self.peer_shut = False  # the edge of the peer's FIN came: read on until the end of file
+        self.hung_up = False  # both directions are shut: on a UNIX socket, the peer has closed
         self.out_bytes = 0
         self._out: deque[bytes | memoryview] | None = None
         self._shut = False
@@ -87,6 +89,7 @@ class RawSocket:
         if mask & (IN | RDHUP | HUP) and not self.closed:
             if mask & (RDHUP | HUP):
                 self.peer_shut = True
+                self.hung_up = bool(mask & HUP)
             if self.paused:
                 self.unread = True
             else:

@@ -120,13 +120,14 @@ def test_expiring_may_add_and_remove_others() -> None:
     assert bed.expired == ["a", "c"]
 
 
-def test_closed_it_forgets_everything() -> None:
+def test_all_of_them_can_be_taken() -> None:
     bed = Bed()
     waits: Deadlines[str] = Deadlines(
         cast(AbstractEventLoop, bed.loop), 16.0, lambda name: pytest.fail(name)
     )
     waits.add("a")
-    waits.close()
+    waits.add("b")
+    assert waits.take_all() == ["a", "b"]
     assert (len(waits), bed.loop.armed) == (0, 0)
     bed.loop.advance(60.0)
 
