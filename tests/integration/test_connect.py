@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 
 import pytest
@@ -141,6 +142,22 @@ def test_a_reset_of_the_target_closes_a_unix_client_and_the_snapshot_says_why(
         ending = last_ending(stack)
         assert (ending["ending"], ending["by"]) == ("reset by peer", "target")
         assert ending["target"] == target.name
+
+
+@pytest.mark.parametrize("kind", ["uds", "tls"])
+def test_an_answer_just_before_a_reset_still_comes(stack: Stack, kind: str) -> None:
+    answer = b"HTTP/1.1 413 Content Too Large\r\n\r\n"
+    for _ in range(20):
+        with Target() as target, stack.tunnel(kind, target.name) as client:
+            with target.accept() as far:
+                client.send(b"an upload that nobody will read")
+                far.send(answer)
+                far.reset()
+            got = b""
+            with contextlib.suppress(*CUT):  # an end of file on a UNIX socket
+                while data := client.recv():
+                    got += data
+            assert got == answer
 
 
 def test_a_reset_of_a_tls_client_reaches_the_target(stack: Stack) -> None:

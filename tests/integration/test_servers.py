@@ -9,11 +9,14 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 
-from clients import Target, connect_uds, free_port, tunnel
-from stack import Stack, metric, wait_until
+from clients import Target, connect_uds, free_port, head_for, tunnel
+from stack import Stack, http_get, metric, wait_until
 
 from isthmus.app.agent import Agent
 from isthmus.app.server import Server
+from isthmus.net.connect import Failed, literal
+from isthmus.net.resolver import Found, Resolver
+from isthmus.values import HostPort
 
 
 def links_of(agent: Agent) -> set[str]:
@@ -176,3 +179,56 @@ def test_the_agent_that_names_the_host_is_chosen(fresh: Stack) -> None:
             with fresh.tunnel("uds", target.name), target.accept():
                 assert [t["agentId"] for t in fresh.snapshot()["tunnels"]] == ["named"]
             fresh.wait_idle()
+
+
+def test_one_server_at_two_addresses_is_linked_once_and_left_alone(fresh: Stack) -> None:
+    server = fresh.add_server(agent_bind_address="")
+    fresh.add_agent(
+        proxy_server_host=("127.0.0.1", "127.0.0.2"),
+        sync_interval_s=0.001,
+        sync_interval_cap_s=0.002,
+    )
+    fresh.wait(lambda: server.metrics.links_opened == 2, "both addresses are tried")
+    fresh.wait(lambda: len(server.links) == 1, "one link is left")
+    for _ in range(20):
+        each_server_reaches(fresh)
+    assert server.metrics.links_opened == 2
+
+
+def test_only_links_that_said_hello_are_shown(fresh: Stack) -> None:
+    server = fresh.add_server()
+    fresh.add_agent()
+    with socket.create_connection(("127.0.0.1", server.agent_port), 10):
+        fresh.wait(lambda: len(server.links) == 2, "a connection that says nothing")
+        assert len(fresh.snapshot()["links"]) == 1
+
+
+class SilentResolver(Resolver):
+    """Answers when the test says so."""
+
+    found: Found | None = None
+
+    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+        self.found = found
+
+
+def test_a_draining_agent_waits_for_its_dials(fresh: Stack) -> None:
+    fresh.add_server()
+    agent = fresh.add_agent()
+    resolver = fresh.do(lambda: SilentResolver(agent.loop))
+    agent.dialer.resolver = resolver
+    with Target() as target, fresh.uds() as client:
+        address = literal("127.0.0.1", int(target.name.rpartition(":")[2]))
+        client.send(head_for(f"slow.example:{address[1][1]}"))
+        fresh.wait(lambda: len(agent.dials) == 1, "the dial is under way")
+        draining = fresh.do(lambda: agent.loop.create_task(agent.drain(20)))
+        fresh.wait(lambda: agent.draining, "it drains")
+        status, text = http_get(agent.health_port, "/readyz")
+        assert status == 503 and "draining" in text and not draining.done()
+        fresh.do(lambda: resolver.found([address]))  # type: ignore[misc]
+        assert b" 200 " in client.read_head()
+        with target.accept() as far:
+            assert not agent.dials and not draining.done()
+            far.half_close()
+            client.half_close()
+            fresh.wait(draining.done, "the last tunnel ended")

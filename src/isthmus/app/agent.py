@@ -9,7 +9,7 @@ import os
 import random
 import time
 import uuid
-from functools import partial
+from functools import lru_cache, partial
 
 from isthmus.app import lifetime, ports
 from isthmus.app.agent_view import agent_view
@@ -32,19 +32,22 @@ from isthmus.tunnel.session import Limits, with_keepalive
 from isthmus.values import AgentId, HostPort, Identity
 from isthmus.wire.link import ALPN
 
+_LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.agent")
 
 
 class TargetDial:
     """One dial that a server asked for: the answer of the direct dialer goes back to it."""
 
-    __slots__ = ("_agent", "_incoming", "_started_at", "_target")
+    __slots__ = ("_agent", "_dial", "_incoming", "_started_at", "_target")
 
     def __init__(self, agent: Agent, incoming: IncomingDial, target: HostPort) -> None:
         self._agent = agent
         self._incoming = incoming
         self._target = target
         self._started_at = time.monotonic()
+        self._dial: DirectDial | None = None
+        agent.dials.add(self)
         asked_s = incoming.dial.timeout_ms / 1000 or agent.settings.dial_timeout_s
         dial: DirectDial = agent.dialer.dial(
             target,
@@ -53,7 +56,14 @@ class TargetDial:
             failed=self._failed,
         )
         if not incoming.answered:
-            incoming.on_cancelled = dial.cancel
+            self._dial = dial
+            incoming.on_cancelled = self._cancelled
+
+    def _cancelled(self) -> None:
+        self._incoming.on_cancelled = None  # or it and we would keep each other
+        self._agent.dial_over(self)
+        if self._dial is not None:
+            self._dial.cancel()
 
     def _reached(self, end: SocketEnd) -> None:
         agent, incoming = self._agent, self._incoming
@@ -68,11 +78,13 @@ class TargetDial:
             agent_id=agent.id,
             link_id=incoming.link_id,
         )
+        agent.dial_over(self)
 
     def _failed(self, failure: DialFailure, detail: str) -> None:
         agent = self._agent
         agent.metrics.dial_failed(failure, time.monotonic() - self._started_at)
         self._incoming.refuse(failure, detail)
+        agent.dial_over(self)
 
 
 class Agent:
@@ -89,6 +101,8 @@ class Agent:
         self.poller = Poller(self.loop)
         self.resolver = Resolver(self.loop, settings.aliases)
         self.dialer = DirectDialer(self.loop, self.poller, self.resolver)
+        self.dials: set[TargetDial] = set()
+        self._no_dials = asyncio.Event()
         self.tunnels = TunnelTable(self.loop, self.metrics, frontend="link")
         self.contexts: list[HotContext] = []
         self.health_port = 0
@@ -144,20 +158,38 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.servers.keep_connected(), name="servers")
             tasks.create_task(watch(self.contexts), name="reload")
+            tasks.create_task(self.tunnels.watch(), name="sweep")
 
     async def drain(self, timeout_s: float) -> None:
-        """Tell the servers, wait for the tunnels; see Program."""
+        """Tell the servers, wait for dials and tunnels; see Program."""
         self.draining = True
         if self.servers is not None:
             self.servers.drain()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.tunnels.wait_empty(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                while self.dials or len(self.tunnels):  # one becomes the other
+                    await self._wait_no_dials()
+                    await self.tunnels.wait_empty()
+                while self.servers is not None and self.servers.unsent:
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _wait_no_dials(self) -> None:
+        if self.dials:
+            self._no_dials.clear()
+            await self._no_dials.wait()
+
+    def dial_over(self, dial: TargetDial) -> None:
+        """A dial has become a tunnel, failed, or was cancelled."""
+        self.dials.discard(dial)
+        if not self.dials:
+            self._no_dials.set()
 
     async def stop(self) -> None:
         """Close everything; see Program."""
         self.tunnels.abort_all(Ending.DRAINED)
         if self.servers is not None:
             self.servers.close()
+            await self.servers.wait_closed()
         self.resolver.close()
         for port in self._ports:
             await port.close()
@@ -200,11 +232,12 @@ class Agent:
         gauges.known_servers = lambda: servers.known_count
 
     def ready(self) -> list[ports.Check]:
-        """Ready: at least one server is linked."""
+        """Ready: at least one server is linked, and we do not drain."""
         linked = self.servers is not None and bool(self.servers.links)
         return [
             ports.PING,
             ports.Check("server-connected", "" if linked else "no server is connected"),
+            ports.Check("drain", "draining" if self.draining else ""),
         ]
 
     # Dials.
@@ -212,11 +245,17 @@ class Agent:
     def _dial(self, incoming: IncomingDial) -> None:
         dial = incoming.dial
         try:
-            target = HostPort(dial.host, dial.port)
+            target = _target(dial.host, dial.port)
         except ValueError as exc:
             incoming.refuse(DialFailure.UNRESOLVED, str(exc))
             return
         TargetDial(self, incoming, target)
+
+
+@lru_cache(maxsize=1024)
+def _target(host: str, port: int) -> HostPort:
+    """Check a target; the same ones come again and again, and checking takes 5 µs."""
+    return HostPort(host, port)
 
 
 def main(settings: AgentSettings) -> int:

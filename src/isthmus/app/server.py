@@ -20,7 +20,7 @@ from isthmus.app.tunnels import TunnelTable
 from isthmus.config.server import ServerSettings
 from isthmus.core.agents import Agents
 from isthmus.dialers.through_agent import AgentDial, AgentDialer
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, LinkStage
 from isthmus.frontends.http_connect import ConnectClient, ConnectFrontend
 from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link
@@ -37,6 +37,7 @@ from isthmus.values import HostPort, ServerId
 from isthmus.wire.link import ALPN
 
 _log = logging.getLogger("isthmus.server")
+MOST_GREETING = 1024
 _QUIET_S = 60.0
 _LOOK_AGAIN_S = 0.05
 
@@ -70,7 +71,9 @@ class ConnectDial:
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
         """It is not: answer and count."""
         server = self._server
-        server.metrics.dial_failed(failure, time.monotonic() - dial.started_at)
+        server.metrics.dial_failed(
+            failure, time.monotonic() - dial.started_at, answered=dial.answered
+        )
         server.once.log(
             ("dial", failure), _QUIET_S, _log, logging.WARNING, "dial failed",
             target=str(dial.target), reason=failure.value, detail=detail,
@@ -129,7 +132,9 @@ class Server:
 
     async def watch(self) -> None:
         """Follow the certificate files; see Program."""
-        await watch(self.contexts)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch(self.contexts), name="reload")
+            tasks.create_task(self.tunnels.watch(), name="sweep")
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing more, tell the agents, wait for the tunnels; see Program."""
@@ -140,9 +145,13 @@ class Server:
             link.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while len(self.dialer.pending):  # their answers become tunnels
+                # A pending dial becomes a tunnel, and a tunnel's last bytes wait in its link.
+                while len(self.dialer.pending) or len(self.tunnels) or self._unsent():
+                    await self.tunnels.wait_empty()
                     await asyncio.sleep(_LOOK_AGAIN_S)
-                await self.tunnels.wait_empty()
+
+    def _unsent(self) -> bool:
+        return any(link.unsent for link in self.links)
 
     async def stop(self) -> None:
         """Close everything; see Program."""
@@ -155,6 +164,8 @@ class Server:
             dial.expire()
         if self._frontend is not None:
             self._frontend.close()
+        while self.links:  # each is gone when its peer closed too, or GOODBYE_S later
+            await asyncio.sleep(_LOOK_AGAIN_S)
         for port in self._ports:
             await port.close()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
@@ -274,6 +285,10 @@ class Server:
     # Agents.
 
     def _accept_agent(self, context: HotContext, sock: socket.socket) -> None:
+        if len(self.links) - len(self.agents) >= MOST_GREETING:
+            sock.close()  # nobody has proved anything yet: they may not take every descriptor
+            self.metrics.link_failed(LinkStage.REFUSED)
+            return
         link = AgentLink(
             self.loop,
             self.poller,
@@ -307,13 +322,14 @@ class Server:
         self.agents.remove(link)
         if link.failure is not None:
             self.metrics.tls_refused(TlsPort.AGENT, refusal_of(link.failure))
-        else:
+        elif not link.orderly:
             self.metrics.link_failed(link.stage)
         log_it = partial(log, _log) if was_ready else partial(
-            self.once.log, ("link", link.closed_because), _QUIET_S, _log
+            self.once.log, ("link", link.stage), _QUIET_S, _log
         )  # fmt: skip
         log_it(
-            logging.INFO if was_ready else logging.WARNING,
+            # A load balancer that looks whether the port is open connects and leaves: no warning.
+            logging.INFO if was_ready or link.stage is LinkStage.LOST else logging.WARNING,
             "agent link ended" if was_ready else "agent link refused",
             agent_id=link.agent_id or None, link=link.id, address=link.peer_address,
             reason=link.closed_because,

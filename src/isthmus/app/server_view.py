@@ -37,7 +37,7 @@ def server_view(server: Server, limit: int) -> ServerView:
         draining=server.draining,
         totals=totals(server.metrics),
         agents=tuple(_agent(links) for links in by_agent.values()),
-        links=tuple(link_view(link, link.agent_id, now) for link in server.links),
+        links=tuple(link_view(link, link.agent_id, now) for link in server.links if link.ready),
         tunnels=server.tunnels.views(limit),
         truncated=max(0, len(server.tunnels) - limit),
         recent_endings=server.tunnels.endings.views(now=now),
@@ -55,8 +55,8 @@ def _agent(links: list[AgentLink]) -> AgentView:
         zone=first.labels.get("topology.kubernetes.io/zone", ""),
         links=len(links),
         tunnels=sum(max(0, link.load - 1) for link in links),  # one stream is the control stream
-        draining=all(not link.takes_dials for link in links),
-        rtt_s=min((link.session.round_trip_s for link in links if link.session), default=None),
+        draining=all(_is_draining(link) for link in links),
+        rtt_s=min((rtt for rtt in map(_rtt_s, links) if rtt is not None), default=None),
     )
 
 
@@ -71,7 +71,7 @@ def link_view(link: Link, peer_id: str, now: float) -> LinkView:
         state=_state(link),
         age_s=now - link.opened_at,
         streams=link.load,
-        rtt_s=session.round_trip_s if session is not None else None,
+        rtt_s=_rtt_s(link),
         held_bytes=session.held if session is not None else 0,
         sent_bytes=link.carrier.bytes_out,
         received_bytes=link.carrier.bytes_in,
@@ -83,7 +83,17 @@ def _state(link: Link) -> LinkState:
         return LinkState.GREETING
     if link.stuck_ticks:
         return LinkState.STUCK
-    return LinkState.OPEN if link.takes_dials else LinkState.DRAINING
+    return LinkState.DRAINING if _is_draining(link) else LinkState.OPEN
+
+
+def _is_draining(link: Link) -> bool:
+    """The peer said so, by either word; a link that is full or stuck is not draining."""
+    return link.draining or (link.session is not None and link.session.remote_draining)
+
+
+def _rtt_s(link: Link) -> float | None:
+    """The last round trip; None before the first answer to a ping."""
+    return (link.session.round_trip_s or None) if link.session is not None else None
 
 
 def totals(metrics: ProgramMetrics) -> Totals:

@@ -2,12 +2,14 @@
 
 Every address that a name resolves to is connected. A server says in its Welcome how many servers
 there are; while fewer are linked (they may hide behind one load-balanced address) the addresses
-are tried again, and a link to a server that is linked already is closed.
+are tried again. A link to a server that is linked already is spare: it takes no new dials, and
+is closed when its server knows that and has asked elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Sequence
@@ -28,6 +30,9 @@ from isthmus.values import HostPort, ServerId
 
 _QUIET_S = 30.0
 _RESOLVE_AGAIN_S = 30.0
+_MAX_SERVERS = 128  # what a server says of their number is believed up to here
+_MAX_SPARE = 16
+_LOOK_S = 0.05
 _log = logging.getLogger("isthmus.agent")
 
 #: A socket address and the name that its certificate must carry.
@@ -66,109 +71,182 @@ class Servers:
         self._metrics = metrics
         self._once = once
         self._draining = False
-        self._changed = asyncio.Event()
+        self._change = asyncio.Event()
+        self._known: dict[str, list[Place]] = {}
         self._places: set[Place] = set()
+        self._spare: set[ServerLink] = set()
         self.links: dict[ServerId, ServerLink] = {}
 
     @property
     def known_count(self) -> int:
         """How many servers there are, as far as they said."""
-        return max((link.server_count for link in self.links.values()), default=0)
+        said = max((link.server_count for link in self.links.values()), default=0)
+        return min(said, _MAX_SERVERS)
+
+    @property
+    def _complete(self) -> bool:
+        return 0 < self.known_count <= len(self.links)
 
     async def keep_connected(self) -> None:
         """Keep linking, for ever."""
-        keepers: dict[tuple[Place, int], asyncio.Task[None]] = {}
+        keepers: dict[tuple[Place, bool], asyncio.Task[None]] = {}
         backoff = self._backoff()
         async with asyncio.TaskGroup() as tasks:
             while not self._draining:
                 places = await self._find()
-                if places:
+                if set(places) != self._places:
                     self._places = set(places)
-                    backoff.reset()
-                # More servers than addresses: they share one, so it is tried several times.
-                each = -(-self.known_count // len(places)) if places else 0
-                for key in ((place, n) for n in range(max(1, each)) for place in places):
-                    if key not in keepers or keepers[key].done():
+                    self._tell_change()  # who waits at an address that is gone has to hear it
+                change = self._change
+                keepers = {key: task for key, task in keepers.items() if not task.done()}
+                for key in self._wanted(places):
+                    if key not in keepers:
                         keepers[key] = tasks.create_task(self._keep(*key), name=f"link:{key[0][1]}")
-                self._changed.clear()
+                if places:
+                    backoff.reset()
                 wait_s = _RESOLVE_AGAIN_S if places else backoff.next_s()
-                try:
-                    await asyncio.wait_for(self._changed.wait(), wait_s)
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await change.wait()
+
+    def _wanted(self, places: Sequence[Place]) -> list[tuple[Place, bool]]:
+        """One keeper for each address, and one that probes it while servers hide behind it."""
+        wanted = [(place, False) for place in places]
+        if len(places) < self.known_count and not self._complete:
+            wanted += [(place, True) for place in places]
+        return wanted
 
     def drain(self) -> None:
         """Take no new dials from any server."""
         self._draining = True
         for link in list(self.links.values()):
             link.drain()
+        self._tell_change()
 
     def close(self) -> None:
-        """End every link."""
+        """End every link; they are gone after ``wait_closed``."""
         self._draining = True
-        for link in list(self.links.values()):
+        for link in [*self.links.values(), *self._spare]:
             link.close("agent stops")
+
+    async def wait_closed(self) -> None:
+        """Wait until no link is left."""
+        while self.links or self._spare:
+            await self._change.wait()
+
+    @property
+    def unsent(self) -> bool:
+        """Something that a tunnel said waits in a link."""
+        return any(link.unsent for link in (*self.links.values(), *self._spare))
 
     async def _find(self) -> list[Place]:
         """Every address of every host; what does not resolve now is said and tried again."""
-        places: list[Place] = []
         for host in self._hosts:
             try:
-                targets = (
-                    await srv_targets(host) if is_srv_name(host) else [HostPort(host, self._port)]
-                )
-                for target in targets:
-                    for address in await self._resolver.addresses(target):
-                        places.append((address, target.host))
+                self._known[host] = await self._find_one(host)
             except OSError as exc:
                 self._say("server name does not resolve", about=host, reason=str(exc))
-        return list(dict.fromkeys(places))
+            except Exception as exc:  # one name must not end the links to the others
+                self._say("server name does not resolve", about=host, reason=repr(exc))
+        return list(dict.fromkeys(place for found in self._known.values() for place in found))
 
-    async def _keep(self, place: Place, number: int) -> None:
-        """Keep one link by one address, until the address is gone from the name."""
+    async def _find_one(self, host: str) -> list[Place]:
+        targets = await srv_targets(host) if is_srv_name(host) else [HostPort(host, self._port)]
+        return [
+            (address, target.host)
+            for target in targets
+            for address in await self._resolver.addresses(target)
+        ]
+
+    async def _keep(self, place: Place, probing: bool) -> None:
+        """Keep one link by one address, until the address is gone from the name.
+
+        Probing, look for servers that are not linked yet, until all are.
+        """
         backoff = self._backoff()
-        while not self._draining and place in self._places:
-            if number and len(self.links) >= self.known_count:
-                return  # every server is linked: this extra attempt has nothing to find
-            try:
-                link = await connect(
-                    self._loop,
-                    self._poller,
-                    place[0],
-                    self._context(),
-                    server_hostname=place[1],
-                    greeting=self._greeting,
-                    on_dial=self._on_dial,
-                    limits=self._limits,
-                )
-            except LinkError as exc:
-                self._metrics.link_failed(exc.stage)
-                self._say("cannot link to the server", about=_shown(place[0]), reason=str(exc))
-            else:
-                if await self._hold(link):
-                    backoff.reset()
+        while self._is_current(place) and not (probing and self._complete):
+            link = await self._try(place)
+            if link is not None and not link.spare:
+                backoff.reset()
+                if not probing:
+                    # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
+                    await asyncio.shield(link.over)
+            elif link is not None and not probing and await self._wait_incomplete(place):
+                backoff.reset()
+            while len(self._spare) >= _MAX_SPARE and self._is_current(place):
+                await self._change.wait()
             await asyncio.sleep(backoff.next_s())
 
-    async def _hold(self, link: ServerLink) -> bool:
-        """Keep a link until it is over; False if its server was linked already."""
-        if link.server_id in self.links:
-            link.close("already linked to this server")
+    def _is_current(self, place: Place) -> bool:
+        return not self._draining and place in self._places
+
+    async def _wait_incomplete(self, place: Place) -> bool:
+        """Wait while every server is linked; False if there was nothing to wait for."""
+        waited = False
+        while self._complete and self._is_current(place):
+            waited = True
+            await self._change.wait()
+        return waited
+
+    async def _try(self, place: Place) -> ServerLink | None:
+        try:
+            return await connect(
+                self._loop,
+                self._poller,
+                place[0],
+                self._context(),
+                server_hostname=place[1],
+                greeting=self._greeting,
+                on_dial=self._on_dial,
+                claim=self._claim,
+                on_membership=self._tell_change,
+                limits=self._limits,
+            )
+        except LinkError as exc:
+            self._metrics.link_failed(exc.stage)
+            self._say("cannot link to the server", about=_shown(place[0]), reason=str(exc))
+        except Exception as exc:  # whatever it is, the other links go on and this one is retried
+            self._say("cannot link to the server", about=_shown(place[0]), reason=repr(exc))
+        return None
+
+    def _claim(self, link: ServerLink) -> bool:
+        """Take a link that was welcomed into the table; False if its server is there already."""
+        link.over.add_done_callback(lambda _: self._ended(link))
+        linked = self.links.get(link.server_id)
+        if linked is not None and linked.ready:
+            self._spare.add(link)
+            self._loop.call_later(_LOOK_S, self._look_at_spare, link)
             return False
+        if linked is not None:
+            self._spare.add(linked)  # it is closing
         self.links[link.server_id] = link
         self._metrics.link_opened()
-        self._changed.set()
         log(
             _log, logging.INFO, "linked", server_id=link.server_id, address=link.peer_address,
             servers=f"{len(self.links)}/{self.known_count}",
         )  # fmt: skip
         if self._draining:
             link.drain()
-        # Cancelled here, it stays in the table: whoever stops us resets its tunnels first.
-        why = await asyncio.shield(link.over)
-        del self.links[link.server_id]
-        self._changed.set()
-        log(_log, logging.INFO, "link ended", server_id=link.server_id, reason=why)
+        self._tell_change()
         return True
+
+    def _ended(self, link: ServerLink) -> None:
+        if self.links.get(link.server_id) is link:
+            del self.links[link.server_id]
+        self._spare.discard(link)
+        log(_log, logging.INFO, "link ended", server_id=link.server_id, reason=link.closed_because)
+        self._tell_change()
+
+    def _look_at_spare(self, link: ServerLink) -> None:
+        if link.unused:
+            link.close("already linked to this server")
+        elif not link.closed_because:
+            self._loop.call_later(_LOOK_S, self._look_at_spare, link)
+
+    def _tell_change(self) -> None:
+        """Wake whoever waits for a change; who waits from now on waits for the next."""
+        change, self._change = self._change, asyncio.Event()
+        change.set()
 
     def _say(self, message: str, *, about: str, reason: str) -> None:
         self._once.log(

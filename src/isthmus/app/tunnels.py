@@ -14,6 +14,8 @@ from isthmus.tunnel.stream import Stream
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity, TunnelId
 
+SWEEP_S = 30.0
+LEFTOVERS_S = 300.0
 _log = logging.getLogger("isthmus.tunnel")
 
 
@@ -29,6 +31,9 @@ class TunnelTable:
         self._ids = itertools.count(1)
         self._open: dict[TunnelId, Tunnel] = {}
         self._empty: asyncio.Future[None] | None = None
+        # Tunnels of which one end is done and the other has bytes that nobody reads: how many, and
+        # since when they did not move.
+        self._leftovers: dict[TunnelId, tuple[int, float]] = {}
         self.endings = RecentEndings()
 
     def __len__(self) -> int:
@@ -80,6 +85,31 @@ class TunnelTable:
             self._empty = self._loop.create_future()
             await self._empty
 
+    async def watch(self) -> None:
+        """Sweep for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep(self._loop.time())
+
+    def sweep(self, now: float) -> None:
+        """Reset the tunnels whose last bytes nobody has read for too long.
+
+        While both ends live, the session watches them; the last bytes are in a socket end alone.
+        """
+        before, self._leftovers = self._leftovers, {}
+        for tunnel in list(self._open.values()):
+            end = tunnel.last_end
+            if end is None:
+                continue
+            unsent = getattr(end, "out_bytes", 0)
+            seen, since = before.get(tunnel.id, (-1, now))
+            if seen != unsent:
+                self._leftovers[tunnel.id] = (unsent, now)
+            elif now - since < LEFTOVERS_S:
+                self._leftovers[tunnel.id] = (unsent, since)
+            else:
+                tunnel.abort(Ending.TIMED_OUT)
+
     def views(self, limit: int) -> tuple[TunnelView, ...]:
         """Show the oldest tunnels, at most ``limit``."""
         now = self._loop.time()
@@ -116,7 +146,7 @@ class TunnelTable:
             self._empty = None
 
     def _view(self, tunnel: Tunnel, now: float) -> TunnelView:
-        stalled = _why(tunnel)
+        stalled = self._why(tunnel, now)
         half = any(getattr(end, "half_closed", False) for end in (tunnel.client, tunnel.far))
         state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
         return TunnelView(
@@ -132,6 +162,15 @@ class TunnelTable:
             bytes_to_client=tunnel.client.bytes_written,
             stalled=stalled,
         )
+
+    def _why(self, tunnel: Tunnel, now: float) -> str:
+        if tunnel.last_end is not None:
+            unsent, since = self._leftovers.get(tunnel.id, (0, now))
+            left = Held(bytes=unsent, for_s=now - since)
+            if tunnel.last_end is tunnel.client:
+                return why_stalled(to_client=left)
+            return why_stalled(to_target=left)
+        return _why(tunnel)
 
 
 def _why(tunnel: Tunnel) -> str:

@@ -271,7 +271,7 @@ class AgentSettings(LogSettings):
             check_at_least("admin-server-port", self.admin_server_port, 1)
         if self.health_server_host:
             check_host("health-server-host", self.health_server_host)
-        check_admin_address(self.admin_bind_address, compat=self.compat)
+        check_admin_address(self.admin_bind_address)
         check_id("agent-id", self.agent_id)
         _ = self.identifiers, self.aliases  # each raises if its text is wrong
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)

@@ -61,13 +61,13 @@ def check_host(flag: str, host: str) -> None:
         raise ConfigError(f"--{flag}: {error}") from error
 
 
-def check_admin_address(host: str, *, compat: str) -> None:
+def check_admin_address(host: str) -> None:
     """The admin port answers everybody who reaches it, so it stays on loopback."""
     if not host:
         return
     check_host("admin-bind-address", host)
     loopback = ip_address(host).is_loopback if is_address(host) else host == "localhost"
-    if not loopback and compat != KONNECTIVITY:
+    if not loopback:
         raise ConfigError(
             f"--admin-bind-address {host} would open the admin port to the network without TLS,"
             " use a loopback address"

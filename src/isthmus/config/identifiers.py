@@ -41,7 +41,7 @@ class Identifiers:
         Raises:
             ValueError: an unknown key or a value that is not of its kind.
         """
-        found, wrong = _read(text)
+        found, wrong = _read(text, lenient=False)
         if wrong:
             raise ValueError(wrong[0])
         return found
@@ -49,7 +49,7 @@ class Identifiers:
     @staticmethod
     def read_lenient(text: str) -> Identifiers:
         """Read what an agent sent; unknown keys and bad values are skipped, as Go's server does."""
-        return _read(text)[0]
+        return _read(text, lenient=True)[0]
 
     def to_query(self) -> str:
         """Write the identifiers as an agent sends them."""
@@ -79,22 +79,28 @@ _READERS: dict[str, Callable[[str], str]] = {
 _KEYS = [*_READERS, DEFAULT_ROUTE]
 
 
-def _read(text: str) -> tuple[Identifiers, list[str]]:
-    """The values that could be read, and what is wrong with the text, in order."""
+def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
+    """The values that could be read, and what is wrong with the text, in order.
+
+    Lenient, wrongs are not told: a peer sends the text, and good advice takes long to find.
+    """
     pairs, wrong = _pairs(text)
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, list[str]] = {}
     route: bool | None = None
     for key, value in pairs:
         try:
             if key in _READERS:
-                found[key] = (*found.get(key, ()), _READERS[key](value))
+                found.setdefault(key, []).append(_READERS[key](value))
             elif key != DEFAULT_ROUTE:
-                wrong.append(f"unknown key {key!r}{nearest(key, _KEYS)}")
+                if not lenient:
+                    wrong.append(f"unknown key {key!r}{nearest(key, _KEYS)}")
             elif route is None:  # as in Go, only the first one counts
                 route = parse_bool(value)
         except ValueError:
-            wrong.append(f"{key}={value} is not a value for {key}")
-    return Identifiers(default_route=bool(route), **found), wrong
+            if not lenient:
+                wrong.append(f"{key}={value} is not a value for {key}")
+    lists = {key: tuple(values) for key, values in found.items()}
+    return Identifiers(default_route=bool(route), **lists), wrong
 
 
 def _pairs(text: str) -> tuple[list[tuple[str, str]], list[str]]:

@@ -364,4 +364,4 @@ class ServerSettings(LogSettings):
         ):
             if host:
                 check_host(flag, host)
-        check_admin_address(self.admin_bind_address, compat=self.compat)
+        check_admin_address(self.admin_bind_address)

@@ -6,7 +6,7 @@ Konnectivity's strategies: ``default`` any agent, ``destHost`` one that names th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Generic, Protocol, TypeVar
 
@@ -85,17 +85,13 @@ class Agents(Generic[B]):
         return groups
 
     def ready_by_strategy(self) -> dict[str, int]:
-        """How many agents each configured strategy could choose from."""
-        counts = {
-            "default": {backend.agent_id for backend in self._all},
-            "defaultRoute": {backend.agent_id for backend in self._default_route},
-            "destHost": {
-                backend.agent_id
-                for group in (*self._by_host.values(), *self._by_cidr.values())
-                for backend in group
-            },
+        """How many agents each configured strategy could choose from, as ``choose`` does."""
+        groups = {
+            "default": [self._all],
+            "defaultRoute": [self._default_route],
+            "destHost": [*self._by_host.values(), *self._by_cidr.values()],
         }
-        return {name: len(counts[name]) for name in self._strategies}
+        return {name: _count_usable(groups[name]) for name in self._strategies}
 
     def choose(self, target: HostPort, tried: Collection[B] = ()) -> B | None:
         """Choose a link for a dial, or None; ``tried`` have failed this dial already."""
@@ -122,6 +118,13 @@ class Agents(Generic[B]):
 
     def _best(self, group: list[B], tried: Collection[B]) -> B | None:
         """Two random ones, the less loaded; those that take no dials only if no other is left."""
+        # Nearly always the first two will do: with a thousand agents, looking at all of them for
+        # every dial would cost more than the dial.
+        if group:
+            first = group[self._pick(len(group))]
+            second = group[self._pick(len(group))] if len(group) > 1 else first
+            if first.takes_dials and second.takes_dials and not tried:
+                return second if second.load < first.load else first
         usable = [b for b in group if b.takes_dials and b not in tried]
         if not usable:
             usable = [b for b in group if b.can_open and b not in tried]
@@ -130,3 +133,7 @@ class Agents(Generic[B]):
         first = usable[self._pick(len(usable))]
         second = usable[self._pick(len(usable))]
         return second if second.load < first.load else first
+
+
+def _count_usable(groups: Iterable[Iterable[Backend]]) -> int:
+    return len({backend.agent_id for group in groups for backend in group if backend.can_open})

@@ -16,48 +16,77 @@ from isthmus.values import HostPort, is_address
 Reached = Callable[[SocketEnd], None]
 
 
+def _nobody(*_: object) -> None:
+    """Stand in for callbacks of a dial that is over."""
+
+
 class DirectDial:
     """One dial under way; tells once, by one of two callbacks, unless cancelled."""
 
-    __slots__ = ("_attempt", "_cancelled", "_dialer", "_failed", "_reached", "_timeout_s")
+    __slots__ = ("_attempt", "_deadline", "_dialer", "_done", "_due", "_failed", "_reached")
 
     def __init__(
         self, dialer: DirectDialer, timeout_s: float, reached: Reached, failed: Failed
     ) -> None:
         self._dialer = dialer
-        self._timeout_s = timeout_s
+        self._due = dialer.loop.time() + timeout_s
         self._reached = reached
         self._failed = failed
         self._attempt: Connecting | None = None
-        self._cancelled = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._done = False
 
     def cancel(self) -> None:
         """Give up silently."""
-        self._cancelled = True
+        self._finish()
         if self._attempt is not None:
             self._attempt.cancel()
 
-    def resolved(self, addresses: Sequence[Address], why: str) -> None:
-        """Names are looked up: try the addresses."""
-        if self._cancelled:
-            return
-        if not addresses:
-            self._failed(DialFailure.UNRESOLVED, why)
-            return
+    def look_up(self, target: HostPort) -> None:
+        """Ask the resolver; its time counts, too."""
+        self._dialer.resolver.lookup(target, self.try_each, self._fail)
+        if self._attempt is None and not self._done:
+            self._deadline = self._dialer.loop.call_at(
+                self._due, self._fail, DialFailure.TIMED_OUT, "no answer from the resolver in time"
+            )
+
+    def try_each(self, addresses: Sequence[Address]) -> None:
+        """Connect to one of the addresses, in the time that is left."""
+        if self._done:
+            return  # a late answer of the resolver
+        self._stop_deadline()
         self._attempt = Connecting(
             self._dialer.loop,
             self._dialer.poller,
             addresses,
-            timeout_s=self._timeout_s,
+            timeout_s=max(0.0, self._due - self._dialer.loop.time()),
             connected=self._connected,
-            failed=self._failed,
+            failed=self._fail,
         )
 
     def _connected(self, sock: socket.socket, events: int) -> None:
+        reached = self._reached
+        self._finish()
         end = SocketEnd(sock, self._dialer.poller)
-        self._reached(end)
+        reached(end)
         # Bytes and even the end may be here already, and their edge went to the connecting socket.
         end.on_events(events)
+
+    def _fail(self, failure: DialFailure, detail: str) -> None:
+        failed = self._failed
+        self._finish()
+        failed(failure, detail)
+
+    def _finish(self) -> None:
+        self._done = True
+        # Whoever is called back keeps us: without this, neither is freed until a collection.
+        self._reached, self._failed = _nobody, _nobody
+        self._stop_deadline()
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class DirectDialer:
@@ -71,10 +100,13 @@ class DirectDialer:
     def dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> DirectDial:
-        """Open a connection; a name costs a lookup, an address nothing."""
+        """Open a connection; a name costs a lookup, an address nothing.
+
+        ``timeout_s`` is for all of it. The callbacks may come before this returns.
+        """
         dial = DirectDial(self, timeout_s, reached, failed)
         if is_address(target.host):
-            dial.resolved((literal(target.host, target.port),), "")
+            dial.try_each((literal(target.host, target.port),))
         else:
-            self.resolver.lookup(target, dial.resolved)
+            dial.look_up(target)
         return dial

@@ -38,6 +38,7 @@ class AgentDial:
         "_link",
         "_stream",
         "_tried",
+        "answered",
         "id",
         "requester",
         "started_at",
@@ -60,6 +61,7 @@ class AgentDial:
         self.who: Dialing | None = who
         self.started_at = time.monotonic()
         self._tried: list[AgentLink] = []
+        self.answered = False  # by an agent, rather than by our own deadline
         self._stream: Stream | None = None
         self._link: AgentLink | None = None
 
@@ -110,8 +112,10 @@ class AgentDial:
             # Reset before the answer: nothing was done, so another may be asked.
             self._tried.append(link)
             self._stream = None
+            stream.abort(Ending.CANCELLED)  # if it only half-closed
             self.attempt()
             return
+        self.answered = True
         failure = failure_of(result)
         if failure is None:
             self._settle().dialed(self, stream, link)

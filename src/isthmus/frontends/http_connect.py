@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 from isthmus.errors import DialFailure
@@ -20,6 +21,7 @@ from isthmus.frontends.statuses import explain, status_for
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.poller import Poller
+from isthmus.net.raw import READ_BYTES
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.observe.logs import OncePer
@@ -30,6 +32,7 @@ from isthmus.wire.http_connect import ESTABLISHED, BadRequest, reply, take_conne
 #: From the first byte (or the handshake) to the whole head. A client that needs longer is broken
 #: or means harm; kube-apiserver writes its head in one piece.
 HEAD_S = 10.0
+MOST_HEADS = 4096
 #: How long a refused client may take to read its answer.
 GOODBYE_S = 2.0
 _QUIET_S = 60.0
@@ -81,6 +84,11 @@ class ConnectClient(Early):
             return peer_identity(end.tls)
         return _uds_identity(end.sock) if end is not None else Identity("unknown")
 
+    @property
+    def waits_for_head(self) -> bool:
+        """It has not said yet what it wants."""
+        return not self._head_done and self.end is not None
+
     def write(self, data: bytes) -> bool:
         """Take bytes of the head; what follows it is kept for the tunnel."""
         self.buffer += data
@@ -100,8 +108,9 @@ class ConnectClient(Early):
                 self._frontend.heads.remove(self)
                 self.target = request.target
                 dial = self._frontend.backend.dial(self, request.target)
-                if self.end is not None:  # else it was answered at once
-                    self._dial = dial
+                if self.end is None:  # answered at once
+                    return True
+                self._dial = dial
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
@@ -198,12 +207,28 @@ class ConnectFrontend:
     def accept(self, sock: socket.socket) -> None:
         """Take a connection from a UNIX socket."""
         client = ConnectClient(self)
-        self.heads.add(client)
+        # The head is mostly there by now. Reading it before the poller watches the socket saves
+        # a turn of the loop, and the edge of bytes that were read already.
+        try:
+            head = sock.recv(READ_BYTES)
+        except OSError:
+            head = b""  # nothing yet, or broken: the poller tells which
         client.end = SocketEnd(sock, self._poller, client)
+        if head:
+            if len(head) == READ_BYTES:
+                client.end.unread = True
+            if not client.write(head):
+                client.end.pause_reading()
+        if client.waits_for_head:
+            self.heads.add(client)
 
     def accept_tls(self, sock: socket.socket) -> None:
         """Take a connection from a TCP port."""
         assert self._context is not None
+        if len(self.heads) >= MOST_HEADS:
+            sock.close()  # as many as this cannot all be about to say what they want
+            self.backend.refused(503)
+            return
         client = ConnectClient(self)
         self.heads.add(client)
         client.end = FrontendTls(sock, self._poller, self._context(), client)
@@ -237,5 +262,10 @@ def _uds_identity(sock: socket.socket) -> Identity:
     # By uid: a pid is a number in a namespace that may not be ours.
     with contextlib.suppress(OSError):
         packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        return Identity(str(_UCRED.unpack(packed)[1]), kind="uid")
+        return _user(_UCRED.unpack(packed)[1])
     return Identity("unknown", kind="uid")
+
+
+@lru_cache(maxsize=1024)
+def _user(uid: int) -> Identity:
+    return Identity(str(uid), kind="uid")

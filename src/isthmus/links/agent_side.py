@@ -31,8 +31,23 @@ class Greeting:
     token: str = ""
 
 
+def _wanted(link: ServerLink) -> bool:
+    """Want every link."""
+    return True
+
+
+def _unheard() -> None:
+    """Nobody asked to hear it."""
+
+
 class ServerLink(Link):
-    """A link to a server, as an agent sees it."""
+    """A link to a server, as an agent sees it.
+
+    ``claim(link)`` is asked when the server has said its id, before any dial is taken; False
+    makes the link ``spare``: it drains from the beginning, and what the server asked before it
+    knew is reset without an answer, so that it asks again elsewhere. ``on_membership()`` hears
+    that ``server_count`` changed.
+    """
 
     def __init__(
         self,
@@ -44,10 +59,15 @@ class ServerLink(Link):
         server_hostname: str,
         greeting: Greeting,
         on_dial: Callable[[IncomingDial], None],
+        claim: Callable[[ServerLink], bool] = _wanted,
+        on_membership: Callable[[], None] = _unheard,
         limits: Limits = Limits(),
     ) -> None:
         self.server_id = ServerId("")
         self.server_count = 1
+        self.spare = False
+        self._claim = claim
+        self._on_membership = on_membership
         self.welcomed: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()
         self._greeting = greeting
@@ -92,6 +112,7 @@ class ServerLink(Link):
             self.lost(f"refused by the server: {message.refusal.reason}", LinkStage.REFUSED)
         elif kind == "membership":
             self.server_count = max(1, message.membership.server_count)
+            self._on_membership()
         else:
             super().told(message)
 
@@ -104,9 +125,20 @@ class ServerLink(Link):
         assert session is not None
         if welcome.stream_window:
             session.first_window = min(session.first_window, welcome.stream_window)
+        self.spare = not self._claim(self)
+        if self.spare:
+            # Before the first ping, so that its answer also says: no further dial is coming.
+            self.drain()
         self.be_ready()
         if not self.welcomed.done():
             self.welcomed.set_result(None)
+
+    @property
+    def unused(self) -> bool:
+        """A spare link whose server knows that it is one, with nothing left to serve."""
+        session = self.session
+        told = session is not None and session.round_trip_s > 0.0
+        return self.spare and told and self.load <= 1  # one is the control stream
 
     def _report(self, link: Link) -> None:
         if not self.welcomed.done():
@@ -125,9 +157,11 @@ async def connect(
     server_hostname: str,
     greeting: Greeting,
     on_dial: Callable[[IncomingDial], None],
+    claim: Callable[[ServerLink], bool] = _wanted,
+    on_membership: Callable[[], None] = _unheard,
     limits: Limits = Limits(),
 ) -> ServerLink:
-    """Connect to one address of a server and wait until it said Welcome.
+    """Connect to one address of a server and wait until it said Welcome; see ServerLink.
 
     Raises:
         LinkError: it could not be reached, is not a server of ours, or refused us.
@@ -151,6 +185,8 @@ async def connect(
         sock = await reached
     except asyncio.CancelledError:
         attempt.cancel()
+        if reached.done() and not reached.cancelled() and reached.exception() is None:
+            poller.close(reached.result())  # connected, and cancelled before we were told
         raise
     link = ServerLink(
         loop,
@@ -160,6 +196,8 @@ async def connect(
         server_hostname=server_hostname,
         greeting=greeting,
         on_dial=on_dial,
+        claim=claim,
+        on_membership=on_membership,
         limits=limits,
     )
     link.carrier.read_again()  # what came while nobody owned the socket made its edge already

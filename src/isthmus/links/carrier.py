@@ -23,7 +23,7 @@ _READ_BYTES = 256 * 1024
 class LinkSocket(TlsSocket):
     """One link's connection."""
 
-    __slots__ = ("_flush_session", "bytes_in", "bytes_out", "link", "session")
+    __slots__ = ("bytes_in", "bytes_out", "link", "said_goodbye", "session")
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class LinkSocket(TlsSocket):
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
         self.link = link
         self.session: Session | None = None
-        self._flush_session = _nothing
+        self.said_goodbye = False
         self.bytes_in = self.bytes_out = 0
         super().__init__(
             sock, poller, context, server_hostname=server_hostname, read_bytes=_READ_BYTES
@@ -47,7 +47,6 @@ class LinkSocket(TlsSocket):
     def carry(self, session: Session) -> None:
         """The handshake is done: from now on plaintext goes to this session."""
         self.session = session
-        self._flush_session = session.flush
 
     def handshake_done(self) -> None:
         """Tell the link."""
@@ -71,7 +70,7 @@ class LinkSocket(TlsSocket):
 
     def send(self, data: bytes) -> bool:
         """Encrypt a batch of frames."""
-        if self.closed:
+        if self.closed or self.said_goodbye:
             return True
         self.bytes_out += len(data)
         return self.encrypt(data)
@@ -79,6 +78,18 @@ class LinkSocket(TlsSocket):
     def wake(self) -> None:
         """Flush when the batch of events is over."""
         self.poller.flush_later(self._flush_session)
+
+    def _flush_session(self) -> None:
+        if self.session is not None:
+            self.session.flush()
+
+    def say_goodbye(self) -> None:
+        """Close our direction after what is unsent, and go on reading until the peer closes its."""
+        # Closing at once would lose what is unsent, and bytes that still arrive would make the
+        # kernel answer with a reset that overtakes even what it had taken.
+        self.said_goodbye = True
+        self.close_notify()
+        self.shut_write()
 
     def drained(self) -> None:
         """There is room for more."""
@@ -92,7 +103,3 @@ class LinkSocket(TlsSocket):
     def broken(self) -> None:
         """The connection failed."""
         self.link.lost("connection lost")
-
-
-def _nothing() -> None:
-    pass

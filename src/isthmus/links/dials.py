@@ -92,18 +92,23 @@ class IncomingDial:
         self.on_cancelled = None
 
 
+DialTold = Callable[["DialReader", IncomingDial], None]
+
+
 class DialReader(Early):
     """The accepter's side: reads the Dial from a new stream and tells it once."""
 
     __slots__ = ("_incoming", "_link_id", "_stream", "_told")
 
-    def __init__(self, stream: Stream, link_id: int, told: Callable[[IncomingDial], None]) -> None:
+    def __init__(
+        self, stream: Stream, link_id: int, told: Callable[[DialReader, IncomingDial], None]
+    ) -> None:
         # Our peers send nothing behind a Dial before its answer: what comes anyway is held, and
         # counted as held, rather than given credit for.
         super().__init__(limit=_MAX_EARLY_BYTES)
         self._link_id = link_id
         self._stream = stream
-        self._told: Callable[[IncomingDial], None] | None = told
+        self._told: DialTold | None = told
         self._incoming: IncomingDial | None = None
 
     def write(self, data: bytes) -> bool:
@@ -118,7 +123,7 @@ class DialReader(Early):
             if dial is not None:
                 told, self._told = self._told, None
                 self._incoming = IncomingDial(self._stream, dial, self._link_id)
-                told(self._incoming)
+                told(self, self._incoming)
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
@@ -130,5 +135,11 @@ class DialReader(Early):
     def abort(self, reason: Ending) -> None:
         """The opener gave up: stop dialing."""
         super().abort(reason)
-        if self._incoming is not None and self._incoming.on_cancelled is not None:
-            self._incoming.on_cancelled()
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None and incoming.on_cancelled is not None:
+            cancelled, incoming.on_cancelled = incoming.on_cancelled, None
+            cancelled()
+
+    def too_late(self) -> None:
+        """The stream was opened, but nobody said what for."""
+        self._stream.abort(Ending.TIMED_OUT)

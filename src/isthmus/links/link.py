@@ -18,6 +18,7 @@ from isthmus.errors import LinkStage, ProtocolError
 from isthmus.links.carrier import LinkSocket
 from isthmus.links.dials import AnswerReader, DialReader, IncomingDial
 from isthmus.net.contexts import peer_identity
+from isthmus.net.deadlines import Deadlines
 from isthmus.net.poller import Poller
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.session import Limits, Session
@@ -31,6 +32,10 @@ from isthmus.wire.yamux import GoAwayCode
 #: that it may go on: at half, or both would wait for the other.
 STREAM_WINDOW_BYTES = 64 * 1024
 HANDSHAKE_S = 10.0
+GOODBYE_S = 2.0
+MOST_CONTROL_BYTES = 1024 * 1024
+#: With fewer stream ids left than this, a link is replaced when it is idle (2³¹ in all).
+FEW_IDS = 2**20
 _TICK_S = 1.0
 _STUCK_TICKS = 2
 
@@ -104,6 +109,7 @@ class Link:
         self.draining = False
         self.stuck_ticks = 0
         self.closed_because = ""
+        self._closing = ""
         self.stage = LinkStage.LOST
         self.failure: ssl.SSLError | None = None
         self.session: Session | None = None
@@ -113,6 +119,7 @@ class Link:
         self._on_closed = on_closed
         self._control: Stream | None = None
         self._progress = -1
+        self._undialed: Deadlines[DialReader] = Deadlines(loop, HANDSHAKE_S, DialReader.too_late)
         self._timer: asyncio.TimerHandle | None = loop.call_later(
             HANDSHAKE_S, self.lost, "handshake timed out", LinkStage.TIMED_OUT
         )
@@ -164,12 +171,13 @@ class Link:
         """The link is over: reset its streams, close the connection, report once."""
         if self.closed_because:
             return
-        self.closed_because = why
+        self.closed_because = self._closing or why
         self.stage = stage
         self.ready = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._undialed.take_all()
         if self.session is not None:
             self.session.lost(reason)
         self.carrier.close()
@@ -195,6 +203,8 @@ class Link:
         """Send one control message."""
         if self._control is not None:
             self._control.write(to_bytes(message))
+            if self._control.backlog_bytes > MOST_CONTROL_BYTES:
+                self.lost("peer does not read the control stream", LinkStage.PROTOCOL)
 
     def attach_control(self, stream: Stream) -> None:
         """This stream is the control stream."""
@@ -220,12 +230,32 @@ class Link:
             self.session.go_away()
 
     def close(self, why: str) -> None:
-        """End the link from our side; its streams are reset."""
-        if self.session is not None and not self.closed_because:
+        """End the link from our side in good order: what is unsent goes first, then the peer ends.
+
+        It is over when ``on_closed`` is called, at the latest after GOODBYE_S.
+        """
+        if self.session is None or self.carrier.closed or not self.ready:
+            self.lost(why)
+        elif not self._closing:
+            self._closing = why
+            self.ready = False
             self.session.go_away()
             self.session.flush()
-            self.carrier.close_notify()
-        self.lost(why)
+            self.carrier.say_goodbye()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_later(GOODBYE_S, self.lost, why)
+
+    @property
+    def orderly(self) -> bool:
+        """One of the two sides meant it to end."""
+        drained = self.session is not None and self.session.remote_draining
+        return bool(self._closing) or drained
+
+    @property
+    def unsent(self) -> bool:
+        """Something that we said has not gone into the kernel yet."""
+        return self.carrier.out_bytes > 0 or (self.session is not None and self.session.unsent)
 
     def _explain(self, stream: Stream, reason: Ending) -> None:
         if stream is not self._control:
@@ -245,26 +275,28 @@ class Link:
         """Ask the peer to dial; None when the link cannot take one more stream."""
         if self.session is None or not self.ready:
             return None
-        stream = self.session.open(AnswerReader(told))
-        if stream is not None:
-            dial = Dial(
-                host=target.host,
-                port=target.port,
-                dial_id=dial_id,
-                timeout_ms=int(timeout_s * 1000),
-                requester=requester.name,
-                requester_groups=requester.groups,
-            )
-            stream.write(to_bytes(dial))
-        return stream
+        dial = Dial(
+            host=target.host,
+            port=target.port,
+            dial_id=dial_id,
+            timeout_ms=int(timeout_s * 1000),
+            requester=requester.name,
+            requester_groups=requester.groups,
+        )
+        return self.session.open(AnswerReader(told), to_bytes(dial))
 
     def accept_stream(self, stream: Stream) -> None:
         """Read a dial from a stream that the peer opened."""
         if not self.ready:
             stream.abort(Ending.PROTOCOL)
             return
-        reader = DialReader(stream, self.id, self._on_dial)
+        reader = DialReader(stream, self.id, self._dialed)
         join_early(stream, reader)
+        self._undialed.add(reader)
+
+    def _dialed(self, reader: DialReader, incoming: IncomingDial) -> None:
+        self._undialed.remove(reader)
+        self._on_dial(incoming)
 
     def _accept(self, stream: Stream) -> None:
         self.accept_stream(stream)
@@ -303,6 +335,11 @@ class Link:
         if not session.tick():
             self.lost("no byte heard for too long")
             return
+        if session.ids_left < FEW_IDS:
+            self.draining = True
+            if self.load <= 1 or session.ids_left <= 0:  # the control stream is one
+                self.close("stream ids are used up")
+                return
         # Liveness is also progress: a link whose unsent bytes do not move is not chosen.
         progress = self.carrier.bytes_out - self.carrier.out_bytes
         if self.carrier.out_bytes and progress == self._progress:

@@ -147,7 +147,7 @@ def load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
             text = f"{key}: key does not match the certificate in {files.cert}"
         elif exc.reason in _CERT_REASONS:
             text = f"{cert}: {_CERT_REASONS[exc.reason]}"
-        elif not _openssl_reads(files.cert):
+        elif (exc.library or "").startswith("X509") or not _openssl_reads(files.cert):
             text = f"{cert}: not a certificate that OpenSSL can read"
         else:
             text = f"{key}: not a PEM private key"

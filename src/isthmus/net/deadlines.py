@@ -52,11 +52,15 @@ class Deadlines(Generic[T]):
 
     def _look(self) -> None:
         now = self._loop.time()
-        while self._due:
-            item, due = next(iter(self._due.items()))
-            if due > now:
-                self._timer = self._loop.call_later(due - now + self._grain_s, self._look)
-                return
-            del self._due[item]
-            self._expired(item)
         self._timer = None
+        try:
+            while self._due:
+                item, due = next(iter(self._due.items()))
+                if due > now:
+                    break
+                del self._due[item]
+                self._expired(item)
+        finally:
+            if self._due and self._timer is None:
+                due = next(iter(self._due.values()))
+                self._timer = self._loop.call_later(max(due - now, 0.0) + self._grain_s, self._look)

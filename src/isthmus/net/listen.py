@@ -16,6 +16,7 @@ from isthmus.errors import ConfigError
 _BACKLOG = 4096
 _ACCEPTS_PER_EVENT = 64
 _REST_S = 0.2
+_QUIET_S = 60.0
 _log = logging.getLogger("isthmus.net")
 
 Accepted = Callable[[socket.socket], None]
@@ -113,6 +114,7 @@ class Listener:
         self._accepted = accepted
         self._is_tcp = sock.family != socket.AF_UNIX
         self._resting: asyncio.TimerHandle | None = None
+        self._quiet_until = float("-inf")
         self._path = "" if self._is_tcp else str(sock.getsockname())
         self._inode = os.stat(self._path).st_ino if self._path else 0
         loop.add_reader(sock.fileno(), self._accept)
@@ -139,7 +141,10 @@ class Listener:
     def _rest(self, exc: OSError) -> None:
         # Out of descriptors: the connection stays in the queue and the listener readable, so
         # asking again at once would burn the CPU that is needed to finish something.
-        _log.warning("cannot accept: %s; trying again in %s s", exc.strerror, _REST_S)
+        now = self._loop.time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET_S
+            _log.warning("cannot accept: %s; trying every %s s", exc.strerror, _REST_S)
         self._loop.remove_reader(self._sock.fileno())
         self._resting = self._loop.call_later(_REST_S, self._wake)
 

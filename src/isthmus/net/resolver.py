@@ -6,10 +6,11 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from isthmus.net.connect import Address, literal
+from isthmus.errors import DialFailure
+from isthmus.net.connect import Address, Failed, literal
 from isthmus.values import HostPort, is_address
 
-Found = Callable[[Sequence[Address], str], None]
+Found = Callable[[Sequence[Address]], None]
 
 
 class Resolver:
@@ -27,48 +28,49 @@ class Resolver:
         self._max_pending = max_pending
         self._pending: set[asyncio.Task[None]] = set()
 
-    def lookup(self, target: HostPort, found: Found) -> None:
-        """Call ``found(addresses, "")``, or ``found((), why)``; at once for aliases."""
+    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+        """Call ``found(addresses)`` or ``failed(why, detail)``; at once for aliases."""
         aliases = self._aliases.get(_normal(target.host))
         if aliases is not None:
-            found([literal(address, target.port) for address in aliases], "")
+            found([literal(address, target.port) for address in aliases])
         elif len(self._pending) >= self._max_pending:
-            found((), "too many lookups are waiting for the resolver")
+            failed(DialFailure.TOO_MANY, "too many lookups are waiting for the resolver")
         else:
             task = self._loop.create_task(
-                self._ask_system(target, found), name=f"resolve:{target.host}"
+                self._ask_system(target, found, failed), name=f"resolve:{target.host}"
             )
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
 
-    async def _ask_system(self, target: HostPort, found: Found) -> None:
+    async def _ask_system(self, target: HostPort, found: Found, failed: Failed) -> None:
         try:
             infos = await self._loop.getaddrinfo(
                 target.host, target.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except (OSError, UnicodeError) as exc:
-            found((), getattr(exc, "strerror", None) or str(exc))
+            failed(DialFailure.UNRESOLVED, getattr(exc, "strerror", None) or str(exc))
             return
-        found(interleaved([(info[0], info[4]) for info in infos]), "")  # type: ignore[misc]
+        found(interleaved([(info[0], info[4]) for info in infos]))  # type: ignore[misc]
 
     async def addresses(self, target: HostPort) -> Sequence[Address]:
         """Look a name or address up and wait.
 
         Raises:
-            OSError: the name does not resolve.
+            OSError: the name does not resolve, or too many lookups are waiting.
         """
         if is_address(target.host):
             return [literal(target.host, target.port)]
         answer: asyncio.Future[Sequence[Address]] = self._loop.create_future()
 
-        def found(addresses: Sequence[Address], why: str) -> None:
+        def found(addresses: Sequence[Address]) -> None:
             if not answer.done():
-                if addresses:
-                    answer.set_result(addresses)
-                else:
-                    answer.set_exception(OSError(why))
+                answer.set_result(addresses)
 
-        self.lookup(target, found)
+        def failed(failure: DialFailure, detail: str) -> None:
+            if not answer.done():
+                answer.set_exception(OSError(detail))
+
+        self.lookup(target, found, failed)
         return await answer
 
     def close(self) -> None:

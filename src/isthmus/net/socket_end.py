@@ -5,12 +5,13 @@ The end over TLS is in net/tls.py.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
 from isthmus.net.poller import Poller
-from isthmus.net.raw import READ_BYTES, RawSocket
+from isthmus.net.raw import MOST_LAST_READS, READ_BYTES, RawSocket
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
 
 SOCKET_END_SLOTS = (*END_SLOTS, "_eof_in", "_eof_out")
@@ -30,7 +31,7 @@ class SocketEndBase(BaseEnd):
     fd: int
     out_bytes: int
     _queued: bool
-    _out: deque[bytes | memoryview] | None
+    _out: deque[bytes | memoryview | bytearray] | None
     _eof_in: bool
     _eof_out: bool
 
@@ -133,6 +134,15 @@ class SocketEnd(SocketEndBase, RawSocket):
         else:
             self.got_eof()
 
+    def last_words(self) -> None:
+        """Deliver what arrived before a reset; its end of file is none."""
+        with contextlib.suppress(OSError):
+            for _ in range(MOST_LAST_READS):
+                data = self._recv(READ_BYTES)
+                if not data:
+                    return
+                self.peer.write(data)
+
     def write(self, data: bytes) -> bool:
         """Send or keep; see End."""
         if self.closed or self._eof_out:
@@ -141,5 +151,6 @@ class SocketEnd(SocketEndBase, RawSocket):
         return self.put(data)
 
     def send_eof(self) -> None:
-        """Half-close by FIN."""
-        self.shut_write()
+        """Half-close by FIN; when both directions are done, the close that follows sends it."""
+        if not self._eof_in or self._out is not None:
+            self.shut_write()

@@ -14,12 +14,14 @@ import socket
 import ssl
 
 from isthmus.net.poller import Poller
-from isthmus.net.raw import RawSocket
+from isthmus.net.raw import MOST_LAST_READS, RawSocket
 from isthmus.net.socket_end import SOCKET_END_SLOTS, SocketEndBase
 from isthmus.tunnel.end import Early
 
 _CIPHER_BYTES = 256 * 1024
 _RECORD_BYTES = 16 * 1024
+#: A peer that makes us answer (key updates) but never reads is cut off here.
+_MOST_UNREAD_BYTES = 16 * 1024 * 1024
 _PLAIN_BYTES = _CIPHER_BYTES + _RECORD_BYTES
 _cipher = memoryview(bytearray(_CIPHER_BYTES))
 _plain = memoryview(bytearray(_PLAIN_BYTES))
@@ -114,6 +116,16 @@ class TlsSocket(RawSocket):
                 self._queued = True
                 self.poller.again(self.read_again)
 
+    def last_words(self) -> None:
+        """Deliver what arrived before a reset."""
+        with contextlib.suppress(OSError):
+            for _ in range(MOST_LAST_READS):
+                size = self._recv_into(_cipher, self._read_bytes)
+                if not size or not self.secured or self.closed:
+                    return
+                self._incoming.write(_cipher[:size])
+                self._decrypt()
+
     def _shake_hands(self) -> None:
         failure: ssl.SSLError | None = None
         try:
@@ -168,6 +180,7 @@ class TlsSocket(RawSocket):
             self.paused = True
         if self._outgoing.pending and not self.closed:
             self.put(self._outgoing.read())  # key updates are answered
+            broken = broken or self.out_bytes > _MOST_UNREAD_BYTES
         if self.closed:
             return
         if over:
@@ -192,7 +205,7 @@ class TlsSocket(RawSocket):
             self._unsecured.append(data)
             return False
         except ssl.SSLError:
-            self.poller.again(self._broken_later)
+            self.poller.again(self._break)
             return True
         return self.put(self._outgoing.read())
 

@@ -131,13 +131,22 @@ class Session:
 
     # Opening and closing.
 
-    def open(self, early: Early | None = None) -> Stream | None:
-        """Open a stream; None when the session cannot take one more."""
+    def open(self, early: Early | None = None, first: bytes = b"") -> Stream | None:
+        """Open a stream, ``first`` being its first bytes; None when there can be no more."""
         if not self.can_open:
             return None
         stream_id, self._next_id = self._next_id, self._next_id + 2
         stream = self.streams[stream_id] = Stream(self, stream_id, early)
+        size = len(first)
+        if 0 < size <= min(self.room, stream.credit):
+            stream.credit -= size
+            stream.bytes_written += size
+            self.emit(pack(0, DATA, SYN, stream_id, size), first, size)
+            return stream
+        # SYN is control: it goes out at once, and the bytes take their turn.
         self.emit(pack(0, WINDOW_UPDATE, SYN, stream_id, 0), b"", 0)
+        if first:
+            stream.write(first)
         return stream
 
     @property
@@ -149,6 +158,16 @@ class Session:
             or len(self.streams) >= self.limits.max_streams
             or self._next_id > LAST_ID
         )
+
+    @property
+    def ids_left(self) -> int:
+        """How many more streams we can ever open."""
+        return (LAST_ID - self._next_id) // 2 + 1
+
+    @property
+    def unsent(self) -> bool:
+        """Frames or data wait for the carrier."""
+        return bool(self._out or self._turns)
 
     def go_away(self, code: GoAwayCode = GoAwayCode.NORMAL) -> None:
         """Tell the peer to open nothing more; NORMAL is drain."""

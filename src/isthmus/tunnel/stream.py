@@ -241,6 +241,8 @@ class Stream(BaseEnd):
         if self.ending is not None:
             return
         self.session.explain_reset(self, reason)
+        if self._over():
+            return  # the explanation was one too many for the peer
         self.session.emit(pack(0, WINDOW_UPDATE, RST, self.id, 0), b"", 0)
         self._finish(reason)
 
@@ -250,6 +252,9 @@ class Stream(BaseEnd):
             peer = self.peer
             self._finish(reason)
             peer.abort(reason)
+
+    def _over(self) -> bool:
+        return self.ending is not None
 
     def _finish(self, ending: Ending) -> None:
         self._backlog = None

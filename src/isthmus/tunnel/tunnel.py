@@ -60,9 +60,16 @@ class Tunnel:
         self.client.on_done = self.far.on_done = self._end_done
         join(self.client, self.far)
 
+    @property
+    def last_end(self) -> BaseEnd | None:
+        """The end that is not done yet, when the other one is."""
+        if self._left != 1:
+            return None
+        return self.client if self.client.ending is None else self.far
+
     def abort(self, reason: Ending) -> None:
         """Reset both sides."""
-        if self._left == 2:
+        if self._left and not self.ended_by:
             self.ended_by = "us"
             self.ending = reason
         self.client.abort(reason)

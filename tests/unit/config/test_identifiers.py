@@ -1,5 +1,6 @@
 import pytest
 
+from isthmus.config import identifiers
 from isthmus.config.identifiers import Identifiers
 
 
@@ -61,3 +62,10 @@ def test_a_server_skips_what_it_cannot_use() -> None:
     assert Identifiers.read_lenient("color=red&ipv4=x&ipv4=1.2.3.4&default-route=maybe") == (
         Identifiers(ipv4=("1.2.3.4",))
     )
+
+
+def test_a_server_looks_for_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Finding the nearest key takes milliseconds, and a peer may send thousands of unknown ones.
+    monkeypatch.setattr(identifiers, "nearest", lambda *_: pytest.fail("asked for advice"))
+    text = "&".join(["hosx=1", "host=a"] * 4000)
+    assert Identifiers.read_lenient(text).host == ("a",) * 4000

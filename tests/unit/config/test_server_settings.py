@@ -204,7 +204,6 @@ def test_compat_keeps_gos_rules(base: ServerSettings, changes: dict[str, Any], f
         (UDS, {"cluster_ca_cert": "", "insecure_agents": True}),
         (TCP, {"uds_name": "/run/x.sock", "server_port": 9000}),
         (UDS, {"admin_bind_address": "::1"}),
-        (UDS, {"admin_bind_address": "0.0.0.0", "compat": "konnectivity"}),
         (UDS, {"server_port": 0, "compat": "konnectivity"}),
         (UDS, {"tls_min_version": "VersionTLS13", "cipher_suites": ("TLS_AES_128_GCM_SHA256",)}),
     ],

@@ -125,3 +125,15 @@ def test_strategies_are_tried_in_order_and_only_those_given() -> None:
 
 def test_two_links_of_one_agent_are_one_agent() -> None:
     assert agents(link("a"), link("a")).ready_by_strategy() == {"default": 1}
+
+
+def test_agents_that_cannot_be_asked_are_not_ready() -> None:
+    query = "host=node1&default-route=true&cidr=10.0.0.0/8"
+    both = agents(
+        link("draining", query, can_open=False, takes_dials=False),
+        link("stuck", query, takes_dials=False),
+        strategies=("destHost", "defaultRoute", "default"),
+    )
+    assert both.ready_by_strategy() == {"destHost": 1, "defaultRoute": 1, "default": 1}
+    both.remove(next(each for each in both if each.agent_id == "stuck"))
+    assert both.ready_by_strategy() == {"destHost": 0, "defaultRoute": 0, "default": 0}

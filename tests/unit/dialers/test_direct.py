@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
+from isthmus.net.connect import Failed, literal
 from isthmus.net.poller import Poller
-from isthmus.net.resolver import Resolver
+from isthmus.net.resolver import Found, Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import Ending, join
@@ -107,5 +110,77 @@ def test_cancelled_it_says_nothing() -> None:
             bed.dial("no-such-name.invalid", 1)
             await bed.until(lambda: bed.failures)
             assert bed.failures == [DialFailure.UNRESOLVED] and not bed.ends
+
+    run(test)
+
+
+class SilentResolver(Resolver):
+    """Answers when the test says so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.asked: list[tuple[Found, Failed]] = []
+
+    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+        self.asked.append((found, failed))
+
+
+def test_the_time_for_a_dial_covers_the_lookup() -> None:
+    async def test(bed: Bed) -> None:
+        resolver = bed.dialer.resolver = SilentResolver(asyncio.get_running_loop())
+        with socket.create_server(("127.0.0.1", 0)) as target:
+            bed.dial("slow.example", 1, timeout_s=0.01)
+            await bed.until(lambda: bed.failures)
+            found, failed = resolver.asked[0]
+            found([literal(*target.getsockname())])  # too late
+            failed(DialFailure.UNRESOLVED, "too late as well")
+            assert bed.failures == [DialFailure.TIMED_OUT]
+            assert len(bed.poller) == 0 and not bed.ends
+
+    run(test)
+
+
+def test_too_many_lookups_are_not_a_wrong_name() -> None:
+    async def test(bed: Bed) -> None:
+        bed.dialer.resolver = Resolver(asyncio.get_running_loop(), max_pending=0)
+        bed.dial("localhost", 1)
+        assert bed.failures == [DialFailure.TOO_MANY]
+
+    run(test)
+
+
+class Caller:
+    """Keeps its dial, as whoever may cancel it does."""
+
+    def __init__(self, bed: Bed, host: str, port: int) -> None:
+        self.dial = bed.dialer.dial(
+            HostPort(host, port), timeout_s=20.0, reached=self.reached, failed=self.failed
+        )
+
+    def reached(self, end: SocketEnd) -> None:
+        pytest.fail("reached")
+
+    def failed(self, failure: DialFailure, detail: str) -> None:
+        pytest.fail("failed")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "slow.example"])
+def test_cancelled_it_keeps_nobody(host: str) -> None:
+    async def test(bed: Bed) -> None:
+        bed.dialer.resolver = SilentResolver(asyncio.get_running_loop())
+        with (
+            socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+            socket.create_connection(full.getsockname(), 10),
+        ):
+            gc.disable()
+            try:
+                caller = Caller(bed, host, full.getsockname()[1])
+                caller.dial.cancel()
+                kept = weakref.ref(caller)
+                del caller
+                await bed.until(lambda: len(bed.poller) == 0)
+                assert kept() is None
+            finally:
+                gc.enable()
 
     run(test)

@@ -28,7 +28,7 @@ class Pair:
         told = on_dial or self.dials.append
 
         def accept(stream: Stream) -> None:
-            join_early(stream, DialReader(stream, 5, told))
+            join_early(stream, DialReader(stream, 5, lambda _, incoming: told(incoming)))
 
         self.link = MemoryLink(on_client_stream=accept)
         stream = self.link.server.open(AnswerReader(self.answers.append))

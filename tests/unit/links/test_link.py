@@ -292,3 +292,75 @@ def test_cancelled_at_any_moment_it_leaves_nothing(files: pki.PkiFiles, turns: i
         await bench.until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
     run(files, test)
+
+
+def test_a_stream_that_never_says_what_for_is_reset(files: pki.PkiFiles) -> None:
+    async def test(made: Bench) -> None:
+        server_side, agent_side = await made.linked()
+        server_side._undialed._timeout_s = server_side._undialed._grain_s = 0.01
+        assert agent_side.session is not None
+        stream = agent_side.session.open()
+        assert stream is not None
+        await made.until(lambda: stream.ending)
+        assert stream.ending is Ending.TIMED_OUT
+        assert not made.dials
+
+    run(files, test)
+
+
+def test_a_peer_that_does_not_read_the_control_stream_is_dropped(
+    files: pki.PkiFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "MOST_CONTROL_BYTES", 1000)
+
+    async def test(made: Bench) -> None:
+        server_side, _ = await made.linked()
+        assert server_side._control is not None
+        server_side._control.credit = 0  # the peer gave none
+        server_side._control.reserve = 0
+        for _ in range(1000):
+            server_side.tell(Control(drain={}))
+        assert server_side.closed_because == "peer does not read the control stream"
+        assert server_side.stage is LinkStage.PROTOCOL
+
+    run(files, test)
+
+
+def test_a_link_whose_ids_are_used_up_makes_way_for_another(files: pki.PkiFiles) -> None:
+    async def test(made: Bench) -> None:
+        server_side, agent_side = await made.linked()
+        assert server_side.session is not None
+        server_side.session._next_id = 2**31 - 2
+        server_side._tick()
+        await made.until(lambda: server_side.closed_because and agent_side.closed_because)
+        assert server_side.closed_because == "stream ids are used up"
+
+    run(files, test)
+
+
+def test_closing_a_link_loses_nothing_that_was_said(files: pki.PkiFiles) -> None:
+    async def test(made: Bench) -> None:
+        server_side, agent_side = await made.linked()
+        got = MemoryEnd()
+        told: list[DialResult | None] = []
+        stream = server_side.open_dial(
+            HostPort("10.0.0.1", 1),
+            dial_id=DialId(1),
+            timeout_s=5,
+            requester=Identity("me"),
+            told=told.append,
+        )
+        assert stream is not None
+        await made.until(lambda: made.dials)
+        made.dials[0].accept("10.0.0.1:1")
+        await made.until(lambda: told)
+        join(stream, got)
+        far = MemoryEnd()
+        join(made.dials[0].stream, far)
+        far.feed(b"x" * 60_000)
+        far.feed_eof()
+        agent_side.close("done")  # with everything still in this batch
+        await made.until(lambda: server_side.closed_because)
+        assert (len(got.received), got.eofs) == (60_000, 1)
+
+    run(files, test)

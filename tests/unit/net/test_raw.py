@@ -36,6 +36,9 @@ class Probe(RawSocket):
     def drained(self) -> None:
         self.events.append("drained")
 
+    def last_words(self) -> None:
+        self.events.append("last words")
+
     def broken(self) -> None:
         self.events.append("broken")
         self.reset()
@@ -98,6 +101,22 @@ def test_unsent_bytes_of_many_parts_keep_their_order(family: str) -> None:
         assert await read_all(far) == b"".join(parts)
         assert probe.out_bytes == 0
         assert probe.events == ["drained"]
+
+    run(family, test)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_small_unsent_parts_are_kept_together(family: str) -> None:
+    async def test(probe: Probe, far: socket.socket) -> None:
+        first = bytes(30_000_000)  # more than the kernel takes
+        probe.put(first)
+        assert probe._out is not None
+        small = [bytes([n % 256]) for n in range(50_000)]
+        for part in small:
+            probe.put(part)
+        assert len(probe._out) <= 3
+        probe.shut_write()
+        assert await read_all(far) == first + b"".join(small)
 
     run(family, test)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, literal
 from isthmus.net.resolver import Resolver, interleaved
 from isthmus.values import HostPort
@@ -19,6 +20,10 @@ def lookup(host: str, aliases: Mapping[str, tuple[str, ...]] | None = None) -> S
         return await resolver.addresses(HostPort(host, 80))
 
     return asyncio.run(main())
+
+
+def nobody(*_: object) -> None:
+    pytest.fail("told")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "2001:db8::7"])
@@ -43,21 +48,23 @@ def test_a_name_that_does_not_exist(host: str) -> None:
 
 
 def test_lookups_are_bounded() -> None:
-    async def main() -> list[str]:
+    async def main() -> list[DialFailure]:
         resolver = Resolver(asyncio.get_running_loop(), max_pending=2)
-        said: list[str] = []
+        said: list[DialFailure] = []
         for _ in range(3):
-            resolver.lookup(HostPort("no-such-name.invalid", 1), lambda _, why: said.append(why))
+            resolver.lookup(
+                HostPort("no-such-name.invalid", 1), nobody, lambda why, _: said.append(why)
+            )
         resolver.close()
         return list(said)
 
-    assert asyncio.run(main()) == ["too many lookups are waiting for the resolver"]
+    assert asyncio.run(main()) == [DialFailure.TOO_MANY]
 
 
 def test_closed_it_tells_nobody() -> None:
     async def main() -> None:
         resolver = Resolver(asyncio.get_running_loop())
-        resolver.lookup(HostPort("localhost", 1), lambda *_: pytest.fail("told"))
+        resolver.lookup(HostPort("localhost", 1), nobody, nobody)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         resolver.close()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,10 +21,16 @@ ZONE = [
     "10 1 8091 light.example.com.",
     "10 9 9091 heavy.example.com.",
 ]
+UNUSABLE = ["0 0 8091 .", "0 0 0 zero.example.com.", "0 0 8091 bad-.example.com."]
+RECORDS = {
+    "_link._tcp.example.com.": ZONE,
+    "_mixed._tcp.example.com.": [*UNUSABLE, "1 1 8091 good.example.com."],
+    "_none._tcp.example.com.": UNUSABLE,
+}
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Knows one SRV name; everything else does not exist."""
+    """Knows some SRV names; everything else does not exist."""
 
     transport: asyncio.DatagramTransport
 
@@ -35,9 +41,10 @@ class NameServer(asyncio.DatagramProtocol):
         query = dns.message.from_wire(data)
         answer = dns.message.make_response(query)
         question = query.question[0]
-        if str(question.name) == "_link._tcp.example.com.":
+        records = RECORDS.get(str(question.name))
+        if records is not None:
             assert question.rdtype == dns.rdatatype.SRV
-            answer.answer.append(dns.rrset.from_text_list(question.name, 60, "IN", "SRV", ZONE))
+            answer.answer.append(dns.rrset.from_text_list(question.name, 60, "IN", "SRV", records))
         else:
             answer.set_rcode(dns.rcode.NXDOMAIN)
         self.transport.sendto(answer.to_wire(), addr)
@@ -67,3 +74,13 @@ def test_targets_come_by_priority_then_weight(monkeypatch: pytest.MonkeyPatch) -
 def test_a_name_that_does_not_exist_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"SRV _other\._tcp\.example\.com"):
         uvloop.run(ask("_other._tcp.example.com", monkeypatch))
+
+
+def test_records_that_cannot_be_used_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = uvloop.run(ask("_mixed._tcp.example.com", monkeypatch))
+    assert found == [HostPort("good.example.com", 8091)]
+
+
+def test_no_record_that_can_be_used_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="no record names a host and a port"):
+        uvloop.run(ask("_none._tcp.example.com", monkeypatch))

@@ -1,0 +1,300 @@
+"""An agent's links: one per server whatever the addresses, and nothing that ends the search."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import pytest
+
+from isthmus.app import pki, server_view
+from isthmus.app import servers as servers_module
+from isthmus.app.servers import Servers
+from isthmus.core.backoff import Backoff
+from isthmus.links.agent_side import Greeting
+from isthmus.links.dials import IncomingDial
+from isthmus.links.link import Link
+from isthmus.links.server_side import AgentLink, Membership
+from isthmus.net.connect import Address, literal
+from isthmus.net.contexts import TlsFiles, client_context, server_context
+from isthmus.net.listen import Listener, bind_tcp
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.observe.logs import OncePer
+from isthmus.observe.metrics import AgentMetrics
+from isthmus.tunnel.session import Limits
+from isthmus.tunnel.stream import Stream
+from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
+from isthmus.wire.link import ALPN
+from isthmus.wire.link_pb2 import Control, DialResult
+from isthmus.wire.link_pb2 import Membership as Members
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
+    return pki.init(tmp_path_factory.mktemp("pki"))
+
+
+class Names(Resolver):
+    """Knows the addresses that a test gives, by name; an exception is raised."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.known: dict[str, Sequence[Address] | Exception] = {}
+
+    async def addresses(self, target: HostPort) -> Sequence[Address]:
+        found = self.known[target.host]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class Bed:
+    """Servers that only link, behind ports, and the links of one agent to them."""
+
+    def __init__(self, files: pki.PkiFiles) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.poller = Poller(self.loop)
+        self.names = Names(self.loop)
+        self.ready: list[AgentLink] = []
+        self.open: set[Link] = set()
+        self.dials: list[IncomingDial] = []
+        self.on_ready: Callable[[AgentLink], None] = self.ready.append
+        self._listeners: list[Listener] = []
+        tls = TlsFiles(str(files.server_cert), str(files.server_key), str(files.ca_cert))
+        self._server_context = server_context(tls, alpn=(ALPN,))
+        mine = TlsFiles(str(files.agent_cert), str(files.agent_key), str(files.ca_cert))
+        self.context = client_context(mine, alpn=(ALPN,))
+        self.servers: Servers | None = None
+
+    def listen(self, ids: Sequence[str], count: int = 1) -> Address:
+        """A port behind which each new connection comes to the next of the servers."""
+        turns = itertools.cycle(ids)
+
+        def accept(sock: socket.socket) -> None:
+            said = Membership(server_id=ServerId(next(turns)), server_count=count)
+            self.open.add(
+                AgentLink(
+                    self.loop,
+                    self.poller,
+                    sock,
+                    self._server_context,
+                    membership=lambda: said,
+                    on_ready=lambda link: self.on_ready(link),
+                    on_dial=lambda _: pytest.fail("an agent dials"),
+                    on_closed=self.open.discard,
+                )
+            )
+
+        (sock,) = bind_tcp("127.0.0.1", 0, flag="--port")
+        self._listeners.append(Listener(self.loop, sock, accept))
+        return literal("127.0.0.1", self._listeners[-1].port)
+
+    def start(
+        self, hosts: Sequence[str], context: Callable[[], ssl.SSLContext] | None = None
+    ) -> Servers:
+        self.servers = Servers(
+            self.loop,
+            self.poller,
+            self.names,
+            hosts=hosts,
+            port=1,
+            context=context or (lambda: self.context),
+            greeting=Greeting(agent_id=AgentId("agent")),
+            on_dial=self.dials.append,
+            backoff=lambda: Backoff(first_s=0.001, cap_s=0.002, chance=lambda: 0.5),
+            limits=Limits(),
+            metrics=AgentMetrics(),
+            once=OncePer(),
+        )
+        return self.servers
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():
+                await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        if self.servers is not None:
+            self.servers.close()
+            await self.servers.wait_closed()
+        for listener in self._listeners:
+            listener.stop()
+        await self.until(lambda: not self.open and not len(self.poller))
+        self.poller.shut_down()
+
+
+def run(files: pki.PkiFiles, test: Callable[[Bed], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bed = Bed(files)
+        try:
+            await test(bed)
+        finally:
+            await bed.close()
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def keeping(servers: Servers) -> AsyncIterator[None]:
+    task = asyncio.create_task(servers.keep_connected())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def keepers() -> int:
+    return sum(task.get_name().startswith("link:") for task in asyncio.all_tasks())
+
+
+def ask(link: AgentLink, answers: list[DialResult | None]) -> Stream | None:
+    return link.open_dial(
+        HostPort("demo.internal", 80),
+        dial_id=DialId(1),
+        timeout_s=10,
+        requester=Identity("who"),
+        told=answers.append,
+    )
+
+
+def test_a_dial_over_a_spare_link_is_not_done_but_given_back(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        answers: list[DialResult | None] = []
+
+        def ready(link: AgentLink) -> None:
+            bed.ready.append(link)
+            assert ask(link, answers) is not None  # at once: the agent did not hear Welcome yet
+
+        bed.on_ready = ready
+        bed.names.known = {"localhost": [bed.listen(["one"]), bed.listen(["one"])]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: bed.dials and answers)
+            assert answers == [None]  # a reset before the answer: to be tried elsewhere
+            bed.dials[0].accept("192.0.2.1:80")
+            await bed.until(lambda: len(answers) == 2)
+            assert answers[1] is not None and answers[1].address == "192.0.2.1:80"
+            await bed.until(lambda: len(bed.open) == 1)
+            assert len(bed.ready) == 2 and len(servers.links) == len(bed.dials) == 1
+
+    run(files, test)
+
+
+def test_when_the_link_is_lost_the_other_address_is_tried(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"localhost": [bed.listen(["one"]), bed.listen(["one"])]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: len(bed.ready) == 2 and len(bed.open) == 1)
+            first = servers.links[ServerId("one")]
+            bed._listeners[0].stop()  # whichever it was, one address is left
+            for link in list(bed.open):
+                link.close("lost")
+            await bed.until(lambda: servers.links.get(ServerId("one")) not in (None, first))
+
+    run(files, test)
+
+
+def test_all_servers_behind_one_address_are_found(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        ids = ["one", "two", "three", "four", "five"]
+        bed.names.known = {"localhost": [bed.listen([*ids, "one", "one"], count=5)]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == set(ids))
+            await bed.until(lambda: len(bed.open) == 5 and keepers() == 1)
+
+    run(files, test)
+
+
+def test_a_count_is_believed_within_reason(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"localhost": [bed.listen(["one"], count=2_000_000)]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: len(bed.ready) > 3)
+            assert servers.known_count == 128
+            assert keepers() == 2
+
+    run(files, test)
+
+
+def test_a_count_that_grows_is_heard(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"localhost": [bed.listen(["one", "two"])]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one"})
+            bed.ready[0].tell(Control(membership=Members(server_count=2)))
+            await bed.until(lambda: set(servers.links) == {"one", "two"})
+
+    run(files, test)
+
+
+def test_nothing_unexpected_ends_the_search(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"odd": ValueError("odd"), "localhost": [bed.listen(["one"])]}
+        failures = iter([RuntimeError("no context"), ValueError("no context")])
+
+        def context() -> ssl.SSLContext:
+            for failure in failures:
+                raise failure
+            return bed.context
+
+        servers = bed.start(["odd", "localhost"], context)
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one"})
+
+    run(files, test)
+
+
+def test_an_address_that_is_gone_from_the_name_is_left(
+    files: pki.PkiFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers_module, "_RESOLVE_AGAIN_S", 0.01)
+
+    async def test(bed: Bed) -> None:
+        live, same = bed.listen(["one"]), bed.listen(["one"])
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            dead = literal(*sock.getsockname())
+        bed.names.known = {"localhost": [dead, live, same]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: len(bed.ready) == 2 and len(bed.open) == 1)
+            assert keepers() == 3
+            used = servers.links[ServerId("one")].peer_address
+            left = live if used.endswith(f":{live[1][1]}") else same
+            bed.names.known = {"localhost": [left]}
+            await bed.until(lambda: keepers() == 1)
+            assert set(servers.links) == {"one"}
+
+    run(files, test)
+
+
+def test_an_agent_drains_when_it_says_so(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"localhost": [bed.listen(["one"])]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: servers.links)
+            (link,) = bed.ready
+            assert link.session is not None
+            link.stuck_ticks = 5
+            link.session.round_trip_s = 0.0
+            view = server_view._agent([link])
+            assert (view.draining, view.rtt_s) == (False, None)
+            assert server_view.link_view(link, "agent", 0.0).rtt_s is None
+            link.session.round_trip_s = 0.5
+            assert server_view._agent([link]).rtt_s == 0.5
+            servers.drain()
+            await bed.until(lambda: server_view._agent([link]).draining)
+
+    run(files, test)
