@@ -21,7 +21,8 @@ from isthmus.net.raw import RawSocket
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
-from isthmus.tunnel.session import Limits, Session
+from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 
 KINDS = ("tcp", "unix", "tls-server", "tls-client", "mux", "memory")

@@ -14,7 +14,7 @@ from stack import Stack, wait_until
 
 from isthmus.links import link as link_module
 from isthmus.links.server_side import AgentLink
-from isthmus.tunnel.session import Limits
+from isthmus.tunnel.limits import Limits
 
 CUT = (ConnectionResetError, BrokenPipeError, ssl.SSLError)
 

@@ -11,7 +11,7 @@ from clients import Client, Target, ask, free_port, full_target, head_for, statu
 from stack import Stack, metric
 
 from isthmus.frontends import http_connect
-from isthmus.tunnel.session import Limits
+from isthmus.tunnel.limits import Limits
 
 KINDS = pytest.mark.parametrize("kind", ["uds", "tls"])
 

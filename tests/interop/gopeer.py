@@ -20,7 +20,8 @@ from isthmus.net.poller import Poller
 from isthmus.net.raw import RawSocket
 from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.session import Limits, Session
+from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.yamux import DATA, Header, take_header
 

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from isthmus.errors import ProtocolError
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.session import Limits, Session
+from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import MAX_FRAME, MAX_WINDOW, Stream
 from isthmus.wire.yamux import (
     DATA,

@@ -28,7 +28,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer
 from isthmus.observe.metrics import AgentMetrics
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.session import Limits, with_keepalive
+from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.values import AgentId, HostPort, Identity
 from isthmus.wire.link import ALPN
 

@@ -31,7 +31,7 @@ from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import ServerMetrics, TlsPort
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.session import Limits, with_keepalive
+from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.stream import Stream
 from isthmus.values import HostPort, ServerId
 from isthmus.wire.link import ALPN

@@ -25,7 +25,7 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.srv import srv_targets
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.program import ProgramMetrics
-from isthmus.tunnel.session import Limits
+from isthmus.tunnel.limits import Limits
 from isthmus.values import HostPort, ServerId
 
 _QUIET_S = 30.0

@@ -14,7 +14,7 @@ from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link
 from isthmus.net.connect import Address, Connecting
 from isthmus.net.poller import Poller
-from isthmus.tunnel.session import Limits
+from isthmus.tunnel.limits import Limits
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link_pb2 import Control, Hello, Welcome
 

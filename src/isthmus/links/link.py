@@ -21,7 +21,8 @@ from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.poller import Poller
 from isthmus.tunnel.end import Early, Ending
-from isthmus.tunnel.session import Limits, Session
+from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.values import ANONYMOUS, DialId, HostPort, Identity
 from isthmus.wire.link import ALPN, take_message, to_bytes

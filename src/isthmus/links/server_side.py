@@ -14,7 +14,7 @@ from isthmus.errors import ProtocolError
 from isthmus.links.dials import IncomingDial
 from isthmus.links.link import STREAM_WINDOW_BYTES, Link
 from isthmus.net.poller import Poller
-from isthmus.tunnel.session import Limits
+from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link_pb2 import Control, Hello, Refusal, Welcome

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from isthmus.testing.clock import ManualClock
-from isthmus.tunnel.session import Limits, Session
+from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.yamux import DATA, HEADER_BYTES, Flags, FrameType, Header, take_header
 

@@ -26,7 +26,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.observe.logs import OncePer
 from isthmus.observe.metrics import AgentMetrics
-from isthmus.tunnel.session import Limits
+from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
 from isthmus.wire.link import ALPN

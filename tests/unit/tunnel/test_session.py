@@ -7,7 +7,8 @@ import pytest
 from isthmus.errors import ProtocolError
 from isthmus.testing import Frame, ManualClock, MemoryCarrier, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.session import LAST_ID, Limits, Session
+from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.session import LAST_ID, Session
 from isthmus.tunnel.stream import MAX_FRAME, Stream
 from isthmus.wire.yamux import (
     ACK,

@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.testing import ManualClock, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Early, Ending, join
-from isthmus.tunnel.session import MIB, Limits
+from isthmus.tunnel.limits import MIB, Limits
 from isthmus.tunnel.stream import MAX_FRAME, MAX_WINDOW, Stream
 from isthmus.wire.yamux import DATA, INITIAL_WINDOW, RST, WINDOW_UPDATE
 
