@@ -23,6 +23,10 @@ RDHUP, ERR, HUP = select.EPOLLRDHUP, select.EPOLLERR, select.EPOLLHUP
 EDGE = select.EPOLLET
 
 _EVENTS_PER_BATCH = 256
+#: While it is busy the poller looks again before it gives the turn back: what arrived meanwhile
+#: saves a turn of the loop (request/responses at 16 connections 0.89 -> 1.01 of a haproxy pair's,
+#: dials at 8 from 2.5 to 2.9 times; medians of paired rounds). The bound leaves timers their turn.
+_BATCHES_PER_TURN = 16
 _log = logging.getLogger("isthmus.net")
 
 
@@ -90,16 +94,21 @@ class Poller:
         self._rest()
 
     def _ready(self) -> None:
-        self._busy = True
-        handlers = self._handlers
-        for fd, mask in self._epoll.poll(0, _EVENTS_PER_BATCH):
-            handler = handlers.get(fd)
-            if handler is not None:
-                try:
-                    handler(mask)
-                except Exception:
-                    self._failed(handler)
-        self._rest()
+        for _ in range(_BATCHES_PER_TURN):
+            events = [] if self._epoll.closed else self._epoll.poll(0, _EVENTS_PER_BATCH)
+            if not events:
+                break
+            self._busy = True
+            for fd, mask in events:
+                handler = self._handlers.get(fd)
+                if handler is not None:
+                    try:
+                        handler(mask)
+                    except Exception:
+                        self._failed(handler)
+            self._rest()
+            if self._scheduled:
+                break  # a firehose wants another look: everybody else comes first
 
     def _rest(self) -> None:
         """Second looks, then the flushes of everything that the batch wrote, then the closes."""
