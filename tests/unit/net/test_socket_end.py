@@ -114,7 +114,7 @@ def test_a_firehose_leaves_the_loop_its_turns(family: str) -> None:
             most, reads = max(most, reads), 0
             sink.received.clear()
         await pumping
-        # The one that was due, and in each batch of a turn the read of a new edge and a second look.
+        # The one that was due, and in each batch of a turn the read of an edge and a second look.
         assert 0 < most <= 1 + 2 * _BATCHES_PER_TURN
 
     run(family, test)
