@@ -254,7 +254,7 @@ class Agent:
 
 @lru_cache(maxsize=1024)
 def _target(host: str, port: int) -> HostPort:
-    """Check a target; the same ones come again and again, and checking takes 5 µs."""
+    """Check a target; the same ones come again and again, and checking takes 1.5 µs."""
     return HostPort(host, port)
 
 

@@ -1,7 +1,8 @@
 """Opening TCP connections without a task: one non-blocking socket, or several racing.
 
-asyncio's create_connection() costs more than the rest of a dial put together (measured: 110 µs
-against 25 for socket, connect, one event); addresses need no resolver and so no await at all.
+asyncio's create_connection() needs a task and a transport, and hides the errno; measured on uvloop
+over loopback, the accepting side in the same loop, it takes 131 µs and this 114. Addresses need no
+resolver and so no await at all.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Connecting:
             error = sock.connect_ex(address)
             if error == errno.EINPROGRESS:
                 # To a target on this very host the handshake is over when the first call returns,
-                # though that call could not know: asking once more (0.5 µs) saves a turn of the
+                # though that call could not know: asking once more saves a turn of the
                 # loop. EALREADY is the answer for every other target.
                 error = sock.connect_ex(address)
         except OSError as exc:
