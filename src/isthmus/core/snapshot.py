@@ -23,11 +23,9 @@ from isthmus.values import AgentId, ServerId, TunnelId
 class TunnelState(Enum):
     """Where a tunnel is in its life."""
 
-    DIALING = "dialing"
     OPEN = "open"
     HALF_CLOSED = "half-closed"
     STALLED = "stalled"
-    ENDING = "ending"
 
 
 class LinkState(Enum):
