@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Connecting, Failed, literal
@@ -54,7 +55,8 @@ class DirectDial:
         """Connect to one of the addresses, in the time that is left."""
         if self._done:
             return  # a late answer of the resolver
-        self._stop_deadline()
+        if self._deadline is not None:
+            self._stop_deadline()
         self._attempt = Connecting(
             self._dialer.loop,
             self._dialer.poller,
@@ -69,8 +71,10 @@ class DirectDial:
         self._finish()
         end = SocketEnd(sock, self._dialer.poller)
         reached(end)
-        # Bytes and even the end may be here already, and their edge went to the connecting socket.
-        end.on_events(events)
+        if events:
+            # Bytes and even the end may be here already, and their edge went to the connecting
+            # socket.
+            end.on_events(events)
 
     def _fail(self, failure: DialFailure, detail: str) -> None:
         failed = self._failed
@@ -81,12 +85,13 @@ class DirectDial:
         self._done = True
         # Whoever is called back keeps us: without this, neither is freed until a collection.
         self._reached, self._failed = _nobody, _nobody
-        self._stop_deadline()
+        if self._deadline is not None:
+            self._stop_deadline()
 
     def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        assert self._deadline is not None
+        self._deadline.cancel()
+        self._deadline = None
 
 
 class DirectDialer:
@@ -105,8 +110,15 @@ class DirectDialer:
         ``timeout_s`` is for all of it. The callbacks may come before this returns.
         """
         dial = DirectDial(self, timeout_s, reached, failed)
-        if is_address(target.host):
-            dial.try_each((literal(target.host, target.port),))
+        addresses = _literal(target.host, target.port)
+        if addresses is not None:
+            dial.try_each(addresses)
         else:
             dial.look_up(target)
         return dial
+
+
+@lru_cache(maxsize=1024)
+def _literal(host: str, port: int) -> tuple[Address] | None:
+    """The address of a literal host, or None for a name."""
+    return (literal(host, port),) if is_address(host) else None

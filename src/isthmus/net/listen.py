@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable
 
 from isthmus.errors import ConfigError
+from isthmus.net.poller import IN, Poller
 
 _BACKLOG = 4096
 _ACCEPTS_PER_EVENT = 64
@@ -104,12 +105,21 @@ def _make_way(path: str, *, delete_existing: bool, flag: str) -> None:
 
 
 class Listener:
-    """Accepts connections from one bound socket until stopped."""
+    """Accepts connections from one bound socket until stopped.
+
+    On the poller like every other socket: what new clients ask for leaves in the same batch as
+    what the others send.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, accepted: Accepted
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        sock: socket.socket,
+        accepted: Accepted,
     ) -> None:
         self._loop = loop
+        self._poller = poller
         self._sock = sock
         self._accepted = accepted
         self._is_tcp = sock.family != socket.AF_UNIX
@@ -117,50 +127,61 @@ class Listener:
         self._quiet_until = float("-inf")
         self._path = "" if self._is_tcp else str(sock.getsockname())
         self._inode = os.stat(self._path).st_ino if self._path else 0
-        loop.add_reader(sock.fileno(), self._accept)
+        self._stopped = False
+        poller.register(sock.fileno(), IN, self._readable)
 
     @property
     def port(self) -> int:
         """The bound TCP port."""
         return int(self._sock.getsockname()[1])
 
+    def _readable(self, mask: int) -> None:
+        self._accept()
+
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_EVENT):
+            if self._stopped or self._resting is not None:  # it looks again when it wakes
+                return
             try:
                 sock, _address = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
+            except ConnectionAbortedError:
+                continue
             except OSError as exc:
                 self._rest(exc)
                 return
             sock.setblocking(False)
             if self._is_tcp:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._accepted(sock)
+            try:
+                self._accepted(sock)
+            except Exception:
+                self._poller.again(self._accept)  # those that wait made their edge already
+                raise
+        self._poller.again(self._accept)
 
     def _rest(self, exc: OSError) -> None:
-        # Out of descriptors: the connection stays in the queue and the listener readable, so
-        # asking again at once would burn the CPU that is needed to finish something.
+        # Out of descriptors: the connection stays in the queue, and its edge came already.
+        # Asking again at once would burn the CPU that is needed to finish something.
         now = self._loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET_S
             _log.warning("cannot accept: %s; trying every %s s", exc.strerror, _REST_S)
-        self._loop.remove_reader(self._sock.fileno())
         self._resting = self._loop.call_later(_REST_S, self._wake)
 
     def _wake(self) -> None:
         self._resting = None
-        self._loop.add_reader(self._sock.fileno(), self._accept)
+        self._poller.again(self._accept)
 
     def stop(self) -> None:
         """Close, and remove the UNIX socket's file if it is still ours."""
-        if self._sock.fileno() < 0:
+        if self._stopped:
             return
+        self._stopped = True
         if self._resting is not None:
             self._resting.cancel()
-        else:
-            self._loop.remove_reader(self._sock.fileno())
-        self._sock.close()
+        self._poller.close(self._sock)
         if self._path:
             with contextlib.suppress(OSError):
                 if os.stat(self._path).st_ino == self._inode:

@@ -119,11 +119,11 @@ class Poller:
         while self._flushes:
             flushes, self._flushes = self._flushes, []
             self._call(flushes)
-        if self._doomed:
-            for sock in self._doomed:
-                with contextlib.suppress(OSError):
-                    sock.close()
-            self._doomed.clear()
+        while self._doomed:
+            try:
+                self._doomed.pop().close()
+            except OSError:
+                continue
         self._busy = False
         if self._again or self._flushes or self._doomed:
             self._schedule()

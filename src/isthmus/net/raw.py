@@ -47,6 +47,11 @@ class RawSocket:
         "unread",
     )
 
+    #: Edges of OUT are asked for only while something waits: besides, a UNIX socket has one for
+    #: the peer's every read, and TCP one for the connection and one for our FIN. A connection
+    #: that is full again and again, and lives long, has them always.
+    always_out = False
+
     def __init__(self, sock: socket.socket, poller: Poller) -> None:
         self.sock = sock
         self.fd = sock.fileno()
@@ -66,9 +71,8 @@ class RawSocket:
         if self._is_tcp:
             # An urgent byte outside the stream would end a read early, which we take for empty.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-        # On a UNIX socket the peer's every read makes an edge of OUT, so it is asked for only
-        # while something waits; on TCP it costs nothing to have it always.
-        poller.register(self.fd, IN | RDHUP | OUT if self._is_tcp else IN | RDHUP, self.on_events)
+        events = IN | RDHUP | OUT if self.always_out else IN | RDHUP
+        poller.register(self.fd, events, self.on_events)
 
     # What subclasses say.
 
@@ -152,7 +156,7 @@ class RawSocket:
             return True
         self._out = deque((memoryview(data)[sent:],))
         self.out_bytes = len(data) - sent
-        if not self._is_tcp:
+        if not self.always_out:
             self.poller.modify(self.fd, IN | RDHUP | OUT)
         return self.out_bytes <= FULL_BYTES
 
@@ -195,7 +199,7 @@ class RawSocket:
                 sent -= len(part)
                 out.popleft()
         self._out = None
-        if not self._is_tcp:
+        if not self.always_out:
             self.poller.modify(self.fd, IN | RDHUP)
         if self._shut:
             self._shut_write()
@@ -209,8 +213,10 @@ class RawSocket:
                 self._shut_write()
 
     def _shut_write(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # reset already: the poller tells
 
     # Ending.
 

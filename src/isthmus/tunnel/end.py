@@ -26,6 +26,9 @@ class Ending(Enum):
     CANCELLED = "cancelled"
     ADMIN = "ended by an administrator"
 
+    # Members are singletons. Enum's own hash is a Python function, and every ending is counted.
+    __hash__ = object.__hash__
+
 
 class End(Protocol):
     """One side of a byte stream.

@@ -168,8 +168,9 @@ class Session:
         self.streams.pop(stream.id, None)
         self._half.pop(stream, None)
         self.reasons.pop(stream.id, None)
-        self.release(stream, stream.held)
-        stream.held = 0
+        if stream.held:
+            self.release(stream, stream.held)
+            stream.held = 0
 
     # Sending.
 
@@ -300,7 +301,7 @@ class Session:
             if flags & SYN:
                 self._accept(stream_id)
             stream = self.streams.get(stream_id)
-            if kind == DATA:
+            if kind == DATA and length:
                 self._data(stream, flags, length)
             elif stream is not None:
                 if length:
@@ -318,8 +319,6 @@ class Session:
         self._body = length
         self._into = stream
         self._fin_after = bool(flags & FIN)
-        if not length and self._fin_after:
-            self._finish_frame()
 
     def _finish_frame(self) -> None:
         stream, self._into, self._fin_after = self._into, None, False

@@ -173,27 +173,25 @@ class Stream(BaseEnd):
             self.owed += size
             if self.owed >= self._update_at and self.ending is None:
                 self._return_credit()
-        elif self.ending is None:
+        elif size and self.ending is None:
             if not self.held:
                 self.sink_full_since = self.session.clock()
             self.held += size
             self.session.hold(self, size)
 
     def pause_reading(self) -> None:
-        """Give no more credit; what the peer may still send, it may still send."""
-        # The sink's False answers do the work; this marks a sink that was full before any byte.
-        if self.ending is None and not self.held:
-            self.session.hold(self, 0)
+        """Nothing to do: credit is withheld by the sink's False answers to write()."""
 
     def resume_reading(self) -> None:
         """Give back the credit of what was held: the sink has room again."""
-        held, self.held = self.held, 0
         if self.ending is not None:
             return
-        self.session.release(self, held)
-        self.owed += held
-        if held and self.window > INITIAL_WINDOW:
-            self._maybe_shrink()
+        if self.held:
+            held, self.held = self.held, 0
+            self.session.release(self, held)
+            self.owed += held
+            if self.window > INITIAL_WINDOW:
+                self._maybe_shrink()
         if self.owed >= self._update_at and not self.got_fin:
             self._return_credit()
 

@@ -14,6 +14,7 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.net import listen
 from isthmus.net.listen import Listener, bind_tcp, bind_uds
+from isthmus.net.poller import Poller
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -102,8 +103,9 @@ def test_connections_are_accepted_until_it_stops(tmp_path: Path) -> None:
     async def main() -> None:
         accepted: list[socket.socket] = []
         loop = asyncio.get_running_loop()
+        poller = Poller(loop)
         sock = bind_uds(str(path), delete_existing=True, flag="--uds")
-        listener = Listener(loop, sock, accepted.append)
+        listener = Listener(loop, poller, sock, accepted.append)
         clients = [socket.socket(socket.AF_UNIX) for _ in range(100)]
         for client in clients:
             client.connect(str(path))
@@ -114,8 +116,45 @@ def test_connections_are_accepted_until_it_stops(tmp_path: Path) -> None:
         assert not path.exists()
         for each in (*accepted, *clients):
             each.close()
+        poller.shut_down()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("most", [1, 64])
+def test_whoever_waits_is_accepted_without_a_new_edge(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    most: int,
+) -> None:
+    monkeypatch.setattr(listen, "_ACCEPTS_PER_EVENT", most)
+    path = tmp_path / "s"
+
+    async def main() -> None:
+        accepted: list[socket.socket] = []
+
+        def accept(sock: socket.socket) -> None:
+            accepted.append(sock)
+            if len(accepted) == 1:
+                raise RuntimeError("a bug in what takes the first connection")
+
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop)
+        sock = bind_uds(str(path), delete_existing=True, flag="--uds")
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(5)]
+        for client in clients:
+            client.connect(str(path))
+        listener = Listener(loop, poller, sock, accept)
+        await until(lambda: len(accepted) == 5)
+        listener.stop()
+        for each in (*accepted, *clients):
+            each.close()
+        poller.shut_down()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert record.exc_info is not None and record.exc_info[0] is RuntimeError
 
 
 def test_a_socket_file_that_another_server_took_is_not_removed(tmp_path: Path) -> None:
@@ -123,13 +162,16 @@ def test_a_socket_file_that_another_server_took_is_not_removed(tmp_path: Path) -
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        first = Listener(loop, bind_uds(str(path), delete_existing=True, flag="--u"), print)
+        poller = Poller(loop)
+        first = Listener(loop, poller, bind_uds(str(path), delete_existing=True, flag="--u"), print)
         path.rename(tmp_path / "moved")
-        second = Listener(loop, bind_uds(str(path), delete_existing=True, flag="--u"), print)
+        bound = bind_uds(str(path), delete_existing=True, flag="--u")
+        second = Listener(loop, poller, bound, print)
         first.stop()
         assert path.is_socket()
         second.stop()
         assert not path.exists()
+        poller.shut_down()
 
     asyncio.run(main())
 
@@ -154,11 +196,14 @@ def test_out_of_descriptors_it_rests_and_goes_on(
         accepted: list[socket.socket] = []
         (bound,) = bind_tcp("127.0.0.1", 0, flag="--port")
         sock = Exhausted(fileno=bound.detach())
-        listener = Listener(asyncio.get_running_loop(), sock, accepted.append)
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop)
+        listener = Listener(loop, poller, sock, accepted.append)
         with socket.create_connection(("127.0.0.1", listener.port), 10):
             await until(lambda: len(accepted) == 1)
         listener.stop()
         accepted[0].close()
+        poller.shut_down()
 
     asyncio.run(main())
     assert Exhausted.failures == 0
