@@ -35,14 +35,15 @@ format: setup ## Format and fix what can be fixed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-interop: setup ## Test against foreign peers: Go's yamux and TLS, curl, openssl
+interop: setup ## Test against foreign peers: kube-apiserver, konnectivity-client, h2spec, Go's yamux
+	$(PY) tests/interop/kube/build.py
 	$(PY) -m pytest -m interop $(ARGS)
 
 bench: setup ## Measure direct, a haproxy pair and Isthmus in one run
 	$(PY) bench/run.py $(ARGS)
 
 proto: setup ## Regenerate the messages from their .proto files
-	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto
+	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto
 
 clean: ## Remove what was built
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
 import pytest
@@ -66,17 +67,18 @@ def test_parts_of_a_duration_add_up(parts: list[tuple[int, str]]) -> None:
 @given(identifiers)
 def test_identifiers_read_back(value: Identifiers) -> None:
     assert Identifiers.parse(value.to_query()) == value
-    assert Identifiers.read_lenient(value.to_query()) == value
+    assert Identifiers.read_claim(value.to_query()) == value
 
 
 @given(st.one_of(st.text(max_size=60), st.text(alphabet="hostipvcdr46=&%:/.-+;", max_size=40)))
 def test_any_text_is_identifiers_or_a_value_error(text: str) -> None:
-    lenient = Identifiers.read_lenient(text)
+    with contextlib.suppress(ValueError):
+        Identifiers.read_claim(text)
     try:
         strict = Identifiers.parse(text)
     except ValueError:
         return
-    assert strict == lenient
+    assert strict == Identifiers.read_claim(text)
     assert Identifiers.parse(strict.to_query()) == strict
 
 
