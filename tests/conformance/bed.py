@@ -6,12 +6,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvloop
+from callers import CallUser, Dialed, Linker
 from users import DEADLINE_S, MemoryUser, SocketUser, TlsUser, User, until
 
 from isthmus.app import pki
@@ -21,11 +22,23 @@ from isthmus.net.raw import RawSocket
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
+from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.packet_link import LinkedEnd
+from isthmus.tunnel.proxy_end import ProxyEnd
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
+from isthmus.wire.http2 import Headers
 
-KINDS = ("tcp", "unix", "tls-server", "tls-client", "mux", "memory")
+KINDS = ("tcp", "unix", "tls-server", "tls-client", "mux", "memory", "proxy", "link")
+#: What a kind cannot do, and why; ``able`` and ``pairs`` leave it out.
+CANNOT = {
+    ("proxy", "half-close"): "CLOSE_RSP ends both directions of a konnectivity client",
+    ("link", "stop its writer"): "konnectivity has no window per connection, only a budget",
+}
+#: These have a window, which their peers may use whatever the sink says.
+WINDOWED = ("mux", "proxy", "link")
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
 SMALL_BUFFER = 16 * 1024
 
@@ -45,6 +58,16 @@ class Certificates:
         server = TlsFiles(str(made.server_cert), str(made.server_key), ca)
         client = TlsFiles(str(made.client_cert), str(made.client_key), ca)
         return cls(server_context(server), client_context(client))
+
+
+def able(ability: str, kinds: Sequence[str] = KINDS) -> list[str]:
+    """The kinds that can do this."""
+    return [kind for kind in kinds if (kind, ability) not in CANNOT]
+
+
+def pairs(a: str = "", b: str = "") -> list[tuple[str, str]]:
+    """Every pair of kinds of which the first and the second can do what is asked of them."""
+    return [(one, two) for one in able(a) for two in able(b)]
 
 
 class Carrier(RawSocket):
@@ -80,6 +103,24 @@ class Carrier(RawSocket):
         self.poller.flush_later(self.session.flush)
 
 
+class Http2Carrier(Carrier):
+    """The same for an HTTP/2 connection."""
+
+    __slots__ = ()
+
+    session: Http2Connection  # type: ignore[assignment]  # fed and flushed like the other
+
+    def broken(self) -> None:
+        self.close()
+        self.session.lost("connection lost")
+
+    def wake(self) -> None:  # also from inside the making of the session, which greets
+        self.poller.flush_later(self._flush_session)
+
+    def _flush_session(self) -> None:
+        self.session.flush()
+
+
 @dataclass
 class Side:
     """One end under test, who is behind it, and what it reported."""
@@ -100,7 +141,7 @@ class Side:
     def kept_bytes(self) -> int:
         """What this end keeps in memory."""
         match self.end:
-            case Stream():
+            case Stream() | ProxyEnd() | LinkedEnd():
                 return self.end.backlog_bytes  # what it holds is kept by its sink
             case RawSocket():
                 return self.end.out_bytes
@@ -177,6 +218,10 @@ class Bed:
                 end, user = await self._tls(kind, early)
             case "mux":
                 end, user = await self._stream(early)
+            case "proxy":
+                end, user = await self._call(early)
+            case "link":
+                end, user = await self._linked(early)
             case _:
                 end = user = MemoryUser(early)
         self.ends.append(end)
@@ -261,6 +306,47 @@ class Bed:
         join(accepted[0], user)
         self.ends += [accepted[0], user]
         return stream, user
+
+    def _http2(self, on_request: Callable[[Http2Stream, Headers], Handler]) -> Http2Connection:
+        """Connect two HTTP/2 connections; gives the client's."""
+        sockets = socket.socketpair()
+        connections = []
+        for sock, client in zip(sockets, (True, False), strict=True):
+            sock.setblocking(False)
+            carrier = Http2Carrier(sock, self.poller)
+            self.carriers.append(carrier)
+            carrier.session = Http2Connection(
+                carrier, client=client, clock=self.loop.time, on_request=on_request
+            )
+            connections.append(carrier.session)
+        return connections[0]
+
+    async def _call(self, early: Early | None) -> tuple[ProxyEnd, CallUser]:
+        ends: list[ProxyEnd] = []
+
+        def accept(stream: Http2Stream, headers: Headers) -> ProxyEnd:
+            end = ProxyEnd(stream, self.loop.time)
+            end.init_end(early)
+            end.client = Dialed(end)
+            ends.append(end)
+            return end
+
+        user = CallUser(self._http2(accept))
+        await until(lambda: user.connect_id)
+        ends[0]._settling = None  # what is held until then is tested with the end itself
+        return ends[0], user
+
+    async def _linked(self, early: Early | None) -> tuple[LinkedEnd, MemoryUser]:
+        server, agent = Linker(agent=False), Linker(agent=True)
+        agent.begin(self._http2(server.accept))
+        await until(lambda: server.link)
+        assert server.link is not None
+        answers: list[str | None] = []
+        end = server.link.dial("target:1", 1, answers.append, early)
+        await until(lambda: answers and agent.user)
+        assert answers == [None] and agent.user is not None
+        self.ends += [agent.user, agent.user.peer]  # type: ignore[list-item]  # a LinkedEnd
+        return end, agent.user
 
 
 def run(certificates: Certificates, test: Callable[[Bed], Awaitable[None]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from bed import PAIRS, Bed, Certificates, Side, is_quiet, run
+from bed import WINDOWED, Bed, Certificates, Side, is_quiet, pairs, run
 from users import User, read_all, read_exactly
 
 from isthmus.tunnel.end import Ending
@@ -32,7 +32,7 @@ async def talk(user: User, parts: list[bytes]) -> None:
     await user.send_eof()
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS)
+@pytest.mark.parametrize(("a", "b"), pairs(a="half-close", b="half-close"))
 def test_order_both_ways_at_once(certificates: Certificates, a: str, b: str) -> None:
     async def test(bed: Bed) -> None:
         one, two = await bed.pair(a, b)
@@ -56,10 +56,10 @@ SINK_BYTES = 2 * 64 * 1024 + 1024  # full, one read more, and what TLS adds
 
 
 def bound(one: Side, two: Side) -> int:
-    return sum(PIPE_BYTES + (side.kind == "mux") * WINDOW_BYTES for side in (one, two))
+    return sum(PIPE_BYTES + (side.kind in WINDOWED) * WINDOW_BYTES for side in (one, two))
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS)
+@pytest.mark.parametrize(("a", "b"), pairs(a="stop its writer", b="stop its writer"))
 def test_a_reader_that_stops_stops_its_writer(certificates: Certificates, a: str, b: str) -> None:
     async def test(bed: Bed) -> None:
         bed.small = True
@@ -78,7 +78,7 @@ def test_a_reader_that_stops_stops_its_writer(certificates: Certificates, a: str
         sending = bed.spawn(send())
         await is_quiet(lambda: sent)
         assert 0 < sent <= bound(one, two)
-        windows = [one.kind, two.kind].count("mux") * WINDOW_BYTES
+        windows = sum(side.kind in WINDOWED for side in (one, two)) * WINDOW_BYTES
         assert one.kept_bytes + two.kept_bytes <= SINK_BYTES + windows
         # The other direction does not care.
         await two.user.send(b"still here")

@@ -166,6 +166,11 @@ class MemoryUser(MemoryEnd):
 
     # The end.
 
+    @property
+    def out_bytes(self) -> int:
+        """What was written here and not received yet: a full sink says how much that is."""
+        return len(self.received)
+
     def took(self, data: bytes) -> None:
         super().took(data)
         self.full = len(self.received) > FULL

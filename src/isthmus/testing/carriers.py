@@ -7,7 +7,7 @@ and whether a direction has room.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from isthmus.testing.clock import ManualClock
 from isthmus.tunnel.limits import Limits
@@ -45,6 +45,16 @@ def take_frames(buffer: bytearray) -> list[Frame]:
     return frames
 
 
+class Flushed(Protocol):
+    """A session of any protocol, as its carrier sees it."""
+
+    def flush(self) -> None:
+        """Write out what a batch of events made."""
+
+    def resume(self) -> None:
+        """There is room for more."""
+
+
 class MemoryCarrier:
     """One direction of a carrier: keeps what was sent until somebody takes it.
 
@@ -53,7 +63,7 @@ class MemoryCarrier:
     """
 
     def __init__(self, *, room_bytes: int | None = None) -> None:
-        self.session: Session | None = None
+        self.session: Flushed | None = None
         self.room_bytes = room_bytes
         self.sent = bytearray()
         self.woken = False
@@ -118,14 +128,14 @@ class MemoryLink:
         self.accepted: list[Stream] = []
         self.client_out = MemoryCarrier(room_bytes=room_bytes)
         self.server_out = MemoryCarrier(room_bytes=room_bytes)
-        self.client = self.client_out.session = Session(
+        self.client_out.session = self.client = Session(
             self.client_out,
             client=True,
             clock=clock,
             on_stream=on_client_stream or self.accepted.append,
             limits=limits,
         )
-        self.server = self.server_out.session = Session(
+        self.server_out.session = self.server = Session(
             self.server_out,
             client=False,
             clock=clock,

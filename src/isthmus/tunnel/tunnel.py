@@ -18,6 +18,7 @@ class Tunnel:
         "ended_by",
         "ending",
         "far",
+        "frontend",
         "id",
         "link_id",
         "on_done",
@@ -37,6 +38,7 @@ class Tunnel:
         opened_at: float,
         agent_id: str,
         link_id: int,
+        frontend: str,
         on_done: Callable[[Tunnel], None],
     ) -> None:
         self.id = tunnel_id
@@ -47,6 +49,7 @@ class Tunnel:
         self.opened_at = opened_at
         self.agent_id = agent_id
         self.link_id = link_id
+        self.frontend = frontend
         self.on_done = on_done
         self.ending = Ending.CLEAN
         self.ended_by = ""

@@ -1,0 +1,29 @@
+"""How much of what costs a peer nothing it may do: a bucket of tokens for each kind of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Far above what honest peers do (grpc-go pings at most once per round trip to learn the
+# bandwidth; a client may give up thousands of dials in one moment), far below what costs us more
+# than a few percent of a core.
+BURST = 10_000
+PER_SECOND = 2_000
+
+
+class Floods:
+    """Counts by kind."""
+
+    __slots__ = ("_clock", "_left")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def allow(self, kind: str, cost: int = 1) -> bool:
+        """Take tokens, as many as it costs; False when there are not so many."""
+        now = self._clock()
+        left, since = self._left.get(kind, (BURST, now))
+        left = min(BURST, left + (now - since) * PER_SECOND) - cost
+        self._left[kind] = (left, now)
+        return left >= 0

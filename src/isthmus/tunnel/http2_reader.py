@@ -1,0 +1,278 @@
+"""Takes an HTTP/2 connection apart: whole frames to whoever knows them, data to its stream.
+
+Data passes through as it comes; only other frames, 16 KiB at most, are gathered. The third layer
+of tunnel/http2.py, which says what the other frames do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from isthmus.tunnel.http2_headers import HeaderBlocks
+from isthmus.tunnel.http2_limits import Http2Limits
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.http2_table import StreamTable
+from isthmus.tunnel.session import Carrier
+from isthmus.wire.http2 import (
+    DATA,
+    END_STREAM,
+    HEADER_BYTES,
+    MAX_STREAM_ID,
+    MIN_MAX_FRAME,
+    PADDED,
+    PREFACE,
+    SETTINGS,
+    ErrorCode,
+    Http2Error,
+    StreamError,
+    unpack_head,
+    window_update,
+)
+
+
+class FrameReader(StreamTable):
+    """The receiving half of a connection."""
+
+    __slots__ = (
+        "_blocks",
+        "_body",
+        "_body_flags",
+        "_client_magic",
+        "_head",
+        "_into",
+        "_owed",
+        "_pad",
+        "_touched",
+        "got_settings",
+        "receive_credit",
+    )
+
+    def __init__(
+        self, carrier: Carrier, limits: Http2Limits, *, client: bool, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(carrier, limits, client=client, clock=clock)
+        self.got_settings = False
+        self.receive_credit = limits.connection_window_bytes
+        self._owed = 0
+        self._client_magic = b"" if client else PREFACE
+        # The rest of a data frame, or a frame that is not whole yet.
+        self._head = bytearray()
+        self._body = self._body_flags = self._pad = 0
+        self._into: Http2Stream | None = None
+        self._touched: list[Http2Stream] = []
+        self._blocks = HeaderBlocks(limits)
+
+    def receive(self, view: memoryview) -> None:
+        """Take what the carrier read, in any pieces.
+
+        Raises:
+            Http2Error: the peer broke the rules; GOAWAY is written, the connection cannot go on.
+        """
+        try:
+            if self._waiting_control_bytes > self.limits.max_waiting_control_bytes:
+                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "peer asks but does not read")
+            self._receive(view)
+        except Http2Error as exc:
+            self.go_away(exc.code, str(exc))
+            raise
+        finally:
+            touched = self._touched
+            if touched:
+                self._touched = []
+                for stream in touched:
+                    stream.in_batch = False
+                    if stream.open:
+                        self._guard(stream, stream.handler.batch_over)
+
+    def _receive(self, view: memoryview) -> None:
+        pos, end = 0, len(view)
+        if self._client_magic:
+            pos = self._take_magic(view)
+        while pos < end and not self.closed:
+            if self._body:
+                pos = self._more_data(view, pos, end)
+            elif not self._head and end - pos >= HEADER_BYTES:
+                high, low, kind, flags, stream_id = unpack_head(view, pos)
+                size = high << 8 | low
+                if kind == DATA:
+                    stream = self.streams.get(stream_id)
+                    pos += HEADER_BYTES
+                    # The fast path: a whole, plain data frame for a stream we know.
+                    if (
+                        stream is not None
+                        and not flags
+                        and size <= end - pos
+                        and not stream.remote_done
+                        and stream.got_headers
+                        and self._blocks.gathered is None
+                        and 0 < size <= MIN_MAX_FRAME
+                    ):
+                        self._credit_used(stream, size)
+                        self._deliver(stream, view[pos : pos + size])
+                        pos += size
+                    else:
+                        self._begin_data(stream_id, flags, size)
+                elif size <= end - pos - HEADER_BYTES:
+                    self._check_size(size)
+                    pos += HEADER_BYTES
+                    self._whole(kind, flags, stream_id, bytes(view[pos : pos + size]))
+                    pos += size
+                else:
+                    self._check_size(size)
+                    self._head += view[pos:end]
+                    pos = end
+            else:
+                pos = self._more_head(view, pos, end)
+
+    def _take_magic(self, view: memoryview) -> int:
+        size = min(len(self._client_magic), len(view))
+        if view[:size] != self._client_magic[:size]:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
+        self._client_magic = self._client_magic[size:]
+        return size
+
+    def _more_head(self, view: memoryview, pos: int, end: int) -> int:
+        """Gather a frame that was cut; of a data frame only its header."""
+        head = self._head
+        if len(head) < HEADER_BYTES:
+            taken = min(HEADER_BYTES - len(head), end - pos)
+            head += view[pos : pos + taken]
+            pos += taken
+            if len(head) < HEADER_BYTES:
+                return pos
+        high, low, kind, flags, stream_id = unpack_head(head)
+        size: int = high << 8 | low
+        if kind == DATA:
+            head.clear()
+            self._begin_data(stream_id, flags, size)
+            return pos
+        self._check_size(size)
+        taken = min(HEADER_BYTES + size - len(head), end - pos)
+        head += view[pos : pos + taken]
+        if len(head) == HEADER_BYTES + size:
+            payload = bytes(head[HEADER_BYTES:])
+            head.clear()
+            self._whole(kind, flags, stream_id, payload)
+        return pos + taken
+
+    def _check_size(self, size: int) -> None:
+        if size > MIN_MAX_FRAME:  # we never allow more
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes")
+
+    def _check_order(self, kind: int, stream_id: int) -> None:
+        if not self._blocks.goes_on_with(kind, stream_id):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
+        if not self.got_settings and kind != SETTINGS:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "first frame is not SETTINGS")
+
+    def _whole(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        stream_id &= MAX_STREAM_ID
+        self._check_order(kind, stream_id)
+        self._frame(kind, flags, stream_id, payload)
+
+    # Data.
+
+    def _begin_data(self, stream_id: int, flags: int, size: int) -> None:
+        self._check_size(size)
+        stream_id &= MAX_STREAM_ID
+        self._check_order(DATA, stream_id)
+        stream = self.streams.get(stream_id)
+        if stream_id == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "DATA frame on stream 0")
+        if stream is None or stream.remote_done:
+            self._stray(stream_id, stream)
+            stream = None
+        elif not stream.got_headers:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"DATA before HEADERS on {stream_id}")
+        if flags & PADDED and not size:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "padded DATA frame without a length")
+        self._credit_used(stream, size)
+        if size == 0 and not flags & END_STREAM:
+            self._flood("empty DATA frames")
+        self._into = stream
+        self._body = size
+        self._body_flags = flags
+        self._pad = -1 if flags & PADDED else 0
+        if not size:
+            self._data_over()
+
+    def _credit_used(self, stream: Http2Stream | None, size: int) -> None:
+        # The connection's window is given back at once: it would otherwise let one stream that
+        # nobody reads stop all others. What is kept is bounded by the streams' own windows and,
+        # in sum, by max_held_bytes.
+        self.receive_credit -= size
+        self._owed += size
+        if self.receive_credit < 0:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        if self._owed * 2 >= self.limits.connection_window_bytes:
+            self.emit(window_update(0, self._owed))
+            self.receive_credit += self._owed
+            self._owed = 0
+        if stream is not None:
+            stream.receive_credit -= size
+            if stream.receive_credit < 0:
+                raise Http2Error(
+                    ErrorCode.FLOW_CONTROL_ERROR, f"window of stream {stream.id} exceeded"
+                )
+
+    def _more_data(self, view: memoryview, pos: int, end: int) -> int:
+        size = min(self._body, end - pos)
+        stream = self._into
+        pad_byte = 0
+        if self._pad < 0:  # the first byte says how much of the end is padding
+            self._pad = view[pos]
+            pad_byte = 1
+            if self._pad >= self._body:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "more padding than data")
+            if stream is not None:
+                stream.unconsumed += 1 + self._pad
+                stream.consumed(1 + self._pad)
+        payload_end = pos + min(size, max(pad_byte, self._body - self._pad))
+        self._body -= size
+        if stream is not None and stream.open and payload_end > pos + pad_byte:
+            self._deliver(stream, view[pos + pad_byte : payload_end])
+        if not self._body:
+            self._data_over()
+        return pos + size
+
+    def _deliver(self, stream: Http2Stream, piece: memoryview) -> None:
+        size = len(piece)
+        # Counted as it comes: credit for the rest of a frame is not given before the rest is here.
+        stream.unconsumed += size
+        if stream.content_left >= 0:
+            stream.content_left -= size
+            if stream.content_left < 0:
+                self._peer_broke(stream, ErrorCode.PROTOCOL_ERROR, "more data than content-length")
+                return
+        if not stream.in_batch:
+            stream.in_batch = True
+            self._touched.append(stream)
+        try:
+            stream.handler.got_data(stream, piece)
+        except StreamError as exc:
+            self._fail_stream(stream, exc.code, str(exc))
+
+    def _data_over(self) -> None:
+        stream, self._into = self._into, None
+        if stream is not None and stream.open and self._body_flags & END_STREAM:
+            self._end_of(stream)
+
+    def _end_of(self, stream: Http2Stream) -> None:
+        """END_STREAM came, with data or with headers."""
+        if stream.content_left > 0:
+            self._peer_broke(stream, ErrorCode.PROTOCOL_ERROR, "less data than content-length")
+            return
+        if stream.in_batch:  # the end comes behind the bytes
+            self._guard(stream, stream.handler.batch_over)
+        if stream.open:
+            self._guard(stream, Http2Stream.ended_by_peer)
+
+    # Given by tunnel/http2.py.
+
+    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take a whole frame that is not data."""
+        raise NotImplementedError
+
+    def go_away(self, code: ErrorCode, text: str) -> None:
+        """Tell the peer why the connection ends."""
+        raise NotImplementedError

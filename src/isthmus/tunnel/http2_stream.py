@@ -1,0 +1,295 @@
+"""One HTTP/2 stream: what the peer allows it to send, what it allows the peer, and how it ends.
+
+Bytes here are a gRPC call's; what they mean is its handler's business. Frames are read, and turns
+between streams are taken, in tunnel/http2.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from isthmus.wire.http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    ErrorCode,
+    Headers,
+    encode_headers,
+    frame,
+    frame_head,
+    rst_stream,
+    window_update,
+)
+
+if TYPE_CHECKING:
+    from isthmus.tunnel.http2_table import StreamTable
+
+#: What a stream may send before another one that waits.
+TURN_BYTES = 64 * 1024
+
+
+class Handler(Protocol):
+    """Whoever a stream's bytes are for. Nothing here raises but ProtocolError (StreamError)."""
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        """The request or response, and later the trailers; ``end``: nothing follows."""
+
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
+        """Bytes came; the view is of a shared buffer and holds until this returns."""
+
+    def batch_over(self, stream: Http2Stream) -> None:
+        """What the carrier had read is through: hand on what was gathered.
+
+        Whoever takes the bytes gives the credit back with ``stream.consumed``.
+        """
+
+    def got_end(self, stream: Http2Stream) -> None:
+        """The peer half-closed, after its last data or trailers."""
+
+    def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
+        """The peer reset the stream, or the connection is gone. The last call there is."""
+
+    def can_write(self, stream: Http2Stream) -> None:
+        """Everything that waited has been sent."""
+
+
+class Http2Stream:
+    """One stream; ``open`` until both directions ended or one side reset it."""
+
+    __slots__ = (
+        "_ending",
+        "_out",
+        "answered",
+        "connection",
+        "content_left",
+        "credit",
+        "got_headers",
+        "handler",
+        "headers_sent",
+        "held",
+        "id",
+        "in_batch",
+        "in_turn",
+        "kept",
+        "local_done",
+        "open",
+        "out_bytes",
+        "owed",
+        "receive_credit",
+        "remote_done",
+        "unconsumed",
+        "window",
+    )
+
+    def __init__(self, connection: StreamTable, stream_id: int, handler: Handler) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.handler = handler
+        self.open = True
+        self.answered = False  # its reset is then no sign of a flood
+        # Sending.
+        self.credit = connection.peer_window
+        self._out: deque[bytes | memoryview] | None = None
+        self.out_bytes = 0
+        self.in_turn = False
+        self.headers_sent = False
+        self.local_done = False
+        self._ending: bytes | None = None  # trailers (or b"") that follow what waits
+        # Receiving.
+        self.window = self.receive_credit = connection.limits.stream_window_bytes
+        self.owed = 0
+        self.unconsumed = 0
+        self.held = 0  # of that, what a full sink has not taken
+        self.kept = 0  # of a message that is not whole
+        self.in_batch = False
+        self.got_headers = False
+        self.remote_done = False
+        self.content_left = -1
+
+    def __repr__(self) -> str:
+        return f"<Http2Stream {self.id}, {self.out_bytes} waiting, {self.unconsumed} unconsumed>"
+
+    # Sending.
+
+    def send_headers(self, headers: Headers, *, end: bool = False, secret: bool = False) -> None:
+        """Send the request or the response; at once, whatever else waits.
+
+        ``secret``: it holds a token, which no cache may keep.
+        """
+        if not self.open or self.local_done:
+            return
+        self.headers_sent = True
+        block = encode_headers.__wrapped__(headers) if secret else encode_headers(headers)
+        self.connection.emit(_headers_frames(self, block, end))
+        if end:
+            self._local_end()
+
+    def write(self, head: bytes, data: bytes) -> bool:
+        """Send ``head + data`` as far as windows allow and keep the rest; False: wait.
+
+        The handler hears ``can_write`` when all of it has gone.
+        """
+        if not self.open or self.local_done or self._ending is not None:
+            return True
+        size = len(head) + len(data)
+        connection = self.connection
+        if (
+            self._out is None
+            and 0 < size <= self.credit
+            and size <= connection.room
+            and size <= connection.peer_max_frame
+        ):
+            self.credit -= size
+            connection.emit_data(frame_head(size, DATA, 0, self.id), head, data, size)
+            return True
+        if not size:
+            return self._out is None
+        first = self._out is None
+        if self._out is None:
+            self._out = deque()
+        self._out.append(head)
+        if data:
+            self._out.append(data)
+        self.out_bytes += size
+        # Behind bytes that wait already it takes its turn: whoever was told to wait for them
+        # hears can_write only from there.
+        if first:
+            self.take_turn()
+            if not self.out_bytes:
+                return True
+        connection.want_turn(self)
+        return False
+
+    def end(self, trailers: Headers = ()) -> None:
+        """Half-close with trailers, after everything that waits."""
+        if not self.open or self.local_done or self._ending is not None:
+            return
+        self._ending = encode_headers(trailers) if trailers else b""
+        if self._out is None:
+            self._send_end()
+        else:
+            self.connection.linger(self)
+
+    def reset(self, code: ErrorCode) -> None:
+        """Reset the stream; what waits is dropped and nothing more is heard of it."""
+        if self.open:
+            self.connection.emit(rst_stream(self.id, code))
+            self._close()
+
+    @property
+    def can_send(self) -> bool:
+        """Something waits and its window is open."""
+        return self._out is not None and self.credit > 0 and self.open
+
+    def take_turn(self) -> None:
+        """Send what waits, as far as the windows, this batch and fairness allow."""
+        out = self._out
+        connection = self.connection
+        left = TURN_BYTES
+        while out and left > 0:
+            budget = min(connection.peer_max_frame, self.credit, connection.room, self.out_bytes)
+            if budget <= 0:
+                return
+            parts: list[bytes | memoryview] = []
+            size = 0
+            while size < budget:
+                part = out.popleft()
+                if len(part) > budget - size:
+                    view = memoryview(part)
+                    out.appendleft(view[budget - size :])
+                    part = view[: budget - size]
+                parts.append(part)
+                size += len(part)
+            self.credit -= size
+            self.out_bytes -= size
+            left -= size
+            connection.emit_parts(frame_head(size, DATA, 0, self.id), parts, size)
+        if out:
+            return
+        self._out = None
+        if self._ending is not None:
+            self._send_end()
+
+    def _send_end(self) -> None:
+        block, self._ending = self._ending, None
+        if block:
+            self.connection.emit(_headers_frames(self, block, True))
+        else:
+            self.connection.emit(frame(DATA, END_STREAM, self.id))
+        self._local_end()
+
+    def _local_end(self) -> None:
+        self.local_done = True
+        if self.remote_done:
+            self._close()
+        elif not self.connection.client:
+            # As grpc-go does: the call is answered, the client need not end its side first.
+            self.reset(ErrorCode.NO_ERROR)
+
+    # Receiving.
+
+    def hold(self) -> None:
+        """The sink is full: count what it has not taken, and give no credit for it."""
+        self.connection.hold(self)
+
+    def release(self) -> None:
+        """The sink took everything: give the credit back."""
+        if self.held:
+            self.connection.release(self)
+        self.consumed(self.unconsumed)
+
+    def keep(self, size: int) -> None:
+        """Count a message that is gathered until it is whole, so that many are not too much."""
+        self.connection.keep(self, size)
+
+    def consumed(self, size: int) -> None:
+        """Somebody took so many bytes: the peer may send as many more."""
+        self.unconsumed -= size
+        self.owed += size
+        if self.owed * 2 >= self.window and self.open and not self.remote_done:
+            self.receive_credit += self.owed
+            self.connection.emit(window_update(self.id, self.owed))
+            self.owed = 0
+
+    def grow_window(self, window: int) -> None:
+        """Let the peer send so many bytes ahead from now on."""
+        if window > self.window:
+            self.owed += window - self.window
+            self.window = window
+            self.consumed(0)
+
+    def ended_by_peer(self) -> None:
+        """END_STREAM came."""
+        self.remote_done = True
+        self.handler.got_end(self)
+        if self.local_done:
+            self._close()
+
+    def lost(self, code: int, text: str) -> None:
+        """The peer reset the stream, or the connection is gone."""
+        if self.open:
+            self._close()
+            self.handler.was_reset(self, code, text)
+
+    def _close(self) -> None:
+        self.open = False
+        self._out = None
+        self.out_bytes = 0
+        self.connection.forget(self)
+
+
+def _headers_frames(stream: Http2Stream, block: bytes, end: bool) -> bytes:
+    flags = END_STREAM if end else 0
+    most = stream.connection.peer_max_frame
+    if len(block) <= most:
+        return frame(HEADERS, flags | END_HEADERS, stream.id, block)
+    # An error text can be as long as the path that a client sent, and longer with its escapes.
+    frames = [frame(HEADERS, flags, stream.id, block[:most])]
+    for at in range(most, len(block), most):
+        last = at + most >= len(block)
+        piece = block[at : at + most]
+        frames.append(frame(CONTINUATION, END_HEADERS if last else 0, stream.id, piece))
+    return b"".join(frames)

@@ -1,0 +1,424 @@
+"""Many konnectivity connections in one call of /AgentService/Connect, either side of it.
+
+Sending takes turns, so that no connection waits for another's bulk. Receiving has no flow control
+of its own in this protocol; what happens when a sink is full is tunnel/packet_brake.py. One
+connection is tunnel/linked_end.py.
+
+The dial's life is links/grpc_*.py; the protocol's meaning of each packet is reference E4 to E6 in
+the docs (docs/reference/konnectivity.md).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from isthmus.errors import ProtocolError
+from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.linked_end import TURN_BYTES, LinkedEnd, Told
+from isthmus.tunnel.packet_brake import BRAKE_S, BUDGET_BYTES, TOTAL_BUDGET_BYTES, Brake, unsent
+from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.stream import MAX_WINDOW, SHORTEST_ROUND_TRIP_S
+from isthmus.wire.http2 import Headers
+from isthmus.wire.konnectivity_pb2 import Packet
+from isthmus.wire.packet import (
+    CLOSE_REQ,
+    CLOSE_RSP,
+    DATA,
+    DIAL_CLS,
+    DIAL_REQ,
+    DIAL_RSP,
+    DRAIN,
+    close_dial,
+    close_request,
+    close_response,
+    dial_request,
+    dial_response,
+    drain,
+)
+
+__all__ = [
+    "BRAKE_S",
+    "BUDGET_BYTES",
+    "REPLY_PAUSE_S",
+    "TOTAL_BUDGET_BYTES",
+    "TURN_BYTES",
+    "LinkedEnd",
+    "Owner",
+    "PacketLink",
+    "Told",
+    "unsent",
+]
+
+#: How long a reply may pause after its client half-closed. Konnectivity cannot say half-close, and
+#: its close loses the reply.
+REPLY_PAUSE_S = 10.0
+#: Packets that wait for a peer that asks and does not read; data is braked long before.
+MOST_WAITING_BYTES = 8 * 1024 * 1024
+_MOST_CLOSING = 4096
+
+
+class Owner(Protocol):
+    """The link around a call."""
+
+    def asked(self, protocol: str, address: str, random: int) -> None:
+        """The peer asks for a dial (we are an agent)."""
+
+    def taken_back(self, random: int) -> None:
+        """The peer does not want that dial any more."""
+
+    def told_to_drain(self) -> None:
+        """The peer, an agent, takes no new dials."""
+
+    def call_over(self, text: str) -> None:
+        """The call ended or was reset: so is the link."""
+
+    def ease_later(self, delay_s: float) -> None:
+        """Call ``ease`` then."""
+
+    def broke_rules(self, what: str) -> None:
+        """The peer sent what it may not."""
+
+
+class PacketLink:
+    """One call and its connections; a handler of its HTTP/2 stream."""
+
+    def __init__(
+        self,
+        stream: Http2Stream,
+        owner: Owner,
+        *,
+        agent: bool,
+        clock: Callable[[], float],
+        received: list[int],
+        sent: list[int],
+        half_closes: bool = False,
+    ) -> None:
+        self.stream = stream
+        self.owner = owner
+        self.agent = agent
+        self.clock = clock
+        self.received = received
+        self.sent = sent
+        #: Both programs are ours and agreed on a packet for half-close.
+        self.half_closes = half_closes
+        self.blocked = False
+        self.ends: dict[int, LinkedEnd] = {}
+        self.dials: dict[int, LinkedEnd] = {}
+        self.closed = False
+        self._packets = PacketReader()
+        self._turns: deque[LinkedEnd] = deque()
+        self._touched: list[LinkedEnd] = []
+        self._closing: set[int] = set()
+        self._next_id = 1
+        self._told_over = False
+        self._credit_since = 0.0
+        self._brake = Brake(clock, owner.ease_later, self._give_credit)
+        self._replying: dict[LinkedEnd, tuple[int, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<PacketLink {len(self.ends)} connections, {len(self.dials)} dials>"
+
+    @property
+    def held(self) -> int:
+        """Bytes that full sinks have not taken."""
+        return self._brake.held
+
+    @property
+    def stalled_ended(self) -> int:
+        """Connections that were ended because their readers did not read."""
+        return self._brake.stalled
+
+    # Dials.
+
+    def dial(self, address: str, random: int, told: Told, early: Early | None = None) -> LinkedEnd:
+        """Ask the agent for a connection; ``told(None)`` or ``told(error)`` once.
+
+        ``told("")`` means that the link is gone: another may be asked.
+        """
+        end = LinkedEnd(self, random, early)
+        if self.closed:
+            end.over(Ending.LINK_LOST)
+            told("")
+            return end
+        self.dials[random] = end
+        end.told = told
+        self.say(DIAL_REQ, dial_request("tcp", address, random))
+        return end
+
+    def accept(self, random: int, early: Early | None = None) -> LinkedEnd:
+        """Say that a target is reached; gives the end to join (we are the agent)."""
+        end = LinkedEnd(self, random, early)
+        if self.closed:  # its peer hears of it when they are joined
+            end.over(Ending.LINK_LOST)
+            return end
+        connect_id, self._next_id = self._next_id, self._next_id + 1
+        end.opened(connect_id)
+        self.ends[connect_id] = end
+        self.say(DIAL_RSP, dial_response(random, connect_id))
+        return end
+
+    def refuse(self, random: int, error: str) -> None:
+        """Say why a target is not reached."""
+        self.say(DIAL_RSP, dial_response(random, error=error))
+
+    def drain(self) -> None:
+        """Tell the server to choose this agent for nothing new."""
+        if self.agent:
+            self.say(DRAIN, drain())
+
+    def say(self, kind: int, message: bytes) -> None:
+        """Send one packet that is not data of a connection."""
+        self.sent[kind] += 1
+        if not self.stream.write(message, b""):
+            self.blocked = True
+            if self.stream.out_bytes > MOST_WAITING_BYTES:
+                self._call_over("the peer asks and does not read")
+
+    def say_ended(self, end: LinkedEnd, reason: Ending) -> None:
+        """Tell the other program that a connection or a dial is not wanted any more."""
+        if not end.connect_id:
+            self.say(DIAL_CLS, close_dial(end.random))
+        elif self.agent:
+            self.say(CLOSE_RSP, close_response(end.connect_id, reason.value))
+        else:
+            self._close(end.connect_id)
+
+    def _close(self, connect_id: int) -> None:
+        """Ask the agent to close, once: it may have sent much that we do not know any more."""
+        if self._first_close(connect_id):
+            self.say(CLOSE_REQ, close_request(connect_id))
+
+    def _first_close(self, connect_id: int) -> bool:
+        if connect_id in self._closing:
+            return False
+        if len(self._closing) >= _MOST_CLOSING:
+            self._closing.clear()
+        self._closing.add(connect_id)
+        return True
+
+    def forget(self, end: LinkedEnd) -> None:
+        """Drop a finished connection."""
+        # By identity: a peer may have given its id, or we its number, to another.
+        if self.dials.get(end.random) is end:
+            del self.dials[end.random]
+        if self.ends.get(end.connect_id) is end:
+            del self.ends[end.connect_id]
+        self._replying.pop(end, None)
+        self._brake.relieved(end)
+
+    def relieved(self, end: LinkedEnd) -> None:
+        """A sink has room again."""
+        self._brake.relieved(end)
+
+    def ease(self) -> None:
+        """The time is over that the owner was asked for with ``ease_later``."""
+        self._brake.ease()
+
+    def _give_credit(self) -> None:
+        """Everything was taken: let the peer send more, and further ahead if it waits for us."""
+        stream = self.stream
+        credit = stream.receive_credit
+        stream.consumed(stream.unconsumed)
+        if stream.receive_credit > credit:
+            # Half a window within one round trip: a larger one would be used.
+            now = self.clock()
+            pace_s = max(stream.connection.round_trip_s, SHORTEST_ROUND_TRIP_S)
+            if now - self._credit_since <= pace_s:
+                stream.grow_window(min(2 * stream.window, MAX_WINDOW))
+            self._credit_since = now
+
+    def lost(self, reason: Ending) -> None:
+        """The link is gone: reset every connection; dials may be asked elsewhere."""
+        self.closed = True
+        dials, self.dials = self.dials, {}
+        for end in dials.values():
+            told, end.told = end.told, None
+            end.over(reason)
+            if told is not None:
+                told("")
+        for end in list(self.ends.values()):
+            end.lost(reason)
+
+    # Turns.
+
+    def want_turn(self, end: LinkedEnd) -> None:
+        """Queue a connection that has something to send, or that waits to be resumed."""
+        if not end.in_turn:
+            end.in_turn = True
+            self._turns.append(end)
+
+    def can_write(self, stream: Http2Stream) -> None:
+        """The stream has room: connections take turns until it has not."""
+        self.blocked = False
+        self.take_turns()
+
+    def take_turns(self) -> None:
+        """Let connections that wait send, until the stream is full."""
+        turns = self._turns
+        while turns and not self.blocked:
+            end = turns.popleft()
+            end.in_turn = False
+            if end.take_turn():
+                self.want_turn(end)
+
+    # Receiving: see http2_stream.Handler.
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        """The owner reads them before the packets; trailers end the call."""
+
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
+        """Read packets."""
+        if self._told_over:
+            return
+        try:
+            self._packets.feed(view, self)
+        except ProtocolError as exc:
+            self.owner.broke_rules(str(exc))
+            self._call_over(str(exc))
+
+    def _call_over(self, text: str) -> None:
+        if not self._told_over:
+            self._told_over = True
+            self.owner.call_over(text)
+
+    def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+        """Gather the data of a connection until this read is through."""
+        self.received[DATA] += 1
+        if connect_id in self.ends:
+            self.more_payload(connect_id, piece)
+        elif not self.agent:
+            self._close(connect_id)
+        elif self._first_close(connect_id):
+            self.say(CLOSE_RSP, close_response(connect_id, "unrecognized connectID"))
+
+    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+        """Gather more of the same packet."""
+        end = self.ends.get(connect_id)
+        if end is None or not end.reading:
+            return
+        if end.pieces is None:
+            end.pieces = [piece]
+            self._touched.append(end)
+        else:
+            end.pieces.append(piece)
+
+    def batch_over(self, stream: Http2Stream) -> None:
+        """Hand on what each connection got; give credit unless a full sink brakes."""
+        touched, self._touched = self._touched, []
+        for end in touched:
+            self._hand_on(end)
+        if not self._brake.braking:
+            self._give_credit()
+
+    def _hand_on(self, end: LinkedEnd) -> None:
+        pieces, end.pieces = end.pieces, None
+        if not pieces or end.ending is not None:
+            return
+        data = b"".join(pieces) if len(pieces) > 1 else bytes(pieces[0])
+        if not end.peer.write(data) and end.ending is None:
+            self._brake.full(end)
+
+    def got_packet(self, packet: Packet) -> None:
+        """Take a packet that is not plain data."""
+        kind = packet.type
+        if 0 <= kind < len(self.received):
+            self.received[kind] += 1
+        if kind == DATA:
+            self._odd_data(packet)
+        elif kind == DIAL_RSP and not self.agent:
+            self._answered(packet)
+        elif kind == CLOSE_RSP and not self.agent:
+            self._closing.discard(packet.closeResponse.connectID)
+            self._closed(packet.closeResponse.connectID, packet.closeResponse.error)
+        elif kind == DIAL_REQ and self.agent:
+            dial = packet.dialRequest
+            self.owner.asked(dial.protocol, dial.address, dial.random)
+        elif kind == CLOSE_REQ and self.agent:
+            self._close_asked(packet.closeRequest.connectID)
+        elif kind == DIAL_CLS and self.agent:
+            self.owner.taken_back(packet.closeDial.random)
+        elif kind == DRAIN and not self.agent:
+            self.owner.told_to_drain()
+        elif kind != DRAIN:
+            self.owner.broke_rules(f"a packet of type {kind}")
+
+    def _odd_data(self, packet: Packet) -> None:
+        data = packet.data
+        if data.data:
+            self.received[DATA] -= 1
+            self.got_payload(data.connectID, data.data)
+        elif self.half_closes and data.error:
+            end = self.ends.get(data.connectID)
+            if end is not None:
+                self._hand_on(end)
+                end.ended_by_peer()
+
+    def _answered(self, packet: Packet) -> None:
+        answer = packet.dialResponse
+        end = self.dials.pop(answer.random, None)
+        if end is None or end.told is None:
+            if answer.connectID in self.ends:
+                self.owner.broke_rules("a second answer to a dial")
+            elif answer.connectID and not answer.error:
+                self._close(answer.connectID)  # taken back while the answer was on its way
+            return
+        told, end.told = end.told, None
+        if answer.error or not answer.connectID:
+            end.over(Ending.CLEAN)
+            told(answer.error or "the agent answered without a connection")
+            return
+        before = self.ends.get(answer.connectID)
+        if before is not None:
+            before.lost(Ending.PROTOCOL)
+        self._closing.discard(answer.connectID)
+        end.opened(answer.connectID)
+        self.ends[answer.connectID] = end
+        told(None)
+
+    def _closed(self, connect_id: int, error: str) -> None:
+        end = self.ends.get(connect_id)
+        if end is not None:
+            self._hand_on(end)  # what came before the close goes before it
+            self.ends.pop(connect_id, None)
+            end.closed_by_peer(error)
+
+    def _close_asked(self, connect_id: int) -> None:
+        end = self.ends.get(connect_id)
+        if end is None:
+            self.say(CLOSE_RSP, close_response(connect_id, "Unknown connectID"))
+            return
+        self._hand_on(end)
+        self.ends.pop(connect_id, None)
+        self.say(CLOSE_RSP, close_response(connect_id))
+        # Who can say half-close says it, and asks to close only what was reset there.
+        end.closed_by_peer("reset" if self.half_closes else "")
+
+    def got_end(self, stream: Http2Stream) -> None:
+        """The peer ended the call."""
+        self._call_over("the peer ended the call")
+
+    def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
+        """The call is gone."""
+        self._call_over(text)
+
+    # Replies behind a half-close.
+
+    def await_reply(self, end: LinkedEnd) -> None:
+        """The client half-closed: close there only when the reply has paused for long."""
+        self._replying[end] = (-1, self.clock())
+
+    def tick(self) -> None:
+        """Look after replies, about once a second."""
+        now = self.clock()
+        for end, (seen, since) in list(self._replying.items()):
+            moved = end.peer.bytes_written
+            if moved != seen:
+                self._replying[end] = (moved, now)
+            elif now - since > REPLY_PAUSE_S:
+                peer = end.peer
+                self._close(end.connect_id)
+                end.over(Ending.CLEAN)
+                peer.write_eof()

@@ -1,0 +1,463 @@
+"""A client of the konnectivity protocol: one call of /ProxyService/Proxy carries one connection.
+
+The call's packets come in by PacketReader and go out as gRPC messages; back-pressure is the HTTP/2
+stream's window. The protocol has no half-close: when the target ends, the client is told CLOSE_RSP
+and the call is over. A call that the client half-closes (END_STREAM) still gets its reply.
+
+Who dials is frontends/grpc_proxy.py. Agents, which carry many connections in one call, are
+tunnel/packet_link.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from isthmus.errors import ProtocolError
+from isthmus.tunnel.end import END_SLOTS, BaseEnd, Ending
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.packets import Packets
+from isthmus.wire.grpc import MessageTooLarge, Status, status_headers
+from isthmus.wire.http2 import ErrorCode, Headers
+from isthmus.wire.konnectivity_pb2 import Packet
+from isthmus.wire.packet import (
+    CLOSE_REQ,
+    CLOSE_RSP,
+    DATA,
+    DIAL_CLS,
+    DIAL_REQ,
+    DIAL_RSP,
+    DataHead,
+    close_response,
+    dial_response,
+)
+
+#: Go's client registers a connection only after it handed the dial's result over, and drops what
+#: comes before that: nearly always, measured; with 5 ms some were still lost. A client with many
+#: calls at once needs longer (frontends/grpc_proxy.py). On a machine whose cores are all taken by
+#: others some are lost even with 50 ms, and neither a ping's answer nor the client's answer to a
+#: packet for an unknown connection tells when it is ready.
+SETTLE_S = 0.010
+#: It closes its connection at CLOSE_RSP, so that a write made just then fails, and kube-apiserver
+#: throws away what it had not passed on yet (exit codes of 13 in 400 execs were lost; none with
+#: 2 ms, so this is ample). The client's last words therefore have this long.
+LAST_WORDS_S = 0.010
+RESPONSE: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+#: In one packet; a message may have 4 MiB.
+_MOST_PAYLOAD = 1024 * 1024
+#: What a client may make us answer to nonsense without reading it.
+_MOST_REPLY_BYTES = 64 * 1024
+#: A message that is not whole is worth counting above this.
+_SMALL_MESSAGE = 4096
+
+
+class Stage(Enum):
+    """How far a call is."""
+
+    NEW = "no dial yet"
+    DIALING = "dialing"
+    OPEN = "open"
+    LEFT = "closed by the client"
+    OVER = "over"
+
+
+class Client(Protocol):
+    """Who dials for a call."""
+
+    def wants(self, protocol: str, address: str) -> None:
+        """The client asks for a connection, once."""
+
+    def left(self) -> None:
+        """The client gave up before the answer."""
+
+    @property
+    def settle_s(self) -> float:
+        """How long it may take to register a connection: SETTLE_S, or more when it is busy."""
+
+    def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
+        """Call ``end.settle`` then."""
+
+    def broke_rules(self, what: str) -> None:
+        """The client sent what it may not; it was told."""
+
+
+class _Settling:
+    """What may not follow the answer so closely: kept until the client is ready for it."""
+
+    __slots__ = ("asked", "broken", "data", "eof", "last_words", "since")
+
+    def __init__(self, since: float, *, last_words: bool = False) -> None:
+        self.since = since
+        self.last_words = last_words  # it is the client that may still say something
+        self.asked = False
+        self.data: list[bytes] = []
+        self.eof = False
+        self.broken: Ending | None = None
+
+
+class ProxyEnd(BaseEnd):
+    """One connection of one client, an end from its first packet on."""
+
+    __slots__ = (
+        *END_SLOTS,
+        "_connect_id",
+        "_eof_in",
+        "_head",
+        "_packet_counts",
+        "_packets",
+        "_pieces",
+        "_random",
+        "_settling",
+        "client",
+        "clock",
+        "stage",
+        "stream",
+    )
+
+    def __init__(
+        self, stream: Http2Stream, clock: Callable[[], float], packets: Packets | None = None
+    ) -> None:
+        self.init_end()
+        self._packet_counts = packets if packets is not None else Packets()
+        self.stream = stream
+        self.clock = clock
+        self.client: Client | None = None
+        self.stage = Stage.NEW
+        self._eof_in = False  # the client half-closed its call
+        self._random = self._connect_id = 0
+        self._head: DataHead | None = None
+        self._packets = PacketReader()
+        self._pieces: list[memoryview | bytes] = []
+        self._settling: _Settling | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProxyEnd {self.stream.id} {self.stage.value}>"
+
+    @property
+    def backlog_bytes(self) -> int:
+        """How much waits for the client."""
+        return self.stream.out_bytes
+
+    @property
+    def half_closed(self) -> bool:
+        """Exactly one direction has ended."""
+        return self.ending is None and (self._eof_in or self.stage is Stage.LEFT)
+
+    # The dial.
+
+    def accept(self, connect_id: int) -> None:
+        """Say that the target is reached; the tunnel's bytes may follow."""
+        if self.stage is Stage.DIALING:
+            self.stage = Stage.OPEN
+            self._connect_id = connect_id
+            self._head = DataHead(connect_id)
+            self._settling = _Settling(self.clock())
+            self.stream.answered = True
+            self._say(DIAL_RSP, dial_response(self._random, connect_id))
+
+    def refuse(self, text: str) -> None:
+        """Say why not, and end the call."""
+        if self.stage is Stage.DIALING:
+            self.stream.answered = True
+            self._say(DIAL_RSP, dial_response(self._random, error=text))
+            self._end_call(Status.OK, "")
+            self._over(Ending.CLEAN)
+
+    def settle(self) -> None:
+        """Let what was kept follow, if the client has had its time."""
+        settling = self._settling
+        if settling is not None:
+            settling.asked = False
+            if self._settles() is None:
+                self._settled(settling)
+
+    def _settled(self, settling: _Settling) -> None:
+        """The client has had its time, or has shown that it needs none."""
+        self._settling = None
+        for data in settling.data:
+            self._send(data)
+        if settling.broken is not None:
+            self._break(settling.broken)
+        elif settling.eof and settling.last_words:
+            self._close_both()
+        elif settling.eof:
+            self.write_eof()
+        elif settling.data:
+            self.peer.resume_reading()
+
+    def _settles(self) -> _Settling | None:
+        """Give the keeper of what may not be sent yet, if it may not."""
+        settling, client = self._settling, self.client
+        if settling is not None and not settling.asked:
+            wait_s = LAST_WORDS_S if settling.last_words else SETTLE_S
+            if client is not None and not settling.last_words:
+                wait_s = client.settle_s
+            left_s = settling.since + wait_s - self.clock()
+            if left_s <= 0 or client is None:
+                self._settling = None
+                return None
+            settling.asked = True
+            client.settle_later(self, left_s)
+        return settling
+
+    # Towards the client.
+
+    def write(self, data: bytes) -> bool:
+        """Send one DATA packet; see End."""
+        if self.stage is not Stage.OPEN:
+            if self.stage is Stage.LEFT and data:
+                self._nobody_reads()
+            return True
+        if not data:  # an empty payload would read as the end of file at Go's client
+            return True
+        if self._settling is not None and (settling := self._settles()) is not None:
+            if settling.eof:
+                return True
+            self.bytes_written += len(data)
+            settling.data.append(data)
+            return False
+        self.bytes_written += len(data)
+        return self._send(data)
+
+    def _send(self, data: bytes) -> bool:
+        assert self._head is not None
+        size = len(data)
+        if size <= _MOST_PAYLOAD:
+            self._packet_counts.sent[DATA] += 1
+            return self.stream.write(self._head.of(size), data)
+        return all([self._send(data[i : i + _MOST_PAYLOAD]) for i in range(0, size, _MOST_PAYLOAD)])
+
+    def write_eof(self) -> None:
+        """The target ended: tell the client, which can then send nothing more either."""
+        if self.stage is Stage.LEFT:
+            self._over(Ending.CLEAN)
+        elif self.stage is Stage.OPEN:
+            if self._settles() is None and not self._eof_in:
+                self._settling = _Settling(self.clock(), last_words=True)
+            settling = self._settles()
+            if settling is not None:
+                settling.eof = True
+            else:
+                self._close_both()
+
+    def _close_both(self) -> None:
+        if self.stage is Stage.OPEN:
+            self._say(CLOSE_RSP, close_response(self._connect_id))
+            self._end_call(Status.OK, "")
+            if not self._eof_in:
+                self.peer.write_eof()
+            self._over(Ending.CLEAN)
+
+    def abort(self, reason: Ending) -> None:
+        """Tell the client that it was no clean end; see End."""
+        if self.ending is not None:
+            return
+        if self.stage is Stage.OPEN:
+            settling = self._settles()
+            if settling is not None:
+                settling.broken = reason
+            else:
+                self._break(reason)
+        elif self.stage is not Stage.LEFT:
+            self._end_call(Status.CANCELLED, reason.value)
+        self._over(reason)
+
+    def _break(self, reason: Ending) -> None:
+        if self.stream.out_bytes:  # it does not read: only a reset gets past what waits
+            self.stream.reset(ErrorCode.INTERNAL_ERROR)
+        else:
+            self._say(CLOSE_RSP, close_response(self._connect_id, reason.value))
+            self._end_call(Status.ABORTED, reason.value)
+
+    def _nobody_reads(self) -> None:
+        """The client has closed and the target still sends: reset it, as a kernel would."""
+        peer = self.peer
+        self._over(Ending.RESET)
+        peer.abort(Ending.RESET)
+
+    def _say(self, kind: int, message: bytes) -> None:
+        self._packet_counts.sent[kind] += 1
+        if not self.stream.headers_sent:
+            self.stream.send_headers(RESPONSE)
+        self.stream.write(message, b"")
+
+    def _reply(self, kind: int, message: bytes) -> None:
+        """Answer what the client should not have sent; to one that reads."""
+        if self.stream.out_bytes > _MOST_REPLY_BYTES:
+            self.stream.reset(ErrorCode.ENHANCE_YOUR_CALM)
+            self._gone(Ending.PROTOCOL)
+        else:
+            self._say(kind, message)
+
+    def _end_call(self, status: Status, text: str) -> None:
+        if not self.stream.headers_sent:
+            self.stream.send_headers(RESPONSE)
+        self.stream.end(tuple(status_headers(status, text)))
+
+    def _over(self, ending: Ending) -> None:
+        if self.ending is None:
+            self.stage = Stage.OVER
+            self._pieces.clear()
+            self.client = None
+            self.finish(ending)
+            if self.stream.held:  # nobody will say that there is room
+                self.stream.release()
+
+    def pause_reading(self) -> None:
+        """The sink's False answers do the work."""
+
+    def resume_reading(self) -> None:
+        """Give the credit of what was held back."""
+        self.stream.release()
+
+    # From the client: see http2_stream.Handler.
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        """The request's were read before; trailers of a request say nothing."""
+
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
+        """Read packets."""
+        if self.ending is not None:
+            return
+        try:
+            self._packets.feed(view, self)
+        except MessageTooLarge as exc:
+            self._violated(Status.RESOURCE_EXHAUSTED, str(exc))
+        except ProtocolError as exc:
+            self._violated(Status.INTERNAL, str(exc))
+
+    def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+        """Data for the target: gathered, so that one read makes one write."""
+        self._packet_counts.received[DATA] += 1
+        if connect_id == self._connect_id and self.stage is Stage.OPEN:
+            self._pieces.append(piece)
+        elif self.stage in (Stage.NEW, Stage.DIALING):
+            self._unknown(connect_id)
+        elif self.stage is Stage.OPEN:
+            # As Go's server: one stream carries one connection, so both are closed.
+            self._unknown(connect_id)
+            peer = self.peer
+            self.abort(Ending.PROTOCOL)
+            peer.abort(Ending.PROTOCOL)
+
+    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+        """More of the same; what the first piece said is not said again."""
+        if connect_id == self._connect_id and self.stage is Stage.OPEN:
+            self._pieces.append(piece)
+
+    def _unknown(self, connect_id: int) -> None:
+        if self.client is not None:
+            self.client.broke_rules("a packet for an unknown connection")
+        self._reply(CLOSE_RSP, close_response(connect_id, "unknown connect id"))
+
+    def batch_over(self, stream: Http2Stream) -> None:
+        """Hand the gathered bytes to the peer, and give credit if it can take more."""
+        pieces = self._pieces
+        more = True
+        if pieces:
+            data = b"".join(pieces) if len(pieces) > 1 else bytes(pieces[0])
+            pieces.clear()
+            if data:
+                more = self.peer.write(data)
+            if self._settling is not None and not self._settling.last_words:
+                self._settled(self._settling)  # what the target said first goes before its answer
+        if self._packets.kept is not None or stream.kept:
+            kept = self._packets.kept_bytes
+            stream.keep(kept if kept > _SMALL_MESSAGE and self.ending is None else 0)
+        if self.ending is None and (not more or stream.held):
+            stream.hold()
+        else:
+            stream.consumed(stream.unconsumed)
+
+    def got_packet(self, packet: Packet) -> None:
+        """Take a packet that is not plain data."""
+        kind = packet.type
+        self._packet_counts.count(kind, has_data=bool(packet.data.data))
+        if kind == DIAL_REQ:
+            self._asked(packet)
+        elif kind == CLOSE_REQ:
+            self._close_asked(packet.closeRequest.connectID)
+        elif kind == DATA:
+            if packet.data.data:
+                self.got_payload(packet.data.connectID, packet.data.data)
+        elif kind == DIAL_CLS:
+            if self.stage in (Stage.DIALING, Stage.OPEN) and (
+                packet.closeDial.random == self._random
+            ):
+                self._gave_up()
+        elif self.client is not None:
+            self.client.broke_rules(f"a packet of type {kind}")
+
+    def _asked(self, packet: Packet) -> None:
+        dial = packet.dialRequest
+        if self.stage is not Stage.NEW or self.client is None:
+            self._reply(
+                DIAL_RSP, dial_response(dial.random, error="one stream carries one connection")
+            )
+            return
+        self.stage = Stage.DIALING
+        self._random = dial.random
+        self.client.wants(dial.protocol, dial.address)
+
+    def _close_asked(self, connect_id: int) -> None:
+        if self.stage is not Stage.OPEN or connect_id != self._connect_id:
+            if self.stage not in (Stage.LEFT, Stage.OVER):
+                self._unknown(connect_id)
+            return
+        settling, self._settling = self._settling, None
+        self.batch_over(self.stream)  # what came before the close goes before it
+        if self.stage is Stage.OPEN:
+            self.stage = Stage.LEFT
+            self._say(CLOSE_RSP, close_response(connect_id))
+            self._end_call(Status.OK, "")
+            self.peer.write_eof()
+            if settling is not None and settling.eof:  # the target had ended, too
+                self._over(Ending.CLEAN)
+            else:
+                self.peer.resume_reading()  # what it sends now resets it
+
+    def _gave_up(self) -> None:
+        """DIAL_CLS: before the answer the dial is taken back, after it the connection."""
+        self._end_call(Status.OK, "")
+        self._gone(Ending.CANCELLED)
+
+    def got_end(self, stream: Http2Stream) -> None:
+        """The client half-closed its call."""
+        if self.stage in (Stage.LEFT, Stage.OVER):
+            return
+        if not self._packets.at_boundary:
+            self._violated(Status.INTERNAL, "the call ended inside a message")
+        elif self.stage is Stage.NEW:
+            self._end_call(Status.OK, "")
+            self._over(Ending.CLEAN)
+        else:  # before the dial's answer it is remembered until there is a peer
+            self._eof_in = True
+            self.peer.write_eof()
+
+    def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
+        """The call is gone without a goodbye."""
+        if self.stage is not Stage.LEFT:
+            # Else it had said goodbye: what the target still does is not its business.
+            self._gone(Ending.RESET)
+
+    def can_write(self, stream: Http2Stream) -> None:
+        """What waited has been sent."""
+        self.peer.resume_reading()
+
+    def _violated(self, status: Status, text: str) -> None:
+        """What came is no stream of packets: end the call and everything that hangs on it."""
+        if self.client is not None:
+            self.client.broke_rules(text)
+        self._end_call(status, text)
+        self._gone(Ending.PROTOCOL)
+
+    def _gone(self, reason: Ending) -> None:
+        """Nothing can be said to the client any more: take back its dial, or reset its target."""
+        client, stage, peer = self.client, self.stage, self.peer
+        self._over(reason)
+        if stage is Stage.DIALING and client is not None:
+            client.left()
+        else:
+            peer.abort(reason)

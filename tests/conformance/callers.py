@@ -1,0 +1,194 @@
+"""Who is at the far side of konnectivity's ends: a client's call, and the programs of a link."""
+
+from __future__ import annotations
+
+import asyncio
+
+from users import DEADLINE_S, FULL, MemoryUser
+
+from isthmus.tunnel.end import Ending, join
+from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
+from isthmus.wire.grpc import MESSAGE_HEAD, Status, message_size, read_status
+from isthmus.wire.http2 import ErrorCode, Headers
+from isthmus.wire.konnectivity_pb2 import Packet
+from isthmus.wire.packet import CLOSE_RSP, DATA, DIAL_RSP, data_packet, dial_request
+
+REQUEST: Headers = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))
+RESPONSE: Headers = ((b":status", b"200"),)
+LARGEST = 16 * 1024
+
+
+class Dialed:
+    """The server's part of a call: every dial succeeds at once. See proxy_end.Client."""
+
+    def __init__(self, end: ProxyEnd) -> None:
+        self.end = end
+
+    def wants(self, protocol: str, address: str) -> None:
+        self.end.accept(7)
+
+    def left(self) -> None:
+        raise AssertionError("the answer was given")
+
+    settle_s = SETTLE_S
+
+    def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
+        asyncio.get_running_loop().call_later(delay_s, end.settle)
+
+    def broke_rules(self, what: str) -> None:
+        raise AssertionError(what)
+
+
+class CallUser:
+    """A konnectivity client with one connection, by protobuf alone; full above 64 KiB."""
+
+    def __init__(self, http2: Http2Connection) -> None:
+        self.connect_id = 0
+        self.received = bytearray()
+        self._raw = bytearray()
+        self._closed = False
+        self._broken = False
+        self._changed = asyncio.Event()
+        stream = http2.open(self)
+        assert stream is not None
+        self.stream = stream
+        stream.send_headers(REQUEST)
+        stream.write(dial_request("tcp", "target:1", 1), b"")
+
+    # The user.
+
+    async def send(self, data: bytes) -> None:
+        for at in range(0, len(data), LARGEST):
+            while self.stream.out_bytes and self.stream.open:
+                await self._change()
+            if not self.stream.open or self.stream.local_done:
+                raise ConnectionResetError
+            self.stream.write(data_packet(self.connect_id, data[at : at + LARGEST]), b"")
+
+    async def recv(self) -> bytes:
+        while not self.received and not self._closed and not self._broken:
+            await self._change()
+        if self._broken:
+            raise ConnectionResetError
+        data = bytes(self.received)
+        self.received.clear()
+        self.stream.release()
+        return data
+
+    async def send_eof(self) -> None:
+        self.stream.end()
+
+    async def waiting(self) -> None:
+        while not self.received:
+            await self._change()
+
+    def reset(self) -> None:
+        self.stream.reset(ErrorCode.CANCEL)
+        self._broken = True
+
+    def close(self) -> None:
+        self.reset()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        async with asyncio.timeout(DEADLINE_S):
+            await self._changed.wait()
+
+    # The handler of the stream.
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        if end and read_status(headers)[0] is not Status.OK:
+            self._broken = True
+        self._changed.set()
+
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
+        self._raw += view
+        while len(self._raw) >= MESSAGE_HEAD:
+            end = MESSAGE_HEAD + message_size(self._raw[:MESSAGE_HEAD])
+            if len(self._raw) < end:
+                break
+            self._take(Packet.FromString(bytes(self._raw[MESSAGE_HEAD:end])))
+            del self._raw[:end]
+
+    def _take(self, packet: Packet) -> None:
+        if packet.type == DATA:
+            assert packet.data.data and packet.data.connectID == self.connect_id
+            assert not self._closed
+            self.received += packet.data.data
+        elif packet.type == DIAL_RSP:
+            self.connect_id = packet.dialResponse.connectID
+        elif packet.type == CLOSE_RSP:
+            self._closed = True
+            self._broken = bool(packet.closeResponse.error)
+        self._changed.set()
+
+    def batch_over(self, stream: Http2Stream) -> None:
+        if len(self.received) > FULL:
+            stream.hold()
+        else:
+            stream.release()
+
+    def got_end(self, stream: Http2Stream) -> None:
+        self._closed = True
+        self._changed.set()
+
+    def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
+        self._broken = self._broken or not self._closed
+        self._changed.set()
+
+    def can_write(self, stream: Http2Stream) -> None:
+        self._changed.set()
+
+
+class Linker:
+    """One program of a link: every dial succeeds at once. See packet_link.Owner."""
+
+    def __init__(self, *, agent: bool) -> None:
+        self.agent = agent
+        self.link: PacketLink | None = None
+        self.user: MemoryUser | None = None
+
+    def begin(self, http2: Http2Connection) -> None:
+        """Open the call, as an agent does."""
+        stream = http2.open(self)  # type: ignore[arg-type]  # replaced in the next line
+        assert stream is not None
+        stream.handler = self._make(stream)
+        stream.send_headers(REQUEST)
+
+    def accept(self, stream: Http2Stream, headers: Headers) -> PacketLink:
+        """Take the call, as a server does."""
+        stream.send_headers(RESPONSE)
+        return self._make(stream)
+
+    def _make(self, stream: Http2Stream) -> PacketLink:
+        clock = asyncio.get_running_loop().time
+        self.link = PacketLink(
+            stream, self, agent=self.agent, clock=clock,
+            received=[0] * 7, sent=[0] * 7, half_closes=True,
+        )  # fmt: skip
+        return self.link
+
+    def asked(self, protocol: str, address: str, random: int) -> None:
+        assert self.link is not None
+        self.user = MemoryUser()
+        join(self.link.accept(random), self.user)
+
+    def taken_back(self, random: int) -> None:
+        raise AssertionError("the answer was given")
+
+    def told_to_drain(self) -> None:
+        raise AssertionError("nobody drains")
+
+    def call_over(self, text: str) -> None:
+        assert self.link is not None
+        self.link.lost(Ending.LINK_LOST)
+
+    def ease_later(self, delay_s: float) -> None:
+        assert self.link is not None
+        asyncio.get_running_loop().call_later(delay_s, self.link.ease)
+
+    def broke_rules(self, what: str) -> None:
+        raise AssertionError(what)
