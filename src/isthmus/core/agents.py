@@ -34,8 +34,8 @@ class Backend(Protocol):
         """Besides, it is neither draining nor stuck."""
 
     @property
-    def load(self) -> int:
-        """How many streams it carries."""
+    def weight(self) -> float:
+        """How much it has to do: tunnels, unsent bytes and a long way all count."""
 
 
 B = TypeVar("B", bound=Backend)
@@ -120,11 +120,11 @@ class Agents(Generic[B]):
         """Two random ones, the less loaded; those that take no dials only if no other is left."""
         # Nearly always the first two will do: with a thousand agents, looking at all of them for
         # every dial would cost more than the dial.
-        if group:
+        if len(group) > 1 and not tried:
             first = group[self._pick(len(group))]
-            second = group[self._pick(len(group))] if len(group) > 1 else first
-            if first.takes_dials and second.takes_dials and not tried:
-                return second if second.load < first.load else first
+            second = group[self._pick(len(group))]
+            if first.takes_dials and second.takes_dials:
+                return second if second.weight < first.weight else first
         usable = [b for b in group if b.takes_dials and b not in tried]
         if not usable:
             usable = [b for b in group if b.can_open and b not in tried]
@@ -132,7 +132,7 @@ class Agents(Generic[B]):
             return usable[0] if usable else None
         first = usable[self._pick(len(usable))]
         second = usable[self._pick(len(usable))]
-        return second if second.load < first.load else first
+        return second if second.weight < first.weight else first
 
 
 def _count_usable(groups: Iterable[Iterable[Backend]]) -> int:

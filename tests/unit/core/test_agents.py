@@ -20,7 +20,7 @@ class Link:
     identifiers: Identifiers = field(default_factory=Identifiers)
     can_open: bool = True
     takes_dials: bool = True
-    load: int = 0
+    weight: float = 0.0
 
 
 def link(name: str, query: str = "", **more: object) -> Link:
@@ -52,7 +52,7 @@ def test_everybody_gets_a_share() -> None:
 
 
 def test_the_less_loaded_of_two() -> None:
-    both = agents(link("busy", load=100), link("idle"))
+    both = agents(link("busy", weight=100), link("idle"))
     picks = [both.choose(ANY) for _ in range(400)]
     busy = sum(each is not None and each.agent_id == "busy" for each in picks)
     assert 50 < busy < 150  # only when both picks are the busy one: a quarter
