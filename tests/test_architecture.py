@@ -17,7 +17,7 @@ LAYERS = [
     {"core", "config"},
     {"net", "testing"},
     {"observe"},
-    {"frontends", "dialers", "links"},
+    {"frontends", "dialers", "links", "kube"},
     {"app"},
     {"cli"},
 ]

@@ -4,7 +4,8 @@ IsthmusError
 ├── ConfigError         a flag, file or certificate is wrong: one sentence, exit code 2
 ├── DialError           a target could not be reached; carries a DialFailure
 ├── ProtocolError       a peer broke the rules of its protocol
-└── LinkError           a link to a server or agent could not be made or was refused
+├── LinkError           a link to a server or agent could not be made or was refused
+└── KubeError           the Kubernetes API did not do what it was asked
 """
 
 from __future__ import annotations
@@ -59,6 +60,19 @@ class LinkError(IsthmusError):
     def __init__(self, message: str, stage: LinkStage = LinkStage.LOST) -> None:
         super().__init__(message)
         self.stage = stage
+
+
+class KubeError(IsthmusError):
+    """The Kubernetes API did not do what it was asked.
+
+    ``status`` is its HTTP status, 0 when there was no answer; ``reason`` is its word for why
+    ("Conflict", "Expired"), empty when it gave none.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
 
 
 class DialError(IsthmusError):

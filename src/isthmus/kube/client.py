@@ -1,0 +1,225 @@
+"""Asking the Kubernetes API: one call or one stream, each with a deadline and a bound.
+
+lightkube knows kubeconfigs, authentication, paths and models; its own calls hide the HTTP status,
+cannot send a delete precondition and read without bound, so requests are sent here. Every failure
+is a KubeError, one sentence. Imports lightkube: reached only through ``api.open_kube``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
+
+import httpx2
+import msgspec
+from lightkube.core.exceptions import ConfigError as LightkubeError
+from lightkube.core.generic_client import BasicRequest
+from lightkube.models.meta_v1 import Status
+
+from isthmus.errors import ConfigError, KubeError
+from isthmus.kube.kubeconfig import connect, fingerprint, read_config
+from isthmus.kube.pace import Pace
+
+_TIMEOUT_S = 10.0
+_MAX_BODY_BYTES = 16 * 1024 * 1024
+_MAX_LINE_BYTES = 1024 * 1024
+_MAX_CHARS = 300
+
+T = TypeVar("T")
+
+
+class KubeClient:
+    """Sends requests to one API server.
+
+    When the API cannot be reached or does not know us any more, the configuration is read again
+    before the next request, so that rotated certificates and CAs are picked up.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: str,
+        *,
+        qps: float = 0.0,
+        burst: int = 0,
+        timeout_s: float = _TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the configuration.
+
+        Raises:
+            ConfigError: it cannot be read or used.
+        """
+        self._kubeconfig = kubeconfig
+        self._pace = Pace(qps=qps, burst=burst)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._suspect = False
+        self._refreshing = asyncio.Lock()
+        self._open()
+
+    def __repr__(self) -> str:
+        return f"<KubeClient {self.server}>"
+
+    @property
+    def server(self) -> str:
+        """The URL of the API server."""
+        return self._access.config.cluster.server
+
+    def _open(self) -> None:
+        access = read_config(self._kubeconfig)
+        stamp = fingerprint(access.config, self._kubeconfig)
+        # The read timeout is ours (asyncio.timeout): httpx counts it from byte to byte.
+        timeout = httpx2.Timeout(self._timeout_s, read=None)
+        self._generic = connect(access, self._kubeconfig, timeout)
+        self._access = access
+        self._stamp = stamp
+
+    async def close(self) -> None:
+        """Drop every connection."""
+        await self._generic.close()  # type: ignore[no-untyped-call]  # lightkube's
+
+    async def call(
+        self, doing: str, into: type[T], method: str, resource: type[Any], **request: Any
+    ) -> T:
+        """Send one request and decode its answer.
+
+        ``doing`` completes "cannot …"; the rest is what lightkube calls a request, and ``body``
+        for a method that it sends none with.
+
+        Raises:
+            KubeError: no answer in time, a refusal, or an answer that cannot be read.
+        """
+        await self._turn()
+        with self._failures(doing):
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._send(doing, method, resource, **request) as response,
+            ):
+                body = await _read(response)
+            return msgspec.json.decode(body, type=into)
+
+    @contextlib.asynccontextmanager
+    async def watch(
+        self, doing: str, decode: Callable[[bytes], T], resource: type[Any], **request: Any
+    ) -> AsyncIterator[AsyncIterator[T]]:
+        """Open a watch and give its decoded lines as they come.
+
+        Only the opening has a deadline; the caller bounds the silence between lines.
+
+        Raises:
+            KubeError: the watch was refused; from the iterator, it broke.
+        """
+        await self._turn()
+        async with contextlib.AsyncExitStack() as stack:
+            with self._failures(doing):
+                async with asyncio.timeout(self._timeout_s):
+                    opening = self._send(doing, "list", resource, watch=True, **request)
+                    response = await stack.enter_async_context(opening)
+            yield self._decoded(doing, decode, response)
+
+    async def _decoded(
+        self, doing: str, decode: Callable[[bytes], T], response: httpx2.Response
+    ) -> AsyncIterator[T]:
+        with self._failures(doing):
+            async for line in _lines(response):
+                yield decode(line)
+
+    @contextlib.asynccontextmanager
+    async def _send(
+        self, doing: str, method: str, resource: type[Any], *, body: Any = None, **request: Any
+    ) -> AsyncIterator[httpx2.Response]:
+        if self._suspect:
+            await self._refresh()
+        generic = self._generic
+        wanted: BasicRequest = generic.prepare_request(method, resource, **request)
+        if body is not None:
+            wanted.data = body
+        made = generic.build_adapter_request(wanted)
+        if self._access.server_name:
+            made.extensions["sni_hostname"] = self._access.server_name
+        response: httpx2.Response = await generic.send(made, stream=True)  # type: ignore[no-untyped-call]  # lightkube's
+        try:
+            if not response.is_success:
+                raise await self._refusal(doing, response)
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _turn(self) -> None:
+        wait_s = self._pace.wait_s(now=self._clock())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+
+    async def _refresh(self) -> None:
+        """Read the configuration again if a file of it changed; a broken one changes nothing."""
+        async with self._refreshing:
+            if not self._suspect:
+                return
+            self._suspect = False
+            old = self._generic
+            stamp = await asyncio.to_thread(fingerprint, self._access.config, self._kubeconfig)
+            if stamp == self._stamp:
+                return
+            with contextlib.suppress(ConfigError):
+                self._open()
+                await old.close()  # type: ignore[no-untyped-call]  # lightkube's
+
+    async def _refusal(self, doing: str, response: httpx2.Response) -> KubeError:
+        code = response.status_code
+        if code == httpx2.codes.UNAUTHORIZED:
+            self._suspect = True
+        try:
+            status = msgspec.json.decode(await _read(response), type=Status)
+            reason, detail = status.reason or "", status.message or ""
+        except (msgspec.MsgspecError, ValueError):
+            reason, detail = "", ""
+        text = f"cannot {doing}: {self.server} answered {code} {detail or response.reason_phrase}"
+        return KubeError(_cut(text), status=code, reason=reason)
+
+    @contextlib.contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        """Translate what libraries raise, once."""
+        try:
+            yield
+        except KubeError:
+            raise
+        except TimeoutError as exc:
+            self._suspect = True
+            raise KubeError(f"cannot {doing}: no answer from {self.server} in time") from exc
+        except LightkubeError as exc:  # a token file that went away, an exec that failed
+            raise KubeError(_cut(f"cannot {doing}: {exc}")) from exc
+        except (msgspec.MsgspecError, ValueError) as exc:
+            raise KubeError(f"cannot {doing}: the answer of {self.server} makes no sense") from exc
+        except Exception as exc:  # httpx, ssl, anyio and the system: none may end a program
+            self._suspect = True
+            text = f"cannot {doing}: {self.server}: {str(exc) or type(exc).__name__}"
+            raise KubeError(_cut(text)) from exc
+
+
+async def _read(response: httpx2.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise ValueError("the answer is too long")
+    return bytes(body)
+
+
+async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for chunk in response.aiter_bytes():
+        rest += chunk
+        *whole, last = rest.split(b"\n")
+        for line in whole:
+            if line:
+                yield bytes(line)
+        rest = last
+        if len(rest) > _MAX_LINE_BYTES:
+            raise ValueError("a line of the watch is too long")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"

@@ -1,0 +1,179 @@
+"""Reading --kubeconfig, or the service account of the pod we run in.
+
+Everything wrong with it is one ConfigError that names the flag and the file and quotes no secret.
+Imports lightkube: reached only through ``api.open_kube``.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import ssl
+import traceback
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+import yaml
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError as LightkubeError
+from lightkube.core.generic_client import GenericAsyncClient
+
+from isthmus.errors import ConfigError
+
+_EXEC_VERSIONS = frozenset(
+    f"client.authentication.k8s.io/{version}" for version in ("v1alpha1", "v1beta1")
+)
+
+_NO_POD = "that means the service account of a pod, and this is not a pod"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach one API server, and as whom.
+
+    ``proxy`` and ``server_name`` are kubeconfig's proxy-url and tls-server-name, which lightkube
+    does not read; None where they are not given.
+    """
+
+    config: SingleConfig
+    proxy: str | None = None
+    server_name: str | None = None
+
+
+def read_config(kubeconfig: str) -> Access:
+    """Read the file, or the pod's service account where the name is empty.
+
+    Raises:
+        ConfigError: it cannot be read, or says something that cannot be used.
+    """
+    where = f"--kubeconfig {kubeconfig}" if kubeconfig else "--kubeconfig is empty"
+    try:
+        access = _from_file(Path(kubeconfig).expanduser()) if kubeconfig else _in_cluster()
+    except Exception as exc:  # whatever a file can do to a parser, its author hears one sentence
+        raise ConfigError(f"{where}: {_explain(exc)}") from exc
+    config = access.config
+    _check(config, where)
+    # lightkube asserts that there is a user (an API on loopback may want none), and looks for a
+    # relative tokenFile where the program was started.
+    user = config.user or User()
+    if user.token_file:
+        user = msgspec.structs.replace(user, token_file=str(config.abs_file(user.token_file)))
+    return replace(access, config=config._replace(user=user))
+
+
+def connect(access: Access, kubeconfig: str, timeout: httpx2.Timeout) -> GenericAsyncClient:
+    """Load certificates and keys, and make a client; nothing is sent.
+
+    HTTPS_PROXY and NO_PROXY count, but not for loopback, as in Go.
+
+    Raises:
+        ConfigError: a certificate, key or authentication method cannot be used.
+    """
+    host = urlsplit(access.config.cluster.server).hostname or ""
+    params = ConnectionParams(timeout=timeout, trust_env=not _is_loopback(host), proxy=access.proxy)
+    try:
+        return GenericAsyncClient(params, access.config)
+    except Exception as exc:  # certificates fail in many ways: ssl, base64, files
+        # lightkube writes keys to temporary files; they go now, not when garbage is collected.
+        traceback.clear_frames(exc.__traceback__)
+        raise ConfigError(f"--kubeconfig {kubeconfig or '(in-cluster)'}: {_explain(exc)}") from exc
+
+
+def fingerprint(config: SingleConfig, kubeconfig: str) -> bytes:
+    """Digest the file and every file it names, to see whether any has changed."""
+    digest = hashlib.sha256()
+    user = config.user or User()
+    named = (config.cluster.certificate_auth, user.client_cert, user.client_key)
+    paths = [Path(kubeconfig).expanduser()] if kubeconfig else []
+    paths += [Path(config.abs_file(name)) for name in named if name]
+    for path in paths:
+        try:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        except OSError:
+            digest.update(b"missing")
+    return digest.digest()
+
+
+def _from_file(path: Path) -> Access:
+    content = yaml.safe_load(path.read_bytes())
+    config = KubeConfig.from_dict(content, fname=path).get()
+    if config is None:
+        raise LightkubeError("no current-context")
+    (cluster,) = (
+        found["cluster"] for found in content["clusters"] if found["name"] == config.context.cluster
+    )
+    return Access(
+        config=config,
+        proxy=cluster.get("proxy-url") or None,
+        server_name=cluster.get("tls-server-name") or None,
+    )
+
+
+def _in_cluster() -> Access:
+    try:
+        config = KubeConfig.from_service_account(SERVICE_ACCOUNT).get()
+    except KeyError as exc:
+        raise LightkubeError(f"{_NO_POD} (no {exc.args[0]} in the environment)") from exc
+    except OSError as exc:
+        raise LightkubeError(f"{_NO_POD} ({exc.filename}: {exc.strerror})") from exc
+    except LightkubeError as exc:
+        raise LightkubeError(f"{_NO_POD} ({exc})") from exc
+    assert config is not None  # it has one context, which is the current one
+    return Access(config=config)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check(config: SingleConfig, where: str) -> None:
+    url = urlsplit(config.cluster.server)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"{where}: {config.cluster.server!r} is not the URL of a server")
+    user = config.user or User()
+    for key, name in (
+        ("certificate-authority", config.cluster.certificate_auth),
+        ("client-certificate", user.client_cert),
+        ("client-key", user.client_key),
+        ("tokenFile", user.token_file),
+    ):
+        if name and not Path(config.abs_file(name)).is_file():
+            raise ConfigError(f"{where}: {key} {name} not found")
+    if user.exec and user.exec.apiVersion not in _EXEC_VERSIONS and not user.token:
+        raise ConfigError(
+            f"{where}: users[].user.exec of {user.exec.apiVersion} is not supported,"
+            " use a certificate, token or tokenFile"
+        )
+
+
+def _explain(exc: Exception) -> str:
+    """Say what is wrong. A YAML error would quote the line, and the line may be a token."""
+    match exc:
+        case yaml.MarkedYAMLError():
+            line = f", line {exc.problem_mark.line + 1}" if exc.problem_mark else ""
+            return f"not YAML: {exc.problem}{line}"
+        case yaml.YAMLError() | UnicodeDecodeError():
+            return "not YAML"
+        case KeyError():
+            return f"no {exc.args[0]!r} in it"
+        case TypeError() | AttributeError():
+            return "not a kubeconfig"
+        case msgspec.ValidationError():
+            return f"not a kubeconfig: {exc}"
+        case binascii.Error():
+            return f"certificate or key data is not base64: {exc}"
+        case ssl.SSLError():
+            return f"a certificate or key cannot be used: {exc.reason or exc}"
+        case OSError():
+            return f"cannot be read: {exc.strerror or exc}"
+        case _:
+            return str(exc) or type(exc).__name__
