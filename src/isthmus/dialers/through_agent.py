@@ -11,8 +11,7 @@ from isthmus.core.agents import Agents
 from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
 from isthmus.net.deadlines import Deadlines
-from isthmus.tunnel.end import Ending
-from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
@@ -23,7 +22,7 @@ MOST_TRIES = 3
 class Dialing(Protocol):
     """Who wants the answer of a dial."""
 
-    def dialed(self, dial: AgentDial, stream: Stream, link: AgentLink) -> None:
+    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AgentLink) -> None:
         """The target is reached; the stream may be joined."""
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
@@ -62,7 +61,7 @@ class AgentDial:
         self.started_at = time.monotonic()
         self._tried: list[AgentLink] = []
         self.answered = False  # by an agent, rather than by our own deadline
-        self._stream: Stream | None = None
+        self._stream: BaseEnd | None = None
         self._link: AgentLink | None = None
 
     def attempt(self) -> None:

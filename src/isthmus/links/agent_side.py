@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from isthmus import __version__
 from isthmus.errors import LinkError, LinkStage, ProtocolError
-from isthmus.links.dials import IncomingDial
+from isthmus.links.grpc_agent import GrpcAgentTalk
 from isthmus.links.link import Link
+from isthmus.links.mux_agent import MuxAgentTalk
+from isthmus.links.talk import Incoming, choose
 from isthmus.net.connect import Address, Connecting
 from isthmus.net.poller import Poller
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
-from isthmus.wire.link_pb2 import Control, Hello, Welcome
 
 _CONNECT_S = 10.0
 
@@ -28,7 +29,7 @@ class Greeting:
     agent_id: AgentId
     identifiers: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    token: str = ""
+    token: str = field(default="", repr=False)
 
 
 def _wanted(link: ServerLink) -> bool:
@@ -45,8 +46,8 @@ class ServerLink(Link):
 
     ``claim(link)`` is asked when the server has said its id, before any dial is taken; False
     makes the link ``spare``: it drains from the beginning, and what the server asked before it
-    knew is reset without an answer, so that it asks again elsewhere. ``on_membership()`` hears
-    that ``server_count`` changed.
+    knew is reset without an answer, so that it asks again elsewhere; konnectivity's protocol
+    cannot say that, there it is served. ``on_membership()`` hears that ``server_count`` changed.
     """
 
     def __init__(
@@ -58,19 +59,24 @@ class ServerLink(Link):
         *,
         server_hostname: str,
         greeting: Greeting,
-        on_dial: Callable[[IncomingDial], None],
+        on_dial: Callable[[Incoming], None],
         claim: Callable[[ServerLink], bool] = _wanted,
         on_membership: Callable[[], None] = _unheard,
+        only: str = "auto",
+        packets: Packets | None = None,
         limits: Limits = Limits(),
     ) -> None:
         self.server_id = ServerId("")
         self.server_count = 1
         self.spare = False
+        self.greeting = greeting
+        self.authority = server_hostname
+        self.packets = packets if packets is not None else Packets()
         self._claim = claim
+        self._only = only
         self._on_membership = on_membership
         self.welcomed: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()
-        self._greeting = greeting
         super().__init__(
             loop,
             poller,
@@ -83,48 +89,16 @@ class ServerLink(Link):
         )
         self.carrier.begin()
 
-    def begin(self) -> None:
-        """Open the control stream and say who we are."""
-        assert self.session is not None
-        stream = self.session.open()
-        assert stream is not None  # the first of a new session
-        self.attach_control(stream)
-        self.tell(
-            Control(
-                hello=Hello(
-                    agent_id=self._greeting.agent_id,
-                    identifiers=self._greeting.identifiers,
-                    labels=self._greeting.labels,
-                    token=self._greeting.token,
-                    version=__version__,
-                )
-            )
-        )
+    def choose_talk(self, alpn: str | None) -> MuxAgentTalk | GrpcAgentTalk:
+        """Our own protocol if the server knows it, else konnectivity's."""
+        return MuxAgentTalk(self) if choose(alpn, self._only) else GrpcAgentTalk(self)
 
-    def told(self, message: Control) -> None:
-        """Take Welcome, once; a refusal; a change of membership; the rest both sides know."""
-        kind = message.WhichOneof("message")
-        if kind == "welcome":
-            if self.ready:
-                raise ProtocolError("link: second welcome")
-            self._welcome(message.welcome)
-        elif kind == "refusal":
-            self.lost(f"refused by the server: {message.refusal.reason}", LinkStage.REFUSED)
-        elif kind == "membership":
-            self.server_count = max(1, message.membership.server_count)
-            self._on_membership()
-        else:
-            super().told(message)
-
-    def _welcome(self, welcome: Welcome) -> None:
-        if not welcome.server_id:
+    def welcome(self, server_id: str, server_count: int) -> None:
+        """The server said who it is, and how many there are."""
+        if not server_id:
             raise ProtocolError("link: welcome without a server id")
-        self.server_id = ServerId(welcome.server_id)
-        self.server_count = max(1, welcome.server_count)
-        session = self.session
-        assert session is not None
-        if welcome.stream_window:
-            session.first_window = min(session.first_window, welcome.stream_window)
+        self.server_id = ServerId(server_id)
+        self.server_count = max(1, server_count)
         self.spare = not self._claim(self)
         if self.spare:
             # Before the first ping, so that its answer also says: no further dial is coming.
@@ -133,12 +107,16 @@ class ServerLink(Link):
         if not self.welcomed.done():
             self.welcomed.set_result(None)
 
+    def members_changed(self, server_count: int) -> None:
+        """There are more or fewer servers now."""
+        self.server_count = max(1, server_count)
+        self._on_membership()
+
     @property
     def unused(self) -> bool:
         """A spare link whose server knows that it is one, with nothing left to serve."""
-        session = self.session
-        told = session is not None and session.round_trip_s > 0.0
-        return self.spare and told and self.load <= 1  # one is the control stream
+        told = self.talk is not None and self.talk.round_trip_s > 0.0
+        return self.spare and told and not self.load
 
     def _report(self, link: Link) -> None:
         if not self.welcomed.done():
@@ -156,16 +134,52 @@ async def connect(
     *,
     server_hostname: str,
     greeting: Greeting,
-    on_dial: Callable[[IncomingDial], None],
+    on_dial: Callable[[Incoming], None],
     claim: Callable[[ServerLink], bool] = _wanted,
     on_membership: Callable[[], None] = _unheard,
+    only: str = "auto",
+    packets: Packets | None = None,
     limits: Limits = Limits(),
+    through: Callable[[], Awaitable[socket.socket]] | None = None,
 ) -> ServerLink:
     """Connect to one address of a server and wait until it said Welcome; see ServerLink.
+
+    ``through`` makes the connection instead, by way of a proxy.
 
     Raises:
         LinkError: it could not be reached, is not a server of ours, or refused us.
     """
+    sock = await (through() if through is not None else _reach(loop, poller, address))
+    try:
+        link = ServerLink(
+            loop,
+            poller,
+            sock,
+            context,
+            server_hostname=server_hostname,
+            greeting=greeting,
+            on_dial=on_dial,
+            claim=claim,
+            on_membership=on_membership,
+            only=only,
+            packets=packets,
+            limits=limits,
+        )
+    except BaseException:
+        poller.close(sock)
+        raise
+    link.carrier.read_again()  # what came while nobody owned the socket made its edge already
+    try:
+        await asyncio.shield(link.welcomed)
+    except asyncio.CancelledError:
+        link.close("cancelled")
+        raise
+    return link
+
+
+async def _reach(
+    loop: asyncio.AbstractEventLoop, poller: Poller, address: Address
+) -> socket.socket:
     reached: asyncio.Future[socket.socket] = loop.create_future()
 
     def connected(sock: socket.socket, events: int) -> None:
@@ -182,28 +196,9 @@ async def connect(
         loop, poller, [address], timeout_s=_CONNECT_S, connected=connected, failed=failed
     )
     try:
-        sock = await reached
+        return await reached
     except asyncio.CancelledError:
         attempt.cancel()
         if reached.done() and not reached.cancelled() and reached.exception() is None:
             poller.close(reached.result())  # connected, and cancelled before we were told
         raise
-    link = ServerLink(
-        loop,
-        poller,
-        sock,
-        context,
-        server_hostname=server_hostname,
-        greeting=greeting,
-        on_dial=on_dial,
-        claim=claim,
-        on_membership=on_membership,
-        limits=limits,
-    )
-    link.carrier.read_again()  # what came while nobody owned the socket made its edge already
-    try:
-        await asyncio.shield(link.welcomed)
-    except asyncio.CancelledError:
-        link.close("cancelled")
-        raise
-    return link

@@ -7,10 +7,12 @@ it means "not done" and the dial may be tried elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from isthmus.errors import DialFailure
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
+from isthmus.values import Identity
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 
@@ -64,7 +66,7 @@ class AnswerReader(Early):
 
 
 class IncomingDial:
-    """The accepter's side of one dial: who wants to go where, and the way to answer."""
+    """The accepter's side of one dial: who wants to go where, and the way to answer it."""
 
     __slots__ = ("answered", "dial", "link_id", "on_cancelled", "stream")
 
@@ -75,10 +77,31 @@ class IncomingDial:
         self.answered = False
         self.on_cancelled: Callable[[], None] | None = None
 
-    def accept(self, address: str) -> None:
+    @property
+    def host(self) -> str:
+        """Where it wants to go."""
+        return self.dial.host
+
+    @property
+    def port(self) -> int:
+        """Where it wants to go."""
+        return self.dial.port
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the other program waits for the answer; 0 if it did not say."""
+        return self.dial.timeout_ms / 1000
+
+    @property
+    def requester(self) -> Identity:
+        """Who wants it, as the other program says."""
+        return _identity(self.dial.requester, tuple(self.dial.requester_groups))
+
+    def accept(self, address: str) -> Stream:
         """Say that the target is reached; raw bytes follow."""
         self._settle()
-        self.stream.write(to_bytes(DialResult(address=address)))
+        self.stream.write(_success(address))
+        return self.stream
 
     def refuse(self, failure: DialFailure, detail: str) -> None:
         """Say why not, and end the stream cleanly."""
@@ -90,6 +113,17 @@ class IncomingDial:
     def _settle(self) -> None:
         self.answered = True
         self.on_cancelled = None
+
+
+@lru_cache(maxsize=1024)
+def _identity(name: str, groups: tuple[str, ...]) -> Identity:
+    return Identity(name, groups)
+
+
+@lru_cache(maxsize=1024)
+def _success(address: str) -> bytes:
+    """The answer to a dial that succeeded; the same targets are dialed again and again."""
+    return to_bytes(DialResult(address=address))
 
 
 DialTold = Callable[["DialReader", IncomingDial], None]

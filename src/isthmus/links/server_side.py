@@ -1,4 +1,4 @@
-"""The server's side of a link: waits for Hello, answers Welcome, knows the agent."""
+"""The server's side of a link: learns who the agent is, and whether it is welcome."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isthmus import __version__
 from isthmus.config.identifiers import Identifiers
-from isthmus.errors import ProtocolError
-from isthmus.links.dials import IncomingDial
-from isthmus.links.link import STREAM_WINDOW_BYTES, Link
+from isthmus.links.grpc_server import GrpcServerTalk
+from isthmus.links.link import Link
+from isthmus.links.mux_server import MuxServerTalk
+from isthmus.links.talk import Incoming, choose
 from isthmus.net.poller import Poller
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
-from isthmus.wire.link_pb2 import Control, Hello, Refusal, Welcome
 
 _MAX_ID_CHARS = 253
 
@@ -29,6 +28,15 @@ class Membership:
     server_id: ServerId
     server_count: int = 1
     servers: tuple[str, ...] = ()
+
+
+#: Asks whether an agent with this token is welcome; answers "" or why not, now or later.
+Admit = Callable[["AgentLink", str, Callable[[str], None]], None]
+
+
+def _everybody(link: AgentLink, token: str, decided: Callable[[str], None]) -> None:
+    """Admit every agent that TLS admitted."""
+    decided("")
 
 
 class AgentLink(Link):
@@ -43,16 +51,23 @@ class AgentLink(Link):
         *,
         membership: Callable[[], Membership],
         on_ready: Callable[[AgentLink], None],
-        on_dial: Callable[[IncomingDial], None],
+        on_dial: Callable[[Incoming], None],
         on_closed: Callable[[Link], None],
+        admit: Admit = _everybody,
+        only: str = "auto",
+        packets: Packets | None = None,
         limits: Limits = Limits(),
     ) -> None:
         self.agent_id = AgentId("")
         self.identifiers = Identifiers()
         self.labels: dict[str, str] = {}
         self.version = ""
+        self.is_extra = False  # this agent has another link already
+        self.packets = packets if packets is not None else Packets()
         self._membership = membership
         self._on_ready = on_ready
+        self._admit = admit
+        self._only = only
         super().__init__(
             loop,
             poller,
@@ -64,49 +79,41 @@ class AgentLink(Link):
             limits=limits,
         )
 
-    def begin(self) -> None:
-        """Begin our streams small; the agent opens the control stream."""
-        assert self.session is not None
-        self.session.first_window = STREAM_WINDOW_BYTES
+    def choose_talk(self, alpn: str | None) -> MuxServerTalk | GrpcServerTalk:
+        """Our own protocol with our own agents, konnectivity's with every other."""
+        return MuxServerTalk(self) if choose(alpn, self._only) else GrpcServerTalk(self)
 
-    def accept_stream(self, stream: Stream) -> None:
-        """The first stream is the control stream, every other is a dial."""
-        if self._control is None:
-            self.attach_control(stream)
-        else:
-            super().accept_stream(stream)
+    def greeted(
+        self,
+        *,
+        agent_id: str,
+        identifiers: Identifiers,
+        labels: dict[str, str],
+        version: str,
+        token: str,
+    ) -> None:
+        """The agent said who it is: see whether it is welcome."""
+        if not 0 < len(agent_id) <= _MAX_ID_CHARS:
+            self.refuse("agent id is empty or too long")
+            return
+        self.agent_id = AgentId(agent_id)
+        self.identifiers = identifiers
+        self.labels = labels
+        self.version = version
+        self._admit(self, token, self._decided)
 
-    def told(self, message: Control) -> None:
-        """Take Hello, once; the rest both sides know."""
-        if message.HasField("hello"):
-            if self.agent_id:
-                raise ProtocolError("link: second hello")
-            self._greeted(message.hello)
-        elif not self.agent_id:
-            raise ProtocolError("link: hello expected first")
-        else:
-            super().told(message)
-
-    def _greeted(self, hello: Hello) -> None:
-        if not 0 < len(hello.agent_id) <= _MAX_ID_CHARS:
-            self.tell(Control(refusal=Refusal(reason="agent id is empty or too long")))
-            raise ProtocolError("link: agent id is empty or too long")
-        self.agent_id = AgentId(hello.agent_id)
-        self.identifiers = Identifiers.read_lenient(hello.identifiers)
-        self.labels = dict(hello.labels)
-        self.version = hello.version
-        membership = self._membership()
-        self.tell(
-            Control(
-                welcome=Welcome(
-                    server_id=membership.server_id,
-                    server_count=membership.server_count,
-                    servers=membership.servers,
-                    stream_window=STREAM_WINDOW_BYTES,
-                    max_streams=self._limits.max_streams,
-                    version=__version__,
-                )
-            )
-        )
+    def _decided(self, refusal: str) -> None:
+        if self.closed_because or self._closing:
+            return  # it did not wait for the verdict
+        if refusal:
+            self.refuse(refusal)
+            return
+        assert isinstance(self.talk, MuxServerTalk | GrpcServerTalk)
+        self.talk.welcome(self._membership())
         self.be_ready()
         self._on_ready(self)
+
+    def tell_membership(self) -> None:
+        """The set of servers changed: tell an agent that can hear it."""
+        if self.ready and isinstance(self.talk, MuxServerTalk):
+            self.talk.tell_membership(self._membership())

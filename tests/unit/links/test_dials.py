@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.links.dials import AnswerReader, DialReader, IncomingDial
-from isthmus.links.link import join_early
+from isthmus.links.mux import join_early
 from isthmus.testing.carriers import MemoryLink
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import Ending, join

@@ -6,32 +6,23 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import pytest
+from linkbench import GRPC, MUX, Bench, run
 
 from isthmus.app import pki
 from isthmus.errors import LinkError, LinkStage
 from isthmus.links import link as link_module
-from isthmus.links.agent_side import Greeting, ServerLink, connect
-from isthmus.links.dials import IncomingDial
-from isthmus.links.link import ENDINGS, REASONS, Link
-from isthmus.links.server_side import AgentLink, Membership
-from isthmus.net.connect import Address, literal
-from isthmus.net.contexts import TlsFiles, client_context, server_context
-from isthmus.net.listen import Listener, bind_tcp
-from isthmus.net.poller import Poller
+from isthmus.links import mux as mux_module
+from isthmus.links.link import Link
+from isthmus.links.mux import ENDINGS, REASONS, MuxTalk
+from isthmus.links.server_side import Membership
+from isthmus.net.connect import literal
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import Ending, join
-from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
-from isthmus.wire.link import ALPN
+from isthmus.values import DialId, HostPort, Identity, ServerId
 from isthmus.wire.link_pb2 import Control, DialResult, Ended
-from isthmus.wire.link_pb2 import Membership as Members
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
-    return pki.init(tmp_path_factory.mktemp("pki"))
 
 
 def test_every_ending_has_its_own_reason_on_the_wire() -> None:
@@ -39,92 +30,6 @@ def test_every_ending_has_its_own_reason_on_the_wire() -> None:
     assert len(set(REASONS.values())) == len(REASONS)
     assert {REASONS[ending] for ending in ENDINGS.values()} == set(ENDINGS)
     assert Ended.UNKNOWN not in ENDINGS  # an unknown reason is a reset
-
-
-class Bench:
-    """A listener of server sides, and what happened to them."""
-
-    def __init__(self, files: pki.PkiFiles) -> None:
-        self.files = files
-        self.loop = asyncio.get_running_loop()
-        self.poller = Poller(self.loop)
-        self.membership = Membership(server_id=ServerId("server"), server_count=3)
-        self.accepted: list[AgentLink] = []
-        self.ready: list[AgentLink] = []
-        self.gone: list[Link] = []
-        self.dials: list[IncomingDial] = []
-        self.links: list[ServerLink] = []
-        tls = TlsFiles(str(files.server_cert), str(files.server_key), str(files.ca_cert))
-        self._context = server_context(tls, alpn=(ALPN,))
-        (sock,) = bind_tcp("127.0.0.1", 0, flag="--port")
-        self._listener = Listener(self.loop, sock, self._accept)
-        self.address: Address = literal("127.0.0.1", self._listener.port)
-
-    def _accept(self, sock: socket.socket) -> None:
-        self.accepted.append(
-            AgentLink(
-                self.loop,
-                self.poller,
-                sock,
-                self._context,
-                membership=lambda: self.membership,
-                on_ready=self.ready.append,
-                on_dial=self.dials.append,
-                on_closed=self.gone.append,
-            )
-        )
-
-    async def connect(
-        self, *, agent_id: str = "agent", alpn: str = ALPN, address: Address | None = None
-    ) -> ServerLink:
-        files = self.files
-        tls = TlsFiles(str(files.agent_cert), str(files.agent_key), str(files.ca_cert))
-        link = await connect(
-            self.loop,
-            self.poller,
-            address or self.address,
-            client_context(tls, alpn=(alpn,)),
-            server_hostname="localhost",
-            greeting=Greeting(agent_id=AgentId(agent_id), identifiers="host=n1"),
-            on_dial=self.dials.append,
-        )
-        self.links.append(link)
-        return link
-
-    async def linked(self) -> tuple[AgentLink, ServerLink]:
-        agent_side = await self.connect()
-        return self.ready[-1], agent_side
-
-    async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(20):
-            while not holds():
-                await asyncio.sleep(0.001)
-
-    async def close(self) -> None:
-        self._listener.stop()
-        for link in (*self.links, *self.accepted):
-            link.close("test over")
-        await self.until(lambda: len(self.gone) == len(self.accepted))
-        await self.until(lambda: len(self.poller) == 0)
-        self.poller.shut_down()
-
-
-@contextlib.asynccontextmanager
-async def bench(files: pki.PkiFiles) -> AsyncIterator[Bench]:
-    made = Bench(files)
-    try:
-        async with asyncio.timeout(30):
-            yield made
-    finally:
-        await made.close()
-
-
-def run(files: pki.PkiFiles, test: Callable[[Bench], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with bench(files) as made:
-            await test(made)
-
-    asyncio.run(main())
 
 
 def ask(link: Link, answers: list[DialResult | None]) -> object:
@@ -135,6 +40,11 @@ def ask(link: Link, answers: list[DialResult | None]) -> object:
         requester=Identity("who", ("group",)),
         told=answers.append,
     )
+
+
+def mux(link: Link) -> MuxTalk:
+    assert isinstance(link.talk, MuxTalk)
+    return link.talk
 
 
 def test_hello_and_welcome_say_who_is_there(files: pki.PkiFiles) -> None:
@@ -178,8 +88,7 @@ def test_the_reason_of_a_reset_comes_before_it(files: pki.PkiFiles, reason: Endi
         await bench.until(lambda: bench.dials)
         far = MemoryEnd()
         join(bench.dials[0].stream, far)
-        assert server_side.session is not None
-        stream = next(s for s in server_side.session.streams.values() if s.id % 2 == 0)
+        stream = next(s for s in mux(server_side).session.streams.values() if s.id % 2 == 0)
         stream.abort(reason)
         await bench.until(lambda: far.aborted)
         assert far.aborted is reason
@@ -205,10 +114,11 @@ def is_full(link: Link) -> bool:
 def test_a_full_link_says_so(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
         server_side, _ = await bench.linked()
-        assert server_side.session is not None and not is_full(server_side)
-        server_side.session.limits = type(server_side.session.limits)(max_streams=2)
-        assert ask(server_side, []) is not None
-        assert (server_side.can_open, server_side.load) == (False, 2)
+        assert not is_full(server_side)
+        session = mux(server_side).session
+        session.limits = replace(session.limits, max_streams=2)
+        assert ask(server_side, []) is not None  # the control stream is the other
+        assert (server_side.can_open, server_side.load) == (False, 1)
         assert is_full(server_side)
 
     run(files, test)
@@ -217,7 +127,8 @@ def test_a_full_link_says_so(files: pki.PkiFiles) -> None:
 def test_a_change_of_membership_is_heard(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
         server_side, agent_side = await bench.linked()
-        server_side.tell(Control(membership=Members(server_count=5)))
+        bench.membership = Membership(server_id=ServerId("server"), server_count=5)
+        server_side.tell_membership()
         await bench.until(lambda: agent_side.server_count == 5)
 
     run(files, test)
@@ -239,18 +150,39 @@ def test_an_agent_without_a_name_is_refused(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
         with pytest.raises(LinkError) as failed:
             await bench.connect(agent_id="")
-        assert failed.value.stage in (LinkStage.REFUSED, LinkStage.PROTOCOL)
+        assert failed.value.stage is LinkStage.REFUSED
+        assert str(failed.value) == "refused by the server: agent id is empty or too long"
         await bench.until(lambda: bench.gone)
-        assert bench.gone[0].stage is LinkStage.PROTOCOL and not bench.ready
+        (gone,) = bench.gone
+        assert gone.stage is LinkStage.REFUSED and not gone.orderly and not bench.ready
 
     run(files, test)
 
 
-def test_another_protocol_is_refused(files: pki.PkiFiles) -> None:
+@pytest.mark.parametrize(("ours", "theirs"), [("mux", "grpc"), ("grpc", "mux")])
+def test_another_protocol_than_the_one_asked_for_is_refused(
+    files: pki.PkiFiles, ours: str, theirs: str
+) -> None:
     async def test(bench: Bench) -> None:
-        with pytest.raises(LinkError) as failed:
-            await bench.connect(alpn="h2")
+        with pytest.raises(LinkError, match=f"--link={theirs}") as failed:
+            await bench.connect(alpn=MUX if ours == "mux" else GRPC, only=theirs)
         assert failed.value.stage is LinkStage.TLS
+        bench.settings["only"] = theirs
+        with pytest.raises(LinkError):
+            await bench.connect(alpn=MUX if ours == "mux" else GRPC)
+        await bench.until(lambda: len(bench.gone) == 2)
+        assert bench.gone[1].stage is LinkStage.TLS
+        assert bench.gone[1].closed_because.startswith("peer does not speak what --link=")
+
+    run(files, test)
+
+
+@pytest.mark.parametrize("only", ["mux", "auto"])
+def test_what_is_asked_for_and_negotiated_is_spoken(files: pki.PkiFiles, only: str) -> None:
+    async def test(bench: Bench) -> None:
+        bench.settings["only"] = only
+        link = await bench.connect(alpn=(*MUX, *GRPC), only=only)
+        assert link.talk is not None and link.talk.name == "mux"
 
     run(files, test)
 
@@ -288,7 +220,8 @@ def test_cancelled_at_any_moment_it_leaves_nothing(files: pki.PkiFiles, turns: i
         connecting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             (await connecting).close("too late")
-        await bench.until(lambda: len(bench.gone) == len(bench.accepted) and not bench.poller)
+        await bench.until(lambda: len(bench.gone) == len(bench.accepted))
+        await bench.until(lambda: len(bench.poller) == 1)  # the listener
         await bench.until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
     run(files, test)
@@ -297,9 +230,9 @@ def test_cancelled_at_any_moment_it_leaves_nothing(files: pki.PkiFiles, turns: i
 def test_a_stream_that_never_says_what_for_is_reset(files: pki.PkiFiles) -> None:
     async def test(made: Bench) -> None:
         server_side, agent_side = await made.linked()
-        server_side._undialed._timeout_s = server_side._undialed._grain_s = 0.01
-        assert agent_side.session is not None
-        stream = agent_side.session.open()
+        undialed = mux(server_side)._undialed
+        undialed._timeout_s = undialed._grain_s = 0.01
+        stream = mux(agent_side).session.open()
         assert stream is not None
         await made.until(lambda: stream.ending)
         assert stream.ending is Ending.TIMED_OUT
@@ -311,15 +244,16 @@ def test_a_stream_that_never_says_what_for_is_reset(files: pki.PkiFiles) -> None
 def test_a_peer_that_does_not_read_the_control_stream_is_dropped(
     files: pki.PkiFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "MOST_CONTROL_BYTES", 1000)
+    monkeypatch.setattr(mux_module, "MOST_CONTROL_BYTES", 1000)
 
     async def test(made: Bench) -> None:
         server_side, _ = await made.linked()
-        assert server_side._control is not None
-        server_side._control.credit = 0  # the peer gave none
-        server_side._control.reserve = 0
+        talk = mux(server_side)
+        assert talk.control is not None
+        talk.control.credit = 0  # the peer gave none
+        talk.control.reserve = 0
         for _ in range(1000):
-            server_side.tell(Control(drain={}))
+            talk.tell(Control(drain={}))
         assert server_side.closed_because == "peer does not read the control stream"
         assert server_side.stage is LinkStage.PROTOCOL
 
@@ -329,8 +263,7 @@ def test_a_peer_that_does_not_read_the_control_stream_is_dropped(
 def test_a_link_whose_ids_are_used_up_makes_way_for_another(files: pki.PkiFiles) -> None:
     async def test(made: Bench) -> None:
         server_side, agent_side = await made.linked()
-        assert server_side.session is not None
-        server_side.session._next_id = 2**31 - 2
+        mux(server_side).session._next_id = 2**31 - 2
         server_side._tick()
         await made.until(lambda: server_side.closed_because and agent_side.closed_because)
         assert server_side.closed_because == "stream ids are used up"

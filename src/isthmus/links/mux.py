@@ -1,0 +1,247 @@
+"""A conversation by isthmus/1: a mux session whose first stream is for control, others for dials.
+
+What both sides share; links/mux_server.py and links/mux_agent.py add hello and welcome.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from isthmus.errors import LinkStage
+from isthmus.links.dials import AnswerReader, DialReader, IncomingDial
+from isthmus.links.talk import Told
+from isthmus.net.deadlines import Deadlines
+from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.session import Session
+from isthmus.tunnel.stream import Stream
+from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.link import take_message, to_bytes
+from isthmus.wire.link_pb2 import Control, Dial, Ended
+from isthmus.wire.yamux import GoAwayCode
+
+if TYPE_CHECKING:
+    from isthmus.links.link import Link
+
+#: What our own senders begin a stream with (Welcome.stream_window), and when its receiver says
+#: that it may go on: at half, or both would wait for the other.
+STREAM_WINDOW_BYTES = 64 * 1024
+MOST_CONTROL_BYTES = 1024 * 1024
+#: With fewer stream ids left than this, a link is replaced when it is idle (2³¹ in all).
+FEW_IDS = 2**20
+_DIAL_S = 10.0
+
+REASONS = {
+    Ending.CLEAN: Ended.UNKNOWN,
+    Ending.RESET: Ended.RESET,
+    Ending.LINK_LOST: Ended.LINK_LOST,
+    Ending.TIMED_OUT: Ended.TIMED_OUT,
+    Ending.STALLED: Ended.STALLED,
+    Ending.PROTOCOL: Ended.PROTOCOL,
+    Ending.DRAINED: Ended.DRAINED,
+    Ending.CANCELLED: Ended.CANCELLED,
+    Ending.ADMIN: Ended.ADMIN,
+}
+ENDINGS = {reason: ending for ending, reason in REASONS.items() if ending is not Ending.CLEAN}
+
+
+class ControlReader(Early):
+    """The peer of the control stream: reads its messages as they become whole."""
+
+    __slots__ = ("_talk",)
+
+    def __init__(self, talk: MuxTalk) -> None:
+        super().__init__()
+        self._talk = talk
+
+    def write(self, data: bytes) -> bool:
+        """Read messages.
+
+        Raises:
+            ProtocolError: what came is no control message; the link catches it.
+        """
+        self.buffer += data
+        while (message := take_message(self.buffer, Control)) is not None:
+            self._talk.told(message)
+        return True
+
+    def write_eof(self) -> None:
+        """The end of the control stream is the end of the link."""
+        self._talk.link.lost("control stream ended")
+
+    def abort(self, reason: Ending) -> None:
+        """The end of the control stream is the end of the link."""
+        self._talk.link.lost("control stream reset")
+
+
+class MuxTalk:
+    """One side of the conversation; see talk.Talk."""
+
+    name = "mux"
+
+    def __init__(self, link: Link, *, client: bool) -> None:
+        self.link = link
+        self.control: Stream | None = None
+        self._undialed: Deadlines[DialReader] = Deadlines(link.loop, _DIAL_S, DialReader.too_late)
+        self.session = Session(
+            link.carrier,
+            client=client,
+            clock=time.monotonic,  # the loop counts milliseconds, a round trip takes less
+            on_stream=self.accept_stream,
+            limits=link.limits,
+            explain_reset=self._explain,
+        )
+        self.session.first_update_bytes = STREAM_WINDOW_BYTES // 2
+
+    # State.
+
+    @property
+    def can_open(self) -> bool:
+        """One more stream can be opened."""
+        return self.session.can_open
+
+    @property
+    def full(self) -> bool:
+        """It carries all the streams it can."""
+        session = self.session
+        return not (session.can_open or session.closed or session.remote_draining)
+
+    @property
+    def load(self) -> int:
+        """How many streams it carries, without the one for control."""
+        # A lost session has dropped them all, the one for control too.
+        return max(0, len(self.session.streams) - (self.control is not None))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that full sinks have not taken."""
+        return self.session.held
+
+    @property
+    def round_trip_s(self) -> float:
+        """The last round trip."""
+        return self.session.round_trip_s
+
+    @property
+    def peer_drains(self) -> bool:
+        """The peer sent go-away."""
+        return self.session.remote_draining
+
+    @property
+    def worn(self) -> bool:
+        """Few stream ids are left."""
+        return self.session.ids_left < FEW_IDS
+
+    @property
+    def unsent(self) -> bool:
+        """Frames or data wait for the carrier."""
+        return self.session.unsent
+
+    # The control stream.
+
+    def begin(self) -> None:
+        """The session is up: start the control conversation."""
+        raise NotImplementedError
+
+    def told(self, message: Control) -> None:
+        """Take one control message that both sides know."""
+        kind = message.WhichOneof("message")
+        if kind == "ended":
+            if message.ended.stream in self.session.streams:
+                reason = ENDINGS.get(message.ended.reason, Ending.RESET)
+                self.session.reasons[message.ended.stream] = reason
+        elif kind == "drain":
+            self.link.draining = True
+
+    def tell(self, message: Control) -> None:
+        """Send one control message."""
+        if self.control is not None:
+            self.control.write(to_bytes(message))
+            if self.control.backlog_bytes > MOST_CONTROL_BYTES:
+                self.link.lost("peer does not read the control stream", LinkStage.PROTOCOL)
+
+    def attach_control(self, stream: Stream) -> None:
+        """This stream is the control stream."""
+        self.control = stream
+        reader = ControlReader(self)
+        reader.peer = stream
+        stream.peer = reader
+        stream.start()
+
+    def be_ready(self) -> None:
+        """Measure the round trip."""
+        self.session.ping()
+
+    def drain(self) -> None:
+        """Take no new dials; what is open goes on."""
+        self.tell(Control(drain={}))
+        self.session.go_away()
+
+    def go_away(self) -> None:
+        """Open nothing more."""
+        self.session.go_away()
+
+    def violated(self) -> None:
+        """Say so before the link is closed."""
+        self.session.go_away(GoAwayCode.PROTOCOL_ERROR)
+
+    def refuse(self, reason: str) -> None:
+        """Only a server refuses."""
+
+    def flush(self) -> None:
+        """Write out what was said."""
+        self.session.flush()
+
+    def tick(self) -> bool:
+        """Ping, and reset what went quiet."""
+        return self.session.tick()
+
+    def lost(self, reason: Ending) -> None:
+        """The carrier is gone."""
+        self._undialed.take_all()
+        self.session.lost(reason)
+
+    def _explain(self, stream: Stream, reason: Ending) -> None:
+        if stream is not self.control:
+            self.tell(Control(ended=Ended(stream=stream.id, reason=REASONS[reason])))
+
+    # Dials.
+
+    def open_dial(
+        self,
+        target: HostPort,
+        *,
+        dial_id: DialId,
+        timeout_s: float,
+        requester: Identity,
+        told: Told,
+    ) -> Stream | None:
+        """Ask the peer to dial; None when the link cannot take one more stream."""
+        dial = Dial(
+            host=target.host,
+            port=target.port,
+            dial_id=dial_id,
+            timeout_ms=int(timeout_s * 1000),
+            requester=requester.name,
+            requester_groups=requester.groups,
+        )
+        return self.session.open(AnswerReader(told), to_bytes(dial))
+
+    def accept_stream(self, stream: Stream) -> None:
+        """Read a dial from a stream that the peer opened."""
+        if not self.link.ready:
+            stream.abort(Ending.PROTOCOL)
+            return
+        reader = DialReader(stream, self.link.id, self._dialed)
+        join_early(stream, reader)
+        self._undialed.add(reader)
+
+    def _dialed(self, reader: DialReader, incoming: IncomingDial) -> None:
+        self._undialed.remove(reader)
+        self.link.on_dial(incoming)
+
+
+def join_early(stream: Stream, reader: Early) -> None:
+    """Put a handshake reader in the place of the plain keeper of a stream."""
+    stream._early = stream.peer = reader
+    reader.peer = stream

@@ -1,0 +1,89 @@
+"""The server's side of a mux conversation: waits for Hello, answers Welcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isthmus import __version__
+from isthmus.config.identifiers import Identifiers
+from isthmus.errors import ProtocolError
+from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
+from isthmus.tunnel.stream import Stream
+from isthmus.wire.link_pb2 import Control, Refusal, Welcome
+from isthmus.wire.link_pb2 import Membership as MembershipMessage
+
+if TYPE_CHECKING:
+    from isthmus.links.server_side import AgentLink, Membership
+
+
+class MuxServerTalk(MuxTalk):
+    """See talk.Talk."""
+
+    def __init__(self, link: AgentLink) -> None:
+        super().__init__(link, client=False)
+        self._agent_link = link
+        self._greeted = False
+
+    def begin(self) -> None:
+        """Begin our streams small; the agent opens the control stream."""
+        self.session.first_window = STREAM_WINDOW_BYTES
+
+    def accept_stream(self, stream: Stream) -> None:
+        """The first stream is the control stream, every other is a dial."""
+        if self.control is None:
+            self.attach_control(stream)
+        else:
+            super().accept_stream(stream)
+
+    def told(self, message: Control) -> None:
+        """Take Hello, once; the rest both sides know."""
+        if message.HasField("hello"):
+            if self._greeted:
+                raise ProtocolError("link: second hello")
+            self._greeted = True
+            hello = message.hello
+            try:
+                identifiers = Identifiers.read_claim(hello.identifiers)
+            except ValueError as exc:
+                self.link.refuse(f"identifiers: {exc}")
+                return
+            self._agent_link.greeted(
+                agent_id=hello.agent_id,
+                identifiers=identifiers,
+                labels=dict(hello.labels),
+                version=hello.version,
+                token=hello.token,
+            )
+        elif not self._greeted:
+            raise ProtocolError("link: hello expected first")
+        else:
+            super().told(message)
+
+    def welcome(self, membership: Membership) -> None:
+        """Say who we are, and how many."""
+        self.tell(
+            Control(
+                welcome=Welcome(
+                    server_id=membership.server_id,
+                    server_count=membership.server_count,
+                    servers=membership.servers,
+                    stream_window=STREAM_WINDOW_BYTES,
+                    max_streams=self.link.limits.max_streams,
+                    version=__version__,
+                )
+            )
+        )
+
+    def tell_membership(self, membership: Membership) -> None:
+        """The set of servers changed."""
+        self.tell(
+            Control(
+                membership=MembershipMessage(
+                    server_count=membership.server_count, servers=membership.servers
+                )
+            )
+        )
+
+    def refuse(self, reason: str) -> None:
+        """Say why the agent is not welcome."""
+        self.tell(Control(refusal=Refusal(reason=reason)))

@@ -1,0 +1,145 @@
+"""What a link's two programs say to each other: the one interface of mux and gRPC links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from isthmus.errors import DialFailure, ProtocolError
+from isthmus.net.carriers import Carried
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.link import ALPN
+from isthmus.wire.link_pb2 import DialResult
+
+Told = Callable[[DialResult | None], None]
+
+
+def choose(alpn: str | None, only: str) -> bool:
+    """Tell whether it is our own protocol that was negotiated; ``only`` is ``--link``'s value.
+
+    A peer that negotiated nothing knows no ALPN, or nothing that we offered: only konnectivity's
+    may be meant, and its first bytes will tell.
+
+    Raises:
+        ProtocolError: the peer does not speak the one that we are told to speak.
+    """
+    mux = alpn == ALPN
+    if only == ("grpc" if mux else "mux"):
+        raise ProtocolError(f"peer does not speak what --link={only} asks for (ALPN {alpn!r})")
+    return mux
+
+
+class Talk(Protocol):
+    """One side of a conversation over a link, from the TLS handshake to its end."""
+
+    @property
+    def name(self) -> str:
+        """``mux`` or ``grpc``."""
+
+    @property
+    def session(self) -> Carried:
+        """What the carrier feeds."""
+
+    @property
+    def can_open(self) -> bool:
+        """One more dial can be sent."""
+
+    @property
+    def full(self) -> bool:
+        """It carries all the dials it can, and would otherwise take more."""
+
+    @property
+    def load(self) -> int:
+        """How many dials and tunnels it carries."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that came and that full sinks have not taken."""
+
+    @property
+    def round_trip_s(self) -> float:
+        """The last round trip; 0 before the first."""
+
+    @property
+    def peer_drains(self) -> bool:
+        """The peer said that it takes nothing new."""
+
+    @property
+    def worn(self) -> bool:
+        """It should be replaced when it is idle."""
+
+    @property
+    def unsent(self) -> bool:
+        """Something waits for the carrier."""
+
+    def begin(self) -> None:
+        """The carrier is secured: say hello, or wait for it."""
+
+    def be_ready(self) -> None:
+        """Both have said hello."""
+
+    def open_dial(
+        self,
+        target: HostPort,
+        *,
+        dial_id: DialId,
+        timeout_s: float,
+        requester: Identity,
+        told: Told,
+    ) -> BaseEnd | None:
+        """Ask the peer to dial; None when it can take no more."""
+
+    def drain(self) -> None:
+        """Say that we take no new dials."""
+
+    def go_away(self) -> None:
+        """Say goodbye, in good order."""
+
+    def violated(self) -> None:
+        """Say that the peer broke the rules."""
+
+    def refuse(self, reason: str) -> None:
+        """Say why the peer is not welcome."""
+
+    def flush(self) -> None:
+        """Write out what was said."""
+
+    def tick(self) -> bool:
+        """Look after the conversation, once a second; False when the peer is dead."""
+
+    def lost(self, reason: Ending) -> None:
+        """The carrier is gone: reset every tunnel."""
+
+
+class Incoming(Protocol):
+    """A dial that the peer asks for, and the way to answer it."""
+
+    answered: bool
+    on_cancelled: Callable[[], None] | None
+
+    @property
+    def host(self) -> str:
+        """Where it wants to go."""
+
+    @property
+    def port(self) -> int:
+        """Where it wants to go."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the other program waits for the answer; 0 if it did not say."""
+
+    @property
+    def link_id(self) -> int:
+        """By which link it came."""
+
+    @property
+    def requester(self) -> Identity:
+        """Who wants it, as the other program says."""
+
+    def accept(self, address: str) -> BaseEnd:
+        """Say that the target is reached; gives the end to join to it."""
+
+    def refuse(self, failure: DialFailure, detail: str) -> None:
+        """Say why not."""

@@ -1,0 +1,210 @@
+"""Carriers: connections that carry many streams, plain or by TLS, feeding a session what they read.
+
+The session is pure (tunnel/session.py, tunnel/http2.py); who owns both hears of the handshake, of
+broken rules and of the end. Carriers are never paused, each of their streams is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from typing import Protocol
+
+from isthmus.errors import ProtocolError
+from isthmus.net.poller import Poller
+from isthmus.net.raw import MOST_LAST_READS, RawSocket
+from isthmus.net.tls import TlsSocket
+
+_READ_BYTES = 256 * 1024
+_buffer = memoryview(bytearray(_READ_BYTES))
+
+
+class Carried(Protocol):
+    """A session, as its carrier sees it."""
+
+    def heard(self) -> None:
+        """Bytes arrived."""
+
+    def receive(self, view: memoryview) -> None:
+        """Take them; raises ProtocolError."""
+
+    def flush(self) -> None:
+        """Write out what this batch of events made."""
+
+    def resume(self) -> None:
+        """There is room for more."""
+
+
+class CarrierOwner(Protocol):
+    """Who made a carrier."""
+
+    def secured(self) -> None:
+        """The TLS handshake is done."""
+
+    def insecure(self, error: ssl.SSLError) -> None:
+        """The TLS handshake failed."""
+
+    def violated(self, error: ProtocolError) -> None:
+        """The peer broke the protocol."""
+
+    def lost(self, why: str) -> None:
+        """The connection is gone, or the peer ended it."""
+
+
+class PlainCarrier(RawSocket):
+    """A carrier over a plain socket."""
+
+    __slots__ = ("bytes_in", "bytes_out", "owner", "said_goodbye", "session")
+
+    def __init__(self, owner: CarrierOwner, sock: socket.socket, poller: Poller) -> None:
+        self.owner = owner
+        self.session: Carried | None = None
+        self.said_goodbye = False
+        self.bytes_in = self.bytes_out = 0
+        super().__init__(sock, poller)
+
+    def readable(self) -> None:
+        """Read once and feed the session; the poller comes back if more may be there."""
+        try:
+            size = self.sock.recv_into(_buffer)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broken()
+            return
+        if not size:
+            self.owner.lost("closed by the peer")
+            return
+        self._feed(size)
+        if (size == _READ_BYTES or self.peer_shut) and not self.closed and not self._queued:
+            self._queued = True
+            self.poller.again(self.read_again)
+
+    def _feed(self, size: int) -> None:
+        session = self.session
+        if session is not None:
+            self.bytes_in += size
+            session.heard()
+            try:
+                session.receive(_buffer[:size])
+            except ProtocolError as exc:
+                self.owner.violated(exc)
+
+    def last_words(self) -> None:
+        """Feed what arrived before a reset."""
+        with contextlib.suppress(OSError):
+            for _ in range(MOST_LAST_READS):
+                size = self.sock.recv_into(_buffer)
+                if not size or self.closed:
+                    return
+                self._feed(size)
+
+    def send(self, data: bytes) -> bool:
+        """Send a batch of frames."""
+        if self.closed or self.said_goodbye:
+            return True
+        self.bytes_out += len(data)
+        return self.put(data)
+
+    def wake(self) -> None:
+        """Flush when the batch of events is over."""
+        self.poller.flush_later(self._flush_session)
+
+    def _flush_session(self) -> None:
+        if self.session is not None:
+            self.session.flush()
+
+    def say_goodbye(self) -> None:
+        """Close our direction after what is unsent, and read on, unheard, until the peer closes."""
+        self.said_goodbye = True
+        self.session = None
+        self.shut_write()
+
+    def drained(self) -> None:
+        """There is room for more."""
+        if self.session is not None:
+            self.session.resume()
+
+    def broken(self) -> None:
+        """The connection failed."""
+        self.owner.lost("connection lost")
+
+
+class TlsCarrier(TlsSocket):
+    """A carrier over TLS."""
+
+    __slots__ = ("bytes_in", "bytes_out", "owner", "said_goodbye", "session")
+
+    def __init__(
+        self,
+        owner: CarrierOwner,
+        sock: socket.socket,
+        poller: Poller,
+        context: ssl.SSLContext,
+        *,
+        server_hostname: str | None = None,
+    ) -> None:
+        self.owner = owner
+        self.session: Carried | None = None
+        self.said_goodbye = False
+        self.bytes_in = self.bytes_out = 0
+        super().__init__(
+            sock, poller, context, server_hostname=server_hostname, read_bytes=_READ_BYTES
+        )
+
+    def handshake_done(self) -> None:
+        """Tell the owner, who now knows which protocol it is."""
+        self.owner.secured()
+
+    def handshake_failed(self, error: ssl.SSLError) -> None:
+        """Tell the owner."""
+        self.owner.insecure(error)
+
+    def deliver(self, plain: memoryview) -> bool:
+        """Feed the session."""
+        session = self.session
+        if session is not None:
+            self.bytes_in += len(plain)
+            session.heard()
+            try:
+                session.receive(plain)
+            except ProtocolError as exc:
+                self.owner.violated(exc)
+        return True
+
+    def send(self, data: bytes) -> bool:
+        """Encrypt a batch of frames."""
+        if self.closed or self.said_goodbye:
+            return True
+        self.bytes_out += len(data)
+        return self.encrypt(data)
+
+    def wake(self) -> None:
+        """Flush when the batch of events is over."""
+        self.poller.flush_later(self._flush_session)
+
+    def _flush_session(self) -> None:
+        if self.session is not None:
+            self.session.flush()
+
+    def say_goodbye(self) -> None:
+        """Close our direction after what is unsent, and go on reading until the peer closes its."""
+        # Closing at once would lose what is unsent, and bytes that still arrive would make the
+        # kernel answer with a reset that overtakes even what it had taken.
+        self.said_goodbye = True
+        self.close_notify()
+        self.shut_write()
+
+    def drained(self) -> None:
+        """There is room for more."""
+        if self.session is not None:
+            self.session.resume()
+
+    def ended(self) -> None:
+        """The peer closed the connection."""
+        self.owner.lost("closed by the peer")
+
+    def broken(self) -> None:
+        """The connection failed."""
+        self.owner.lost("connection lost")

@@ -1,0 +1,298 @@
+"""Connections through an HTTP proxy: connect to it, ask for the target, hand the socket on.
+
+A plain proxy's own socket is handed on. With an https proxy the caller speaks its TLS inside ours:
+it gets one side of a socket pair, the other is joined to our TLS end, a tunnel as any other.
+
+Which proxy is asked for which host is core/proxies.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+from isthmus.core.proxies import ProxyAddress
+from isthmus.errors import DialFailure, LinkError, LinkStage, ProtocolError
+from isthmus.net.certificates import TlsFiles
+from isthmus.net.connect import Connecting
+from isthmus.net.contexts import client_context
+from isthmus.net.poller import HUP, Poller
+from isthmus.net.resolver import Resolver
+from isthmus.net.socket_end import SocketEnd
+from isthmus.net.tls import TlsEnd
+from isthmus.tunnel.end import GONE, Early, End, Ending, join
+from isthmus.values import HostPort
+from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
+
+TIMEOUT_S = 10.0
+#: How long a proxy may take for the last bytes of a user who has left.
+LINGER_S = 10.0
+_TCP_NOTSENT_LOWAT = 25
+_NOTSENT_LOWAT_BYTES = 128 * 1024
+
+
+async def connect_through(
+    loop: asyncio.AbstractEventLoop,
+    poller: Poller,
+    resolver: Resolver,
+    proxy: ProxyAddress,
+    target: HostPort,
+    *,
+    context: ssl.SSLContext | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> socket.socket:
+    """Connect to a target through a proxy; the proxy looks the target's name up.
+
+    The socket is non-blocking, no byte was read or written on it past the proxy's answer, and it
+    is closed by ``poller.close``. Its edges may have passed: whoever takes it has to read once.
+    With an https proxy it is a UNIX socket: options of TCP do not apply to it.
+
+    Args:
+        loop: the running loop, which is the poller's.
+        poller: watches the sockets.
+        resolver: looks the proxy's name up.
+        proxy: whom to ask.
+        target: whom to ask for.
+        context: for https proxies; None trusts the system's CAs, as they are now.
+        timeout_s: for everything, from the look-up to the answer.
+
+    Raises:
+        LinkError: there is no way through; the sentence names the proxy, and has its status line
+            if it answered.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            if proxy.scheme == "https" and context is None:
+                context = await asyncio.to_thread(system_context)
+            sock = await _reach(loop, poller, resolver, proxy, timeout_s)
+            return await _ask(loop, poller, sock, context, proxy, target)
+    except TimeoutError:
+        # Not a stage of its own: what the metrics call timed out is a server that said nothing.
+        raise _error(proxy, f"no way to {target} within {timeout_s:g} s") from None
+
+
+def system_context() -> ssl.SSLContext:
+    """Make a context for https proxies that trusts the system's CAs; reads files."""
+    return client_context(TlsFiles("", "", ""), alpn=("http/1.1",))
+
+
+def _error(proxy: ProxyAddress, why: str, stage: LinkStage = LinkStage.CONNECT) -> LinkError:
+    return LinkError(f"proxy {proxy}: {why}", stage)
+
+
+async def _reach(
+    loop: asyncio.AbstractEventLoop,
+    poller: Poller,
+    resolver: Resolver,
+    proxy: ProxyAddress,
+    timeout_s: float,
+) -> socket.socket:
+    """Connect to the proxy itself."""
+    try:
+        addresses = await resolver.addresses(proxy.at)
+    except OSError as exc:
+        raise _error(proxy, f"{DialFailure.UNRESOLVED.value}: {exc}") from exc
+    reached: asyncio.Future[socket.socket] = loop.create_future()
+
+    def connected(sock: socket.socket, events: int) -> None:
+        if reached.done():
+            poller.close(sock)
+        else:
+            reached.set_result(sock)
+
+    def failed(failure: DialFailure, detail: str) -> None:
+        if not reached.done():
+            reached.set_exception(_error(proxy, f"{failure.value}: {detail}"))
+
+    attempt = Connecting(
+        loop, poller, addresses, timeout_s=timeout_s, connected=connected, failed=failed
+    )
+    try:
+        return await reached
+    except asyncio.CancelledError:
+        attempt.cancel()
+        _discard(poller, reached)
+        raise
+
+
+async def _ask(
+    loop: asyncio.AbstractEventLoop,
+    poller: Poller,
+    sock: socket.socket,
+    context: ssl.SSLContext | None,
+    proxy: ProxyAddress,
+    target: HostPort,
+) -> socket.socket:
+    """Ask a connected proxy for the target."""
+    answered: asyncio.Future[socket.socket] = loop.create_future()
+    question = _Question(loop, proxy, target, answered)
+    end: _PlainProxy | _TlsProxy
+    if proxy.scheme == "https":
+        assert context is not None
+        end = question.end = _TlsProxy(sock, poller, context, question, proxy.at.host.rstrip("."))
+        end.begin()
+    else:
+        end = question.end = _PlainProxy(sock, poller, question)
+    end.write(question.asking.request)
+    end.read_again()  # what came while nobody owned the socket made its edge already
+    try:
+        return await answered
+    except asyncio.CancelledError:
+        if not _discard(poller, answered):
+            end.abort(Ending.CANCELLED)
+        raise
+    finally:
+        question.end = None  # which has it as its reader: freed at once, not by a collection
+
+
+def _discard(poller: Poller, future: asyncio.Future[socket.socket]) -> bool:
+    """Close the socket that came for somebody who was cancelled before hearing of it, if any."""
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return False
+    poller.close(future.result())
+    return True
+
+
+class _PlainProxy(SocketEnd):
+    """The connection to an http proxy, until the target is at its other end."""
+
+    # The poller keeps the events of whoever registered first: links want all edges.
+    always_out = True
+    __slots__ = ()
+
+    def become(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
+        """Stop reading there and then, and give the socket away."""
+        self.closed = True
+        self.peer, self._early = GONE, None
+        return self.sock
+
+
+class _TlsProxy(TlsEnd):
+    """The connection to an https proxy."""
+
+    __slots__ = ("error",)
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        context: ssl.SSLContext,
+        question: _Question,
+        server_hostname: str,
+    ) -> None:
+        self.error = ""
+        super().__init__(sock, poller, context, question, server_hostname=server_hostname)
+
+    def handshake_failed(self, error: ssl.SSLError) -> None:
+        """Keep it for the sentence."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            self.error = f"its certificate: {error.verify_message}"
+        else:
+            self.error = f"TLS: {error.reason or error}"
+
+    def become(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
+        """Join this end to a new pair of sockets and give its other side away."""
+        # Frames take turns before the kernel has them: leave little of them there.
+        self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_BYTES)
+        given, kept = socket.socketpair()
+        given.setblocking(False)
+        kept.setblocking(False)
+        join(self, _Inside(loop, kept, self.poller))
+        return given
+
+
+class _Inside(SocketEnd):
+    """Our side of the pair. When the user's is closed, so is the way to the proxy, soon."""
+
+    __slots__ = ("_left", "_loop")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, poller: Poller
+    ) -> None:
+        self._loop = loop
+        self._left = False
+        super().__init__(sock, poller)
+
+    def on_events(self, mask: int) -> None:
+        """Notice that the user has closed, even while nothing is read."""
+        if mask & HUP and not self._left:
+            self._left = True
+            # A proxy that takes nothing would keep the tunnel: nobody is left who would end it.
+            self._loop.call_later(LINGER_S, self._give_up, self.peer)
+        super().on_events(mask)
+
+    def _give_up(self, proxy: End) -> None:
+        self.abort(Ending.TIMED_OUT)
+        proxy.abort(Ending.TIMED_OUT)
+
+    def got_eof(self) -> None:
+        """Pass the half-close on; it is a whole one when nobody reads here any more."""
+        proxy = self.peer
+        super().got_eof()
+        if self.hung_up and isinstance(proxy, _TlsProxy):
+            proxy.got_eof()  # closes once the last bytes are out
+
+
+class _Question(Early):
+    """Reads the answer of a proxy that was asked; tells the future once."""
+
+    __slots__ = ("_answered", "_loop", "_proxy", "_target", "asking", "end")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        proxy: ProxyAddress,
+        target: HostPort,
+        answered: asyncio.Future[socket.socket],
+    ) -> None:
+        super().__init__()
+        self._loop = loop
+        self._proxy = proxy
+        self._target = target
+        self._answered = answered
+        self.asking = ConnectAsking(target, authorization=proxy.authorization)
+        self.end: _PlainProxy | _TlsProxy | None = None
+
+    def write(self, data: bytes) -> bool:
+        """Read on in the answer."""
+        if self._answered.done():
+            return True
+        try:
+            answer = self.asking.receive(data)
+        except ProtocolError as exc:
+            self._fail(str(exc))
+            return True
+        if answer is not None:
+            self._take(answer)
+        return True
+
+    def write_eof(self) -> None:
+        """It has nothing more to say."""
+        self._fail("closed the connection before it had answered")
+
+    def abort(self, reason: Ending) -> None:
+        """The connection failed, or the handshake did."""
+        tls_error = self.end.error if isinstance(self.end, _TlsProxy) else ""
+        if tls_error:
+            self._fail(tls_error, LinkStage.TLS)
+        else:
+            self._fail("the connection broke before it had answered")
+
+    def _take(self, answer: ConnectAnswer) -> None:
+        assert self.end is not None
+        if not answer.connected:
+            self._fail(f"answered {answer.line} for {self._target}")
+            return
+        try:
+            sock = self.end.become(self._loop)
+        except OSError as exc:  # out of descriptors
+            self._fail(str(exc))
+            return
+        self._answered.set_result(sock)
+
+    def _fail(self, why: str, stage: LinkStage = LinkStage.CONNECT) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(_error(self._proxy, why, stage))
+            if self.end is not None:
+                self.end.abort(Ending.PROTOCOL)
