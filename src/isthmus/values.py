@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from typing import NewType
 
@@ -91,6 +91,8 @@ class Identity:
     name: str
     groups: tuple[str, ...] = ()
     kind: str = "certificate"
+    #: The other names of a certificate.
+    sans: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"

@@ -25,11 +25,19 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
 
 
 @pytest.fixture(scope="module")
-def running(certificates: pki.PkiFiles) -> Iterator[Stack]:
+def link() -> str:
+    """What server and agent speak; a module that tests both says so with a fixture of its own."""
+    return "auto"
+
+
+@pytest.fixture(scope="module")
+def running(certificates: pki.PkiFiles, link: str) -> Iterator[Stack]:
     """A server and an agent, linked, for all tests of a module."""
-    with Stack(certificates) as stack:
+    with Stack(certificates, link) as stack:
         stack.add_server()
         stack.add_agent()
+        spoken = [it.talk.name for it in stack.server.agents if it.talk is not None]
+        assert spoken == ["mux" if link == "auto" else link]
         yield stack
 
 
@@ -41,9 +49,9 @@ def stack(running: Stack) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def fresh(certificates: pki.PkiFiles) -> Iterator[Stack]:
+def fresh(certificates: pki.PkiFiles, link: str) -> Iterator[Stack]:
     """A stack of a test's own, with nothing in it yet."""
-    with Stack(certificates) as stack:
+    with Stack(certificates, link) as stack:
         yield stack
 
 

@@ -91,6 +91,7 @@ class Programs:
         """The flags of a server on free ports, all on loopback."""
         files = self.files
         return [
+            "--mode=http-connect",
             f"--uds-name={self.uds}",
             "--server-port=0",
             "--server-bind-address=127.0.0.1",

@@ -76,8 +76,9 @@ def metric(text: str, name: str) -> float:
 class Stack:
     """Some servers and agents; everything is stopped and checked at the end."""
 
-    def __init__(self, files: PkiFiles) -> None:
+    def __init__(self, files: PkiFiles, link: str = "auto") -> None:
         self.files = files
+        self.link = link  # what agents speak
         self.dir = Path(tempfile.mkdtemp(prefix="isthmus-"))
         self.servers: list[Server] = []
         self.agents: list[Agent] = []
@@ -141,6 +142,7 @@ class Stack:
         files = self.files
         uds = self.dir / f"{len(self.servers)}.sock"
         given: dict[str, Any] = {
+            "mode": ("http-connect",),
             "uds_name": str(uds),
             "server_port": 0,
             "server_bind_address": "127.0.0.1",
@@ -175,6 +177,7 @@ class Stack:
             "health_server_host": "127.0.0.1",
             "health_server_port": 0,
             "admin_server_port": 0,
+            "link": self.link,
             "sync_interval_s": 0.05,
             "sync_interval_cap_s": 0.2,
         }
@@ -219,7 +222,7 @@ class Stack:
         return (
             not any(len(program.tunnels) for program in self._watching)
             and not any(len(server.dialer.pending) for server in self.servers)
-            and all(link.load <= 1 for link in links)  # one is the control stream
+            and all(link.load == 0 for link in links)
         )
 
     # Clients.

@@ -13,6 +13,12 @@ KINDS = pytest.mark.parametrize("kind", ["uds", "tls"])
 CUT = (ConnectionResetError, ssl.SSLError)
 
 
+@pytest.fixture(scope="module", params=["mux", "grpc"])
+def link(request: pytest.FixtureRequest) -> str:
+    """Everything here holds over both."""
+    return str(request.param)
+
+
 @KINDS
 def test_bytes_both_ways(stack: Stack, kind: str) -> None:
     with Target() as target, stack.tunnel(kind, target.name) as client, target.accept() as far:

@@ -14,6 +14,8 @@ from programs import Program, Programs
 from stack import http_get, wait_until
 
 CUT = (ConnectionResetError, ssl.SSLError)
+#: The server says what is spoken; agents know both.
+LINKS = pytest.mark.parametrize("link", ["mux", "grpc"])
 
 
 def refuses_clients(programs: Programs) -> bool:
@@ -41,8 +43,9 @@ def started(programs: Programs, *more: str) -> tuple[Program, Program]:
     return server, agent
 
 
-def test_a_draining_server_lets_its_tunnels_finish(programs: Programs) -> None:
-    server, _ = started(programs)
+@LINKS
+def test_a_draining_server_lets_its_tunnels_finish(programs: Programs, link: str) -> None:
+    server, _ = started(programs, f"--link={link}")
     with (
         Target() as target,
         tunnel(programs.connect_tls(server), target.name) as client,
@@ -58,8 +61,11 @@ def test_a_draining_server_lets_its_tunnels_finish(programs: Programs) -> None:
     assert "Traceback" not in server.log
 
 
-def test_a_tunnel_that_does_not_finish_is_reset_at_the_deadline(programs: Programs) -> None:
-    server, _ = started(programs, "--graceful-shutdown-timeout=300ms")
+@LINKS
+def test_a_tunnel_that_does_not_finish_is_reset_at_the_deadline(
+    programs: Programs, link: str
+) -> None:
+    server, _ = started(programs, "--graceful-shutdown-timeout=300ms", f"--link={link}")
     with (
         Target() as target,
         tunnel(programs.connect_tls(server), target.name) as client,
@@ -89,8 +95,9 @@ def test_a_second_sigterm_ends_it_at_once(programs: Programs) -> None:
             client.recv()
 
 
-def test_sigterm_without_tunnels_leaves_nothing(programs: Programs) -> None:
-    server, agent = started(programs)
+@LINKS
+def test_sigterm_without_tunnels_leaves_nothing(programs: Programs, link: str) -> None:
+    server, agent = started(programs, f"--link={link}")
     server.signal(signal.SIGTERM)
     assert server.wait_exit() == 0
     with pytest.raises(FileNotFoundError):
@@ -100,8 +107,11 @@ def test_sigterm_without_tunnels_leaves_nothing(programs: Programs) -> None:
     assert "Traceback" not in agent.log + server.log
 
 
-def test_a_draining_agents_dials_go_to_the_other_with_no_failure(programs: Programs) -> None:
-    server, first = started(programs)
+@LINKS
+def test_a_draining_agents_dials_go_to_the_other_with_no_failure(
+    programs: Programs, link: str
+) -> None:
+    server, first = started(programs, f"--link={link}")
     second = programs.agent(server, "--agent-id=second")
     port = server.port("admin_port")
     wait_until(lambda: '"second"' in http_get(port, "/snapshot")[1], "both are linked")
@@ -136,8 +146,9 @@ def test_a_draining_agents_dials_go_to_the_other_with_no_failure(programs: Progr
     assert second.process.poll() is None
 
 
-def test_a_draining_agents_tunnels_finish(programs: Programs) -> None:
-    _, agent = started(programs)
+@LINKS
+def test_a_draining_agents_tunnels_finish(programs: Programs, link: str) -> None:
+    _, agent = started(programs, f"--link={link}")
     with (
         Target() as target,
         tunnel(programs.connect_uds(), target.name) as client,

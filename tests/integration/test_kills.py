@@ -17,6 +17,7 @@ from isthmus.links.server_side import AgentLink
 from isthmus.tunnel.limits import Limits
 
 CUT = (ConnectionResetError, BrokenPipeError, ssl.SSLError)
+LINKS = pytest.mark.parametrize("link", ["mux", "grpc"], scope="module")
 
 
 def pour(far: Client) -> threading.Thread:
@@ -47,9 +48,10 @@ def kill(program: Program) -> None:
     assert program.wait_exit() == -signal.SIGKILL
 
 
-def test_the_agent_killed_in_the_middle_and_another_started(programs: Programs) -> None:
+@LINKS
+def test_the_agent_killed_in_the_middle_and_another_started(programs: Programs, link: str) -> None:
     server = programs.server()
-    agent = programs.agent(server)
+    agent = programs.agent(server, f"--link={link}")
     with (
         Target() as target,
         tunnel(programs.connect_tls(server), target.name) as over_tls,
@@ -76,10 +78,11 @@ def test_the_agent_killed_in_the_middle_and_another_started(programs: Programs) 
     assert works(programs)
 
 
-def test_the_server_killed_in_the_middle_and_started_again(programs: Programs) -> None:
+@LINKS
+def test_the_server_killed_in_the_middle_and_started_again(programs: Programs, link: str) -> None:
     port = free_port()
     server = programs.server(f"--agent-port={port}")
-    agent = programs.agent(server)
+    agent = programs.agent(server, f"--link={link}")
     with (
         Target() as target,
         tunnel(programs.connect_tls(server), target.name) as client,
@@ -106,14 +109,15 @@ class QuickLink(AgentLink):
         super().__init__(*args, **{**more, "limits": Limits(ping_every_s=0.1, dead_after_s=0.5)})
 
 
+@LINKS
 def test_a_frozen_agent_is_dropped_and_its_tunnels_reset(
-    programs: Programs, fresh: Stack, monkeypatch: pytest.MonkeyPatch
+    programs: Programs, fresh: Stack, monkeypatch: pytest.MonkeyPatch, link: str
 ) -> None:
     monkeypatch.setattr(link_module, "_TICK_S", 0.05)
     monkeypatch.setattr("isthmus.app.server.AgentLink", QuickLink)
     server = fresh.add_server()
     flags = programs.agent_flags(server.agent_port)
-    frozen = programs.start("agent", *flags, "--agent-id=frozen")
+    frozen = programs.start("agent", *flags, "--agent-id=frozen", f"--link={link}")
     frozen.wait_log("linked ")
     fresh.wait(lambda: len(server.agents) == 1, "the agent is linked")
     with Target() as target, fresh.tunnel("tls", target.name) as client, target.accept():

@@ -17,6 +17,17 @@ from clients import MIB, Client, Target, receive_all, send_all, tunnel
 from programs import Programs
 from stack import Stack
 
+from isthmus.links.grpc_agent import GrpcAgentTalk
+from isthmus.links.grpc_server import GrpcServerTalk
+from isthmus.links.mux import MuxTalk
+from isthmus.links.talk import Talk
+
+
+@pytest.fixture(scope="module", params=["mux", "grpc"])
+def link(request: pytest.FixtureRequest) -> str:
+    """Everything here holds over both."""
+    return str(request.param)
+
 
 def both_ways(client: Client, far: Client, total: int) -> None:
     with ThreadPoolExecutor(4) as pool:
@@ -29,9 +40,9 @@ def both_ways(client: Client, far: Client, total: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_gigabyte_each_way_with_checksums(programs: Programs) -> None:
+def test_a_gigabyte_each_way_with_checksums(programs: Programs, link: str) -> None:
     server = programs.server()
-    programs.agent(server)
+    programs.agent(server, f"--link={link}")
     with (
         Target() as target,
         tunnel(programs.connect_uds(), target.name) as client,
@@ -123,6 +134,20 @@ def test_500_tunnels_at_once_with_checksums(stack: Stack) -> None:
 
 # Nothing left over.
 
+
+def inside(talk: Talk | None) -> tuple[int, ...]:
+    """What a link's protocol keeps of its tunnels."""
+    if isinstance(talk, MuxTalk):
+        it = talk.session
+        kept = len(it._half) + len(it._holders) + len(it.reasons)
+        return (len(it.streams), it._growth_left, kept)
+    assert isinstance(talk, GrpcServerTalk | GrpcAgentTalk) and talk.packets is not None
+    packets, brake = talk.packets, talk.packets._brake
+    queues = len(packets._turns) + len(packets._touched) + len(packets._replying)
+    braked = len(brake.braking) + len(brake._slow)
+    return (len(talk.session.streams), queues, len(packets._closing), braked)
+
+
 DIALS = 5000
 
 
@@ -134,14 +159,11 @@ class Counts:
             self.fds = len(os.listdir("/proc/self/fd"))
             self.tasks = len(asyncio.all_tasks(stack.loop))
             self.polled = (len(stack.server.poller), len(stack.agent.poller))
-            sessions = [link.session for link in stack.server.links]
             servers = stack.agent.servers
             assert servers is not None
-            sessions += [link.session for link in servers.links.values()]
-            self.streams = [len(s.streams) for s in sessions if s]
-            self.held = [s.held for s in sessions if s]
-            self.growth_left = [s._growth_left for s in sessions if s]
-            self.half = [len(s._half) + len(s._holders) + len(s.reasons) for s in sessions if s]
+            links = [*stack.server.links, *servers.links.values()]
+            self.loads = [(link.load, link.held_bytes) for link in links]
+            self.inside = [inside(link.talk) for link in links]
 
         gc.collect()
         stack.do(look)

@@ -136,12 +136,37 @@ def test_plain_text_on_the_agent_port(stack: Stack) -> None:
     still_serves(stack)
 
 
-def test_a_peer_of_another_protocol(stack: Stack) -> None:
+@pytest.mark.parametrize("alpn", ["h2", "http/1.1"])
+def test_a_peer_of_another_protocol_must_begin_with_the_preface(stack: Stack, alpn: str) -> None:
     context = agent_context(stack.files)
-    context.set_alpn_protocols(["h2"])
-    before = counted(stack, FAILED % "tls")
+    context.set_alpn_protocols([alpn])
+    before = counted(stack, FAILED % "protocol")
     is_refused(stack, context)
-    wait_until(lambda: counted(stack, FAILED % "tls") == before + 1, "it is counted")
+    wait_until(lambda: counted(stack, FAILED % "protocol") == before + 1, "it is counted")
+    still_serves(stack)
+
+
+@pytest.mark.parametrize("spoken", ["mux", "grpc"])
+def test_a_server_that_is_told_what_to_speak_speaks_nothing_else(fresh: Stack, spoken: str) -> None:
+    fresh.add_server(link=spoken)
+    other = fresh.add_agent(linked=False, link="grpc" if spoken == "mux" else "mux")
+    failures = 'isthmus_agent_link_failures_total{reason="%s"}'
+    wait_until(
+        lambda: any(metric(fresh.metrics(other), failures % why) for why in ("tls", "lost")),
+        "the agent counts it",
+    )
+    fresh.add_agent()  # which knows both
+    assert fresh.do(lambda: [it.talk and it.talk.name for it in fresh.server.agents]) == [spoken]
+
+
+def test_an_agent_without_a_name_is_told(stack: Stack) -> None:
+    before = counted(stack, FAILED % "refused")
+    with connect(stack) as peer:
+        peer.send(hello(""))
+        assert b"agent id is empty or too long" in peer.read_to_end()
+        peer.close()
+    wait_until(lambda: counted(stack, FAILED % "refused") == before + 1, "it is counted")
+    still_serves(stack)
 
 
 BROKEN = {
@@ -156,7 +181,6 @@ BROKEN = {
     + frame(DATA, 0, 1, 4, b"\xff\xff\xff\xff"),
     "no message": frame(WINDOW_UPDATE, SYN, 1, 0) + frame(DATA, 0, 1, 7, b"\0\0\0\3\xff\xff\xff"),
     "something before hello": frame(WINDOW_UPDATE, SYN, 1, 0) + frame(DATA, 0, 1, 4, b"\0\0\0\0"),
-    "an agent without a name": hello(""),
     "hello twice": hello() + hello()[12:],
     "broken after hello": hello() + b"\xff" * 12,
     "a dial that is none": hello()

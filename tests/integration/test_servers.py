@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 
+import pytest
 from clients import Target, connect_uds, free_port, head_for, tunnel
 from stack import Stack, http_get, metric, wait_until
 
@@ -17,6 +18,12 @@ from isthmus.app.server import Server
 from isthmus.net.connect import Failed, literal
 from isthmus.net.resolver import Found, Resolver
 from isthmus.values import HostPort
+
+
+@pytest.fixture(scope="module", params=["mux", "grpc"])
+def link(request: pytest.FixtureRequest) -> str:
+    """Everything here holds over both."""
+    return str(request.param)
 
 
 def links_of(agent: Agent) -> set[str]:

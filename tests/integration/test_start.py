@@ -55,6 +55,7 @@ def fails(capfd: pytest.CaptureFixture[str], *args: str) -> str:
 
 def server_flags(files: pki.PkiFiles, uds: Path, **changed: str) -> list[str]:
     flags = {
+        "mode": "http-connect",
         "uds-name": str(uds),
         "server-port": "0",
         "server-cert": str(files.server_cert),

@@ -17,22 +17,26 @@ from isthmus.app.servers import Servers
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.agent import AgentSettings
 from isthmus.core.backoff import Backoff
+from isthmus.core.proxies import ProxyRules
 from isthmus.dialers.direct import DirectDial, DirectDialer
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, LinkError, LinkStage
+from isthmus.kube.api import Kube, open_kube
+from isthmus.kube.counter import LeaseCounter
 from isthmus.links.agent_side import Greeting
-from isthmus.links.dials import IncomingDial
+from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
-from isthmus.observe.logs import OncePer
+from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import AgentMetrics
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits, with_keepalive
-from isthmus.values import AgentId, HostPort, Identity
-from isthmus.wire.link import ALPN
+from isthmus.tunnel.packets import Packets
+from isthmus.values import AgentId, HostPort
 
 _LOOK_AGAIN_S = 0.05
+_MAX_TOKEN_CHARS = 64 * 1024
 _log = logging.getLogger("isthmus.agent")
 
 
@@ -41,14 +45,14 @@ class TargetDial:
 
     __slots__ = ("_agent", "_dial", "_incoming", "_started_at", "_target")
 
-    def __init__(self, agent: Agent, incoming: IncomingDial, target: HostPort) -> None:
+    def __init__(self, agent: Agent, incoming: Incoming, target: HostPort) -> None:
         self._agent = agent
         self._incoming = incoming
         self._target = target
         self._started_at = time.monotonic()
         self._dial: DirectDial | None = None
         agent.dials.add(self)
-        asked_s = incoming.dial.timeout_ms / 1000 or agent.settings.dial_timeout_s
+        asked_s = incoming.timeout_s or agent.settings.dial_timeout_s
         dial: DirectDial = agent.dialer.dial(
             target,
             timeout_s=min(asked_s, agent.settings.dial_timeout_s),
@@ -68,15 +72,15 @@ class TargetDial:
     def _reached(self, end: SocketEnd) -> None:
         agent, incoming = self._agent, self._incoming
         agent.metrics.dial_succeeded(time.monotonic() - self._started_at)
-        incoming.accept(str(self._target))
-        dial = incoming.dial
+        client = incoming.accept(str(self._target))
         agent.tunnels.open(
-            client=incoming.stream,
+            client=client,
             far=end,
             target=self._target,
-            requester=Identity(dial.requester, tuple(dial.requester_groups)),
+            requester=incoming.requester,
             agent_id=agent.id,
             link_id=incoming.link_id,
+            frontend="link",
         )
         agent.dial_over(self)
 
@@ -103,11 +107,14 @@ class Agent:
         self.dialer = DirectDialer(self.loop, self.poller, self.resolver)
         self.dials: set[TargetDial] = set()
         self._no_dials = asyncio.Event()
-        self.tunnels = TunnelTable(self.loop, self.metrics, frontend="link")
+        self.tunnels = TunnelTable(self.loop, self.metrics)
         self.contexts: list[HotContext] = []
         self.health_port = 0
         self.admin_port = 0
         self.servers: Servers | None = None
+        self.packets = Packets()
+        self._kube: Kube | None = None
+        self._counter: LeaseCounter | None = None
         self._ports: list[ports.Port] = []
 
     # Program.
@@ -116,11 +123,17 @@ class Agent:
         """Check every file, then open the ports; see Program."""
         try:
             self.servers = self._make_servers()
+            if self.settings.count_server_leases:
+                self._count_leases(self.servers)
             await self._open_ports()
         except BaseException:
             await self.stop()
             raise
         self._set_gauges(self.servers)
+        log(
+            _log, logging.INFO, "serving", agent_id=self.id, health_port=self.health_port,
+            admin_port=self.admin_port,
+        )  # fmt: skip
 
     def _make_servers(self) -> Servers:
         settings = self.settings
@@ -130,7 +143,7 @@ class Agent:
             ca=settings.ca_cert,
             labels=("--agent-cert", "--agent-key", "--ca-cert"),
         )
-        build = partial(client_context, alpn=(ALPN, *settings.alpn_proto))
+        build = partial(client_context, alpn=settings.alpn)
         context = HotContext(files, build, purpose="client")
         self.contexts.append(context)
         return Servers(
@@ -140,7 +153,7 @@ class Agent:
             hosts=settings.proxy_server_host,
             port=settings.proxy_server_port,
             context=lambda: context.current,
-            greeting=Greeting(agent_id=self.id, identifiers=settings.agent_identifiers),
+            greeting=self._greeting,
             on_dial=self._dial,
             backoff=lambda: Backoff(
                 first_s=settings.sync_interval_s,
@@ -150,6 +163,38 @@ class Agent:
             limits=with_keepalive(Limits(), settings.keepalive_time_s),
             metrics=self.metrics,
             once=self.once,
+            packets=self.packets,
+            proxies=ProxyRules.from_environment(os.environ),
+            only=settings.link,
+            count_source=settings.server_count_source,
+        )
+
+    def _greeting(self) -> Greeting:
+        """Say who we are; the token is read for each link, because it is rotated.
+
+        Raises:
+            LinkError: the token cannot be read now.
+        """
+        path = self.settings.service_account_token_path
+        token = ""
+        if path:
+            try:
+                with open(path, encoding="ascii") as file:
+                    token = file.read(_MAX_TOKEN_CHARS).strip()
+            except (OSError, UnicodeDecodeError) as exc:
+                why = exc.strerror if isinstance(exc, OSError) else "is no token"
+                raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
+        return Greeting(agent_id=self.id, identifiers=self.settings.agent_identifiers, token=token)
+
+    def _count_leases(self, servers: Servers) -> None:
+        """Prepare to count the servers' Leases; nothing is sent yet."""
+        settings = self.settings
+        self._kube = open_kube(settings.kubeconfig)
+        self._counter = LeaseCounter(
+            self._kube.leases(settings.lease_namespace),
+            selector=settings.lease_label_selector,
+            changed=servers.counted,
+            metrics=self.metrics.leases,
         )
 
     async def watch(self) -> None:
@@ -159,6 +204,8 @@ class Agent:
             tasks.create_task(self.servers.keep_connected(), name="servers")
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(self.tunnels.watch(), name="sweep")
+            if self._counter is not None:
+                tasks.create_task(self._counter.run(), name="count")
 
     async def drain(self, timeout_s: float) -> None:
         """Tell the servers, wait for dials and tunnels; see Program."""
@@ -190,6 +237,8 @@ class Agent:
         if self.servers is not None:
             self.servers.close()
             await self.servers.wait_closed()
+        if self._kube is not None:
+            await self._kube.close()
         self.resolver.close()
         for port in self._ports:
             await port.close()
@@ -221,13 +270,15 @@ class Agent:
         gauges = self.metrics.gauges
         gauges.tunnels = lambda: len(self.tunnels)
         gauges.links = lambda: len(servers.links)
-        gauges.held_bytes = lambda: sum(
-            link.session.held for link in servers.links.values() if link.session
-        )
+        gauges.held_bytes = lambda: sum(link.held_bytes for link in servers.links.values())
         gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
         gauges.draining = lambda: int(self.draining)
         gauges.lines_suppressed = lambda: self.once.suppressed
         gauges.live_bytes = self.tunnels.live_bytes
+        gauges.packets = lambda: {
+            "from_agent": self.packets.sent,
+            "to_agent": self.packets.received,
+        }
         gauges.certificates = self.contexts[0].certificate_expiries
         gauges.known_servers = lambda: servers.known_count
 
@@ -242,10 +293,9 @@ class Agent:
 
     # Dials.
 
-    def _dial(self, incoming: IncomingDial) -> None:
-        dial = incoming.dial
+    def _dial(self, incoming: Incoming) -> None:
         try:
-            target = _target(dial.host, dial.port)
+            target = _target(incoming.host, incoming.port)
         except ValueError as exc:
             incoming.refuse(DialFailure.UNRESOLVED, str(exc))
             return

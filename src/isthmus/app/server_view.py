@@ -54,7 +54,7 @@ def _agent(links: list[AgentLink]) -> AgentView:
         version=first.version,
         zone=first.labels.get("topology.kubernetes.io/zone", ""),
         links=len(links),
-        tunnels=sum(max(0, link.load - 1) for link in links),  # one stream is the control stream
+        tunnels=sum(link.load for link in links),
         draining=all(_is_draining(link) for link in links),
         rtt_s=min((rtt for rtt in map(_rtt_s, links) if rtt is not None), default=None),
     )
@@ -62,17 +62,16 @@ def _agent(links: list[AgentLink]) -> AgentView:
 
 def link_view(link: Link, peer_id: str, now: float) -> LinkView:
     """Show one link, from either side."""
-    session = link.session
     return LinkView(
         id=link.id,
         peer_id=peer_id,
         peer_address=link.peer_address,
-        carrier="mux",
+        carrier=link.talk.name if link.talk is not None else "",
         state=_state(link),
         age_s=now - link.opened_at,
         streams=link.load,
         rtt_s=_rtt_s(link),
-        held_bytes=session.held if session is not None else 0,
+        held_bytes=link.held_bytes,
         sent_bytes=link.carrier.bytes_out,
         received_bytes=link.carrier.bytes_in,
     )
@@ -88,12 +87,12 @@ def _state(link: Link) -> LinkState:
 
 def _is_draining(link: Link) -> bool:
     """The peer said so, by either word; a link that is full or stuck is not draining."""
-    return link.draining or (link.session is not None and link.session.remote_draining)
+    return link.draining or (link.talk is not None and link.talk.peer_drains)
 
 
 def _rtt_s(link: Link) -> float | None:
     """The last round trip; None before the first answer to a ping."""
-    return (link.session.round_trip_s or None) if link.session is not None else None
+    return (link.talk.round_trip_s or None) if link.talk is not None else None
 
 
 def totals(metrics: ProgramMetrics) -> Totals:

@@ -11,21 +11,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from isthmus.config.agent import is_srv_name
 from isthmus.core.backoff import Backoff
+from isthmus.core.leases import server_count
+from isthmus.core.proxies import ProxyRules
 from isthmus.errors import LinkError
 from isthmus.links.agent_side import Greeting, ServerLink, connect
-from isthmus.links.dials import IncomingDial
+from isthmus.links.talk import Incoming
 from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.srv import srv_targets
+from isthmus.net.through_proxy import connect_through
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.packets import Packets
 from isthmus.values import HostPort, ServerId
 
 _QUIET_S = 30.0
@@ -33,6 +39,8 @@ _RESOLVE_AGAIN_S = 30.0
 _MAX_SERVERS = 128  # what a server says of their number is believed up to here
 _MAX_SPARE = 16
 _LOOK_S = 0.05
+#: The family of an address that is a name, which a proxy looks up.
+_BY_NAME = int(socket.AF_UNSPEC)
 _log = logging.getLogger("isthmus.agent")
 
 #: A socket address and the name that its certificate must carry.
@@ -51,12 +59,16 @@ class Servers:
         hosts: Sequence[str],
         port: int,
         context: Callable[[], ssl.SSLContext],
-        greeting: Greeting,
-        on_dial: Callable[[IncomingDial], None],
+        greeting: Callable[[], Greeting],
+        on_dial: Callable[[Incoming], None],
         backoff: Callable[[], Backoff],
         limits: Limits,
         metrics: ProgramMetrics,
         once: OncePer,
+        packets: Packets,
+        proxies: ProxyRules,
+        only: str = "auto",
+        count_source: str = "default",
     ) -> None:
         self._loop = loop
         self._poller = poller
@@ -75,13 +87,25 @@ class Servers:
         self._known: dict[str, list[Place]] = {}
         self._places: set[Place] = set()
         self._spare: set[ServerLink] = set()
+        self._leases: int | None = None
+        self._count_source = count_source
+        self._packets = packets
+        self._proxies = proxies
+        self._only = only
         self.links: dict[ServerId, ServerLink] = {}
 
     @property
     def known_count(self) -> int:
         """How many servers there are, as far as they said."""
         said = max((link.server_count for link in self.links.values()), default=0)
+        if self._leases is not None and self.links:
+            said = server_count(said, self._leases, self._count_source)
         return min(said, _MAX_SERVERS)
+
+    def counted(self, leases: int) -> None:
+        """The servers' Leases were counted."""
+        self._leases = leases
+        self._tell_change()
 
     @property
     def _complete(self) -> bool:
@@ -152,11 +176,15 @@ class Servers:
 
     async def _find_one(self, host: str) -> list[Place]:
         targets = await srv_targets(host) if is_srv_name(host) else [HostPort(host, self._port)]
-        return [
-            (address, target.host)
-            for target in targets
-            for address in await self._resolver.addresses(target)
-        ]
+        places: list[Place] = []
+        for target in targets:
+            if self._proxies.proxy_for(target.host, target.port) is not None:
+                # The proxy looks the name up: we perhaps cannot, and need not.
+                places.append(((_BY_NAME, (target.host, target.port)), target.host))
+            else:
+                found = await self._resolver.addresses(target)
+                places += [(address, target.host) for address in found]
+        return places
 
     async def _keep(self, place: Place, probing: bool) -> None:
         """Keep one link by one address, until the address is gone from the name.
@@ -196,10 +224,13 @@ class Servers:
                 place[0],
                 self._context(),
                 server_hostname=place[1],
-                greeting=self._greeting,
+                greeting=self._greeting(),
                 on_dial=self._on_dial,
                 claim=self._claim,
                 on_membership=self._tell_change,
+                only=self._only,
+                packets=self._packets,
+                through=self._through(place),
                 limits=self._limits,
             )
         except LinkError as exc:
@@ -208,6 +239,16 @@ class Servers:
         except Exception as exc:  # whatever it is, the other links go on and this one is retried
             self._say("cannot link to the server", about=_shown(place[0]), reason=repr(exc))
         return None
+
+    def _through(self, place: Place) -> Callable[[], Awaitable[socket.socket]] | None:
+        """The way to a place that is behind a proxy."""
+        family, address = place[0]
+        if family != _BY_NAME:
+            return None
+        target = HostPort(address[0], address[1])
+        proxy = self._proxies.proxy_for(target.host, target.port)
+        assert proxy is not None  # or it would have been resolved
+        return partial(connect_through, self._loop, self._poller, self._resolver, proxy, target)
 
     def _claim(self, link: ServerLink) -> bool:
         """Take a link that was welcomed into the table; False if its server is there already."""
@@ -234,7 +275,8 @@ class Servers:
         if self.links.get(link.server_id) is link:
             del self.links[link.server_id]
         self._spare.discard(link)
-        log(_log, logging.INFO, "link ended", server_id=link.server_id, reason=link.closed_because)
+        level = logging.DEBUG if link.spare else logging.INFO
+        log(_log, level, "link ended", server_id=link.server_id, reason=link.closed_because)
         self._tell_change()
 
     def _look_at_spare(self, link: ServerLink) -> None:

@@ -10,6 +10,7 @@ from isthmus.core.snapshot import Held, RecentEndings, TunnelState, TunnelView, 
 from isthmus.observe.logs import log
 from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.packet_brake import unsent
 from isthmus.tunnel.stream import Stream
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity, TunnelId
@@ -22,18 +23,17 @@ _log = logging.getLogger("isthmus.tunnel")
 class TunnelTable:
     """Every tunnel of a program, from join to the end."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, metrics: ProgramMetrics, *, frontend: str
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, metrics: ProgramMetrics) -> None:
         self._loop = loop
         self._metrics = metrics
-        self._frontend = frontend
         self._ids = itertools.count(1)
         self._open: dict[TunnelId, Tunnel] = {}
         self._empty: asyncio.Future[None] | None = None
         # Tunnels of which one end is done and the other has bytes that nobody reads: how many, and
         # since when they did not move.
         self._leftovers: dict[TunnelId, tuple[int, float]] = {}
+        # What ends of tunnels over gRPC links had passed on, and since when it is no more.
+        self._still: dict[tuple[TunnelId, str], tuple[int, float]] = {}
         self.endings = RecentEndings()
 
     def __len__(self) -> int:
@@ -48,6 +48,7 @@ class TunnelTable:
         requester: Identity,
         agent_id: AgentId,
         link_id: int,
+        frontend: str,
     ) -> None:
         """Join two ends and keep their tunnel until both are done."""
         tunnel = Tunnel(
@@ -59,12 +60,17 @@ class TunnelTable:
             opened_at=self._loop.time(),
             agent_id=agent_id,
             link_id=link_id,
+            frontend=frontend,
             on_done=self._done,
         )
         # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
         client.bytes_written = far.bytes_written = 0
         self._open[tunnel.id] = tunnel
         tunnel.open()
+
+    def count_of(self, frontend: str) -> int:
+        """How many came by this frontend."""
+        return sum(tunnel.frontend == frontend for tunnel in self._open.values())
 
     def live_bytes(self) -> tuple[int, int]:
         """Bytes (to target, to client) of the tunnels that are open."""
@@ -100,6 +106,7 @@ class TunnelTable:
         for tunnel in list(self._open.values()):
             end = tunnel.last_end
             if end is None:
+                self._why(tunnel, now)  # remembers what did not move
                 continue
             unsent = getattr(end, "out_bytes", 0)
             seen, since = before.get(tunnel.id, (-1, now))
@@ -119,6 +126,9 @@ class TunnelTable:
 
     def _done(self, tunnel: Tunnel) -> None:
         del self._open[tunnel.id]
+        if self._still:
+            for side in ("client", "target"):
+                self._still.pop((tunnel.id, side), None)
         now = self._loop.time()
         to_target, to_client = tunnel.far.bytes_written, tunnel.client.bytes_written
         duration_s = now - tunnel.opened_at
@@ -151,7 +161,7 @@ class TunnelTable:
         state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
         return TunnelView(
             id=tunnel.id,
-            frontend=self._frontend,
+            frontend=tunnel.frontend,
             requester=str(tunnel.requester),
             target=str(tunnel.target),
             agent_id=AgentId(tunnel.agent_id),
@@ -170,14 +180,30 @@ class TunnelTable:
             if tunnel.last_end is tunnel.client:
                 return why_stalled(to_client=left)
             return why_stalled(to_target=left)
-        return _why(tunnel)
+        stream = next((e for e in (tunnel.client, tunnel.far) if isinstance(e, Stream)), None)
+        if stream is not None:
+            return _why(tunnel, stream)
+        return why_stalled(
+            to_client=self._waits(tunnel.id, "client", tunnel.client, now),
+            to_target=self._waits(tunnel.id, "target", tunnel.far, now),
+        )
+
+    def _waits(self, tunnel_id: TunnelId, side: str, end: BaseEnd, now: float) -> Held:
+        """What an end has not passed on, and since when, as far as anybody looked."""
+        key = (tunnel_id, side)
+        waiting = unsent(end)
+        passed = end.bytes_written - waiting
+        seen, since = self._still.get(key, (-1, now))
+        if not waiting:
+            self._still.pop(key, None)
+        elif passed != seen:
+            since = now
+            self._still[key] = (passed, now)
+        return Held(bytes=waiting, for_s=now - since)
 
 
-def _why(tunnel: Tunnel) -> str:
+def _why(tunnel: Tunnel, stream: Stream) -> str:
     """Ask the stream, which knows both: what its sink does not take and what its peer does not."""
-    stream = next((end for end in (tunnel.client, tunnel.far) if isinstance(end, Stream)), None)
-    if stream is None:
-        return ""
     now = stream.session.clock()
     sink = Held(bytes=stream.held, for_s=now - stream.sink_full_since if stream.held else 0.0)
     wire = Held(

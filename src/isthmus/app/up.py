@@ -24,7 +24,7 @@ from isthmus.app.pki import PkiFiles
 from isthmus.app.server import Server
 from isthmus.app.up_state import own_directory, state_home
 from isthmus.config.agent import AgentSettings
-from isthmus.config.server import ServerSettings
+from isthmus.config.server import HTTP_CONNECT, ServerSettings
 from isthmus.errors import LinkError, LinkStage
 from isthmus.observe.logs import configure
 from isthmus.values import HostPort
@@ -89,6 +89,7 @@ async def running(directory: Path) -> AsyncIterator[Running]:
 def _server_settings(directory: Path, files: PkiFiles) -> ServerSettings:
     uds = str(directory / "server.sock")
     settings = ServerSettings(
+        mode=(HTTP_CONNECT,),  # what curl speaks
         # The socket is a convenience: a home directory with a long name is no reason to fail.
         uds_name=uds if len(os.fsencode(uds)) <= _MAX_UDS_BYTES else "",
         server_port=0,

@@ -132,6 +132,7 @@ def _commands(names: Names, files: PkiFiles, v: int) -> dict[str, tuple[str, lis
     """The three programs, each with its namespace."""
     common = [f"--v={v}", "--graceful-shutdown-timeout=0"]
     server = [
+        "--mode=http-connect",
         f"--server-port={FRONTEND.port}", f"--server-bind-address={FRONTEND.host}",
         f"--server-cert={files.server_cert}", f"--server-key={files.server_key}",
         f"--server-ca-cert={files.ca_cert}",

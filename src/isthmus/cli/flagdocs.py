@@ -88,7 +88,7 @@ def _row(option: Option) -> str:
     if option.env:
         notes.append(f"or the environment variable `{option.env}`")
     if option.inert:
-        notes.append("no effect yet")
+        notes.append("no effect here")
     what = "; ".join([option.help, *notes])
     return f"| {flag} | {option.shown} | {go} | {what} |"
 

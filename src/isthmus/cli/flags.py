@@ -70,7 +70,7 @@ def settings_command(
 ) -> click.Command:
     """A command that reads its flags into settings, validates them, and runs with them.
 
-    Flags that have no effect yet are named on standard error, one line each.
+    Flags that have no effect here are named on standard error, one line each.
     ``run`` returns the exit code. ConfigError passes through; cli/main.py says it.
     """
 
@@ -78,7 +78,7 @@ def settings_command(
         loaded = load(settings, given, os.environ)
         loaded.validate()
         for flag in inert_in_use(loaded):
-            click.echo(f"isthmus: flag {flag} has no effect yet", err=True)
+            click.echo(f"isthmus: flag {flag} has no effect here", err=True)
         return run(loaded)
 
     return FlagCommand(name, options_of(settings), examples, callback=callback, help=help)
@@ -141,6 +141,6 @@ def _help_row(option: Option) -> tuple[str, str]:
     if option.shown and option.shown != "false":
         notes.append(f"default {option.shown}")
     if option.inert:
-        notes.append("no effect yet")
+        notes.append("no effect here")
     text = f"{option.help} ({', '.join(notes)})" if notes else option.help
     return name, text.replace("-", _UNBROKEN)

@@ -21,8 +21,10 @@ from isthmus.config.checks import (
 from isthmus.config.identifiers import Identifiers
 from isthmus.config.log import LogSettings
 from isthmus.config.options import OURS, option
+from isthmus.core.leases import check_selector
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
+from isthmus.wire.link import ALPN as MUX_ALPN
 
 _SERVER = "Server to connect to"
 _TARGETS = "Targets"
@@ -69,17 +71,17 @@ class AgentSettings(LogSettings):
     )
     alpn_proto: tuple[str, ...] = option(
         (),
-        help="Offer this ALPN protocol as well, after our own",
+        help="Offer this ALPN protocol as well, after our own and before h2",
         repeat=True,
         group=_SERVER,
         metavar="NAME",
     )
     link: str = option(
         "auto",
-        help="Speak this protocol to the server",
-        choices=("auto", "mux"),
-        planned=("grpc",),
-        metavar="auto|mux",
+        help="Speak this protocol to the server: mux is our own, grpc konnectivity's; auto takes "
+        "the first that the server knows",
+        choices=("auto", "mux", "grpc"),
+        metavar="auto|mux|grpc",
         group=_SERVER,
         go=OURS,
     )
@@ -116,7 +118,6 @@ class AgentSettings(LogSettings):
         help="Prove who this agent is with the token in this file",
         group=_IDENTITY,
         metavar="FILE",
-        inert=True,
     )
     health_server_host: str = option(
         "",
@@ -175,18 +176,15 @@ class AgentSettings(LogSettings):
         group=_LIMITS,
         ignored=True,
     )
-    count_server_leases: bool = option(
-        False, help="Count servers by their Leases", group=_LEASES, inert=True
-    )
+    count_server_leases: bool = option(False, help="Count servers by their Leases", group=_LEASES)
     lease_namespace: str = option(
-        "kube-system", help="Look for Leases in this namespace", group=_LEASES, inert=True
+        "kube-system", help="Look for Leases in this namespace", group=_LEASES
     )
     lease_label_selector: str = option(
         "k8s-app=konnectivity-server",
         help="Count Leases with this label",
         group=_LEASES,
         aliases=("lease-label",),
-        inert=True,
     )
     server_count_source: str = option(
         "default",
@@ -194,14 +192,12 @@ class AgentSettings(LogSettings):
         choices=("default", "max", ""),
         metavar="default|max",
         group=_LEASES,
-        inert=True,
     )
     kubeconfig: str = option(
         "",
         help="Reach the Kubernetes API as this file says; empty means in-cluster",
         group=_LEASES,
         metavar="FILE",
-        inert=True,
     )
     kube_api_content_type: str = option(
         "application/vnd.kubernetes.protobuf",
@@ -223,6 +219,13 @@ class AgentSettings(LogSettings):
     warn_on_channel_limit: bool = option(
         False, help="Warn when a queue is full", group=_COMPAT, ignored=True
     )
+
+    @property
+    def alpn(self) -> tuple[str, ...]:
+        """What to offer, in order."""
+        ours = () if self.link == "grpc" else (MUX_ALPN,)
+        theirs = () if self.link == "mux" else ("h2",)
+        return (*ours, *self.alpn_proto, *theirs)
 
     @property
     def identifiers(self) -> Identifiers:
@@ -275,6 +278,11 @@ class AgentSettings(LogSettings):
         check_id("agent-id", self.agent_id)
         _ = self.identifiers, self.aliases  # each raises if its text is wrong
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
+        if self.count_server_leases:
+            try:
+                check_selector(self.lease_label_selector)
+            except ValueError as error:
+                raise ConfigError(f"--lease-label-selector: {error}") from error
         check_profiling(
             profiling=self.enable_profiling, contention=self.enable_contention_profiling
         )

@@ -1,7 +1,7 @@
 """Agent identifiers: what an agent says it stands for, in konnectivity's URL-query format.
 
 ``host=node1.example.com&ipv4=10.0.0.1&cidr=10.0.0.0/16&default-route=true``. The agent is strict
-about its own flag; the server reads what agents of any age send, and skips what it cannot use.
+about its own flag; the server skips keys that it does not know, for agents may be newer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from isthmus.values import HostPort, is_address
 DEFAULT_ROUTE = "default-route"
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _MAX_CHARS = 64 * 1024
+_SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,16 @@ class Identifiers:
         return found
 
     @staticmethod
-    def read_lenient(text: str) -> Identifiers:
-        """Read what an agent sent; unknown keys and bad values are skipped, as Go's server does."""
-        return _read(text, lenient=True)[0]
+    def read_claim(text: str) -> Identifiers:
+        """Read what an agent sent; unknown keys are skipped, as Go's server does.
+
+        Raises:
+            ValueError: a value is not of its kind; it names the key and the value.
+        """
+        found, wrong = _read(text, lenient=True)
+        if wrong:
+            raise ValueError(wrong[0])
+        return found
 
     def to_query(self) -> str:
         """Write the identifiers as an agent sends them."""
@@ -82,7 +90,7 @@ _KEYS = [*_READERS, DEFAULT_ROUTE]
 def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
     """The values that could be read, and what is wrong with the text, in order.
 
-    Lenient, wrongs are not told: a peer sends the text, and good advice takes long to find.
+    Lenient, unknown keys are not told: a peer sends the text, and good advice takes long to find.
     """
     pairs, wrong = _pairs(text)
     found: dict[str, list[str]] = {}
@@ -97,8 +105,7 @@ def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
             elif route is None:  # as in Go, only the first one counts
                 route = parse_bool(value)
         except ValueError:
-            if not lenient:
-                wrong.append(f"{key}={value} is not a value for {key}")
+            wrong.append(f"{key}={value[:_SHOWN_CHARS]} is not a value for {key}")
     lists = {key: tuple(values) for key, values in found.items()}
     return Identifiers(default_route=bool(route), **lists), wrong
 

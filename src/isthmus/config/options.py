@@ -38,7 +38,7 @@ class Option:
 
     ``go`` tells how konnectivity's flag differs: SAME, OURS (it has no such flag), or its default.
     ``planned`` are choices that will exist but are not built yet. ``inert`` settings are accepted
-    and have no effect yet; ``ignored`` ones never will have, and nobody is told.
+    and have no effect here, which is said; ``ignored`` ones never will have, and nobody is told.
     """
 
     help: str

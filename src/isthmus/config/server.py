@@ -1,11 +1,12 @@
 """The settings of ``isthmus server``: konnectivity's proxy-server flags, and a few of our own.
 
-Flags of konnectivity that later work will use are accepted and marked inert.
+Flags of konnectivity that mean nothing here are accepted and marked inert.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from isthmus.config.checks import (
     KONNECTIVITY,
@@ -22,8 +23,15 @@ from isthmus.config.checks import (
 from isthmus.config.ciphers import TLS12, TLS13, check_tls
 from isthmus.config.log import LogSettings
 from isthmus.config.options import OURS, option
+from isthmus.core.leases import lease_name, parse_labels
 from isthmus.errors import ConfigError
+from isthmus.values import ServerId
+from isthmus.wire.link import ALPN as MUX_ALPN
 
+#: The value of --agent-identity-binding that is no file.
+BY_NAME_WORD = "name"
+GRPC = "grpc"
+HTTP_CONNECT = "http-connect"
 DEFAULT_SERVER_PORT = 8090
 # kube-apiserver's konnectivity client gives a dial up after 30 s; nobody waits for us longer.
 DIAL_CEILING_S = 30.0
@@ -40,18 +48,28 @@ _TOKENS = "Agent tokens and the Kubernetes API"
 _COMPAT = "Compatibility"
 
 
+class Door(NamedTuple):
+    """Where one protocol listens, and the flags that said so."""
+
+    mode: str
+    port: int | None
+    port_flag: str
+    uds: str
+    uds_flag: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(LogSettings):
     """Everything that a server can be told; ``validate()`` says whether it makes sense."""
 
-    mode: str = option(
-        "http-connect",
-        help="Speak this protocol to kube-apiserver",
-        go="grpc",
+    mode: tuple[str, ...] = option(
+        (GRPC,),
+        help="Speak this protocol to kube-apiserver; grpc,http-connect serves both, the second "
+        "where --http-connect-uds-name and --http-connect-port say",
+        go="grpc, one of the two only",
         group=_FRONTEND,
-        choices=("http-connect",),
-        planned=("grpc",),
-        metavar="http-connect",
+        choices=(GRPC, HTTP_CONNECT),
+        metavar="grpc|http-connect|grpc,http-connect",
     )
     uds_name: str = option(
         "",
@@ -89,6 +107,21 @@ class ServerSettings(LogSettings):
         group=_FRONTEND,
         metavar="FILE",
     )
+    http_connect_uds_name: str = option(
+        "",
+        help="With both modes, serve http-connect on this UNIX socket",
+        group=_FRONTEND,
+        metavar="PATH",
+        go=OURS,
+    )
+    http_connect_port: int | None = option(
+        None,
+        help="With both modes, serve http-connect on this TCP port, with the certificates of "
+        "--server-port",
+        group=_FRONTEND,
+        metavar="PORT",
+        go=OURS,
+    )
     agent_port: int = option(
         8091,
         help="Listen for agents on this port; 0 takes any free port",
@@ -118,6 +151,23 @@ class ServerSettings(LogSettings):
         False,
         help="Accept every agent without authentication; anybody who reaches the agent "
         "port can then take traffic",
+        group=_AGENTS,
+        go=OURS,
+    )
+    agent_identity_binding: str = option(
+        "",
+        help="Let agents claim only what they are entitled to: name means their own name as id "
+        "and host, anything else is a file of rules; empty believes every claim",
+        group=_AGENTS,
+        metavar="name|FILE",
+        go=OURS,
+    )
+    link: str = option(
+        "auto",
+        help="Speak this protocol to agents: mux is our own, grpc konnectivity's; auto takes "
+        "the first that the agent knows",
+        choices=("auto", "mux", "grpc"),
+        metavar="auto|mux|grpc",
         group=_AGENTS,
         go=OURS,
     )
@@ -194,7 +244,6 @@ class ServerSettings(LogSettings):
         help="Ping a gRPC client after this much silence",
         unit="seconds",
         group=_LIMITS,
-        inert=True,
     )
     server_id: str = option(
         "",
@@ -207,39 +256,31 @@ class ServerSettings(LogSettings):
         1, help="Tell agents that there are this many servers", group=_REPLICAS
     )
     enable_lease_controller: bool = option(
-        False, help="Publish a Lease so that servers are counted", group=_REPLICAS, inert=True
+        False, help="Publish a Lease so that servers are counted", group=_REPLICAS
     )
     lease_namespace: str = option(
-        "kube-system", help="Keep Leases in this namespace", group=_REPLICAS, inert=True
+        "kube-system", help="Keep Leases in this namespace", group=_REPLICAS
     )
     lease_label: str = option(
         "k8s-app=konnectivity-server",
         help="Mark Leases with this label",
         group=_REPLICAS,
-        inert=True,
     )
-    agent_namespace: str = option(
-        "", help="Accept tokens of this namespace", group=_TOKENS, inert=True
-    )
+    agent_namespace: str = option("", help="Accept tokens of this namespace", group=_TOKENS)
     agent_service_account: str = option(
-        "", help="Accept tokens of this service account", group=_TOKENS, inert=True
+        "", help="Accept tokens of this service account", group=_TOKENS
     )
-    authentication_audience: str = option(
-        "", help="Accept tokens for this audience", group=_TOKENS, inert=True
-    )
+    authentication_audience: str = option("", help="Accept tokens for this audience", group=_TOKENS)
     kubeconfig: str = option(
         "",
         help="Reach the Kubernetes API as this file says; empty means in-cluster",
         group=_TOKENS,
         metavar="FILE",
-        inert=True,
     )
     kubeconfig_qps: float = option(
-        0.0, help="Limit requests per second to the Kubernetes API", group=_TOKENS, inert=True
+        0.0, help="Limit requests per second to the Kubernetes API", group=_TOKENS
     )
-    kubeconfig_burst: int = option(
-        0, help="Allow bursts of this many requests", group=_TOKENS, inert=True
-    )
+    kubeconfig_burst: int = option(0, help="Allow bursts of this many requests", group=_TOKENS)
     kube_api_content_type: str = option(
         "application/vnd.kubernetes.protobuf",
         help="Ask the Kubernetes API for this format",
@@ -253,6 +294,9 @@ class ServerSettings(LogSettings):
         metavar=KONNECTIVITY,
         group=_COMPAT,
         go=OURS,
+    )
+    frontend_write_channel_size: int = option(
+        10, help="Queue this many packets per client", group=_COMPAT, inert=True
     )
     xfr_channel_size: int = option(
         10, help="Queue this many packets per connection", group=_COMPAT, inert=True
@@ -271,6 +315,35 @@ class ServerSettings(LogSettings):
         if not self.uds_name:
             return DEFAULT_SERVER_PORT if self.server_port is None else self.server_port
         return None if self.server_port == 0 and not self.server_cert else self.server_port
+
+    @property
+    def agent_alpn(self) -> tuple[str, ...]:
+        """What to speak with agents, in order of preference."""
+        return {"mux": (MUX_ALPN,), "grpc": ("h2",)}.get(self.link, (MUX_ALPN, "h2"))
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The protocols that clients may speak."""
+        return self.mode
+
+    @property
+    def doors(self) -> tuple[Door, ...]:
+        """Where each protocol listens."""
+        first = Door(self.mode[0], self.frontend_port, "server-port", self.uds_name, "uds-name")
+        if len(self.mode) == 1:
+            return (first,)
+        # Both: the general flags are grpc's, as it is the default of both.
+        first = first._replace(mode=GRPC)
+        return (
+            first,
+            Door(
+                HTTP_CONNECT,
+                self.http_connect_port,
+                "http-connect-port",
+                self.http_connect_uds_name,
+                "http-connect-uds-name",
+            ),
+        )
 
     @property
     def dial_limit_s(self) -> float:
@@ -292,13 +365,43 @@ class ServerSettings(LogSettings):
         check_id("server-id", self.server_id)
         check_at_least("server-count", self.server_count, 1)
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
+        check_at_least("kubeconfig-burst", self.kubeconfig_burst, 0)
+        self._check_leases()
         check_profiling(
             profiling=self.enable_profiling, contention=self.enable_contention_profiling
         )
 
+    def _check_modes(self) -> None:
+        if not self.mode or len(set(self.mode)) < len(self.mode):
+            raise ConfigError("--mode must be grpc, http-connect or grpc,http-connect")
+        own = {
+            "http-connect-uds-name": bool(self.http_connect_uds_name),
+            "http-connect-port": self.http_connect_port is not None,
+        }
+        if len(self.mode) == 1:
+            for flag, given in own.items():
+                if given:
+                    raise ConfigError(
+                        f"--{flag} is for --mode=grpc,http-connect; one mode alone listens on"
+                        " --uds-name and --server-port"
+                    )
+        elif not any(own.values()):
+            raise ConfigError(
+                "--http-connect-uds-name or --http-connect-port is missing: with both modes"
+                " http-connect needs its own listener"
+            )
+        elif self.uds_name and self.uds_name == self.http_connect_uds_name:
+            raise ConfigError("--http-connect-uds-name and --uds-name must differ")
+        elif self.frontend_port and self.frontend_port == self.http_connect_port:
+            raise ConfigError("--http-connect-port and --server-port must differ")
+
     def _check_frontend(self) -> None:
-        if len(self.uds_name.encode()) > _MAX_UDS_BYTES:
-            raise ConfigError(f"--uds-name is longer than the {_MAX_UDS_BYTES} bytes allowed")
+        self._check_modes()
+        for door in self.doors:
+            if len(door.uds.encode()) > _MAX_UDS_BYTES:
+                raise ConfigError(
+                    f"--{door.uds_flag} is longer than the {_MAX_UDS_BYTES} bytes allowed"
+                )
         check_pair("server-cert", self.server_cert, "server-key", self.server_key)
         tls = {
             "server-cert": self.server_cert,
@@ -312,7 +415,7 @@ class ServerSettings(LogSettings):
                 raise ConfigError(
                     f"{extra[0]} and --uds-name exclude each other with --compat=konnectivity"
                 )
-        if self.frontend_port is None:
+        if all(door.port is None for door in self.doors):
             return
         for flag, value in tls.items():
             if not value:
@@ -327,14 +430,24 @@ class ServerSettings(LogSettings):
                 raise ConfigError(f"--{flag} is missing: the agent port is always TLS")
         if not self.proxy_strategies:
             raise ConfigError("--proxy-strategies needs at least one strategy, such as default")
-        tokens = self._check_tokens()
-        if self.cluster_ca_cert and self.insecure_agents:
-            raise ConfigError("--insecure-agents and --cluster-ca-cert exclude each other")
-        if not self.cluster_ca_cert and not self.insecure_agents:
-            but = " (agent tokens are not built yet)" if tokens else ""
+        ways = {
+            "cluster-ca-cert": bool(self.cluster_ca_cert),
+            "agent-namespace": self._check_tokens(),
+            "insecure-agents": self.insecure_agents,
+        }
+        used = [flag for flag, given in ways.items() if given]
+        if len(used) > 1:
+            raise ConfigError(f"--{used[1]} and --{used[0]} exclude each other")
+        if not used:
             raise ConfigError(
-                "--cluster-ca-cert is missing: without it agents cannot be authenticated"
-                f"{but}, and only --insecure-agents accepts that"
+                "--cluster-ca-cert is missing: without it, or --agent-namespace,"
+                " --agent-service-account and --authentication-audience for tokens, agents cannot"
+                " be authenticated, and only --insecure-agents accepts that"
+            )
+        if self.agent_identity_binding and self.insecure_agents:
+            raise ConfigError(
+                "--agent-identity-binding and --insecure-agents exclude each other: nobody proves"
+                " who they are"
             )
 
     def _check_tokens(self) -> bool:
@@ -351,9 +464,32 @@ class ServerSettings(LogSettings):
             )
         return not missing
 
+    def _check_leases(self) -> None:
+        if not self.enable_lease_controller:
+            return
+        for flag, check, text in (
+            ("lease-label", parse_labels, self.lease_label),
+            ("server-id", lambda text: lease_name(ServerId(text)), self.server_id or "any"),
+        ):
+            try:
+                check(text)
+            except ValueError as error:
+                raise ConfigError(f"--{flag}: {error}") from error
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Agents prove who they are by a token."""
+        return bool(self.agent_namespace)
+
+    @property
+    def needs_kube(self) -> bool:
+        """The Kubernetes API has to be asked."""
+        return self.wants_tokens or self.enable_lease_controller
+
     def _check_ports(self) -> None:
-        if self.frontend_port is not None:
-            check_port("server-port", self.frontend_port, compat=self.compat)
+        for door in self.doors:
+            if door.port is not None:
+                check_port(door.port_flag, door.port, compat=self.compat)
         check_port("agent-port", self.agent_port, compat=self.compat)
         check_port("health-port", self.health_port, compat=self.compat)
         check_port("admin-port", self.admin_port, compat=self.compat)

@@ -7,16 +7,14 @@ wire/http_connect.py's; which agent dials is not known here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Protocol
 
 from isthmus.errors import DialFailure
+from isthmus.frontends.backend import Backend, Dial
+from isthmus.frontends.peers import uds_identity
 from isthmus.frontends.statuses import explain, status_for
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
@@ -36,37 +34,15 @@ MOST_HEADS = 4096
 #: How long a refused client may take to read its answer.
 GOODBYE_S = 2.0
 _QUIET_S = 60.0
-_UCRED = struct.Struct("3i")
 _log = logging.getLogger("isthmus.frontend")
-
-
-class Dial(Protocol):
-    """A dial under way."""
-
-    def cancel(self) -> None:
-        """Nobody waits any more."""
-
-
-class Backend(Protocol):
-    """What the frontend needs from the rest: somebody who dials and joins."""
-
-    def dial(self, request: ConnectClient, target: HostPort) -> Dial:
-        """Start a dial; ``request.dial_failed`` or ``request.established`` answers."""
-
-    def refused(self, status: int) -> None:
-        """A request was answered with this status without a dial."""
-
-    def handshake_failed(self, error: ssl.SSLError) -> None:
-        """A TLS client did not prove who it is."""
-
-    def abandoned(self) -> None:
-        """A client left while its dial was under way."""
 
 
 class ConnectClient(Early):
     """One client until its tunnel stands: the early peer of its end."""
 
     __slots__ = ("_dial", "_frontend", "_head_done", "end", "target")
+
+    frontend = "http-connect"
 
     def __init__(self, frontend: ConnectFrontend) -> None:
         super().__init__()
@@ -82,7 +58,7 @@ class ConnectClient(Early):
         end = self.end
         if isinstance(end, TlsEnd):
             return peer_identity(end.tls)
-        return _uds_identity(end.sock) if end is not None else Identity("unknown")
+        return uds_identity(end.sock) if end is not None else Identity("unknown")
 
     @property
     def waits_for_head(self) -> bool:
@@ -256,16 +232,3 @@ class FrontendTls(TlsEnd):
 
 def _leave(end: SocketEnd | TlsEnd) -> None:
     end.abort(Ending.TIMED_OUT)
-
-
-def _uds_identity(sock: socket.socket) -> Identity:
-    # By uid: a pid is a number in a namespace that may not be ours.
-    with contextlib.suppress(OSError):
-        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        return _user(_UCRED.unpack(packed)[1])
-    return Identity("unknown", kind="uid")
-
-
-@lru_cache(maxsize=1024)
-def _user(uid: int) -> Identity:
-    return Identity(str(uid), kind="uid")

@@ -48,3 +48,12 @@ def explain(failure: DialFailure, target: HostPort, detail: str = "") -> str:
     The detail may come from a peer: escape it where it is written (``http_connect.reply`` does).
     """
     return str(DialError(failure, target, detail))
+
+
+def explain_to_konnectivity(
+    failure: DialFailure, target: HostPort, detail: str, *, compat: str
+) -> str:
+    """The error of a DIAL_RSP: the same sentence, or with ``--compat`` what Go's server says."""
+    if compat == "konnectivity" and failure is DialFailure.NO_AGENT:
+        return "No agent available"
+    return explain(failure, target, detail)

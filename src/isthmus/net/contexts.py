@@ -141,7 +141,10 @@ def peer_identity(ssl_object: ssl.SSLObject) -> Identity:
     names = [value for key, value in subject if key == "commonName"]
     if not names or not names[-1]:
         return ANONYMOUS
-    return Identity(names[-1], tuple(v for k, v in subject if k == "organizationName"))
+    found = cast(tuple[tuple[str, object], ...], certificate.get("subjectAltName", ()))
+    # Other kinds say nothing that a rule could name.
+    sans = tuple(str(v) for k, v in found if k in ("DNS", "IP Address", "URI", "email"))
+    return Identity(names[-1], tuple(v for k, v in subject if k == "organizationName"), sans=sans)
 
 
 Build = Callable[[TlsFiles], ssl.SSLContext]

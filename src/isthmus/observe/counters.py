@@ -60,7 +60,7 @@ class Histogram:
 class Family:
     """One metric: its name, what it means, and how to read its numbers at scrape time.
 
-    Every family has exactly one of ``read`` and ``histogram``.
+    Every family has exactly one of ``read``, ``histogram`` and ``by_labels``.
     """
 
     name: str
@@ -69,12 +69,18 @@ class Family:
     labels: tuple[str, ...] = ()
     read: Callable[[], Samples] | None = None
     histogram: Histogram | None = None
+    by_labels: Callable[[], Iterable[tuple[tuple[str, ...], Histogram]]] | None = None
 
     def collect(self) -> Metric:
         """Read the numbers into the value that prometheus_client renders."""
         if self.histogram is not None:
             buckets = self.histogram.cumulative()
             return HistogramMetricFamily(self.name, self.help, buckets, self.histogram.total)
+        if self.by_labels is not None:
+            labelled = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+            for values, found in self.by_labels():
+                labelled.add_metric(values, found.cumulative(), found.total)
+            return labelled
         metric = Metric(self.name.removesuffix(_TOTAL), self.help, self.kind)
         for values, number in self.read() if self.read else ():
             metric.add_sample(self.name, dict(zip(self.labels, values, strict=True)), number)
@@ -98,6 +104,16 @@ def gauge(
 def histogram(name: str, help: str, of: Histogram) -> Family:
     """Declare a distribution."""
     return Family(name=name, kind="histogram", help=help, histogram=of)
+
+
+def histograms(
+    name: str,
+    help: str,
+    labels: tuple[str, ...],
+    by_labels: Callable[[], Iterable[tuple[tuple[str, ...], Histogram]]],
+) -> Family:
+    """Declare distributions, one for each value of the labels that was seen."""
+    return Family(name=name, kind="histogram", help=help, labels=labels, by_labels=by_labels)
 
 
 def one(number: Callable[[], float]) -> Callable[[], Samples]:

@@ -159,6 +159,14 @@ class ServerMetrics(ProgramMetrics):
                 one(lambda: gauges.http_connections()),
             ),
             gauge(
+                f"{go}grpc_connections",
+                "Number of current grpc connections, partitioned by service method.",
+                lambda: by_name(gauges.grpc_calls())(),
+                ("service_method",),
+            ),
+            *self.packet_families(go),
+            *self.leases.server_families(go),
+            gauge(
                 f"{go}ready_backend_connections",
                 "Number of konnectivity agent connected to the proxy server. DEPRECATED, please"
                 " use ready_backends",
@@ -217,6 +225,8 @@ class AgentMetrics(ProgramMetrics):
                 self._go_dial_failures,
                 ("reason",),
             ),
+            *self.packet_families(go),
+            *self.leases.agent_families(go),
             gauge(
                 f"{go}open_server_connections",
                 "Current number of open server connections.",

@@ -6,7 +6,7 @@ is counters.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -24,7 +24,10 @@ from isthmus.observe.counters import (
     histogram,
     one,
 )
+from isthmus.observe.leases import LeaseMetrics
 from isthmus.tunnel.end import Ending
+
+PACKET_TYPES = ("DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN")
 
 
 def _zero() -> int:
@@ -32,6 +35,10 @@ def _zero() -> int:
 
 
 def _none() -> Mapping[str, float]:
+    return MappingProxyType({})
+
+
+def _no_packets() -> Mapping[str, Sequence[int]]:
     return MappingProxyType({})
 
 
@@ -62,6 +69,9 @@ class Gauges:
     ready_agents: Callable[[], int] = _zero
     ready_by_strategy: Callable[[], Mapping[str, float]] = _none
     known_servers: Callable[[], int] = _zero
+    #: Open calls of each gRPC method, and packets by segment, each by type.
+    grpc_calls: Callable[[], Mapping[str, float]] = _none
+    packets: Callable[[], Mapping[str, Sequence[int]]] = _no_packets
 
 
 class ProgramMetrics:
@@ -80,6 +90,8 @@ class ProgramMetrics:
         self.bytes_to_target = 0
         self.bytes_to_client = 0
         self.streams_reset_for_budget = 0
+        self.stream_errors: dict[tuple[str, str], int] = {}
+        self.leases = LeaseMetrics()
         self._families = Families([*self._own_families(), *self._shared_families()])
         self.registry = self._families.registry
 
@@ -108,6 +120,40 @@ class ProgramMetrics:
         self.endings[ending] += 1
         self.bytes_to_target += bytes_to_target
         self.bytes_to_client += bytes_to_client
+
+    def stream_failed(self, segment: str, code: str) -> None:
+        """Count a gRPC call that did not end well."""
+        key = (segment, code)
+        self.stream_errors[key] = self.stream_errors.get(key, 0) + 1
+
+    def packet_families(self, go: str) -> list[Family]:
+        """What konnectivity counts of its packets."""
+        return [
+            counter(
+                f"{go}stream_packets_total",
+                "Count of packets processed, by segment and packet type"
+                " (example: from_client, DIAL_REQ)",
+                self._packets,
+                ("segment", "packet_type"),
+            ),
+            counter(
+                f"{go}stream_errors_total",
+                "Count of gRPC stream errors, by segment, grpc Code, packet type."
+                " (example: from_agent, Code.Unavailable, DIAL_RSP)",
+                lambda: [
+                    ((segment, code, "Unknown"), number)
+                    for (segment, code), number in self.stream_errors.items()
+                ],
+                ("segment", "code", "packet_type"),
+            ),
+        ]
+
+    def _packets(self) -> Samples:
+        return [
+            ((segment, name), count)
+            for segment, counts in self.gauges.packets().items()
+            for name, count in zip(PACKET_TYPES, counts, strict=True)
+        ]
 
     def link_opened(self) -> None:
         """Count a link whose greeting is done."""

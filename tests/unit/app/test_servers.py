@@ -15,9 +15,11 @@ from isthmus.app import pki, server_view
 from isthmus.app import servers as servers_module
 from isthmus.app.servers import Servers
 from isthmus.core.backoff import Backoff
+from isthmus.core.proxies import ProxyRules
 from isthmus.links.agent_side import Greeting
 from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link
+from isthmus.links.mux_server import MuxServerTalk
 from isthmus.links.server_side import AgentLink, Membership
 from isthmus.net.connect import Address, literal
 from isthmus.net.contexts import TlsFiles, client_context, server_context
@@ -27,6 +29,7 @@ from isthmus.net.resolver import Resolver
 from isthmus.observe.logs import OncePer
 from isthmus.observe.metrics import AgentMetrics
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.packets import Packets
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
 from isthmus.wire.link import ALPN
@@ -91,7 +94,7 @@ class Bed:
             )
 
         (sock,) = bind_tcp("127.0.0.1", 0, flag="--port")
-        self._listeners.append(Listener(self.loop, sock, accept))
+        self._listeners.append(Listener(self.loop, self.poller, sock, accept))
         return literal("127.0.0.1", self._listeners[-1].port)
 
     def start(
@@ -104,12 +107,14 @@ class Bed:
             hosts=hosts,
             port=1,
             context=context or (lambda: self.context),
-            greeting=Greeting(agent_id=AgentId("agent")),
+            greeting=lambda: Greeting(agent_id=AgentId("agent")),
             on_dial=self.dials.append,
             backoff=lambda: Backoff(first_s=0.001, cap_s=0.002, chance=lambda: 0.5),
             limits=Limits(),
             metrics=AgentMetrics(),
             once=OncePer(),
+            packets=Packets(),
+            proxies=ProxyRules.from_environment({}),
         )
         return self.servers
 
@@ -233,7 +238,9 @@ def test_a_count_that_grows_is_heard(files: pki.PkiFiles) -> None:
         servers = bed.start(["localhost"])
         async with keeping(servers):
             await bed.until(lambda: set(servers.links) == {"one"})
-            bed.ready[0].tell(Control(membership=Members(server_count=2)))
+            talk = bed.ready[0].talk
+            assert isinstance(talk, MuxServerTalk)
+            talk.tell(Control(membership=Members(server_count=2)))
             await bed.until(lambda: set(servers.links) == {"one", "two"})
 
     run(files, test)
@@ -286,13 +293,13 @@ def test_an_agent_drains_when_it_says_so(files: pki.PkiFiles) -> None:
         async with keeping(servers):
             await bed.until(lambda: servers.links)
             (link,) = bed.ready
-            assert link.session is not None
+            assert link.talk.session is not None
             link.stuck_ticks = 5
-            link.session.round_trip_s = 0.0
+            link.talk.session.round_trip_s = 0.0
             view = server_view._agent([link])
             assert (view.draining, view.rtt_s) == (False, None)
             assert server_view.link_view(link, "agent", 0.0).rtt_s is None
-            link.session.round_trip_s = 0.5
+            link.talk.session.round_trip_s = 0.5
             assert server_view._agent([link]).rtt_s == 0.5
             servers.drain()
             await bed.until(lambda: server_view._agent([link]).draining)

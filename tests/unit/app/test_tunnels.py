@@ -25,7 +25,7 @@ class SlowEnd(MemoryEnd):
 
 def opened() -> tuple[TunnelTable, Loop, SlowEnd, MemoryEnd, ServerMetrics]:
     loop, metrics = Loop(), ServerMetrics()
-    table = TunnelTable(cast(asyncio.AbstractEventLoop, loop), metrics, frontend="test")
+    table = TunnelTable(cast(asyncio.AbstractEventLoop, loop), metrics)
     client, far = SlowEnd(), MemoryEnd()
     table.open(
         client=client,
@@ -34,6 +34,7 @@ def opened() -> tuple[TunnelTable, Loop, SlowEnd, MemoryEnd, ServerMetrics]:
         requester=Identity("someone"),
         agent_id=AgentId("a"),
         link_id=1,
+        frontend="test",
     )
     return table, loop, client, far, metrics
 
@@ -45,6 +46,7 @@ def test_last_bytes_that_nobody_reads_are_swept_away_in_time() -> None:
     loop.time.advance(LEFTOVERS_S - 1)
     table.sweep(loop.time())
     (view,) = table.views(10)
+    assert view.frontend == "test"
     assert view.stalled == "client stopped reading; 70000 bytes held for 299 s"
     loop.time.advance(2)
     table.sweep(loop.time())

@@ -89,10 +89,10 @@ def test_settings_are_validated_before_anything_runs() -> None:
 
 
 def test_flags_without_effect_are_told_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    good("--kubeconfig=f", "--enable-profiling", "--log-dir=/x", "--logtostderr=false")
+    good("--xfr-channel-size=1", "--enable-profiling", "--log-dir=/x", "--logtostderr=false")
     assert capsys.readouterr().err == (
-        "isthmus: flag --enable-profiling has no effect yet\n"
-        "isthmus: flag --kubeconfig has no effect yet\n"
+        "isthmus: flag --enable-profiling has no effect here\n"
+        "isthmus: flag --xfr-channel-size has no effect here\n"
     )
 
 

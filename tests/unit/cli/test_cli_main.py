@@ -59,7 +59,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--ca-cert"], "option '--ca-cert' requires an argument"),
         (["agent", "word"], "got unexpected extra argument (word)"),
         (["agent", "--v=high"], "--v: 'high' is not a whole number"),
-        (["server", "--mode", "grpc"], "--mode grpc is not built yet, use http-connect"),
+        (["server", "--mode", "socks"], "--mode must be grpc or http-connect, not 'socks'"),
+        (
+            ["server", "--mode", "grpc,grpc"],
+            "--mode must be grpc, http-connect or grpc,http-connect",
+        ),
         (["agent"], "--ca-cert is missing: the agent must know which servers to trust"),
     ],
 )

@@ -58,14 +58,26 @@ def test_an_agent_is_strict(text: str, sentence: str) -> None:
     assert str(caught.value) == sentence
 
 
-def test_a_server_skips_what_it_cannot_use() -> None:
-    assert Identifiers.read_lenient("color=red&ipv4=x&ipv4=1.2.3.4&default-route=maybe") == (
-        Identifiers(ipv4=("1.2.3.4",))
-    )
+def test_a_server_skips_keys_that_it_does_not_know() -> None:
+    assert Identifiers.read_claim("color=red&ipv4=1.2.3.4") == Identifiers(ipv4=("1.2.3.4",))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("ipv4=1.2.3.4&ipv4=x", "ipv4=x is not a value for ipv4"),
+        ("default-route=maybe", "default-route=maybe is not a value for default-route"),
+        ("host=" + 500 * "/", f"host={100 * '/'} is not a value for host"),
+    ],
+)
+def test_a_server_names_a_bad_value(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Identifiers.read_claim(text)
+    assert str(caught.value) == sentence
 
 
 def test_a_server_looks_for_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     # Finding the nearest key takes milliseconds, and a peer may send thousands of unknown ones.
     monkeypatch.setattr(identifiers, "nearest", lambda *_: pytest.fail("asked for advice"))
     text = "&".join(["hosx=1", "host=a"] * 4000)
-    assert Identifiers.read_lenient(text).host == ("a",) * 4000
+    assert Identifiers.read_claim(text).host == ("a",) * 4000

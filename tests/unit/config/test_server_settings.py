@@ -13,6 +13,12 @@ AGENT_SIDE = {"cluster_cert": "c", "cluster_key": "k", "cluster_ca_cert": "ca"}
 UDS = ServerSettings(uds_name="/run/x.sock", **AGENT_SIDE)  # type: ignore[arg-type]  # all str
 TCP = replace(UDS, uds_name="", server_cert="c", server_key="k", server_ca_cert="ca")
 
+TOKENS: dict[str, Any] = {
+    "agent_namespace": "n",
+    "agent_service_account": "s",
+    "authentication_audience": "a",
+}
+
 # Reference E1: what konnectivity's proxy-server has when no flag is given.
 GO_DEFAULTS = {
     "server-cert": "", "server-key": "", "server-ca-cert": "", "cluster-cert": "",
@@ -32,7 +38,6 @@ GO_DEFAULTS = {
     "warn-on-channel-limit": "true", "v": "4",
 }  # fmt: skip
 OURS_DIFFER = {
-    "mode": "http-connect",
     "server-port": "8090, none with --uds-name",
     "graceful-shutdown-timeout": "25s",
     "backend-dial-timeout": "10s",
@@ -76,8 +81,8 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
 @pytest.mark.parametrize(
     ("base", "changes", "sentence"),
     [
-        (UDS, {"mode": "grpc"}, "--mode grpc is not built yet, use http-connect"),
-        (UDS, {"mode": "http"}, "--mode must be http-connect, not 'http'"),
+        (UDS, {"mode": ("http",)}, "--mode must be grpc or http-connect, not 'http'"),
+        (UDS, {"link": "yamux"}, "--link must be auto or mux or grpc, not 'yamux'"),
         (UDS, {"compat": "go"}, "--compat must be konnectivity, not 'go'"),
         (UDS, {"log_format": "xml"}, "--log-format must be text or json, not 'xml'"),
         (UDS, {"agent_port": 65536}, "--agent-port must be from 0 to 65535, not 65536"),
@@ -102,8 +107,9 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
         (
             UDS,
             {"cluster_ca_cert": ""},
-            "--cluster-ca-cert is missing: without it agents cannot be authenticated,"
-            " and only --insecure-agents accepts that",
+            "--cluster-ca-cert is missing: without it, or --agent-namespace,"
+            " --agent-service-account and --authentication-audience for tokens, agents cannot"
+            " be authenticated, and only --insecure-agents accepts that",
         ),
         (
             UDS,
@@ -118,14 +124,13 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
         ),
         (
             UDS,
-            {
-                "cluster_ca_cert": "",
-                "agent_namespace": "n",
-                "agent_service_account": "s",
-                "authentication_audience": "a",
-            },
-            "--cluster-ca-cert is missing: without it agents cannot be authenticated"
-            " (agent tokens are not built yet), and only --insecure-agents accepts that",
+            TOKENS,
+            "--agent-namespace and --cluster-ca-cert exclude each other",
+        ),
+        (
+            UDS,
+            {**TOKENS, "cluster_ca_cert": "", "insecure_agents": True},
+            "--insecure-agents and --agent-namespace exclude each other",
         ),
         (
             UDS,
@@ -202,6 +207,7 @@ def test_compat_keeps_gos_rules(base: ServerSettings, changes: dict[str, Any], f
     [
         (UDS, {"agent_port": 0, "health_port": 443, "admin_port": 65535}),
         (UDS, {"cluster_ca_cert": "", "insecure_agents": True}),
+        (UDS, {"cluster_ca_cert": "", **TOKENS}),
         (TCP, {"uds_name": "/run/x.sock", "server_port": 9000}),
         (UDS, {"admin_bind_address": "::1"}),
         (UDS, {"server_port": 0, "compat": "konnectivity"}),
@@ -218,7 +224,5 @@ def test_no_dial_limit_means_the_ceiling() -> None:
 
 
 def test_inert_flags_are_told() -> None:
-    assert inert_in_use(replace(UDS, kubeconfig="f", enable_profiling=True, log_dir="/x")) == [
-        "--enable-profiling",
-        "--kubeconfig",
-    ]
+    used = replace(UDS, kubeconfig="f", enable_profiling=True, xfr_channel_size=1, log_dir="/x")
+    assert inert_in_use(used) == ["--enable-profiling", "--xfr-channel-size"]

@@ -1,0 +1,51 @@
+"""What every frontend needs from the rest: somebody who dials for a request and joins."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Protocol
+
+from isthmus.errors import DialFailure
+from isthmus.tunnel.end import BaseEnd
+from isthmus.values import HostPort, Identity
+
+
+class Request(Protocol):
+    """One client that wants a connection."""
+
+    @property
+    def frontend(self) -> str:
+        """How it came, for people: the name of a mode."""
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks, as the transport proved it."""
+
+    def established(self) -> BaseEnd | None:
+        """Say yes; give the end that may now be joined, or None if the client is gone."""
+
+    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+        """Say why not."""
+
+
+class Dial(Protocol):
+    """A dial under way."""
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+
+
+class Backend(Protocol):
+    """Somebody who dials and joins."""
+
+    def dial(self, request: Request, target: HostPort) -> Dial:
+        """Start a dial; ``request.dial_failed`` or ``request.established`` answers."""
+
+    def refused(self, status: int) -> None:
+        """A request was answered with this status without a dial."""
+
+    def handshake_failed(self, error: ssl.SSLError) -> None:
+        """A TLS client did not prove who it is."""
+
+    def abandoned(self) -> None:
+        """A client left while its dial was under way."""

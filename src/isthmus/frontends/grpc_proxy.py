@@ -1,0 +1,359 @@
+"""The gRPC frontend: /ProxyService/Proxy, konnectivity's protocol, over UDS or TCP with mutual TLS.
+
+A connection carries any number of calls, a call one tunnel: konnectivity's single-use clients make
+one connection each, its reusable ones many calls on one. Packets are tunnel/proxy_end.py, frames
+tunnel/http2.py; which agent dials is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from isthmus.errors import DialFailure, ProtocolError
+from isthmus.frontends.backend import Backend, Dial
+from isthmus.frontends.peers import uds_identity
+from isthmus.frontends.statuses import explain_to_konnectivity
+from isthmus.net.carriers import PlainCarrier, TlsCarrier
+from isthmus.net.contexts import peer_identity
+from isthmus.net.deadlines import Deadlines
+from isthmus.net.poller import Poller
+from isthmus.observe.logs import OncePer
+from isthmus.tunnel.end import BaseEnd
+from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
+from isthmus.tunnel.http2_stream import Handler, Http2Stream
+from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
+from isthmus.values import HostPort, Identity
+from isthmus.wire.grpc import Refusal, Status, request_problem
+from isthmus.wire.http2 import Headers, header
+
+PATH = b"/ProxyService/Proxy"
+#: From the connection (or the handshake) to the preface.
+PREFACE_S = 10.0
+MOST_STRANGERS = 4096
+GOODBYE_S = 2.0
+#: How long after a silence that made us ping the answer may take.
+_PONG_S = 20.0
+_SWEEP_S = 10.0
+_QUIET_S = 60.0
+_MOST_CONNECT_ID = 2**28
+#: Calls within this time are one crowd, and the longest that one makes a target's first bytes wait.
+_MOMENT_S = 0.25
+_LONGEST_SETTLE_S = 0.25
+_log = logging.getLogger("isthmus.frontend")
+
+
+class ProxyCall:
+    """One call until its tunnel stands; see tunnel.proxy_end.Client and backend.Request."""
+
+    __slots__ = ("_connection", "_dial", "_end", "target")
+
+    frontend = "grpc"
+
+    def __init__(self, connection: ClientConnection, end: ProxyEnd) -> None:
+        self._connection = connection
+        self._end: ProxyEnd | None = end
+        self._dial: Dial | None = None
+        self.target: HostPort | None = None
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks, as the transport proved it."""
+        return self._connection.identity
+
+    def wants(self, protocol: str, address: str) -> None:
+        """The client asks for a connection."""
+        end = self._end
+        assert end is not None
+        if protocol not in ("tcp", ""):
+            end.refuse(f"cannot dial {address}: protocol {protocol} is not supported, only tcp")
+            return
+        try:
+            self.target = HostPort.parse(address)
+        except ValueError as exc:
+            end.refuse(f"cannot dial {address}: {exc}")
+            return
+        dial = self._connection.frontend.backend.dial(self, self.target)
+        if self._end is not None:
+            self._dial = dial
+
+    def established(self) -> BaseEnd | None:
+        """Say DIAL_RSP; give the end that may now be joined."""
+        end, self._end, self._dial = self._end, None, None
+        if end is None or end.ending is not None:
+            return None
+        end.accept(self._connection.frontend.next_connect_id())
+        return end
+
+    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+        """Say why not."""
+        end, self._end, self._dial = self._end, None, None
+        if end is not None:
+            assert self.target is not None
+            compat = self._connection.frontend.compat
+            end.refuse(explain_to_konnectivity(failure, self.target, detail, compat=compat))
+
+    def left(self) -> None:
+        """The client gave up: take its dial back."""
+        dial, self._dial, self._end = self._dial, None, None
+        if dial is not None:
+            self._connection.frontend.backend.abandoned()
+            dial.cancel()
+
+    @property
+    def settle_s(self) -> float:
+        """Longer if many calls come at once: their client is busy with them."""
+        crowd = self._connection.frontend.crowd.size
+        return min(SETTLE_S * (1.0 + crowd / 4.0), _LONGEST_SETTLE_S)
+
+    def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
+        """What the target said has to wait."""
+        self._connection.frontend.loop.call_later(delay_s, end.settle)
+
+    def broke_rules(self, what: str) -> None:
+        """Say so once a minute."""
+        self._connection.frontend.complain(what)
+
+
+class Refused:
+    """The handler of a request that is no gRPC: answered when it has been heard."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, refusal: Refusal) -> None:
+        self._answer = refusal
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        """Trailers say nothing."""
+
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
+        """Its body says nothing, either."""
+
+    def batch_over(self, stream: Http2Stream) -> None:
+        """Let it go on to its end."""
+        stream.consumed(stream.unconsumed)
+
+    def got_end(self, stream: Http2Stream) -> None:
+        """Answer, in words too: it was perhaps a person with curl."""
+        stream.send_headers(tuple(self._answer.to_headers()))
+        stream.write(self._answer.message.encode() + b"\n", b"")
+        stream.end()
+
+    def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
+        """It left without waiting."""
+
+    def can_write(self, stream: Http2Stream) -> None:
+        """Nothing waits."""
+
+
+class ClientConnection:
+    """One client's connection; the owner of its carrier."""
+
+    __slots__ = ("carrier", "frontend", "http2", "identity")
+
+    def __init__(self, frontend: GrpcFrontend) -> None:
+        self.frontend = frontend
+        self.identity = Identity("unknown")
+        self.carrier: PlainCarrier | TlsCarrier
+        self.http2: Http2Connection | None = None
+
+    def begin(self, limits: Http2Limits) -> None:
+        """Bytes may flow: greet the client."""
+        self.http2 = Http2Connection(
+            self.carrier,
+            client=False,
+            clock=time.monotonic,
+            on_request=self._request,
+            limits=limits,
+        )
+        self.carrier.session = self.http2
+        if self.frontend.draining:
+            self.http2.go_away()
+
+    def _request(self, stream: Http2Stream, headers: Headers) -> Handler:
+        refusal = request_problem(headers)
+        if refusal is None and header(headers, b":path") != PATH:
+            path = header(headers, b":path").decode("ascii", "replace")
+            refusal = Refusal(
+                http_status=200, status=Status.UNIMPLEMENTED, message=f"unknown method {path}"
+            )
+            stream.send_headers(tuple(refusal.to_headers()), end=True)
+        if refusal is not None:
+            self.frontend.complain(refusal.message)
+            return Refused(refusal)
+        self.frontend.crowd.came()
+        end = ProxyEnd(stream, time.monotonic, self.frontend.packets)
+        end.client = ProxyCall(self, end)
+        return end
+
+    # The carrier reports.
+
+    def secured(self) -> None:
+        """The client has proved who it is."""
+        assert isinstance(self.carrier, TlsCarrier)
+        self.identity = peer_identity(self.carrier.tls)
+        self.begin(self.frontend.tcp_limits)
+
+    def insecure(self, error: ssl.SSLError) -> None:
+        """It has not."""
+        self.frontend.backend.handshake_failed(error)
+
+    def violated(self, error: ProtocolError) -> None:
+        """It broke HTTP/2: GOAWAY is written; end the connection when it has gone."""
+        self.frontend.complain(str(error))
+        http2 = self.http2
+        if http2 is not None:
+            http2.flush()
+            http2.lost(str(error))
+        self.carrier.say_goodbye()
+        self.frontend.goodbyes.add(self)
+
+    def lost(self, why: str) -> None:
+        """The connection is gone: so are its calls."""
+        self.carrier.close()
+        frontend = self.frontend
+        frontend.connections.discard(self)
+        frontend.strangers.remove(self)
+        frontend.goodbyes.remove(self)
+        if self.http2 is not None:
+            self.http2.lost(why)
+
+    def greeted(self) -> None:
+        """The time for the preface is over."""
+        if self.http2 is None or not self.http2.got_settings:
+            self.lost("no preface in time")
+
+    def leave(self) -> None:
+        """Close at once."""
+        if self.http2 is not None:
+            self.http2.flush()
+        self.lost("server stops")
+
+
+class Crowd:
+    """How many calls came in the last moment, about; one that is older counts less."""
+
+    __slots__ = ("_clock", "_since", "_size")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._size = 0.0
+        self._since = clock()
+
+    @property
+    def size(self) -> float:
+        """How many."""
+        return self._size * max(0.0, 1.0 - (self._clock() - self._since) / _MOMENT_S)
+
+    def came(self) -> None:
+        """One more."""
+        self._size = self.size + 1.0
+        self._since = self._clock()
+
+
+class GrpcFrontend:
+    """Turns accepted connections into requests."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        backend: Backend,
+        *,
+        once: OncePer,
+        compat: str = "",
+        context: Callable[[], ssl.SSLContext] | None = None,
+        keepalive_s: float = 3600.0,
+    ) -> None:
+        self.loop = loop
+        self.backend = backend
+        self.compat = compat
+        self.draining = False
+        self.connections: set[ClientConnection] = set()
+        self.packets = Packets()
+        self.crowd = Crowd(time.monotonic)
+        self.strangers: Deadlines[ClientConnection] = Deadlines(
+            loop, PREFACE_S, ClientConnection.greeted
+        )
+        self.goodbyes: Deadlines[ClientConnection] = Deadlines(
+            loop, GOODBYE_S, lambda connection: connection.lost("ended")
+        )
+        self._poller = poller
+        self._once = once
+        self._context = context
+        self._limits = Http2Limits(ping_every_s=keepalive_s, dead_after_s=keepalive_s + _PONG_S)
+        # A round trip over the network is longer than one over a UNIX socket.
+        self.tcp_limits = replace(
+            self._limits, stream_window_bytes=MIB, connection_window_bytes=16 * MIB
+        )
+        self._connect_ids = itertools.count(1)
+        self._timer = loop.call_later(_SWEEP_S, self._sweep)
+
+    @property
+    def calls(self) -> int:
+        """How many calls are open."""
+        return sum(len(it.http2.streams) for it in self.connections if it.http2 is not None)
+
+    def accept(self, sock: socket.socket) -> None:
+        """Take a connection from a UNIX socket."""
+        connection = ClientConnection(self)
+        connection.identity = uds_identity(sock)
+        connection.carrier = PlainCarrier(connection, sock, self._poller)
+        self.connections.add(connection)
+        connection.begin(self._limits)
+        self.strangers.add(connection)
+        # The preface is mostly there by now: read before the batch is over, so that our settings
+        # and the answer to theirs leave in one write.
+        connection.carrier.read_again()
+
+    def accept_tls(self, sock: socket.socket) -> None:
+        """Take a connection from a TCP port."""
+        assert self._context is not None
+        if len(self.strangers) >= MOST_STRANGERS:
+            sock.close()  # as many as this cannot all be about to say what they want
+            self.backend.refused(503)
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = ClientConnection(self)
+        connection.carrier = TlsCarrier(connection, sock, self._poller, self._context())
+        self.connections.add(connection)
+        self.strangers.add(connection)
+
+    def drain(self) -> None:
+        """Take no new calls; what is open goes on."""
+        self.draining = True
+        for connection in list(self.connections):
+            if connection.http2 is not None:
+                connection.http2.go_away()
+
+    def close(self) -> None:
+        """End every connection."""
+        self._timer.cancel()
+        self.strangers.take_all()
+        self.goodbyes.take_all()
+        for connection in list(self.connections):
+            connection.leave()
+
+    def next_connect_id(self) -> int:
+        """Name a connection, for logs; a client knows only its own."""
+        return next(self._connect_ids) % _MOST_CONNECT_ID or next(self._connect_ids)
+
+    def complain(self, what: str) -> None:
+        """Log what a client did wrong, each kind once a minute."""
+        self._once.log(
+            ("grpc client", what[:40]), _QUIET_S, _log, logging.WARNING,
+            "a client broke the protocol", reason=what,
+        )  # fmt: skip
+
+    def _sweep(self) -> None:
+        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
+        for connection in list(self.connections):
+            if connection.http2 is not None and not connection.http2.tick():
+                connection.lost("no byte heard for too long")

@@ -1,0 +1,25 @@
+"""Who is at the other end of a UNIX socket."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from functools import lru_cache
+
+from isthmus.values import Identity
+
+_UCRED = struct.Struct("3i")
+
+
+def uds_identity(sock: socket.socket) -> Identity:
+    """Ask the kernel. By uid: a pid is a number in a namespace that may not be ours."""
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    except OSError:
+        return Identity("unknown", kind="uid")
+    return _user(_UCRED.unpack(packed)[1])
+
+
+@lru_cache(maxsize=1024)
+def _user(uid: int) -> Identity:
+    return Identity(str(uid), kind="uid")
