@@ -1,44 +1,73 @@
-"""Builds the Go yamux peer, and makes the helpers of this directory importable by its tests."""
+"""Builds the Go peers, and makes the helpers of this directory importable by its tests."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-# Tests are imported by path (importlib mode), which leaves their own directory unsearched.
-sys.path.insert(0, str(Path(__file__).parent))
+from isthmus.app import pki
 
-SOURCES = Path(__file__).parent / "yamuxpeer"
+# Tests are imported by path (importlib mode), which leaves their own directory unsearched;
+# programs are started as the integration tests start them.
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE.parent / "integration"))
+
+from gobuild import BUILD_TIMEOUT_S, build  # noqa: E402  found by the lines above
+from konnpeers import Peers, Target  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give whoever builds first the time for it: a fixture's time is its test's."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S + 120))
 
 
 @pytest.fixture(scope="session")
 def yamuxpeer() -> Path:
-    """Build the peer once for these sources, outside the tree."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no go in PATH: the yamux peer cannot be built")
-    sum_ = hashlib.sha256()
-    for name in ("go.mod", "go.sum", "main.go"):
-        sum_.update((SOURCES / name).read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    binary = cache / "isthmus" / "interop" / sum_.hexdigest()[:16] / "yamuxpeer"
-    if not binary.exists():
-        binary.parent.mkdir(parents=True, exist_ok=True)
-        fresh = binary.with_name(f"yamuxpeer.{os.getpid()}")
-        built = subprocess.run(
-            [go, "build", "-mod=readonly", "-o", str(fresh), "."],
-            cwd=SOURCES,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        if built.returncode:
-            pytest.skip(f"the yamux peer could not be built: {built.stderr.strip()[-300:]}")
-        fresh.replace(binary)
-    return binary
+    """A yamux session in Go."""
+    return build("yamuxpeer")
+
+
+@pytest.fixture(scope="session")
+def halfclose() -> Path:
+    """A TLS connection in Go."""
+    return build("halfclose")
+
+
+@pytest.fixture(scope="session")
+def konnclient() -> Path:
+    """konnectivity-client, and what stands in for konnectivity's server and agent."""
+    return build("konnclient")
+
+
+@pytest.fixture(scope="session")
+def h2spec() -> Path:
+    """The HTTP/2 conformance tests."""
+    return build("h2spec", "github.com/summerwind/h2spec/cmd/h2spec")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
+    """One CA with a server, an agent and a client."""
+    return pki.init(tmp_path_factory.mktemp("pki"), server_names=("localhost", "127.0.0.1"))
+
+
+@pytest.fixture(scope="session")
+def target(konnclient: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """What tunnels lead to, for all tests."""
+    with Target(konnclient, tmp_path_factory.mktemp("target")) as started:
+        yield started
+
+
+@pytest.fixture
+def peers(
+    konnclient: Path, certificates: pki.PkiFiles, target: Target, tmp_path: Path
+) -> Iterator[Peers]:
+    """Starts servers, agents and clients, Go's and ours, and ends them."""
+    with Peers(konnclient, certificates, target, tmp_path) as started:
+        yield started

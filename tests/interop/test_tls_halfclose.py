@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -28,32 +25,12 @@ from isthmus.tunnel.end import Ending, join
 
 pytestmark = pytest.mark.interop
 
-SOURCES = Path(__file__).parent / "halfclose"
 PATIENCE_S = 30.0
 SIZE = 3 * 1024 * 1024
 _BLOCK = bytes((i * 31 + (i >> 8) * 7) & 0xFF for i in range(65521))
 SENT_BY_GO = (_BLOCK * (SIZE // len(_BLOCK) + 1))[:SIZE]
 REPLY = bytes(range(256)) * 8192
 ROLES = ["client", "server"]
-
-
-@pytest.fixture(scope="session")
-def halfclose() -> Path:
-    """Build the Go program once for these sources, outside the tree."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no go in PATH")
-    names = ("go.mod", "main.go")
-    digest = hashlib.sha256(b"".join((SOURCES / name).read_bytes() for name in names))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    binary = cache / "isthmus" / "interop" / digest.hexdigest()[:16] / "halfclose"
-    if not binary.exists():
-        binary.parent.mkdir(parents=True, exist_ok=True)
-        fresh = binary.with_name(f"halfclose.{os.getpid()}")
-        command = [go, "build", "-o", str(fresh), "."]
-        subprocess.run(command, cwd=SOURCES, check=True, timeout=100)
-        fresh.replace(binary)
-    return binary
 
 
 @pytest.fixture(scope="session")
