@@ -15,34 +15,35 @@ from figures import IDLE_TUNNELS, PASSED_BYTES, Load
 from processes import BenchError, Child, Workspace, rss_kb
 from topologies import Topology
 
-_SOURCES = Path(__file__).resolve().parent / "load"
+_HERE = Path(__file__).resolve().parent
 # Go would interrupt blocking system calls to preempt threads; nothing here hogs one.
 _ENV = {"GODEBUG": "asyncpreemptoff=1"}
 # load name -> topology name -> one dict of numbers per round
 Samples = dict[str, dict[str, list[dict[str, float]]]]
 
 
-def build_load() -> Path:
-    """The load program, built into the user's cache once per version of its source."""
+def build_load(name: str = "load", package: str = "./cmd/load") -> Path:
+    """A load program, built into the user's cache once per version of the sources."""
     digest = hashlib.sha256()
-    for source in sorted([*_SOURCES.glob("*.go"), _SOURCES / "go.mod"]):
+    folders = dict.fromkeys((_HERE / "load", _HERE / name))
+    for source in sorted(s for folder in folders for s in folder.rglob("*") if s.is_file()):
         digest.update(source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isthmus" / "bench"
-    program = cache / f"load-{digest.hexdigest()[:16]}"
+    program = cache / f"{name}-{digest.hexdigest()[:16]}"
     if program.exists():
         return program
     cache.mkdir(parents=True, exist_ok=True)
     partial = cache / f"{program.name}.{os.getpid()}"
-    command = ["go", "build", "-trimpath", "-o", str(partial), "."]
+    command = ["go", "build", "-trimpath", "-o", str(partial), package]
     env = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "", "CGO_ENABLED": "0"}
     try:
         done = subprocess.run(
-            command, cwd=_SOURCES, env=env, capture_output=True, text=True, timeout=300
+            command, cwd=_HERE / name, env=env, capture_output=True, text=True, timeout=300
         )
     except OSError as exc:
         raise BenchError(f"Go is needed to build the load program: {exc}") from exc
     if done.returncode:
-        raise BenchError(f"the load program does not build:\n{done.stderr}")
+        raise BenchError(f"{name} does not build:\n{done.stderr}")
     partial.replace(program)
     return program
 
@@ -64,7 +65,12 @@ class Bench:
 
     def words(self, topology: Topology, command: str, conns: int, target: str) -> list[str]:
         """The command line of the load program."""
-        words = [str(self.load), command, f"--via={topology.via}", f"--conns={conns}"]
+        words = [
+            str(topology.load or self.load),
+            command,
+            f"--via={topology.via}",
+            f"--conns={conns}",
+        ]
         words += [f"--target={target}", f"--seconds={self.seconds}", f"--warmup={self.warmup}"]
         words += [f"--pids={','.join(map(str, topology.pids()))}"]
         return [*words, f"--uds={topology.uds}"] if topology.uds else words
@@ -115,7 +121,8 @@ def run_rounds(
             say(f"round {number + 1} of {rounds}: {load.name}")
             shift = (number + index) % len(topologies)
             for topology in (*topologies[shift:], *topologies[:shift]):
-                bench.run_load(topology, load)
+                if topology.measures(load.name):
+                    bench.run_load(topology, load)
 
 
 def run_memory(bench: Bench, start: Callable[[str], Topology]) -> None:

@@ -42,10 +42,17 @@ class Row:
     reached: bool | None
 
 
-def rows(samples: Samples, subject: str, *, judge: bool) -> list[Row]:
+def rows(
+    samples: Samples,
+    subject: str,
+    *,
+    judge: bool,
+    baseline: str = "haproxy",
+    figures: Sequence[Figure] = FIGURES,
+) -> list[Row]:
     """A row for every figure that was measured at all; goals are looked at if ``judge``."""
     found = []
-    for figure in FIGURES:
+    for figure in figures:
         by_name = {
             name: [sample[figure.field] for sample in taken]
             for name, taken in samples.get(figure.load, {}).items()
@@ -53,7 +60,7 @@ def rows(samples: Samples, subject: str, *, judge: bool) -> list[Row]:
         values = {name: s for name, taken in by_name.items() if (s := spread(taken))}
         if values:
             # Paired: each round's figure over the same round's, then the median of those.
-            pairs = zip(by_name.get(subject, []), by_name.get("haproxy", []), strict=False)
+            pairs = zip(by_name.get(subject, []), by_name.get(baseline, []), strict=False)
             ratio = spread([ours / theirs for ours, theirs in pairs if theirs > 0])
             reached = _reached(figure, values.get(subject), ratio) if judge else None
             found.append(Row(figure=figure, values=values, ratio=ratio, reached=reached))
@@ -63,20 +70,27 @@ def rows(samples: Samples, subject: str, *, judge: bool) -> list[Row]:
 def _reached(figure: Figure, own: Spread | None, ratio: Spread | None) -> bool | None:
     if figure.goal is None:
         return None
-    judged = ratio if figure.goal.against is Against.HAPROXY else own
+    judged = ratio if figure.goal.against is Against.BASELINE else own
     return None if judged is None else figure.goal.reached(judged.median)
 
 
-def draw(found: Sequence[Row], names: Sequence[str], subject: str, console: Console) -> None:
+def draw(
+    found: Sequence[Row],
+    names: Sequence[str],
+    subject: str,
+    console: Console,
+    *,
+    baseline: str = "haproxy",
+) -> None:
     """Print the table: median (quartiles) for each topology, ratio, goal."""
-    table = Table(title="median (quartiles)", title_justify="left")
+    table = Table(title=f"{subject}: median (quartiles)", title_justify="left")
     table.add_column("figure", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right")
-    compared = any(row.ratio for row in found) and subject != "haproxy"
+    compared = any(row.ratio for row in found) and subject != baseline
     judged = any(row.reached is not None for row in found)
     if compared:
-        table.add_column(f"{subject} / haproxy", justify="right")
+        table.add_column(f"{subject} / {baseline}", justify="right")
     if judged:
         table.add_column("goal", justify="right")
         table.add_column("", justify="left")

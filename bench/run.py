@@ -20,13 +20,23 @@ from pathlib import Path
 from types import FrameType
 
 from certs import Certs, make_certs
-from figures import GROUPS, LOADS
+from figures import (
+    FIGURES,
+    GROUPS,
+    GRPC_FIGURES,
+    GRPC_LINK_FIGURES,
+    GRPC_LINK_LOADS,
+    GRPC_LOADS,
+    LOADS,
+    Figure,
+)
 from measure import Bench, build_load, run_hold, run_memory, run_rounds, start_target
 from processes import BenchError, Child, Workspace
-from report import as_json, draw, rows
+from report import Row, as_json, draw, rows
 from rich.console import Console
 from topologies import (
     Commands,
+    Shape,
     Topology,
     check_haproxy,
     start_direct,
@@ -36,7 +46,10 @@ from topologies import (
 )
 
 Start = Callable[[str], Topology]
-PROXIES_WITH_A_LINK = ("haproxy", "isthmus")
+PROXIES_WITH_A_LINK = ("haproxy", "isthmus", "isthmus-grpc")
+# The gRPC frontend with konnectivity-client before it; a gRPC link behind the CONNECT frontend.
+GRPC, GRPC_LINK = "isthmus-grpc", "isthmus-grpclink"
+NAMES = ("direct", "haproxy", "isthmus", GRPC, GRPC_LINK)
 _MIN_COLUMNS = 150
 
 
@@ -49,7 +62,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--memory-rounds", type=int, default=3, help="fresh starts for memory (default 3)")
     add("--quick", action="store_true", help="3 rounds of 0.7 s, memory once: for development")
     add("--only", type=_groups, default=GROUPS, help=f"some of {','.join(GROUPS)}")
-    add("--topologies", type=_names, default=("direct", "haproxy", "isthmus"))
+    add("--topologies", type=_names, default=NAMES)
     add("--hold", type=int, default=10_000, help="idle tunnels to hold (default 10000)")
     add("--json", type=Path, metavar="FILE", help="write every sample there as well")
     add("--check", action="store_true", help="exit with 1 if a goal is missed")
@@ -82,7 +95,7 @@ def _groups(text: str) -> tuple[str, ...]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return _some_of(text, ("direct", "haproxy", "isthmus", "stub"))
+    return _some_of(text, (*NAMES, "stub"))
 
 
 def _some_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -109,9 +122,53 @@ def starters(
         "direct": partial(start_direct, space),
         "haproxy": partial(start_haproxy, space, certs),
         "isthmus": lambda target: start_tunnel(space, certs, commands, args.label),
+        GRPC: lambda target: start_tunnel(
+            space, certs, commands, shown_name(args, GRPC), grpc_frontend()
+        ),
+        GRPC_LINK: lambda target: start_tunnel(
+            space,
+            certs,
+            commands,
+            shown_name(args, GRPC_LINK),
+            Shape(agent_flags=("--link=grpc",), only=GRPC_LINK_LOADS),
+        ),
         "stub": partial(start_stub, space, load),
     }
     return {name: known[name] for name in args.topologies}
+
+
+def grpc_frontend() -> Shape:
+    """kube-apiserver's client before the server, built when it is first needed."""
+    load = build_load("konnload", ".")
+    return Shape(mode="grpc", via="grpc", load=load, only=GRPC_LOADS)
+
+
+def shown_name(args: argparse.Namespace, name: str) -> str:
+    """What the tables call a topology."""
+    return str(args.label) + name.removeprefix("isthmus") if name.startswith("isthmus") else name
+
+
+def tables(args: argparse.Namespace, bench: Bench, console: Console) -> list[Row]:
+    """Draw what was measured, a table for each way through a tunnel; all rows."""
+    chosen = args.topologies
+    subject = "isthmus" if "isthmus" in chosen else chosen[-1]
+    wanted: list[tuple[str, str, tuple[Figure, ...], tuple[str, ...]]] = []
+    if subject not in (GRPC, GRPC_LINK):
+        usual = tuple(name for name in chosen if name not in (GRPC, GRPC_LINK))
+        wanted.append((subject, "haproxy", FIGURES, usual))
+    if GRPC in chosen:
+        wanted.append((GRPC, "haproxy", GRPC_FIGURES, ("haproxy", GRPC)))
+    if GRPC_LINK in chosen:
+        wanted.append((GRPC_LINK, args.label, GRPC_LINK_FIGURES, ("isthmus", GRPC_LINK)))
+    every = []
+    for name, baseline, figures, columns in wanted:
+        shown = shown_name(args, name)
+        judge = name.startswith("isthmus")
+        found = rows(bench.samples, shown, judge=judge, baseline=baseline, figures=figures)
+        present = [shown_name(args, c) for c in columns if c in chosen]
+        draw(found, present, shown, console, baseline=baseline)
+        every += found
+    return every
 
 
 def attach_py_spy(space: Workspace, topology: Topology, directory: Path) -> list[Child]:
@@ -146,10 +203,7 @@ def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
     start = starters(args, space, load, certs)
     with console.status("starting") as status:
         measure(args, bench, start, lambda text: status.update(text))
-    shown = [args.label if name == "isthmus" else name for name in args.topologies]
-    subject = args.label if "isthmus" in args.topologies else shown[-1]
-    found = rows(bench.samples, subject, judge=subject == args.label)
-    draw(found, shown, subject, console)
+    found = tables(args, bench, console)
     took = time.monotonic() - begun
     console.print(f"{args.rounds} rounds of {args.seconds:g} s, {took:.0f} s in all; {machine()}")
     if args.json:
@@ -171,7 +225,7 @@ def measure(
         watched = [
             child
             for topology in running
-            if topology.name == args.label and args.profiler == "py-spy"
+            if topology.name.startswith(args.label) and args.profiler == "py-spy"
             for child in attach_py_spy(bench.space, topology, args.profile)
         ]
         run_rounds(bench, running, loads, args.rounds, say)

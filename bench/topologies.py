@@ -25,12 +25,21 @@ READY_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """A running way to the target. ``processes`` are the proxies, never client or target."""
+    """A running way to the target. ``processes`` are the proxies, never client or target.
+
+    ``load`` is a load program that knows its ``via``, where the usual one does not.
+    """
 
     name: str
     via: str
     uds: Path | None = None
     processes: tuple[Child, ...] = ()
+    load: Path | None = None
+    only: frozenset[str] | None = None
+
+    def measures(self, load: str) -> bool:
+        """Whether it takes part in a measurement; ``only`` names those of some."""
+        return self.only is None or load in self.only
 
     def pids(self) -> list[int]:
         """The proxies with all their workers."""
@@ -127,10 +136,26 @@ def check_haproxy(space: Workspace, certs: Certs, target: str) -> None:
         pair.stop(space)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A tunnel that is not the usual one: another frontend, or another link."""
+
+    mode: str = "http-connect"
+    via: str = "connect"
+    agent_flags: tuple[str, ...] = ()
+    load: Path | None = None
+    only: frozenset[str] | None = None
+
+
 def start_tunnel(
-    space: Workspace, certs: Certs, commands: Commands, label: str = "isthmus"
+    space: Workspace,
+    certs: Certs,
+    commands: Commands,
+    label: str = "isthmus",
+    shape: Shape | None = None,
 ) -> Topology:
-    """A server and an agent joined by mutual TLS; CONNECT over a UNIX socket."""
+    """A server and an agent joined by mutual TLS; by default CONNECT over a UNIX socket."""
+    shape = shape or Shape()
     uds = space.path("tunnel.sock")
     agent_port, health_port, admin_port = (space.free_port() for _ in range(3))
     server = space.start(
@@ -138,7 +163,7 @@ def start_tunnel(
         commands.words(
             "server",
             [
-                "--mode=http-connect",
+                f"--mode={shape.mode}",
                 f"--uds-name={uds}",
                 f"--agent-port={agent_port}",
                 "--agent-bind-address=127.0.0.1",
@@ -166,11 +191,19 @@ def start_tunnel(
                 "--health-server-host=127.0.0.1",
                 f"--health-server-port={agent_health}",
                 f"--admin-server-port={agent_admin}",
+                *shape.agent_flags,
             ],
         ),
     )
     wait_until(lambda: _http(health_port, "/readyz"), (server, agent), "the server's readiness")
-    return Topology(name=label, via="connect", uds=uds, processes=(server, agent))
+    return Topology(
+        name=label,
+        via=shape.via,
+        uds=uds,
+        processes=(server, agent),
+        load=shape.load,
+        only=shape.only,
+    )
 
 
 def wait_until(done: Callable[[], bool], children: tuple[Child, ...], what: str) -> None:

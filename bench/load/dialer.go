@@ -1,4 +1,4 @@
-package main
+package load
 
 import (
 	"bytes"
@@ -13,10 +13,11 @@ import (
 const openTimeout = 10 * time.Second
 
 // dialer opens connections to the target: directly, through a proxy with a fixed target,
-// or by CONNECT over a UNIX socket.
+// by CONNECT over a UNIX socket, or in a way that Main was given.
 type dialer struct {
 	via, target, uds string
 	request          []byte
+	other            Open
 }
 
 func (d *dialer) prepare() {
@@ -26,6 +27,9 @@ func (d *dialer) prepare() {
 
 // open returns a connection whose next byte goes to the target.
 func (d *dialer) open() (net.Conn, error) {
+	if d.other != nil {
+		return d.other(d.uds, d.target)
+	}
 	switch d.via {
 	case "tcp":
 		return net.DialTimeout("tcp", d.target, openTimeout)
@@ -74,7 +78,8 @@ func (d *dialer) connect(conn net.Conn) error {
 	}
 }
 
-// openAll opens n connections in turn and sends the first bytes on each.
+// openAll opens n connections in turn, then sends the first bytes on each: a source that
+// nobody reads yet could keep a slow path from opening the next one.
 func (d *dialer) openAll(n int, first []byte) ([]net.Conn, error) {
 	conns := make([]net.Conn, n)
 	for i := range conns {
@@ -82,10 +87,12 @@ func (d *dialer) openAll(n int, first []byte) ([]net.Conn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("connection %d of %d: %w", i+1, n, err)
 		}
+		conns[i] = conn
+	}
+	for i, conn := range conns {
 		if _, err := conn.Write(first); err != nil {
 			return nil, fmt.Errorf("connection %d of %d: %w", i+1, n, err)
 		}
-		conns[i] = conn
 	}
 	return conns, nil
 }

@@ -1,4 +1,4 @@
-package main
+package load
 
 import (
 	"bytes"
@@ -27,7 +27,9 @@ func runDial(opts options) (any, error) {
 		recorded[i] = make([]uint32, 0, room(opts, 50_000))
 		buffer := make([]byte, 4096)
 		r.spawn(func() {
-			runtime.LockOSThread()
+			if caller.through == nil {
+				runtime.LockOSThread()
+			}
 			for r.at() != stopping {
 				start := time.Now()
 				if err := caller.call(buffer); err != nil {
@@ -56,10 +58,14 @@ func runDial(opts options) (any, error) {
 type caller struct {
 	family  int
 	address syscall.Sockaddr
-	request []byte // empty: no CONNECT
+	request []byte  // empty: no CONNECT
+	through *dialer // set: a way that is no socket
 }
 
 func newCaller(d *dialer) (*caller, error) {
+	if d.other != nil {
+		return &caller{through: d}, nil
+	}
 	if d.via != "tcp" {
 		c := &caller{family: syscall.AF_UNIX, address: &syscall.SockaddrUnix{Name: d.uds}}
 		if d.via == "connect" {
@@ -77,6 +83,9 @@ func newCaller(d *dialer) (*caller, error) {
 }
 
 func (c *caller) call(buffer []byte) error {
+	if c.through != nil {
+		return c.callThrough(buffer)
+	}
 	fd, err := syscall.Socket(c.family, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -107,6 +116,26 @@ func (c *caller) call(buffer []byte) error {
 	}
 	buffer[0] = 0
 	if _, err := readSome(fd, buffer[:1]); err != nil {
+		return err
+	}
+	if buffer[0] != modeOne {
+		return fmt.Errorf("the byte came back changed")
+	}
+	return nil
+}
+
+func (c *caller) callThrough(buffer []byte) error {
+	conn, err := c.through.open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	buffer[0] = modeOne
+	if _, err := conn.Write(buffer[:1]); err != nil {
+		return err
+	}
+	buffer[0] = 0
+	if _, err := conn.Read(buffer[:1]); err != nil {
 		return err
 	}
 	if buffer[0] != modeOne {

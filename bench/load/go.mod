@@ -1,3 +1,3 @@
-module isthmus-bench/load
+module isthmus.test/bench/load
 
 go 1.19

@@ -1,4 +1,4 @@
-package main
+package load
 
 import (
 	"bufio"
@@ -145,7 +145,7 @@ func runStall(opts options) (any, error) {
 	}
 	closeAll(reader)
 	for _, p := range peers {
-		p.file.Close()
+		p.close()
 	}
 	return stalled{Unloaded: unloaded, Stalled: loaded, P50Ratio: loaded.P50 / unloaded.P50,
 		P99Ratio: loaded.P99 / unloaded.P99, SourceBytes: taken, GrownKB: after - before}, watcher.waitClosed()

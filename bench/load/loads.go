@@ -1,4 +1,4 @@
-package main
+package load
 
 import (
 	"fmt"
@@ -92,10 +92,18 @@ func (r *run) measureBy(sample func() (int64, error)) (count int64, elapsed, cpu
 	return after - before, elapsed, cpuAfter - cpuBefore, err
 }
 
+// closeAll closes all at once: a way through a tunnel waits for the other side's answer, which
+// can be behind what another connection has not read.
 func closeAll(conns []net.Conn) {
+	var closing sync.WaitGroup
 	for _, conn := range conns {
-		conn.Close()
+		closing.Add(1)
+		go func(conn net.Conn) {
+			defer closing.Done()
+			conn.Close()
+		}(conn)
 	}
+	closing.Wait()
 }
 
 func setDeadline(conns []net.Conn, length time.Duration) error {

@@ -1,14 +1,16 @@
-// Command load drives the benchmark: it is the target, the clients and a plain
+// Package load drives the benchmark: it is the target, the clients and a plain
 // CONNECT stub. Each run prints JSON on stdout; bench/run.py reads it.
 //
 // It must never be the bottleneck: buffers are allocated before the clock starts and
-// nothing is allocated per request. It needs only the standard library.
-package main
+// nothing is allocated per request. It needs only the standard library; cmd/load is the
+// command, and another module can make one that knows more ways to the target.
+package load
 
 import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -36,7 +38,11 @@ type options struct {
 	pids    []int
 }
 
-func main() {
+// Open returns a connection through the proxy at uds whose next byte goes to the target.
+type Open func(uds, target string) (net.Conn, error)
+
+// Main is the command; ways are what --via may name besides its own.
+func Main(ways map[string]Open) {
 	if len(os.Args) < 2 {
 		fmt.Fprint(os.Stderr, usage)
 		os.Exit(2)
@@ -50,7 +56,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "load: no command %q\n%s", os.Args[1], usage)
 		os.Exit(2)
 	}
-	result, err := command(parse(os.Args[1], os.Args[2:]))
+	result, err := command(parse(os.Args[1], os.Args[2:], ways))
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "load %s: %v\n", os.Args[1], err)
 		os.Exit(1)
@@ -58,7 +64,7 @@ func main() {
 	say(result)
 }
 
-func parse(name string, args []string) options {
+func parse(name string, args []string, ways map[string]Open) options {
 	flags := flag.NewFlagSet(name, flag.ExitOnError)
 	via := flags.String("via", "tcp", "tcp (to the target), unix (a fixed proxy), connect (CONNECT on --uds)")
 	target := flags.String("target", "", "the target's address, 127.0.0.1:PORT")
@@ -70,7 +76,7 @@ func parse(name string, args []string) options {
 	pids := flags.String("pids", "", "processes whose CPU time and memory to report, comma separated")
 	_ = flags.Parse(args)
 	opts := options{
-		dialer:  dialer{via: *via, target: *target, uds: *uds},
+		dialer:  dialer{via: *via, target: *target, uds: *uds, other: ways[*via]},
 		listen:  *listen,
 		conns:   *conns,
 		seconds: time.Duration(*seconds * float64(time.Second)),

@@ -1,4 +1,4 @@
-package main
+package load
 
 import (
 	"bytes"
@@ -14,7 +14,8 @@ import (
 
 // Request/response is measured from one thread with plain system calls. Goroutines would
 // add 10 to 150 µs of scheduling to a round trip, and on a small machine take from the
-// proxies the CPU that decides the result.
+// proxies the CPU that decides the result. A way that is no socket has no choice: there
+// each connection has a goroutine.
 
 const requestBytes = 64
 
@@ -32,13 +33,14 @@ func runRR(opts options) (any, error) {
 		return nil, err
 	}
 	for _, p := range peers {
-		p.file.Close()
+		p.close()
 	}
 	return result, watcher.waitClosed()
 }
 
 // peer is one connection with at most one request in flight.
 type peer struct {
+	conn     net.Conn // set: a way that is no socket
 	file     *os.File
 	fd       int
 	sent     time.Time
@@ -56,7 +58,9 @@ func openPeers(opts options) ([]*peer, error) {
 	}
 	peers := make([]*peer, len(conns))
 	for i, conn := range conns {
-		if peers[i], err = newPeer(conn); err != nil {
+		if opts.dialer.other != nil {
+			peers[i] = &peer{conn: conn, fd: i}
+		} else if peers[i], err = newPeer(conn); err != nil {
 			return nil, err
 		}
 	}
@@ -83,6 +87,14 @@ func setTimeouts(fd int) error {
 		return err
 	}
 	return syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit)
+}
+
+func (p *peer) close() {
+	if p.conn != nil {
+		p.conn.Close()
+	} else {
+		p.file.Close()
+	}
 }
 
 func (p *peer) send() error {
@@ -169,12 +181,23 @@ func requestResponse(opts options, peers []*peer) (latencies, error) {
 	if len(peers) == 1 {
 		exchange = exchangeOne
 	}
-	r.spawn(func() {
-		runtime.LockOSThread()
-		if err := exchange(r, peers); err != nil {
-			r.fail(err)
+	if peers[0].conn != nil {
+		for _, p := range peers {
+			p := p
+			r.spawn(func() {
+				if err := exchangeConn(r, p); err != nil {
+					r.fail(err)
+				}
+			})
 		}
-	})
+	} else {
+		r.spawn(func() {
+			runtime.LockOSThread()
+			if err := exchange(r, peers); err != nil {
+				r.fail(err)
+			}
+		})
+	}
 	elapsed, cpu, err := r.measure()
 	if err != nil {
 		return latencies{}, err
@@ -198,6 +221,32 @@ func exchangeOne(r *run, peers []*peer) error {
 		}
 		for whole := false; !whole; {
 			n, err := readSome(p.fd, p.answer[p.got:])
+			if err != nil {
+				return err
+			}
+			if whole, err = p.took(n); err != nil {
+				return err
+			}
+		}
+		if r.at() == measuring {
+			p.recorded = append(p.recorded, nanos(time.Since(p.sent)))
+		}
+	}
+	return nil
+}
+
+// exchangeConn is exchangeOne for a connection that is no socket.
+func exchangeConn(r *run, p *peer) error {
+	for r.at() != stopping {
+		p.n++
+		p.got = 0
+		binary.BigEndian.PutUint64(p.request[:], p.n<<16|uint64(p.fd&0xffff))
+		p.sent = time.Now()
+		if _, err := p.conn.Write(p.request[:]); err != nil {
+			return err
+		}
+		for whole := false; !whole; {
+			n, err := p.conn.Read(p.answer[p.got:])
 			if err != nil {
 				return err
 			}
