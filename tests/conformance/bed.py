@@ -102,6 +102,9 @@ class Carrier(RawSocket):
     def wake(self) -> None:
         self.poller.flush_later(self.session.flush)
 
+    def wake_in_time(self) -> None:
+        self.wake()
+
 
 class Http2Carrier(Carrier):
     """The same for an HTTP/2 connection."""

@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.frontends.backend import Backend, Dial
@@ -76,7 +77,7 @@ class ProxyCall:
             end.refuse(f"cannot dial {address}: protocol {protocol} is not supported, only tcp")
             return
         try:
-            self.target = HostPort.parse(address)
+            self.target = _target(address)
         except ValueError as exc:
             end.refuse(f"cannot dial {address}: {exc}")
             return
@@ -120,6 +121,12 @@ class ProxyCall:
     def broke_rules(self, what: str) -> None:
         """Say so once a minute."""
         self._connection.frontend.complain(what)
+
+
+@lru_cache(maxsize=1024)
+def _target(address: str) -> HostPort:
+    """Read a target; the same ones are dialed again and again."""
+    return HostPort.parse(address)
 
 
 class Refused:

@@ -111,6 +111,10 @@ class PlainCarrier(RawSocket):
         """Flush when the batch of events is over."""
         self.poller.flush_later(self._flush_session)
 
+    def wake_in_time(self) -> None:
+        """Flush within milliseconds."""
+        self.poller.flush_in_time(self._flush_session)
+
     def _flush_session(self) -> None:
         if self.session is not None:
             self.session.flush()
@@ -183,6 +187,10 @@ class TlsCarrier(TlsSocket):
     def wake(self) -> None:
         """Flush when the batch of events is over."""
         self.poller.flush_later(self._flush_session)
+
+    def wake_in_time(self) -> None:
+        """Flush within milliseconds."""
+        self.poller.flush_in_time(self._flush_session)
 
     def _flush_session(self) -> None:
         if self.session is not None:

@@ -27,6 +27,8 @@ _EVENTS_PER_BATCH = 256
 #: saves a turn of the loop (request/responses at 16 connections 0.89 -> 1.01 of a haproxy pair's,
 #: dials at 8 from 2.5 to 2.9 times; medians of paired rounds). The bound leaves timers their turn.
 _BATCHES_PER_TURN = 4
+#: How long an answer that nobody waits for may wait for something that it can go with.
+_PATIENCE_S = 0.005
 _log = logging.getLogger("isthmus.net")
 
 
@@ -39,6 +41,7 @@ class Poller:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._again: list[Callable[[], None]] = []
         self._flushes: list[Callable[[], None]] = []
+        self._patient: list[Callable[[], None]] = []
         self._doomed: list[socket.socket] = []
         self._busy = False
         self._scheduled = False
@@ -80,6 +83,17 @@ class Poller:
     def flush_later(self, call: Callable[[], None]) -> None:
         """Call when the current batch of events is done."""
         self._flushes.append(call)
+        self._schedule()
+
+    def flush_in_time(self, call: Callable[[], None]) -> None:
+        """Call within milliseconds, unless what it would flush has gone by then."""
+        if not self._patient:
+            self._loop.call_later(_PATIENCE_S, self._out_of_patience)
+        self._patient.append(call)
+
+    def _out_of_patience(self) -> None:
+        patient, self._patient = self._patient, []
+        self._flushes += patient
         self._schedule()
 
     def _schedule(self) -> None:

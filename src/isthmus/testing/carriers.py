@@ -86,6 +86,10 @@ class MemoryCarrier:
         """Remember that a flush is wanted."""
         self.woken = True
 
+    def wake_in_time(self) -> None:
+        """Remember it: time is short here."""
+        self.woken = True
+
     def flush(self) -> None:
         """End a batch: flush if the session asked for it."""
         if self.woken and self.session is not None:

@@ -276,7 +276,9 @@ class Http2Connection(Calls):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PING frame of {len(payload)} bytes")
         if not flags & ACK:
             self._flood("PING frames")
-            self.emit(frame(PING, ACK, 0, payload))
+            # grpc-go pings after nearly every message to learn the bandwidth. A write of its own
+            # for each answer would cost as much as the messages.
+            self.emit_in_time(frame(PING, ACK, 0, payload))
         elif payload == _PING and self._ping_at is not None:
             self.round_trip_s = self.clock() - self._ping_at
             self._ping_at = None

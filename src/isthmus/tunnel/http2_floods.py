@@ -14,16 +14,21 @@ PER_SECOND = 2_000
 class Floods:
     """Counts by kind."""
 
-    __slots__ = ("_clock", "_left")
+    __slots__ = ("_begun", "_clock", "_left", "_since")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._left: dict[str, tuple[float, float]] = {}
+        self._begun = clock()
+        self._left: dict[str, float] = {}
+        self._since: dict[str, float] = {}
 
     def allow(self, kind: str, cost: int = 1) -> bool:
         """Take tokens, as many as it costs; False when there are not so many."""
-        now = self._clock()
-        left, since = self._left.get(kind, (BURST, now))
-        left = min(BURST, left + (now - since) * PER_SECOND) - cost
-        self._left[kind] = (left, now)
-        return left >= 0
+        left = self._left.get(kind, BURST)
+        if left < cost:
+            # Only now does it matter how long it took: most connections never come here.
+            now = self._clock()
+            left = min(BURST, left + (now - self._since.get(kind, self._begun)) * PER_SECOND)
+            self._since[kind] = now
+        self._left[kind] = left - cost
+        return left >= cost

@@ -71,6 +71,16 @@ class Output:
             self._waking = True
             self.carrier.wake()
 
+    def emit_in_time(self, whole: bytes) -> None:
+        """Add a frame that nobody waits for: it goes with the next batch, in milliseconds."""
+        if self.closed:
+            return
+        self._out.append(whole)
+        if self._blocked:
+            self._waiting_control_bytes += len(whole)
+        elif not self._waking and len(self._out) == 1:
+            self.carrier.wake_in_time()
+
     def emit_data(self, head: bytes, more_head: bytes, data: bytes, size: int) -> None:
         """Add one data frame to this batch; the caller has asked the windows."""
         self._out += (head, more_head, data)

@@ -47,6 +47,9 @@ class Carrier(Protocol):
     def wake(self) -> None:
         """Call session.flush() when the current batch of events is done, or soon."""
 
+    def wake_in_time(self) -> None:
+        """Call session.flush() within milliseconds: what waits can go with something else."""
+
 
 def no_reason(stream: Stream, reason: Ending) -> None:
     """Say nothing before a reset: plain yamux has no word for why."""
