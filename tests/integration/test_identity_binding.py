@@ -22,6 +22,7 @@ rules:
   identifiers:
     ipv4: [10.0.0.0/16]
 """
+SITES = RULES.format(ids="site-1") + "  networks: [sites]\n"
 KINDS = ("mux", "grpc")
 
 
@@ -72,6 +73,7 @@ def refused(server: Program, agent: Program, agent_id: str) -> str:
     sentence = reason_of(audited)
     assert reason_of(told).endswith(sentence), told
     assert not lines(agent, "] linked")
+    assert not lines(server, "agent link refused")  # it has been said
     return sentence
 
 
@@ -127,6 +129,22 @@ def test_by_rules(programs: Programs, rules: Path, kind: str) -> None:
     assert f"rules[0].agentIDs lists only 'site-1', 'site-2' ({rules}:4)" in sentence
     thief = start(programs, server, link, "--agent-id=site-2", "--agent-identifiers=ipv4=10.1.0.1")
     assert "may not claim ipv4='10.1.0.1'" in refused(server, thief, "site-2")
+    assert agents_of(server) == {"site-1"}
+    carries(programs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_agent_says_its_network(programs: Programs, rules: Path, kind: str) -> None:
+    write(rules, SITES)
+    server = programs.server(f"--agent-identity-binding={rules}")
+    link = f"--link={kind}"
+    silent = start(programs, server, link, "--agent-id=site-1")
+    sentence = refused(server, silent, "site-1")
+    assert "may not claim network 'cluster': rules[0].networks lists only 'sites'" in sentence
+    if kind == "grpc":
+        (told,) = lines(silent, "cannot link to the server")
+        assert "the server ended the call: PermissionDenied certificate:" in told
+    programs.agent(server, link, "--agent-id=site-1", "--agent-network=sites")
     assert agents_of(server) == {"site-1"}
     carries(programs)
 

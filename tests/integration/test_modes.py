@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import pytest
 from clients import Client, Target, connect_uds, tunnel
-from stack import Stack
+from stack import Stack, client_context
 
 from isthmus.wire.grpc import MESSAGE_HEAD, message_size
 from isthmus.wire.http2 import (
@@ -75,3 +77,22 @@ def test_both_modes_serve_at_once(fresh: Stack) -> None:
                 assert back.data.connectID == connect_id and back.data.data == b"back"
     shown = {view.frontend for view in fresh.do(lambda: server.tunnels.views(10))}
     assert shown <= {"grpc", "http-connect"}
+
+
+@pytest.mark.parametrize("mode", [("grpc", "http-connect"), ("http-connect", "grpc")])
+def test_only_the_port_of_grpc_speaks_http2(fresh: Stack, mode: tuple[str, ...]) -> None:
+    server = fresh.add_server(
+        mode=mode,
+        http_connect_port=0,
+        http_connect_uds_name=str(Path(fresh.dir) / "connect.sock"),
+    )
+    context = client_context(fresh.files)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    chosen = {}
+    for name, port in server.doors.ports.items():
+        with (
+            socket.create_connection(("127.0.0.1", port), 20) as sock,
+            context.wrap_socket(sock, server_hostname="localhost") as tls,
+        ):
+            chosen[name] = tls.selected_alpn_protocol()
+    assert chosen == {"grpc": "h2", "http-connect": None}

@@ -103,6 +103,39 @@ def test_an_agent_that_never_answers(fresh: Stack) -> None:
         ) == 1  # fmt: skip
 
 
+@pytest.mark.parametrize("link", ["mux", "grpc"])
+def test_a_server_that_stops_fails_the_dials_that_wait(fresh: Stack, link: str) -> None:
+    server = fresh.add_server()
+    fresh.add_agent(link=link)
+    with full_target() as target, fresh.uds() as client:
+        client.send(head_for(target.name))
+        fresh.wait(lambda: len(server.dialer.pending) == 1, "the dial waits")
+        fresh.stop(server)
+        assert client.read_head().startswith(b"HTTP/1.1 502 ")
+        said = client.read_to_end().decode()
+    assert said == f"cannot dial {target.name}: agent lost: server stops\n"
+    seen = server.metrics.render().decode()
+    assert metric(seen, 'isthmus_server_dial_failures_total{reason="agent_lost"}') == 1
+    assert metric(seen, 'isthmus_server_dial_failures_total{reason="timed_out"}') == 0
+
+
+@pytest.mark.parametrize(("link", "errors"), [("mux", 0), ("grpc", 1)])
+def test_a_lost_call_of_an_agent_is_a_stream_error(fresh: Stack, link: str, errors: int) -> None:
+    server = fresh.add_server()
+    agent = fresh.add_agent(link=link)
+    fresh.do(lambda: next(iter(server.links)).lost("cut"))
+    fresh.wait(lambda: server.metrics.links_opened == 2, "it links again")
+    fresh.stop(agent)  # in good order
+    fresh.wait(lambda: not server.links, "it is gone")
+    counted = [
+        line
+        for line in fresh.metrics().splitlines()
+        if line.startswith("konnectivity_network_proxy_server_stream_errors_total{")
+    ]
+    code = '{code="Unavailable",packet_type="Unknown",segment="from_agent"} 1.0'
+    assert [line.partition("_total")[2] for line in counted] == [code] * errors
+
+
 def test_too_many(fresh: Stack) -> None:
     fresh.add_server()
     fresh.add_agent()

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable
 
 from isthmus.config.server import BY_NAME_WORD, ServerSettings
 from isthmus.core.backoff import Backoff
 from isthmus.core.entitlements import BY_NAME, Entitlements
 from isthmus.errors import ConfigError
 from isthmus.kube.tokens import Accepted, Rejected, TokenReviewer
-from isthmus.links.server_side import AgentLink
+from isthmus.links.hello import Unwelcome
+from isthmus.links.server_side import AgentLink, Decided
 from isthmus.observe.logs import OncePer
 
 _LOOK_S = 1.0
@@ -90,13 +90,14 @@ class Admission:
         self._once = once
         self._reviews: set[asyncio.Task[None]] = set()
 
-    def admit(self, link: AgentLink, token: str, decided: Callable[[str], None]) -> None:
+    def admit(self, link: AgentLink, token: str, decided: Decided) -> None:
         """Decide now, or when the API has answered."""
         if self._reviewer is None:
-            self._decide(link, decided, self._judge(link))
+            self._decide(link, decided, self._judge(link), Unwelcome.NOT_ENTITLED)
             return
         if not token:
-            self._decide(link, decided, "no token was sent, and this server asks for one")
+            why = "no token was sent, and this server asks for one"
+            self._decide(link, decided, why, Unwelcome.NO_PROOF)
             return
         review = asyncio.get_running_loop().create_task(
             self._review(self._reviewer, link, token, decided), name=f"review:{link.id}"
@@ -109,7 +110,7 @@ class Admission:
         reviewer: TokenReviewer,
         link: AgentLink,
         token: str,
-        decided: Callable[[str], None],
+        decided: Decided,
     ) -> None:
         why = "no answer in time"
         backoff = Backoff(first_s=0.5, cap_s=5.0, chance=random.random)
@@ -119,10 +120,11 @@ class Admission:
                     verdict = await reviewer.review(token)
                     if isinstance(verdict, Accepted):
                         link.identity = verdict.identity
-                        self._decide(link, decided, self._judge(link, verdict.node, verdict.pod))
+                        refusal = self._judge(link, verdict.node, verdict.pod)
+                        self._decide(link, decided, refusal, Unwelcome.NOT_ENTITLED)
                         return
                     if isinstance(verdict, Rejected):
-                        self._decide(link, decided, verdict.reason)
+                        self._decide(link, decided, verdict.reason, Unwelcome.NO_PROOF)
                         return
                     why = verdict.reason
                     self._tell_wait(why)
@@ -131,7 +133,10 @@ class Admission:
             # Nothing is known against it, so that the audit has nothing to say; where the API is
             # and what is wrong with it is not for somebody who has proved nothing.
             self._tell_wait(why)
-            decided("the server cannot ask the Kubernetes API about tokens now, come again later")
+            decided(
+                "the server cannot ask the Kubernetes API about tokens now, come again later",
+                Unwelcome.TRY_LATER,
+            )
 
     def _tell_wait(self, why: str) -> None:
         self._once.log(
@@ -146,16 +151,18 @@ class Admission:
             link.identity,
             link.agent_id,
             link.identifiers,
+            network=link.network,
             node=node,
             pod=pod,
             sans=link.identity.sans,
         )
         return refusal
 
-    def _decide(self, link: AgentLink, decided: Callable[[str], None], refusal: str) -> None:
+    def _decide(self, link: AgentLink, decided: Decided, refusal: str, kind: Unwelcome) -> None:
         if refusal:
+            link.audited = True
             self._tell_audit(link, refusal)
-        decided(refusal)
+        decided(refusal, kind)
 
     def _tell_audit(self, link: AgentLink, refusal: str) -> None:
         # It comes again as fast as it likes, and with tokens nobody has proved anything yet: the

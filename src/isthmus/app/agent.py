@@ -184,7 +184,12 @@ class Agent:
             except (OSError, UnicodeDecodeError) as exc:
                 why = exc.strerror if isinstance(exc, OSError) else "is no token"
                 raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
-        return Greeting(agent_id=self.id, identifiers=self.settings.agent_identifiers, token=token)
+        return Greeting(
+            agent_id=self.id,
+            identifiers=self.settings.agent_identifiers,
+            network=self.settings.agent_network,
+            token=token,
+        )
 
     def _count_leases(self, servers: Servers) -> None:
         """Prepare to count the servers' Leases; nothing is sent yet."""

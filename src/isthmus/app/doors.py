@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from isthmus.config.server import GRPC, HTTP_CONNECT, ServerSettings
 from isthmus.frontends.backend import Backend
@@ -30,8 +31,9 @@ class Doors:
         settings: ServerSettings,
         *,
         once: OncePer,
-        context: Callable[[], ssl.SSLContext] | None,
+        context: Callable[[str], ssl.SSLContext],
     ) -> None:
+        """Make the frontends; ``context`` gives the one of a mode, for each new connection."""
         self._loop = loop
         self._poller = poller
         self._settings = settings
@@ -48,18 +50,28 @@ class Doors:
                 backend,
                 once=once,
                 compat=settings.compat,
-                context=context,
+                context=partial(context, GRPC),
                 keepalive_s=settings.frontend_keepalive_time_s,
             )
         if HTTP_CONNECT in settings.modes:
             self._connect = ConnectFrontend(
-                loop, poller, backend, compat=settings.compat, once=once, context=context
+                loop,
+                poller,
+                backend,
+                compat=settings.compat,
+                once=once,
+                context=partial(context, HTTP_CONNECT),
             )
 
     @property
     def grpc_calls(self) -> int:
         """How many gRPC calls of clients are open."""
         return self._grpc.calls if self._grpc is not None else 0
+
+    @property
+    def unsent(self) -> bool:
+        """Something that a target said has not reached a gRPC client."""
+        return self._grpc is not None and self._grpc.unsent
 
     @property
     def packets(self) -> Packets:

@@ -29,7 +29,7 @@ from isthmus.kube.api import Kube, open_kube
 from isthmus.kube.counter import LeaseCounter
 from isthmus.kube.leases import LeaseKeeper
 from isthmus.kube.tokens import Expected, TokenReviewer
-from isthmus.links.link import Link
+from isthmus.links.link import GOODBYE_S, Link
 from isthmus.links.server_side import AgentLink, Membership
 from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, server_context, watch
@@ -45,6 +45,8 @@ from isthmus.values import HostPort, ServerId
 _log = logging.getLogger("isthmus.server")
 MOST_GREETING = 1024
 _QUIET_S = 60.0
+#: What each mode negotiates; a client that offers h2 to a CONNECT port must not be promised it.
+_ALPN: dict[str, tuple[str, ...]] = {GRPC: ("h2",), HTTP_CONNECT: ()}
 _LOOK_AGAIN_S = 0.05
 
 
@@ -109,7 +111,7 @@ class Server:
         self.agent_port = 0
         self.health_port = 0
         self.admin_port = 0
-        self._frontend_tls: HotContext | None = None
+        self._frontend_tls: dict[str, HotContext] = {}
         self.doors = Doors(
             self.loop, self.poller, self, settings, once=self.once, context=self._client_context
         )
@@ -128,9 +130,11 @@ class Server:
         """Check every file, then open every port; see Program."""
         settings = self.settings
         try:
-            if any(door.port is not None for door in settings.doors):
-                alpn = ("h2",) if GRPC in settings.modes else ()
-                self._frontend_tls = self._hot("server", settings.server_ca_cert, alpn=alpn)
+            for door in settings.doors:
+                if door.port is not None:
+                    self._frontend_tls[door.mode] = self._hot(
+                        "server", settings.server_ca_cert, alpn=_ALPN[door.mode]
+                    )
             agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=settings.agent_alpn)
             self._ask_kube()
             self._listen(agent_tls)
@@ -170,7 +174,7 @@ class Server:
                     await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _unsent(self) -> bool:
-        return any(link.unsent for link in self.links)
+        return self.doors.unsent or any(link.unsent for link in self.links)
 
     async def stop(self) -> None:
         """Close everything; see Program."""
@@ -178,10 +182,11 @@ class Server:
         for listener in self._agent_listeners:
             listener.stop()
         self.tunnels.abort_all(Ending.DRAINED)
+        # Before their links are closed, or each would be asked of the next link.
+        for dial in self.dialer.pending.take_all():
+            dial.give_up(DialFailure.AGENT_LOST, "server stops")
         for link in list(self.links):
             link.close("server stops")
-        for dial in self.dialer.pending.take_all():
-            dial.expire()
         self.doors.close()
         if self._admission is not None:
             self._admission.close()
@@ -189,8 +194,11 @@ class Server:
             await self._lease.stop()
         if self._kube is not None:
             await self._kube.close()
-        while self.links:  # each is gone when its peer closed too, or GOODBYE_S later
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        # Each is gone when its peer closed too, or GOODBYE_S later; whatever went wrong, we go.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * GOODBYE_S):
+                while self.links:
+                    await asyncio.sleep(_LOOK_AGAIN_S)
         for port in self._ports:
             await port.close()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
@@ -312,9 +320,8 @@ class Server:
         gauges.ready_agents = lambda: len({link.agent_id for link in self.agents})
         gauges.ready_by_strategy = self.agents.ready_by_strategy
 
-    def _client_context(self) -> ssl.SSLContext:
-        assert self._frontend_tls is not None
-        return self._frontend_tls.current
+    def _client_context(self, mode: str) -> ssl.SSLContext:
+        return self._frontend_tls[mode].current
 
     @property
     def frontend_port(self) -> int | None:
@@ -386,6 +393,7 @@ class Server:
             _log, logging.DEBUG if link.is_extra else logging.INFO, "agent linked",
             agent_id=link.agent_id, link=link.id,
             address=link.peer_address, identity=str(link.identity), version=link.version,
+            network=link.network or None,
         )  # fmt: skip
 
     def _agent_gone(self, link: Link) -> None:
@@ -397,12 +405,15 @@ class Server:
             self.metrics.tls_refused(TlsPort.AGENT, refusal_of(link.failure))
         elif not link.orderly:
             self.metrics.link_failed(link.stage)
+            if was_ready and link.talk is not None and link.talk.name == "grpc":
+                self.metrics.stream_failed("from_agent", "Unavailable")
         log_it = partial(log, _log) if was_ready else partial(
-            self.once.log, ("link", link.stage), _QUIET_S, _log
+            self.once.log, ("link", link.stage, link.audited), _QUIET_S, _log
         )  # fmt: skip
         log_it(
             # A load balancer that looks whether the port is open connects and leaves: no warning.
-            logging.DEBUG if link.is_extra
+            # What the audit has said is not said twice.
+            logging.DEBUG if link.is_extra or link.audited
             else logging.INFO if was_ready or link.stage is LinkStage.LOST
             else logging.WARNING,
             "agent link ended" if was_ready else "agent link refused",

@@ -22,6 +22,7 @@ from isthmus.core.leases import server_count
 from isthmus.core.proxies import ProxyRules
 from isthmus.errors import LinkError
 from isthmus.links.agent_side import Greeting, ServerLink, connect
+from isthmus.links.link import GOODBYE_S
 from isthmus.links.talk import Incoming
 from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
@@ -155,8 +156,10 @@ class Servers:
 
     async def wait_closed(self) -> None:
         """Wait until no link is left."""
-        while self.links or self._spare:
-            await self._change.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * GOODBYE_S):
+                while self.links or self._spare:
+                    await self._change.wait()
 
     @property
     def unsent(self) -> bool:

@@ -107,6 +107,8 @@ class TunnelTable:
             end = tunnel.last_end
             if end is None:
                 self._why(tunnel, now)  # remembers what did not move
+                if self._half_dead(tunnel, now):
+                    tunnel.abort(Ending.TIMED_OUT)
                 continue
             unsent = getattr(end, "out_bytes", 0)
             seen, since = before.get(tunnel.id, (-1, now))
@@ -116,6 +118,22 @@ class TunnelTable:
                 self._leftovers[tunnel.id] = (unsent, since)
             else:
                 tunnel.abort(Ending.TIMED_OUT)
+
+    def _half_dead(self, tunnel: Tunnel, now: float) -> bool:
+        """Half-closed without a byte for too long; a mux session watches its own streams."""
+        ends = (tunnel.client, tunnel.far)
+        key = (tunnel.id, "half")
+        if not any(getattr(end, "half_closed", False) for end in ends) or any(
+            isinstance(end, Stream) for end in ends
+        ):
+            self._still.pop(key, None)
+            return False
+        moved = sum(end.bytes_written for end in ends)
+        seen, since = self._still.get(key, (-1, now))
+        if moved != seen:
+            self._still[key] = (moved, now)
+            return False
+        return now - since >= LEFTOVERS_S
 
     def views(self, limit: int) -> tuple[TunnelView, ...]:
         """Show the oldest tunnels, at most ``limit``."""
@@ -127,7 +145,7 @@ class TunnelTable:
     def _done(self, tunnel: Tunnel) -> None:
         del self._open[tunnel.id]
         if self._still:
-            for side in ("client", "target"):
+            for side in ("client", "target", "half"):
                 self._still.pop((tunnel.id, side), None)
         now = self._loop.time()
         to_target, to_client = tunnel.far.bytes_written, tunnel.client.bytes_written

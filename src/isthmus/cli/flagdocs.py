@@ -74,7 +74,10 @@ def _tables(declared: Iterable[Option]) -> Iterator[str]:
         yield from map(_row, options)
         yield ""
     yield "## Accepted and ignored\n"
-    yield "Manifests written for konnectivity may set these; they change nothing.\n"
+    yield (
+        "Manifests written for konnectivity may set these; they change nothing, and a line on\n"
+        "standard error says so.\n"
+    )
     yield ", ".join(f"`--{option.flag}`" for option in declared if option.ignored) + "\n"
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from isthmus.config.options import Kind, Option, inert_in_use, options_of
+from isthmus.config.options import Kind, Option, given_in_vain, options_of
 from isthmus.config.parsing import load
 
 
@@ -70,15 +70,16 @@ def settings_command(
 ) -> click.Command:
     """A command that reads its flags into settings, validates them, and runs with them.
 
-    Flags that have no effect here are named on standard error, one line each.
+    Flags that were given and have no effect here are named on standard error, in one line.
     ``run`` returns the exit code. ConfigError passes through; cli/main.py says it.
     """
 
     def callback(**given: tuple[str, ...]) -> int:
         loaded = load(settings, given, os.environ)
         loaded.validate()
-        for flag in inert_in_use(loaded):
-            click.echo(f"isthmus: flag {flag} has no effect here", err=True)
+        vain = given_in_vain(settings, given)
+        if vain:
+            click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
         return run(loaded)
 
     return FlagCommand(name, options_of(settings), examples, callback=callback, help=help)

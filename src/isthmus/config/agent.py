@@ -113,6 +113,13 @@ class AgentSettings(LogSettings):
         group=_IDENTITY,
         metavar="QUERY",
     )
+    agent_network: str = option(
+        "",
+        help="Tell the server that this agent is in this network; empty means cluster",
+        group=_IDENTITY,
+        metavar="NAME",
+        go=OURS,
+    )
     service_account_token_path: str = option(
         "",
         help="Prove who this agent is with the token in this file",
@@ -158,7 +165,8 @@ class AgentSettings(LogSettings):
     )
     keepalive_time_s: float = option(
         3600.0,
-        help="Ping a server after this much silence; links are pinged after 10s at the latest",
+        help="Ping a server after this much silence; a mux link is pinged after "
+        "10s at the latest, a gRPC link every 31s, as Go's server allows no more",
         unit="seconds",
         group=_LIMITS,
         go="1h, no upper bound",
@@ -276,6 +284,7 @@ class AgentSettings(LogSettings):
             check_host("health-server-host", self.health_server_host)
         check_admin_address(self.admin_bind_address)
         check_id("agent-id", self.agent_id)
+        check_id("agent-network", self.agent_network)
         _ = self.identifiers, self.aliases  # each raises if its text is wrong
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
         if self.count_server_leases:

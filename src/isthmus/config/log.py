@@ -1,7 +1,7 @@
 """Settings that every program has: how much it logs and how, and klog's flags, which are ignored.
 
 Manifests written for konnectivity set klog's flags; Isthmus logs to standard error and leaves
-files, rotation and headers to whoever runs it, so these are taken and nothing is said.
+files, rotation and headers to whoever runs it, so these are taken and change nothing.
 """
 
 from __future__ import annotations

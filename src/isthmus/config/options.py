@@ -8,6 +8,7 @@ checks.py, the declarations themselves in server.py, agent.py and log.py.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import NoneType
@@ -38,7 +39,8 @@ class Option:
 
     ``go`` tells how konnectivity's flag differs: SAME, OURS (it has no such flag), or its default.
     ``planned`` are choices that will exist but are not built yet. ``inert`` settings are accepted
-    and have no effect here, which is said; ``ignored`` ones never will have, and nobody is told.
+    and have no effect here; ``ignored`` ones never will have, and help only lists their names.
+    Either is said when it is given.
     """
 
     help: str
@@ -165,10 +167,10 @@ def value_text(declared: Option, value: object) -> str:
             return str(value)
 
 
-def inert_in_use(settings: object) -> list[str]:
-    """The flags, as ``--flag``, that were set to something else than their default in vain."""
+def given_in_vain(settings: type[Any], given: Mapping[str, Sequence[str]]) -> list[str]:
+    """The flags, as ``--flag``, that were given and have no effect, also with their default."""
     return [
         f"--{declared.flag}"
-        for declared in options_of(type(settings))
-        if declared.inert and getattr(settings, declared.attribute) != declared.default
+        for declared in options_of(settings)
+        if (declared.inert or declared.ignored) and given.get(declared.attribute)
     ]

@@ -35,6 +35,7 @@ class AgentDial:
     __slots__ = (
         "_dialer",
         "_link",
+        "_lost_at_once",
         "_stream",
         "_tried",
         "answered",
@@ -62,6 +63,7 @@ class AgentDial:
         self._tried: list[AgentLink] = []
         self.answered = False  # by an agent, rather than by our own deadline
         self._stream: BaseEnd | None = None
+        self._lost_at_once = False
         self._link: AgentLink | None = None
 
     def attempt(self) -> None:
@@ -80,8 +82,10 @@ class AgentDial:
                 requester=self.requester,
                 told=self._told,
             )
-            if self._stream is not None:
+            if self._stream is not None and not self._lost_at_once:
                 return
+            self._lost_at_once = False
+            self._stream = None
             self._tried.append(link)
         if any(link.full for link in dialer.agents):
             self._fail(DialFailure.TOO_MANY, "every link is full")
@@ -98,15 +102,22 @@ class AgentDial:
 
     def expire(self) -> None:
         """The deadline passed."""
+        self.give_up(DialFailure.TIMED_OUT, "the agent did not answer in time", Ending.TIMED_OUT)
+
+    def give_up(self, failure: DialFailure, detail: str, reason: Ending = Ending.CANCELLED) -> None:
+        """Fail from our side, whatever the agent says later."""
         if self.who is not None:
-            self._drop_stream(Ending.TIMED_OUT)
-            self._fail(DialFailure.TIMED_OUT, "the agent did not answer in time")
+            who = self._settle()
+            self._drop_stream(reason)
+            who.dial_failed(self, failure, detail)
 
     def _told(self, result: DialResult | None) -> None:
         if self.who is None:
             return
         stream, link = self._stream, self._link
-        assert stream is not None and link is not None
+        if stream is None or link is None:
+            self._lost_at_once = True  # before it was even asked; attempt() goes on
+            return
         if result is None:
             # Reset before the answer: nothing was done, so another may be asked.
             self._tried.append(link)

@@ -304,6 +304,15 @@ class GrpcFrontend:
         self._timer = loop.call_later(_SWEEP_S, self._sweep)
 
     @property
+    def unsent(self) -> bool:
+        """Something that a target said has not reached its client's kernel."""
+        return any(
+            it.carrier.out_bytes or any(stream.out_bytes for stream in it.http2.streams.values())
+            for it in self.connections
+            if it.http2 is not None
+        )
+
+    @property
     def calls(self) -> int:
         """How many calls are open."""
         return sum(len(it.http2.streams) for it in self.connections if it.http2 is not None)

@@ -29,6 +29,7 @@ class Greeting:
     agent_id: AgentId
     identifiers: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    network: str = ""
     token: str = field(default="", repr=False)
 
 

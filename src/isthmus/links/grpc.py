@@ -22,7 +22,10 @@ PATH = b"/AgentService/Connect"
 #: Our own programs agree by this header on a packet for half-close (wire/packet.py, end_of_data).
 HALF_CLOSE = b"isthmus-half-close"
 #: What the whole link may send ahead at first; it grows. What each connection may make us keep is
+#: bounded by the brake (tunnel/packet_brake.py).
 _WINDOW_BYTES = MIB
+#: Identifiers and a token may be 64 KiB each.
+_HEADER_BYTES = 256 * 1024
 
 
 class GrpcTalk:
@@ -43,6 +46,8 @@ class GrpcTalk:
             on_request=None,
             limits=Http2Limits(
                 max_streams=16,
+                max_header_list_bytes=_HEADER_BYTES,
+                max_continuations=32,
                 stream_window_bytes=_WINDOW_BYTES,
                 connection_window_bytes=16 * MIB,
                 ping_every_s=ping_every_s,
@@ -73,6 +78,11 @@ class GrpcTalk:
     def held_bytes(self) -> int:
         """Bytes that full sinks have not taken."""
         return self.packets.held if self.packets is not None else 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits for the window of the one call."""
+        return self.packets.stream.out_bytes if self.packets is not None else 0
 
     @property
     def round_trip_s(self) -> float:

@@ -9,6 +9,7 @@ from isthmus import __version__
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.links.go_errors import go_text
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.hello import NETWORK
 from isthmus.links.talk import Told
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.http2_calls import NOBODY
@@ -126,10 +127,18 @@ class GrpcAgentTalk(GrpcTalk):
                 (b"agentid", greeting.agent_id.encode()),
                 (b"agentidentifiers", greeting.identifiers.encode()),
                 (HALF_CLOSE, b"1"),
+                *(((NETWORK, greeting.network.encode()),) if greeting.network else ()),
                 *(((b"authorization", b"Bearer " + token.encode()),) if token else ()),
             ),
             secret=bool(token),
         )
+
+    def tick(self) -> bool:
+        """Also leave a server that goes away (Go's, when it drains) as soon as nothing is open."""
+        if self.session.remote_draining and not self.load:
+            self.link.close("the server goes away")
+            return True
+        return super().tick()
 
     def got_headers(self, headers: Headers, end: bool) -> None:
         """Read who the server is, or why the call ended."""
@@ -183,6 +192,9 @@ class GrpcAgentTalk(GrpcTalk):
             self.packets.refuse(random, f"dial tcp: address {address}: {exc}")
             return
         # Also over a spare link: konnectivity cannot give a dial back, only fail it.
+        if random in self._dials:
+            self.packets.refuse(random, "dial tcp: this number is in use")
+            return
         incoming = self._dials[random] = IncomingPacketDial(self, target, random)
         self.link.on_dial(incoming)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from isthmus.config.identifiers import Identifiers
 from isthmus.links.go_errors import failure_in
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.hello import NETWORK, Unwelcome
 from isthmus.links.talk import Told
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink, Membership
 
 _MAX_DETAIL_CHARS = 1000
+#: Go's agent logs the status and comes again whatever it is; people and other agents can tell.
+STATUS = {
+    Unwelcome.BAD_HELLO: Status.INVALID_ARGUMENT,
+    Unwelcome.NO_PROOF: Status.UNAUTHENTICATED,
+    Unwelcome.NOT_ENTITLED: Status.PERMISSION_DENIED,
+    Unwelcome.TRY_LATER: Status.UNAVAILABLE,
+}
 
 
 class GrpcServerTalk(GrpcTalk):
@@ -58,7 +66,7 @@ class GrpcServerTalk(GrpcTalk):
                 # An agent that will not do better. Not now: this is called while reading.
                 self.link.loop.call_soon(self.link.refuse, refusal.message)
             return NOBODY
-        return stream.handler
+        return self.packets if self._agent_link.ready and self.packets is not None else NOBODY
 
     def _greeted(self, stream: Http2Stream, headers: Headers) -> Refusal | None:
         fields: dict[bytes, list[bytes]] = {}
@@ -70,15 +78,18 @@ class GrpcServerTalk(GrpcTalk):
         claims = fields.get(b"agentidentifiers", [])
         if len(claims) > 1:
             return _no(Status.INVALID_ARGUMENT, f"expected one agentIdentifiers, got {len(claims)}")
+        networks = fields.get(NETWORK, [b""])
+        if len(networks) > 1:
+            return _no(Status.INVALID_ARGUMENT, f"expected one network, got {len(networks)}")
         try:
             identifiers = Identifiers.read_claim(_text(claims[0]) if claims else "")
         except ValueError as exc:
             return _no(Status.INVALID_ARGUMENT, f"agentIdentifiers: {exc}")
         self._call = stream
         self._half_closes = HALF_CLOSE in fields
-        # Packets cannot come before our headers have told the agent that it is welcome; Go's
-        # agent waits for them. One that does not wait is heard all the same.
-        self.packets = stream.handler = PacketLink(
+        # Heard when it is welcome: until then nobody has proved anything, and Go's agent waits for
+        # our headers before it says a word.
+        self.packets = PacketLink(
             stream,
             self,
             agent=False,
@@ -92,6 +103,7 @@ class GrpcServerTalk(GrpcTalk):
             agent_id=_text(ids[0]),
             identifiers=identifiers,
             labels={},
+            network=_text(networks[0]),
             version=_text(header(headers, b"user-agent")),
             token=authorization.removeprefix("Bearer ").strip(),
         )
@@ -99,7 +111,8 @@ class GrpcServerTalk(GrpcTalk):
 
     def welcome(self, membership: Membership) -> None:
         """Say who we are, and how many."""
-        assert self._call is not None
+        assert self._call is not None and self.packets is not None
+        self._call.handler = self.packets
         extra = ((HALF_CLOSE, b"1"),) if self._half_closes else ()
         self._call.send_headers(
             (
@@ -112,13 +125,13 @@ class GrpcServerTalk(GrpcTalk):
         )
 
     def refuse(self, reason: str) -> None:
-        """Say why the agent is not welcome, as Go's server does for a bad token."""
+        """Say why the agent is not welcome."""
         if self._call is not None:
             self._call.send_headers(
                 (
                     (b":status", b"200"),
                     (b"content-type", CONTENT_TYPE),
-                    *status_headers(Status.UNAUTHENTICATED, reason),
+                    *status_headers(STATUS[self._agent_link.refused_as], reason),
                 ),
                 end=True,
             )

@@ -229,7 +229,8 @@ class Link:
         talk = self.talk
         if talk is None:
             return 0.0
-        return talk.load + self.carrier.out_bytes / 65536 + talk.round_trip_s * 100
+        waiting = self.carrier.out_bytes + talk.waiting_bytes
+        return talk.load + waiting / 65536 + talk.round_trip_s * 100
 
     @property
     def held_bytes(self) -> int:
@@ -251,8 +252,8 @@ class Link:
                 self.close("stream ids are used up")
                 return
         # Liveness is also progress: a link whose unsent bytes do not move is not chosen.
-        progress = self.carrier.bytes_out - self.carrier.out_bytes
-        if self.carrier.out_bytes and progress == self._progress:
+        progress = self.carrier.bytes_out - self.carrier.out_bytes - talk.waiting_bytes
+        if (self.carrier.out_bytes or talk.waiting_bytes) and progress <= self._progress:
             self.stuck_ticks += 1
         else:
             self.stuck_ticks = 0

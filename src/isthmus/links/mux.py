@@ -118,6 +118,11 @@ class MuxTalk:
         return self.session.held
 
     @property
+    def waiting_bytes(self) -> int:
+        """None: each stream has its own window, and only the carrier is for all."""
+        return 0
+
+    @property
     def round_trip_s(self) -> float:
         """The last round trip."""
         return self.session.round_trip_s

@@ -32,6 +32,7 @@ class MuxAgentTalk(MuxTalk):
                     agent_id=greeting.agent_id,
                     identifiers=greeting.identifiers,
                     labels=greeting.labels,
+                    network=greeting.network,
                     token=greeting.token,
                     version=__version__,
                 )

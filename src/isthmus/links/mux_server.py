@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from isthmus import __version__
 from isthmus.config.identifiers import Identifiers
 from isthmus.errors import ProtocolError
+from isthmus.links.hello import Unwelcome
 from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.link_pb2 import Control, Refusal, Welcome
@@ -45,12 +46,13 @@ class MuxServerTalk(MuxTalk):
             try:
                 identifiers = Identifiers.read_claim(hello.identifiers)
             except ValueError as exc:
-                self.link.refuse(f"identifiers: {exc}")
+                self._agent_link.turn_away(f"identifiers: {exc}", Unwelcome.BAD_HELLO)
                 return
             self._agent_link.greeted(
                 agent_id=hello.agent_id,
                 identifiers=identifiers,
                 labels=dict(hello.labels),
+                network=hello.network,
                 version=hello.version,
                 token=hello.token,
             )

@@ -7,9 +7,11 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from isthmus.config.identifiers import Identifiers
 from isthmus.links.grpc_server import GrpcServerTalk
+from isthmus.links.hello import Unwelcome
 from isthmus.links.link import Link
 from isthmus.links.mux_server import MuxServerTalk
 from isthmus.links.talk import Incoming, choose
@@ -19,6 +21,7 @@ from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
 
 _MAX_ID_CHARS = 253
+_MAX_NETWORK_CHARS = 253
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +33,18 @@ class Membership:
     servers: tuple[str, ...] = ()
 
 
-#: Asks whether an agent with this token is welcome; answers "" or why not, now or later.
-Admit = Callable[["AgentLink", str, Callable[[str], None]], None]
+class Decided(Protocol):
+    """Takes the verdict on an agent: "" or why it is not welcome."""
+
+    def __call__(self, refusal: str, kind: Unwelcome = Unwelcome.NO_PROOF, /) -> None:
+        """Let the agent in, or turn it away."""
 
 
-def _everybody(link: AgentLink, token: str, decided: Callable[[str], None]) -> None:
+#: Asks whether an agent with this token is welcome; answers now or later.
+Admit = Callable[["AgentLink", str, Decided], None]
+
+
+def _everybody(link: AgentLink, token: str, decided: Decided) -> None:
     """Admit every agent that TLS admitted."""
     decided("")
 
@@ -61,8 +71,11 @@ class AgentLink(Link):
         self.agent_id = AgentId("")
         self.identifiers = Identifiers()
         self.labels: dict[str, str] = {}
+        self.network = ""  # konnectivity's agents name none
         self.version = ""
         self.is_extra = False  # this agent has another link already
+        self.audited = False  # why it was refused has been said
+        self.refused_as = Unwelcome.NO_PROOF
         self.packets = packets if packets is not None else Packets()
         self._membership = membership
         self._on_ready = on_ready
@@ -89,24 +102,34 @@ class AgentLink(Link):
         agent_id: str,
         identifiers: Identifiers,
         labels: dict[str, str],
+        network: str,
         version: str,
         token: str,
     ) -> None:
         """The agent said who it is: see whether it is welcome."""
         if not 0 < len(agent_id) <= _MAX_ID_CHARS:
-            self.refuse("agent id is empty or too long")
+            self.turn_away("agent id is empty or too long", Unwelcome.BAD_HELLO)
+            return
+        if len(network) > _MAX_NETWORK_CHARS:
+            self.turn_away("network is too long", Unwelcome.BAD_HELLO)
             return
         self.agent_id = AgentId(agent_id)
         self.identifiers = identifiers
         self.labels = labels
+        self.network = network
         self.version = version
         self._admit(self, token, self._decided)
 
-    def _decided(self, refusal: str) -> None:
+    def turn_away(self, reason: str, kind: Unwelcome) -> None:
+        """Refuse the agent; the kind is for a talk that can say it."""
+        self.refused_as = kind
+        self.refuse(reason)
+
+    def _decided(self, refusal: str, kind: Unwelcome = Unwelcome.NO_PROOF, /) -> None:
         if self.closed_because or self._closing:
             return  # it did not wait for the verdict
         if refusal:
-            self.refuse(refusal)
+            self.turn_away(refusal, kind)
             return
         assert isinstance(self.talk, MuxServerTalk | GrpcServerTalk)
         self.talk.welcome(self._membership())

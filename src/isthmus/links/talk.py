@@ -58,6 +58,10 @@ class Talk(Protocol):
         """Bytes that came and that full sinks have not taken."""
 
     @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for all of it, because the peer does not take them."""
+
+    @property
     def round_trip_s(self) -> float:
         """The last round trip; 0 before the first."""
 

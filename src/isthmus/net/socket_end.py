@@ -75,6 +75,11 @@ class SocketEndBase(BaseEnd):
             self.send_eof()
             self._maybe_done()
 
+    def let_go(self) -> None:
+        """Close once everything is sent: what still comes, the kernel answers with a reset."""
+        if self._eof_out:
+            self.got_eof()
+
     def drained(self) -> None:
         """Tell the peer that there is room, and finish if that was the last."""
         # Also after its end of file: a stream counts what it holds until it hears this.
@@ -132,7 +137,10 @@ class SocketEnd(SocketEndBase, RawSocket):
                     self._queued = True
                     self.poller.again(self.read_again)
         else:
+            peer = self.peer
             self.got_eof()
+            if self.hung_up:  # a UNIX socket whose client has closed, not half-closed
+                peer.let_go()
 
     def last_words(self) -> None:
         """Deliver what arrived before a reset; its end of file is none."""

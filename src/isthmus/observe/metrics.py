@@ -86,6 +86,7 @@ class ServerMetrics(ProgramMetrics):
         self.go_dial_failures = dict.fromkeys(GoDialFailure, 0)
         self.tls_refusals = {(port, why): 0 for port in TlsPort for why in TlsRefusal}
         self.requests_refused = dict.fromkeys(REFUSAL_STATUSES, 0)
+        self.stream_errors: dict[tuple[str, str], int] = {}
         super().__init__(SERVER_DIAL_BUCKETS_S)
 
     def dial_failed(self, failure: DialFailure, seconds: float, *, answered: bool = True) -> None:
@@ -115,6 +116,18 @@ class ServerMetrics(ProgramMetrics):
         """Count a request that a frontend answered with an error before there was a dial."""
         label = str(status)
         self.requests_refused[label if label in self.requests_refused else "other"] += 1
+
+    def stream_failed(self, segment: str, code: str) -> None:
+        """Count a gRPC call that did not end well."""
+        key = (segment, code)
+        self.stream_errors[key] = self.stream_errors.get(key, 0) + 1
+
+    def _stream_errors(self) -> Samples:
+        # A call ends between packets: there is no type to name.
+        return [
+            ((segment, code, "Unknown"), number)
+            for (segment, code), number in self.stream_errors.items()
+        ]
 
     def _tls_refusals(self) -> Samples:
         return [
@@ -164,7 +177,14 @@ class ServerMetrics(ProgramMetrics):
                 lambda: by_name(gauges.grpc_calls())(),
                 ("service_method",),
             ),
-            *self.packet_families(go),
+            self.packet_family(go),
+            counter(
+                f"{go}stream_errors_total",
+                "Count of gRPC stream errors, by segment, grpc Code, packet type."
+                " (example: from_agent, Code.Unavailable, DIAL_RSP)",
+                self._stream_errors,
+                ("segment", "code", "packet_type"),
+            ),
             *self.leases.server_families(go),
             gauge(
                 f"{go}ready_backend_connections",
@@ -225,7 +245,7 @@ class AgentMetrics(ProgramMetrics):
                 self._go_dial_failures,
                 ("reason",),
             ),
-            *self.packet_families(go),
+            self.packet_family(go),
             *self.leases.agent_families(go),
             gauge(
                 f"{go}open_server_connections",

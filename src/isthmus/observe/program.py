@@ -90,7 +90,6 @@ class ProgramMetrics:
         self.bytes_to_target = 0
         self.bytes_to_client = 0
         self.streams_reset_for_budget = 0
-        self.stream_errors: dict[tuple[str, str], int] = {}
         self.leases = LeaseMetrics()
         self._families = Families([*self._own_families(), *self._shared_families()])
         self.registry = self._families.registry
@@ -121,32 +120,15 @@ class ProgramMetrics:
         self.bytes_to_target += bytes_to_target
         self.bytes_to_client += bytes_to_client
 
-    def stream_failed(self, segment: str, code: str) -> None:
-        """Count a gRPC call that did not end well."""
-        key = (segment, code)
-        self.stream_errors[key] = self.stream_errors.get(key, 0) + 1
-
-    def packet_families(self, go: str) -> list[Family]:
+    def packet_family(self, go: str) -> Family:
         """What konnectivity counts of its packets."""
-        return [
-            counter(
-                f"{go}stream_packets_total",
-                "Count of packets processed, by segment and packet type"
-                " (example: from_client, DIAL_REQ)",
-                self._packets,
-                ("segment", "packet_type"),
-            ),
-            counter(
-                f"{go}stream_errors_total",
-                "Count of gRPC stream errors, by segment, grpc Code, packet type."
-                " (example: from_agent, Code.Unavailable, DIAL_RSP)",
-                lambda: [
-                    ((segment, code, "Unknown"), number)
-                    for (segment, code), number in self.stream_errors.items()
-                ],
-                ("segment", "code", "packet_type"),
-            ),
-        ]
+        return counter(
+            f"{go}stream_packets_total",
+            "Count of packets processed, by segment and packet type"
+            " (example: from_client, DIAL_REQ)",
+            self._packets,
+            ("segment", "packet_type"),
+        )
 
     def _packets(self) -> Samples:
         return [

@@ -26,9 +26,10 @@ Written by `python -m isthmus.observe.reference`; do not edit.
 Both programs serve these in the Prometheus text format at `/metrics`: the server on its health and
 admin ports, the agent on its health port (its admin port redirects there). Names that start with
 `konnectivity_network_proxy_` mean what they mean in konnectivity. Not shown, because they would
-mean nothing here: `frontend_write_duration_seconds`, `grpc_connections`, `full_receive_channels`,
-`stream_packets_total`, `stream_errors_total`, `server_connection_failure_count`, and everything
-about leases. The usual `process_*` metrics are there too.
+mean nothing here: `frontend_write_duration_seconds`, `full_receive_channels`,
+`server_connection_failure_count`, and the agent's `stream_errors_total`. The server's
+`stream_errors_total` counts the calls of gRPC agents that were lost, always with the packet type
+`Unknown`. The usual `process_*` metrics are there too.
 """
 
 

@@ -60,6 +60,12 @@ class End(Protocol):
     def start(self) -> None:
         """The peer is known: deliver what came early, EOF and abort included."""
 
+    def let_go(self) -> None:
+        """After write_eof: whoever is behind the peer reads nothing more, either.
+
+        An end that can close does so when everything is written; others do nothing.
+        """
+
 
 def join(a: End, b: End) -> None:
     """Make two ends each other's peer and let both start."""
@@ -106,6 +112,9 @@ class Early:
 
     def start(self) -> None:
         """Nothing comes from here."""
+
+    def let_go(self) -> None:
+        """Nobody is there to close."""
 
     def pass_on(self, to: End) -> bool:
         """Deliver what was kept to the real peer; True if it can take more at once."""
@@ -200,6 +209,9 @@ class BaseEnd:
             self.resume_reading()
         else:
             self.pause_reading()
+
+    def let_go(self) -> None:
+        """Do nothing; see End."""
 
     def finish(self, ending: Ending) -> None:
         """Report once how this end finished, and let go of everything it knew."""

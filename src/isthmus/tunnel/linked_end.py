@@ -214,8 +214,15 @@ class LinkedEnd(BaseEnd):
             self.peer.write_eof()
         if self._eof_out:
             self.over(Ending.CLEAN)
-        else:
-            self.peer.resume_reading()  # what it sends now resets it
+            return
+        self.link.departed(self)
+        self.peer.resume_reading()  # what it sends now resets it
+        if self.link.agent:
+            self.peer.let_go()
+
+    def let_go(self) -> None:
+        """Nobody waits for a reply: do not wait for it, either."""
+        self.link.reply_unwanted(self)
 
     def lost(self, reason: Ending) -> None:
         """The connection was reset there, or the link is gone: reset the peer end."""

@@ -34,7 +34,16 @@ class Brake:
     ``ease_later(delay_s)`` has ``ease`` called then; ``let_go`` is called when nobody brakes.
     """
 
-    __slots__ = ("_clock", "_ease_later", "_easing", "_let_go", "_slow", "braking", "stalled")
+    __slots__ = (
+        "_checked_at",
+        "_clock",
+        "_ease_later",
+        "_easing",
+        "_let_go",
+        "_slow",
+        "braking",
+        "stalled",
+    )
 
     def __init__(
         self,
@@ -50,6 +59,7 @@ class Brake:
         self.braking: dict[LinkedEnd, tuple[float, int]] = {}
         self._slow: dict[LinkedEnd, None] = {}
         self.stalled = 0
+        self._checked_at = float("-inf")
 
     @property
     def held(self) -> int:
@@ -61,11 +71,20 @@ class Brake:
         if end in self._slow:
             if unsent(end.peer) > BUDGET_BYTES:
                 self._stall(end)
-            while self.held > TOTAL_BUDGET_BYTES:
-                self._stall(max((*self.braking, *self._slow), key=lambda it: unsent(it.peer)))
+            elif len(self._slow) * BUDGET_BYTES > TOTAL_BUDGET_BYTES:
+                self._check_total()
         elif end not in self.braking:
             self.braking[end] = (self._clock(), _passed_on(end.peer))
             self._ease_soon()
+
+    def _check_total(self) -> None:
+        # Asking all of them for every packet would cost more than the packets.
+        now = self._clock()
+        if now - self._checked_at < _LOOK_S:
+            return
+        self._checked_at = now
+        while self.held > TOTAL_BUDGET_BYTES:
+            self._stall(max((*self.braking, *self._slow), key=lambda it: unsent(it.peer)))
 
     def _stall(self, end: LinkedEnd) -> None:
         self.stalled += 1

@@ -5,7 +5,7 @@ of its own in this protocol; what happens when a sink is full is tunnel/packet_b
 connection is tunnel/linked_end.py.
 
 The dial's life is links/grpc_*.py; the protocol's meaning of each packet is reference E4 to E6 in
-the docs (docs/reference/konnectivity.md).
+the docs (docs/konnectivity.md).
 """
 
 from __future__ import annotations
@@ -117,6 +117,9 @@ class PacketLink:
         self._credit_since = 0.0
         self._brake = Brake(clock, owner.ease_later, self._give_credit)
         self._replying: dict[LinkedEnd, tuple[int, float]] = {}
+        #: Connections that the peer closed and whose other side here is not done yet.
+        self._departed: set[LinkedEnd] = set()
+        self._fault = ""
 
     def __repr__(self) -> str:
         return f"<PacketLink {len(self.ends)} connections, {len(self.dials)} dials>"
@@ -174,8 +177,10 @@ class PacketLink:
         self.sent[kind] += 1
         if not self.stream.write(message, b""):
             self.blocked = True
-            if self.stream.out_bytes > MOST_WAITING_BYTES:
-                self._call_over("the peer asks and does not read")
+            if self.stream.out_bytes > MOST_WAITING_BYTES and not self._fault:
+                # Not now: whoever says something is in the middle of something.
+                self._fault = "the peer asks and does not read"
+                self.owner.ease_later(0.0)
 
     def say_ended(self, end: LinkedEnd, reason: Ending) -> None:
         """Tell the other program that a connection or a dial is not wanted any more."""
@@ -207,7 +212,12 @@ class PacketLink:
         if self.ends.get(end.connect_id) is end:
             del self.ends[end.connect_id]
         self._replying.pop(end, None)
+        self._departed.discard(end)
         self._brake.relieved(end)
+
+    def departed(self, end: LinkedEnd) -> None:
+        """The peer closed a connection whose other side may still live for a while."""
+        self._departed.add(end)
 
     def relieved(self, end: LinkedEnd) -> None:
         """A sink has room again."""
@@ -215,6 +225,9 @@ class PacketLink:
 
     def ease(self) -> None:
         """The time is over that the owner was asked for with ``ease_later``."""
+        if self._fault:
+            self._call_over(self._fault)
+            return
         self._brake.ease()
 
     def _give_credit(self) -> None:
@@ -239,7 +252,7 @@ class PacketLink:
             end.over(reason)
             if told is not None:
                 told("")
-        for end in list(self.ends.values()):
+        for end in [*self.ends.values(), *self._departed]:
             end.lost(reason)
 
     # Turns.
@@ -410,6 +423,14 @@ class PacketLink:
         """The client half-closed: close there only when the reply has paused for long."""
         self._replying[end] = (-1, self.clock())
 
+    def reply_unwanted(self, end: LinkedEnd) -> None:
+        """Close there at once, if we waited for a reply."""
+        if end in self._replying:
+            peer = end.peer
+            self._close(end.connect_id)
+            end.over(Ending.CLEAN)
+            peer.write_eof()
+
     def tick(self) -> None:
         """Look after replies, about once a second."""
         now = self.clock()
@@ -418,7 +439,4 @@ class PacketLink:
             if moved != seen:
                 self._replying[end] = (moved, now)
             elif now - since > REPLY_PAUSE_S:
-                peer = end.peer
-                self._close(end.connect_id)
-                end.over(Ending.CLEAN)
-                peer.write_eof()
+                self.reply_unwanted(end)

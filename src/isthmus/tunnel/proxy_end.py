@@ -138,7 +138,8 @@ class ProxyEnd(BaseEnd):
     @property
     def backlog_bytes(self) -> int:
         """How much waits for the client."""
-        return self.stream.out_bytes
+        settling = self._settling
+        return self.stream.out_bytes + (sum(map(len, settling.data)) if settling else 0)
 
     @property
     def half_closed(self) -> bool:
@@ -417,6 +418,7 @@ class ProxyEnd(BaseEnd):
                 self._over(Ending.CLEAN)
             else:
                 self.peer.resume_reading()  # what it sends now resets it
+                self.peer.let_go()
 
     def _gave_up(self) -> None:
         """DIAL_CLS: before the answer the dial is taken back, after it the connection."""

@@ -88,12 +88,14 @@ def test_settings_are_validated_before_anything_runs() -> None:
         good("--agent-port=99999")
 
 
-def test_flags_without_effect_are_told_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    good("--xfr-channel-size=1", "--enable-profiling", "--log-dir=/x", "--logtostderr=false")
+def test_flags_without_effect_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    good("--xfr-channel-size=1", "--enable-profiling", "--log-dir=/x", "--logtostderr=true")
     assert capsys.readouterr().err == (
-        "isthmus: flag --enable-profiling has no effect here\n"
-        "isthmus: flag --xfr-channel-size has no effect here\n"
+        "isthmus: these flags have no effect here:"
+        " --logtostderr, --log-dir, --enable-profiling, --xfr-channel-size\n"
     )
+    good("--v=4", "--backend-dial-timeout=3s")
+    assert capsys.readouterr().err == ""
 
 
 def test_groups_hold_every_flag_once_and_logging_comes_last() -> None:

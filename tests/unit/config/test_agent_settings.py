@@ -7,7 +7,7 @@ import pytest
 
 from isthmus.config.agent import AgentSettings, is_srv_name
 from isthmus.config.identifiers import Identifiers
-from isthmus.config.options import inert_in_use, options_of
+from isthmus.config.options import given_in_vain, options_of
 from isthmus.errors import ConfigError
 
 GOOD = AgentSettings(ca_cert="ca", agent_cert="c", agent_key="k")
@@ -34,7 +34,9 @@ def test_every_go_flag_is_there_with_its_default() -> None:
 
 def test_good_settings_pass() -> None:
     GOOD.validate()
-    assert inert_in_use(GOOD) == []
+    used = ("agent_id", "probe_interval_s", "sync_forever")
+    vain = given_in_vain(AgentSettings, {name: ["1"] for name in used})
+    assert vain == ["--probe-interval", "--sync-forever"]
 
 
 @pytest.mark.parametrize(

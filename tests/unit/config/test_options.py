@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from isthmus.config.options import Kind, inert_in_use, option, options_of
+from isthmus.config.options import Kind, given_in_vain, option, options_of
 from isthmus.config.parsing import load
 from isthmus.errors import ConfigError
 
@@ -107,6 +107,7 @@ def test_what_cannot_be_read_names_the_flag(attribute: str, text: str, sentence:
     assert str(caught.value) == sentence
 
 
-def test_inert_flags_in_use_are_named() -> None:
-    assert inert_in_use(Sample(name="y")) == []
-    assert inert_in_use(Sample(really=True, rate=1.0)) == ["--rate", "--really"]
+def test_flags_given_in_vain_are_named() -> None:
+    assert given_in_vain(Sample, {"name": ["y"], "rate": []}) == []
+    given = {"really": ["false"], "rate": ["1"], "name": ["y"]}
+    assert given_in_vain(Sample, given) == ["--rate", "--really"]

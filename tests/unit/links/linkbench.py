@@ -73,6 +73,7 @@ class Bench:
         alpn: tuple[str, ...] = MUX,
         address: Address | None = None,
         token: str = "",
+        network: str = "",
         **more: Any,
     ) -> ServerLink:
         """Link as an agent does."""
@@ -84,7 +85,9 @@ class Bench:
             address or self.address,
             client_context(tls, alpn=alpn),
             server_hostname="localhost",
-            greeting=Greeting(agent_id=AgentId(agent_id), identifiers="host=n1", token=token),
+            greeting=Greeting(
+                agent_id=AgentId(agent_id), identifiers="host=n1", network=network, token=token
+            ),
             on_dial=self._dialed,
             **more,
         )

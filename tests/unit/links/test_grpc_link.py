@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from linkbench import GRPC, Bench, run
+from linkbench import GRPC, MUX, Bench, run
 
 from isthmus import __version__
 from isthmus.app import pki
 from isthmus.errors import DialFailure, LinkError, LinkStage
 from isthmus.links.grpc_agent import PING_EVERY_S, GrpcAgentTalk
 from isthmus.links.grpc_server import GrpcServerTalk
+from isthmus.links.hello import Unwelcome
 from isthmus.links.link import Link
-from isthmus.links.server_side import AgentLink
+from isthmus.links.server_side import AgentLink, Decided
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
@@ -126,6 +127,52 @@ def test_why_an_agent_is_refused_reaches_it(files: pki.PkiFiles) -> None:
         (gone,) = bench.gone
         assert (gone.stage, gone.closed_because) == (LinkStage.REFUSED, "naïve: 100% wrong token")
         assert not gone.orderly and not bench.ready
+
+    run(files, test)
+
+
+@pytest.mark.parametrize("alpn", [MUX, GRPC])
+def test_the_network_reaches_whoever_admits(files: pki.PkiFiles, alpn: tuple[str, ...]) -> None:
+    async def test(bench: Bench) -> None:
+        networks: list[str] = []
+
+        def admit(link: AgentLink, token: str, decided: Decided) -> None:
+            networks.append(link.network)
+            decided("")
+
+        bench.settings["admit"] = admit
+        await bench.connect(alpn=alpn, network="sites")
+        await bench.connect(alpn=alpn)
+        assert networks == ["sites", ""]
+        with pytest.raises(LinkError, match="network is too long"):
+            await bench.connect(alpn=alpn, network="n" * 254)
+
+    run(files, test)
+
+
+@pytest.mark.parametrize("kind", Unwelcome)
+def test_the_status_of_a_refusal_tells_its_kind(files: pki.PkiFiles, kind: Unwelcome) -> None:
+    said = {
+        Unwelcome.BAD_HELLO: "InvalidArgument",
+        Unwelcome.NO_PROOF: "Unauthenticated",
+        Unwelcome.NOT_ENTITLED: "PermissionDenied",
+        Unwelcome.TRY_LATER: "Unavailable",
+    }
+
+    async def test(bench: Bench) -> None:
+        bench.settings["admit"] = lambda link, token, decided: decided("not you", kind)
+        with pytest.raises(LinkError) as failed:
+            await bench.connect(alpn=GRPC)
+        assert failed.value.stage is LinkStage.REFUSED
+        assert str(failed.value) == f"the server ended the call: {said[kind]} not you"
+
+    run(files, test)
+
+
+def test_an_id_that_is_too_long_is_a_bad_hello(files: pki.PkiFiles) -> None:
+    async def test(bench: Bench) -> None:
+        with pytest.raises(LinkError, match="InvalidArgument agent id is empty or too long"):
+            await bench.connect(alpn=GRPC, agent_id="x" * 254)
 
     run(files, test)
 

@@ -63,6 +63,10 @@ async def calling(bench: Bench, *headers: tuple[bytes, bytes]) -> tuple[Caller, 
             (ID, (b"agentidentifiers", b"host=a"), (b"agentidentifiers", b"host=b")),
             "expected one agentIdentifiers, got 2",
         ),
+        (
+            (ID, (b"isthmus-network", b"a"), (b"isthmus-network", b"b")),
+            "expected one network, got 2",
+        ),
     ],
 )
 def test_an_agent_must_say_who_it_is_once(

@@ -91,7 +91,10 @@ def test_the_server_counts_what_it_refuses() -> None:
     metrics.request_refused(431)
     metrics.request_refused(418)
     metrics.link_failed(LinkStage.PROTOCOL)
+    metrics.stream_failed("from_agent", "Unavailable")
     seen = samples(metrics)
+    lost = ("Unavailable", "Unknown", "from_agent")  # by the name of the label
+    assert seen[f"{GO_SERVER}stream_errors_total", lost] == 1
     assert seen["isthmus_server_tls_refused_total", ("agent", "no_certificate")] == 1
     assert seen["isthmus_server_tls_refused_total", ("frontend", "no_certificate")] == 0
     assert seen["isthmus_server_requests_refused_total", ("431",)] == 1

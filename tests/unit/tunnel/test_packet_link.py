@@ -570,7 +570,9 @@ def test_all_of_them_together_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> 
         flood(tunnel, bench, 120_000)
     bench.ease()
     flood(tunnels[0], bench, 600_000)
-    flood(tunnels[1], bench, 400_000)
+    flood(tunnels[1], bench, 360_000)
+    bench.clock.advance(0.01)  # it is not looked at for every packet
+    flood(tunnels[1], bench, 60_000)
     assert [t.client.aborted for t in tunnels] == [Ending.STALLED, None, None]  # the largest
     assert bench.server.link.held <= 1_000_000
 
@@ -721,7 +723,21 @@ def test_a_peer_that_asks_and_does_not_read(monkeypatch: pytest.MonkeyPatch) -> 
     raw.recorder.full = True
     for _ in range(200):
         raw.send(*[close_request(9)] * 100)
+    assert raw.program.overs == [] and raw.program.delays == [0.0]
+    raw.link.ease()
     assert raw.program.overs == ["the peer asks and does not read"]
+
+
+def test_a_connection_that_nobody_reads_any_more_is_closed_at_once() -> None:
+    bench = Bench(half_closes=False)
+    tunnel = bench.tunnel()
+    tunnel.client.feed_eof()
+    bench.run()
+    assert tunnel.target.ending is None  # its reply may still come
+    tunnel.client.peer.let_go()
+    bench.run()
+    bench.run()
+    assert bench.idle()
 
 
 @pytest.mark.parametrize("how", ["abort", "eof", "link"])
