@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from isthmus.errors import ProtocolError
 from isthmus.net.poller import Poller
@@ -52,17 +52,70 @@ class CarrierOwner(Protocol):
         """The connection is gone, or the peer ended it."""
 
 
-class PlainCarrier(RawSocket):
-    """A carrier over a plain socket."""
+class CarrierBase:
+    """What both kinds of carrier do alike: a mix-in beside a RawSocket, without storage."""
 
-    __slots__ = ("bytes_in", "bytes_out", "owner", "said_goodbye", "session")
+    if not TYPE_CHECKING:  # a type checker would take them for the only fields
+        __slots__ = ()
 
-    def __init__(self, owner: CarrierOwner, sock: socket.socket, poller: Poller) -> None:
+    poller: Poller
+    owner: CarrierOwner
+    session: Carried | None
+    said_goodbye: bool
+    bytes_in: int
+    bytes_out: int
+
+    def init_carrier(self, owner: CarrierOwner) -> None:
+        """Set the fields, before the socket is registered."""
         self.owner = owner
-        self.session: Carried | None = None
+        self.session = None
         self.said_goodbye = False
         self.bytes_in = self.bytes_out = 0
-        super().__init__(sock, poller)
+
+    def feed(self, view: memoryview) -> None:
+        """Give the session what was read."""
+        session = self.session
+        if session is not None:
+            self.bytes_in += len(view)
+            session.heard()
+            try:
+                session.receive(view)
+            except ProtocolError as exc:
+                self.owner.violated(exc)
+
+    def wake(self) -> None:
+        """Flush when the batch of events is over."""
+        self.poller.flush_later(self._flush_session)
+
+    def wake_in_time(self) -> None:
+        """Flush within milliseconds."""
+        self.poller.flush_in_time(self._flush_session)
+
+    def _flush_session(self) -> None:
+        if self.session is not None:
+            self.session.flush()
+
+    def drained(self) -> None:
+        """There is room for more."""
+        if self.session is not None:
+            self.session.resume()
+
+    def broken(self) -> None:
+        """The connection failed."""
+        self.owner.lost("connection lost")
+
+
+_SLOTS = ("bytes_in", "bytes_out", "owner", "said_goodbye", "session")
+
+
+class PlainCarrier(CarrierBase, RawSocket):
+    """A carrier over a plain socket."""
+
+    __slots__ = _SLOTS
+
+    def __init__(self, owner: CarrierOwner, sock: socket.socket, poller: Poller) -> None:
+        self.init_carrier(owner)
+        RawSocket.__init__(self, sock, poller)
 
     def readable(self) -> None:
         """Read once and feed the session; the poller comes back if more may be there."""
@@ -76,20 +129,10 @@ class PlainCarrier(RawSocket):
         if not size:
             self.owner.lost("closed by the peer")
             return
-        self._feed(size)
+        self.feed(_buffer[:size])
         if (size == _READ_BYTES or self.peer_shut) and not self.closed and not self._queued:
             self._queued = True
             self.poller.again(self.read_again)
-
-    def _feed(self, size: int) -> None:
-        session = self.session
-        if session is not None:
-            self.bytes_in += size
-            session.heard()
-            try:
-                session.receive(_buffer[:size])
-            except ProtocolError as exc:
-                self.owner.violated(exc)
 
     def last_words(self) -> None:
         """Feed what arrived before a reset."""
@@ -98,7 +141,7 @@ class PlainCarrier(RawSocket):
                 size = self.sock.recv_into(_buffer)
                 if not size or self.closed:
                     return
-                self._feed(size)
+                self.feed(_buffer[:size])
 
     def send(self, data: bytes) -> bool:
         """Send a batch of frames."""
@@ -107,38 +150,17 @@ class PlainCarrier(RawSocket):
         self.bytes_out += len(data)
         return self.put(data)
 
-    def wake(self) -> None:
-        """Flush when the batch of events is over."""
-        self.poller.flush_later(self._flush_session)
-
-    def wake_in_time(self) -> None:
-        """Flush within milliseconds."""
-        self.poller.flush_in_time(self._flush_session)
-
-    def _flush_session(self) -> None:
-        if self.session is not None:
-            self.session.flush()
-
     def say_goodbye(self) -> None:
         """Close our direction after what is unsent, and read on, unheard, until the peer closes."""
         self.said_goodbye = True
         self.session = None
         self.shut_write()
 
-    def drained(self) -> None:
-        """There is room for more."""
-        if self.session is not None:
-            self.session.resume()
 
-    def broken(self) -> None:
-        """The connection failed."""
-        self.owner.lost("connection lost")
-
-
-class TlsCarrier(TlsSocket):
+class TlsCarrier(CarrierBase, TlsSocket):
     """A carrier over TLS."""
 
-    __slots__ = ("bytes_in", "bytes_out", "owner", "said_goodbye", "session")
+    __slots__ = _SLOTS
 
     def __init__(
         self,
@@ -149,12 +171,9 @@ class TlsCarrier(TlsSocket):
         *,
         server_hostname: str | None = None,
     ) -> None:
-        self.owner = owner
-        self.session: Carried | None = None
-        self.said_goodbye = False
-        self.bytes_in = self.bytes_out = 0
-        super().__init__(
-            sock, poller, context, server_hostname=server_hostname, read_bytes=_READ_BYTES
+        self.init_carrier(owner)
+        TlsSocket.__init__(
+            self, sock, poller, context, server_hostname=server_hostname, read_bytes=_READ_BYTES
         )
 
     def handshake_done(self) -> None:
@@ -166,15 +185,8 @@ class TlsCarrier(TlsSocket):
         self.owner.insecure(error)
 
     def deliver(self, plain: memoryview) -> bool:
-        """Feed the session."""
-        session = self.session
-        if session is not None:
-            self.bytes_in += len(plain)
-            session.heard()
-            try:
-                session.receive(plain)
-            except ProtocolError as exc:
-                self.owner.violated(exc)
+        """Feed the session; a carrier is never paused."""
+        self.feed(plain)
         return True
 
     def send(self, data: bytes) -> bool:
@@ -184,18 +196,6 @@ class TlsCarrier(TlsSocket):
         self.bytes_out += len(data)
         return self.encrypt(data)
 
-    def wake(self) -> None:
-        """Flush when the batch of events is over."""
-        self.poller.flush_later(self._flush_session)
-
-    def wake_in_time(self) -> None:
-        """Flush within milliseconds."""
-        self.poller.flush_in_time(self._flush_session)
-
-    def _flush_session(self) -> None:
-        if self.session is not None:
-            self.session.flush()
-
     def say_goodbye(self) -> None:
         """Close our direction after what is unsent, and go on reading until the peer closes its."""
         # Closing at once would lose what is unsent, and bytes that still arrive would make the
@@ -204,15 +204,6 @@ class TlsCarrier(TlsSocket):
         self.close_notify()
         self.shut_write()
 
-    def drained(self) -> None:
-        """There is room for more."""
-        if self.session is not None:
-            self.session.resume()
-
     def ended(self) -> None:
         """The peer closed the connection."""
         self.owner.lost("closed by the peer")
-
-    def broken(self) -> None:
-        """The connection failed."""
-        self.owner.lost("connection lost")
