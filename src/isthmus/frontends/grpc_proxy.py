@@ -47,7 +47,7 @@ _QUIET_S = 60.0
 _MOST_CONNECT_ID = 2**28
 #: Calls within this time are one crowd, and the longest that one makes a target's first bytes wait.
 _MOMENT_S = 0.25
-_LONGEST_SETTLE_S = 0.25
+_LONGEST_SETTLE_S = 0.5
 _log = logging.getLogger("isthmus.frontend")
 
 
@@ -112,7 +112,7 @@ class ProxyCall:
     def settle_s(self) -> float:
         """Longer if many calls come at once: their client is busy with them."""
         crowd = self._connection.frontend.crowd.size
-        return min(SETTLE_S * (1.0 + crowd / 4.0), _LONGEST_SETTLE_S)
+        return min(SETTLE_S * (1.0 + crowd / 16.0), _LONGEST_SETTLE_S)
 
     def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
         """What the target said has to wait."""

@@ -35,11 +35,11 @@ from isthmus.wire.packet import (
 )
 
 #: Go's client registers a connection only after it handed the dial's result over, and drops what
-#: comes before that: nearly always, measured; with 5 ms some were still lost. A client with many
-#: calls at once needs longer (frontends/grpc_proxy.py). On a machine whose cores are all taken by
-#: others some are lost even with 50 ms, and neither a ping's answer nor the client's answer to a
-#: packet for an unknown connection tells when it is ready.
-SETTLE_S = 0.010
+#: comes before that: nearly always, measured; with 10 ms still one in a hundred on a slow machine.
+#: A client with many calls at once needs longer (frontends/grpc_proxy.py). On a machine whose
+#: cores are all taken by others some are lost whatever the time, and neither a ping's answer nor
+#: the client's answer to a packet for an unknown connection tells when it is ready.
+SETTLE_S = 0.050
 #: It closes its connection at CLOSE_RSP, so that a write made just then fails, and kube-apiserver
 #: throws away what it had not passed on yet (exit codes of 13 in 400 execs were lost; none with
 #: 2 ms, so this is ample). The client's last words therefore have this long.
