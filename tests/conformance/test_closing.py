@@ -170,7 +170,7 @@ def test_a_drained_sink_releases_what_a_stream_held(certificates: Certificates, 
         await until(lambda: two.end.bytes_written == len(BLOCK))
         assert await read_all(two.user) == BLOCK
         session = one.end.session
-        await until(lambda: not session.held and not session.stalled_streams())
+        await until(lambda: not session.held and not session._holders)
         assert one.done == two.done == []
 
     run(certificates, test)

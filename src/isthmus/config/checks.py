@@ -32,8 +32,6 @@ def check_choices(settings: object) -> None:
             if not declared.choices or word in declared.choices:
                 continue
             named = " or ".join(filter(None, declared.choices))
-            if word in declared.planned:
-                raise ConfigError(f"--{declared.flag} {word} is not built yet, use {named}")
             raise ConfigError(f"--{declared.flag} must be {named}, not {word!r}")
 
 

@@ -38,16 +38,14 @@ class Option:
     """One declared setting.
 
     ``go`` tells how konnectivity's flag differs: SAME, OURS (it has no such flag), or its default.
-    ``planned`` are choices that will exist but are not built yet. ``inert`` settings are accepted
-    and have no effect here; ``ignored`` ones never will have, and help only lists their names.
-    Either is said when it is given.
+    ``inert`` settings are accepted and have no effect here; ``ignored`` ones never will have, and
+    help only lists their names. Either is said when it is given.
     """
 
     help: str
     group: str = ""
     unit: str = ""
     choices: tuple[str, ...] = ()
-    planned: tuple[str, ...] = ()
     repeat: bool = False
     env: str = ""
     go: str = SAME
@@ -79,7 +77,6 @@ def option(
     group: str = "",
     unit: str = "",
     choices: tuple[str, ...] = (),
-    planned: tuple[str, ...] = (),
     repeat: bool = False,
     env: str = "",
     go: str = SAME,
@@ -100,7 +97,6 @@ def option(
         group=group,
         unit=unit,
         choices=choices,
-        planned=planned,
         repeat=repeat,
         env=env,
         go=go,

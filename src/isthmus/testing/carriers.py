@@ -45,8 +45,14 @@ def take_frames(buffer: bytearray) -> list[Frame]:
     return frames
 
 
-class Flushed(Protocol):
+class Carried(Protocol):
     """A session of any protocol, as its carrier sees it."""
+
+    def heard(self) -> None:
+        """Bytes arrived."""
+
+    def receive(self, view: memoryview) -> None:
+        """Take them."""
 
     def flush(self) -> None:
         """Write out what a batch of events made."""
@@ -63,7 +69,7 @@ class MemoryCarrier:
     """
 
     def __init__(self, *, room_bytes: int | None = None) -> None:
-        self.session: Flushed | None = None
+        self.session: Carried | None = None
         self.room_bytes = room_bytes
         self.sent = bytearray()
         self.woken = False
@@ -115,37 +121,12 @@ class MemoryCarrier:
         return take_frames(buffer)
 
 
-class MemoryLink:
-    """Two sessions coupled: a client and a server, each with its own carrier."""
+class Coupled:
+    """Two carriers, each of which carries to the other's session whatever its own has sent."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] | None = None,
-        limits: Limits | None = None,
-        room_bytes: int | None = None,
-        on_client_stream: Callable[[Stream], None] | None = None,
-        on_server_stream: Callable[[Stream], None] | None = None,
-    ) -> None:
-        clock = clock if clock is not None else ManualClock()
-        limits = limits if limits is not None else Limits()
-        self.accepted: list[Stream] = []
+    def __init__(self, *, room_bytes: int | None = None) -> None:
         self.client_out = MemoryCarrier(room_bytes=room_bytes)
         self.server_out = MemoryCarrier(room_bytes=room_bytes)
-        self.client_out.session = self.client = Session(
-            self.client_out,
-            client=True,
-            clock=clock,
-            on_stream=on_client_stream or self.accepted.append,
-            limits=limits,
-        )
-        self.server_out.session = self.server = Session(
-            self.server_out,
-            client=False,
-            clock=clock,
-            on_stream=on_server_stream or self.accepted.append,
-            limits=limits,
-        )
 
     def flush(self) -> None:
         """End a batch on both sides."""
@@ -154,11 +135,12 @@ class MemoryLink:
 
     def deliver(self, *, to_server: bool, size: int | None = None) -> int:
         """Carry at most ``size`` bytes one way; return how many."""
-        out, receiver = (
-            (self.client_out, self.server) if to_server else (self.server_out, self.client)
-        )
+        out, into = self.client_out, self.server_out
+        if not to_server:
+            out, into = into, out
+        receiver = into.session
         data = out.take(size)
-        if data:
+        if data and receiver is not None:
             receiver.heard()
             receiver.receive(memoryview(data))
         return len(data)
@@ -175,4 +157,36 @@ class MemoryLink:
             moved += self.deliver(to_server=False, size=piece_bytes)
             if not moved and not self.client_out.woken and not self.server_out.woken:
                 return
-        raise RuntimeError("two coupled sessions never came to rest")
+        raise RuntimeError("the two never came to rest")
+
+
+class MemoryLink(Coupled):
+    """Two sessions coupled: a client and a server, each with its own carrier."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] | None = None,
+        limits: Limits | None = None,
+        room_bytes: int | None = None,
+        on_client_stream: Callable[[Stream], None] | None = None,
+        on_server_stream: Callable[[Stream], None] | None = None,
+    ) -> None:
+        clock = clock if clock is not None else ManualClock()
+        limits = limits if limits is not None else Limits()
+        self.accepted: list[Stream] = []
+        super().__init__(room_bytes=room_bytes)
+        self.client_out.session = self.client = Session(
+            self.client_out,
+            client=True,
+            clock=clock,
+            on_stream=on_client_stream or self.accepted.append,
+            limits=limits,
+        )
+        self.server_out.session = self.server = Session(
+            self.server_out,
+            client=False,
+            clock=clock,
+            on_stream=on_server_stream or self.accepted.append,
+            limits=limits,
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from isthmus.testing.carriers import MemoryCarrier
+from isthmus.testing.carriers import Coupled
 from isthmus.testing.clock import ManualClock
 from isthmus.tunnel.http2 import Http2Connection, Http2Limits
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
@@ -92,7 +92,7 @@ class Recorder:
         self._note("can_write", stream)
 
 
-class Http2Pair:
+class Http2Pair(Coupled):
     """Two connections coupled: a client and a server, each with its own carrier.
 
     ``accepted`` has the server's streams with their Recorders, unless ``on_request`` makes others.
@@ -109,8 +109,7 @@ class Http2Pair:
         self.clock = clock if clock is not None else ManualClock()
         limits = limits if limits is not None else Http2Limits()
         self.accepted: list[tuple[Http2Stream, Recorder]] = []
-        self.client_out = MemoryCarrier(room_bytes=room_bytes)
-        self.server_out = MemoryCarrier(room_bytes=room_bytes)
+        super().__init__(room_bytes=room_bytes)
         self.client_out.session = self.client = Http2Connection(
             self.client_out, client=True, clock=self.clock, limits=limits
         )
@@ -127,33 +126,3 @@ class Http2Pair:
         handler.headers.append(headers)
         self.accepted.append((stream, handler))
         return handler
-
-    def flush(self) -> None:
-        """End a batch on both sides."""
-        self.client_out.flush()
-        self.server_out.flush()
-
-    def deliver(self, *, to_server: bool, size: int | None = None) -> int:
-        """Carry at most ``size`` bytes one way; return how many."""
-        out, receiver = (
-            (self.client_out, self.server) if to_server else (self.server_out, self.client)
-        )
-        data = out.take(size)
-        if data:
-            receiver.heard()
-            receiver.receive(memoryview(data))
-        return len(data)
-
-    def run(self, *, piece_bytes: int | None = None, max_rounds: int = 100_000) -> None:
-        """Carry everything both ways until nothing moves.
-
-        Raises:
-            RuntimeError: the two never came to rest.
-        """
-        for _ in range(max_rounds):
-            self.flush()
-            moved = self.deliver(to_server=True, size=piece_bytes)
-            moved += self.deliver(to_server=False, size=piece_bytes)
-            if not moved and not self.client_out.woken and not self.server_out.woken:
-                return
-        raise RuntimeError("two coupled connections never came to rest")

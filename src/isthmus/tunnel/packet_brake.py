@@ -42,7 +42,6 @@ class Brake:
         "_let_go",
         "_slow",
         "braking",
-        "stalled",
     )
 
     def __init__(
@@ -58,7 +57,6 @@ class Brake:
         #: Since when each brakes, and how much its sink had passed on by then.
         self.braking: dict[LinkedEnd, tuple[float, int]] = {}
         self._slow: dict[LinkedEnd, None] = {}
-        self.stalled = 0
         self._checked_at = float("-inf")
 
     @property
@@ -87,7 +85,6 @@ class Brake:
             self._stall(max((*self.braking, *self._slow), key=lambda it: unsent(it.peer)))
 
     def _stall(self, end: LinkedEnd) -> None:
-        self.stalled += 1
         peer = end.peer
         end.abort(Ending.STALLED)
         peer.abort(Ending.STALLED)

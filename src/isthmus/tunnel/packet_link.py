@@ -129,11 +129,6 @@ class PacketLink:
         """Bytes that full sinks have not taken."""
         return self._brake.held
 
-    @property
-    def stalled_ended(self) -> int:
-        """Connections that were ended because their readers did not read."""
-        return self._brake.stalled
-
     # Dials.
 
     def dial(self, address: str, random: int, told: Told, early: Early | None = None) -> LinkedEnd:

@@ -386,10 +386,6 @@ class Session:
         self._holders.pop(stream, None)
         self.held -= size
 
-    def stalled_streams(self) -> list[Stream]:
-        """The streams whose sinks are full, for snapshots."""
-        return [stream for stream in self._holders if stream.held]
-
     # Liveness. The owner calls tick about once a second.
 
     def half_closed(self, stream: Stream) -> None:
