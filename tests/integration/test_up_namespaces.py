@@ -25,12 +25,11 @@ from isthmus.app.up_topology import (
     RULES,
     SERVER,
     Names,
-    in_namespace,
-    inside,
     remove_run,
     topology,
 )
 from isthmus.errors import ConfigError
+from isthmus.net.namespaces import in_namespace, inside
 from isthmus.values import HostPort
 
 pytestmark = pytest.mark.skipif(

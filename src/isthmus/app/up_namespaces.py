@@ -44,12 +44,11 @@ from isthmus.app.up_topology import (
     SERVER,
     Names,
     find_tool,
-    in_namespace,
-    inside,
     remove_run,
     topology,
 )
 from isthmus.errors import ConfigError, LinkError, LinkStage
+from isthmus.net.namespaces import in_namespace, inside
 from isthmus.values import HostPort
 
 Told = threading.Event

@@ -10,19 +10,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from pyroute2 import IPRoute, NetlinkError, netns
 
 from isthmus.app.up_state import PREFIX
 from isthmus.errors import ConfigError
-
-T = TypeVar("T")
+from isthmus.net.namespaces import in_namespace, inside, remove
 
 # Nobody else is in these namespaces, so addresses and ports may be fixed.
 WALL_TO_SERVER, SERVER = "10.200.0.1", "10.200.0.2"
@@ -91,24 +88,6 @@ class Names:
         return iter((self.server, self.wall, self.agent))
 
 
-def inside(namespace: str, work: Callable[[], T]) -> T:
-    """Do something inside a namespace; what it raises is raised here."""
-
-    def enter() -> T:
-        # A namespace belongs to a thread: this one ends and takes its place in there with it.
-        netns.setns(namespace)
-        return work()
-
-    with ThreadPoolExecutor(1, thread_name_prefix=namespace) as one:
-        return one.submit(enter).result()
-
-
-def remove(namespace: str) -> None:
-    """Remove a namespace, with its links and rules, if there is one."""
-    with contextlib.suppress(FileNotFoundError):
-        netns.remove(namespace)
-
-
 def remove_run(run: str) -> None:
     """Remove the namespaces of a run that was killed."""
     for name in Names.of(run):
@@ -170,8 +149,3 @@ def _load_rules(namespace: str, firewall: str) -> None:
     )
     if done.returncode:
         raise ConfigError(f"--namespaces: {firewall}: {' '.join(done.stderr.split())}")
-
-
-def in_namespace(namespace: str, argv: Sequence[str]) -> list[str]:
-    """Write the command that runs another inside a namespace."""
-    return ["ip", "netns", "exec", namespace, *argv]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import isthmus
-from isthmus.app.up_topology import in_namespace
-from isthmus.app.up_topology import inside as inside_namespace
+from isthmus.net.namespaces import in_namespace
+from isthmus.net.namespaces import inside as inside_namespace
 
 T = TypeVar("T")
 
