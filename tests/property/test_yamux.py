@@ -336,7 +336,8 @@ class Coupled(RuleBasedStateMachine):
             streams = list(session.streams.values())
             assert 0 <= session._growth_left <= POOL
             grown = sum(stream.window - INITIAL_WINDOW for stream in streams)
-            assert grown == POOL - session._growth_left
+            assert grown == POOL - session._growth_left == session.grown_bytes
+            assert grown <= session.most_grown_bytes <= POOL
             assert session.held == sum(stream.held for stream in streams) <= HELD
             assert all(stream.credit >= 0 for stream in streams)
             for stream in streams:

@@ -166,6 +166,7 @@ class Agent:
             packets=self.packets,
             proxies=ProxyRules.from_environment(os.environ),
             only=settings.link,
+            alpn=settings.alpn,
             count_source=settings.server_count_source,
         )
 

@@ -11,11 +11,14 @@ import socket
 import ssl
 import time
 import uuid
+from collections.abc import Mapping
 from functools import partial
 
 from isthmus.app import lifetime, ports
 from isthmus.app.admission import Admission
 from isthmus.app.doors import Doors
+from isthmus.app.hand_on import HandingOn
+from isthmus.app.peers import Peers
 from isthmus.app.server_view import server_view
 from isthmus.app.tls_refusals import refusal_of
 from isthmus.app.tunnels import TunnelTable
@@ -29,7 +32,7 @@ from isthmus.kube.api import Kube, open_kube
 from isthmus.kube.counter import LeaseCounter
 from isthmus.kube.leases import LeaseKeeper
 from isthmus.kube.tokens import Expected, TokenReviewer
-from isthmus.links.link import GOODBYE_S, Link
+from isthmus.links.link import GOODBYE_S, HANDSHAKE_S, Link, peer_of
 from isthmus.links.server_side import AgentLink, Membership
 from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, server_context, watch
@@ -41,6 +44,7 @@ from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.packets import Packets
 from isthmus.values import HostPort, ServerId
+from isthmus.wire.link import alpn_asking_for, is_askable
 
 _log = logging.getLogger("isthmus.server")
 MOST_GREETING = 1024
@@ -120,7 +124,12 @@ class Server:
         self._admission: Admission | None = None
         self._lease: LeaseKeeper | None = None
         self._counter: LeaseCounter | None = None
-        self._server_count = settings.server_count
+        self._server_count = settings.announced_count
+        self.peers = Peers(self.id, settings.peers)
+        self.handing = HandingOn(
+            self.loop, self.poller, peers=self.peers, metrics=self.metrics,
+            once=self.once, lost=self._agent_lost,
+        )  # fmt: skip
         self.packets = Packets()
         self._ports: list[ports.Port] = []
 
@@ -135,7 +144,7 @@ class Server:
                     self._frontend_tls[door.mode] = self._hot(
                         "server", settings.server_ca_cert, alpn=_ALPN[door.mode]
                     )
-            agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=settings.agent_alpn)
+            agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=self._agent_alpn())
             self._ask_kube()
             self._listen(agent_tls)
             await self._open_ports()
@@ -181,6 +190,7 @@ class Server:
         self.doors.drain()
         for listener in self._agent_listeners:
             listener.stop()
+        self.handing.close()
         self.tunnels.abort_all(Ending.DRAINED)
         # Before their links are closed, or each would be asked of the next link.
         for dial in self.dialer.pending.take_all():
@@ -224,6 +234,12 @@ class Server:
         self.contexts.append(context)
         return context
 
+    def _agent_alpn(self) -> tuple[str, ...]:
+        """What agents may ask for: our own protocol by our own id as well."""
+        alpn = self.settings.agent_alpn
+        by_id = self.settings.link != "grpc" and is_askable(self.id)
+        return (alpn_asking_for(self.id), *alpn) if by_id else alpn
+
     def _ask_kube(self) -> None:
         """Prepare what the Kubernetes API is asked for; nothing is sent yet."""
         settings = self.settings
@@ -244,7 +260,11 @@ class Server:
             labels = parse_labels(settings.lease_label)
             leases = self._kube.leases(settings.lease_namespace)
             self._lease = LeaseKeeper(
-                leases, server_id=self.id, labels=labels, metrics=self.metrics.leases
+                leases,
+                server_id=self.id,
+                labels=labels,
+                metrics=self.metrics.leases,
+                agent_address=settings.advertise_agent_address,
             )
             # Servers that count their own kind can tell our agents, which then need no access to
             # the API; what they tell replaces --server-count.
@@ -252,11 +272,19 @@ class Server:
                 leases,
                 selector=to_selector(labels),
                 changed=self._members_changed,
+                found=self._peers_found,
                 metrics=self.metrics.leases,
             )
 
     def _members_changed(self, count: int) -> None:
         self._server_count = count
+        self._tell_membership()
+
+    def _peers_found(self, found: Mapping[ServerId, HostPort]) -> None:
+        if self.peers.leased(found):
+            self._tell_membership()
+
+    def _tell_membership(self) -> None:
         for link in list(self.links):
             link.tell_membership()
 
@@ -276,6 +304,7 @@ class Server:
             listener = Listener(self.loop, self.poller, sock, accept)
             self._agent_listeners.append(listener)
             self.agent_port = listener.port
+            self.handing.listening.append(listener.address)
 
     async def _open_ports(self) -> None:
         settings = self.settings
@@ -304,6 +333,7 @@ class Server:
         gauges.tunnels = lambda: len(self.tunnels)
         gauges.http_connections = lambda: self.tunnels.count_of(HTTP_CONNECT)
         gauges.grpc_calls = self._grpc_calls
+        gauges.handed_on = lambda: len(self.handing)
         gauges.packets = lambda: {
             "from_client": self.doors.packets.received,
             "to_client": self.doors.packets.sent,
@@ -351,10 +381,22 @@ class Server:
     # Agents.
 
     def _accept_agent(self, context: HotContext, sock: socket.socket) -> None:
-        if len(self.links) - len(self.agents) >= MOST_GREETING:
+        greeting = len(self.links) - len(self.agents) + self.handing.looking
+        if greeting >= MOST_GREETING:
             sock.close()  # nobody has proved anything yet: they may not take every descriptor
             self.metrics.link_failed(LinkStage.REFUSED)
-            return
+        elif len(self.peers):
+            self.handing.accept(sock, partial(self._serve_agent, context))
+        else:
+            self._serve_agent(context, sock)
+
+    def _serve_agent(
+        self,
+        context: HotContext,
+        sock: socket.socket,
+        events: int = 0,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
         assert self._admission is not None  # made before the port was opened
         link = AgentLink(
             self.loop,
@@ -368,18 +410,34 @@ class Server:
             admit=self._admission.admit,
             only=self.settings.link,
             packets=self.packets,
+            handshake_s=handshake_s,
             limits=self._limits,
         )
         self.links.add(link)
+        if events:  # its edges came while its hello was looked at
+            link.carrier.on_events(events)
+
+    def _agent_lost(self, sock: socket.socket, late: bool) -> None:
+        """A connection ended, or was too slow, before it was a link."""
+        stage = LinkStage.TIMED_OUT if late else LinkStage.LOST
+        self.metrics.link_failed(stage)
+        self.once.log(
+            ("link", stage, False), _QUIET_S, _log, logging.WARNING if late else logging.INFO,
+            "agent link refused", address=peer_of(sock),
+            reason="handshake timed out" if late else "connection lost",
+        )  # fmt: skip
 
     def _membership(self) -> Membership:
-        return Membership(server_id=self.id, server_count=self._server_count)
+        ids = self.peers.ids
+        count = max(self._server_count, len(ids)) if self._counter else self._server_count
+        return Membership(server_id=self.id, server_count=count, servers=ids)
 
     def _agent_ready(self, link: AgentLink) -> None:
         others = [it for it in self.agents if it.agent_id == link.agent_id]
         # An agent that looks for more servers behind one address meets us again: no news.
         link.is_extra = any(it.peer_host == link.peer_host for it in others)
-        if others and not link.is_extra:
+        # Where servers hand agents on, one agent comes by several addresses.
+        if others and not link.is_extra and not len(self.peers):
             self.once.log(
                 ("one id", link.agent_id), _QUIET_S, _log, logging.WARNING,
                 "two agents claim one id", agent_id=link.agent_id, address=link.peer_address,

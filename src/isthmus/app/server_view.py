@@ -74,6 +74,8 @@ def link_view(link: Link, peer_id: str, now: float) -> LinkView:
         held_bytes=link.held_bytes,
         sent_bytes=link.carrier.bytes_out,
         received_bytes=link.carrier.bytes_in,
+        window_growth_bytes=link.window_growth_bytes,
+        window_growth_peak_bytes=link.window_growth_peak_bytes,
     )
 
 

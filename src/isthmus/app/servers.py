@@ -2,8 +2,9 @@
 
 Every address that a name resolves to is connected. A server says in its Welcome how many servers
 there are; while fewer are linked (they may hide behind one load-balanced address) the addresses
-are tried again. A link to a server that is linked already is spare: it takes no new dials, and
-is closed when its server knows that and has asked elsewhere.
+are tried again, and where their ids are known too, those that are missing are asked for in turn:
+whichever server is met hands the connection on. A link to a server that is linked already is
+spare: it takes no new dials, and is closed when its server knows that and has asked elsewhere.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.values import HostPort, ServerId
+from isthmus.wire.link import alpn_asking_for
 
 _QUIET_S = 30.0
 _RESOLVE_AGAIN_S = 30.0
@@ -69,8 +71,10 @@ class Servers:
         packets: Packets,
         proxies: ProxyRules,
         only: str = "auto",
+        alpn: Sequence[str] = (),
         count_source: str = "default",
     ) -> None:
+        """``alpn`` is what the context offers; without it no server is asked for by its id."""
         self._loop = loop
         self._poller = poller
         self._resolver = resolver
@@ -93,6 +97,8 @@ class Servers:
         self._packets = packets
         self._proxies = proxies
         self._only = only
+        self._alpn = tuple(alpn)
+        self._turn = 0
         self.links: dict[ServerId, ServerLink] = {}
 
     @property
@@ -111,6 +117,24 @@ class Servers:
     @property
     def _complete(self) -> bool:
         return 0 < self.known_count <= len(self.links)
+
+    @property
+    def missing(self) -> list[ServerId]:
+        """The servers that others named and that are not linked."""
+        named: set[ServerId] = set()
+        for link in self.links.values():
+            named |= link.servers
+        return sorted(named - self.links.keys())[:_MAX_SERVERS]
+
+    def _next_to_ask_for(self) -> ServerId | None:
+        """The next of the missing servers; all that look take turns. None: take what comes."""
+        missing: list[ServerId | None] = [*self.missing]
+        if not missing or self._only == "grpc" or not self._alpn:
+            return None
+        if self.known_count > len(self.links) + len(missing):
+            missing.append(None)  # there are some that nobody can name
+        self._turn += 1
+        return missing[self._turn % len(missing)]
 
     async def keep_connected(self) -> None:
         """Keep linking, for ever."""
@@ -192,11 +216,14 @@ class Servers:
     async def _keep(self, place: Place, probing: bool) -> None:
         """Keep one link by one address, until the address is gone from the name.
 
-        Probing, look for servers that are not linked yet, until all are.
+        Probing, look for servers that are not linked yet, until all are. So does who finds that
+        the address leads to a server that is linked already.
         """
         backoff = self._backoff()
+        looking = probing
         while self._is_current(place) and not (probing and self._complete):
-            link = await self._try(place)
+            link = await self._try(place, self._next_to_ask_for() if looking else None)
+            looking = probing or (link is not None and link.spare)
             if link is not None and not link.spare:
                 backoff.reset()
                 if not probing:
@@ -219,7 +246,8 @@ class Servers:
             await self._change.wait()
         return waited
 
-    async def _try(self, place: Place) -> ServerLink | None:
+    async def _try(self, place: Place, asked: ServerId | None) -> ServerLink | None:
+        alpn = self._alpn if asked is None else (alpn_asking_for(asked), *self._alpn)
         try:
             return await connect(
                 self._loop,
@@ -232,15 +260,16 @@ class Servers:
                 claim=self._claim,
                 on_membership=self._tell_change,
                 only=self._only,
+                alpn=alpn,
                 packets=self._packets,
                 through=self._through(place),
                 limits=self._limits,
             )
         except LinkError as exc:
             self._metrics.link_failed(exc.stage)
-            self._say("cannot link to the server", about=_shown(place[0]), reason=str(exc))
+            self._say("cannot link to the server", about=_shown(place[0], asked), reason=str(exc))
         except Exception as exc:  # whatever it is, the other links go on and this one is retried
-            self._say("cannot link to the server", about=_shown(place[0]), reason=repr(exc))
+            self._say("cannot link to the server", about=_shown(place[0], asked), reason=repr(exc))
         return None
 
     def _through(self, place: Place) -> Callable[[], Awaitable[socket.socket]] | None:
@@ -300,5 +329,6 @@ class Servers:
         )  # fmt: skip
 
 
-def _shown(address: Address) -> str:
-    return str(HostPort(address[1][0].partition("%")[0], address[1][1]))
+def _shown(address: Address, asked: ServerId | None) -> str:
+    shown = str(HostPort(address[1][0].partition("%")[0], address[1][1]))
+    return shown if asked is None else f"{asked} by {shown}"

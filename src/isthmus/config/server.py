@@ -5,6 +5,7 @@ Flags of konnectivity that mean nothing here are accepted and marked inert.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,9 +24,10 @@ from isthmus.config.checks import (
 from isthmus.config.ciphers import TLS12, TLS13, check_tls
 from isthmus.config.log import LogSettings
 from isthmus.config.options import OURS, option
+from isthmus.config.peers import parse_address, parse_peers
 from isthmus.core.leases import lease_name, parse_labels
 from isthmus.errors import ConfigError
-from isthmus.values import ServerId
+from isthmus.values import HostPort, ServerId
 from isthmus.wire.link import ALPN as MUX_ALPN
 
 #: The value of --agent-identity-binding that is no file.
@@ -252,8 +254,29 @@ class ServerSettings(LogSettings):
         group=_REPLICAS,
         metavar="ID",
     )
-    server_count: int = option(
-        1, help="Tell agents that there are this many servers", group=_REPLICAS
+    server_count: int | None = option(
+        None,
+        help="Tell agents that there are this many servers; without it, as many as --peer-server "
+        "names, this one included",
+        shown_default="1",
+        group=_REPLICAS,
+    )
+    peer_server: tuple[str, ...] = option(
+        (),
+        help="Hand agents that ask for the server of this id on to this address, its agent port; "
+        "this server's own id is ignored",
+        repeat=True,
+        group=_REPLICAS,
+        metavar="ID=HOST:PORT",
+        go=OURS,
+    )
+    advertise_agent_address: str = option(
+        "",
+        help="Put this address of the agent port on the Lease, so that other servers hand agents "
+        "on to it",
+        group=_REPLICAS,
+        metavar="HOST:PORT",
+        go=OURS,
     )
     enable_lease_controller: bool = option(
         False, help="Publish a Lease so that servers are counted", group=_REPLICAS
@@ -322,6 +345,20 @@ class ServerSettings(LogSettings):
         return {"mux": (MUX_ALPN,), "grpc": ("h2",)}.get(self.link, (MUX_ALPN, "h2"))
 
     @property
+    def peers(self) -> Mapping[ServerId, HostPort]:
+        """The other servers that were named, and the addresses of their agent ports.
+
+        Raises:
+            ConfigError: one cannot be read.
+        """
+        return parse_peers(self.peer_server, own=self.server_id)
+
+    @property
+    def announced_count(self) -> int:
+        """How many servers there are, as far as flags say."""
+        return 1 + len(self.peers) if self.server_count is None else self.server_count
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """The protocols that clients may speak."""
         return self.mode
@@ -363,7 +400,8 @@ class ServerSettings(LogSettings):
         self._check_agents()
         self._check_ports()
         check_id("server-id", self.server_id)
-        check_at_least("server-count", self.server_count, 1)
+        _ = self.peers  # raises if a text is wrong
+        check_at_least("server-count", self.announced_count, 1)
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
         check_at_least("kubeconfig-burst", self.kubeconfig_burst, 0)
         self._check_leases()
@@ -465,7 +503,14 @@ class ServerSettings(LogSettings):
         return not missing
 
     def _check_leases(self) -> None:
+        if self.advertise_agent_address:
+            parse_address("--advertise-agent-address", self.advertise_agent_address)
         if not self.enable_lease_controller:
+            if self.advertise_agent_address:
+                raise ConfigError(
+                    "--advertise-agent-address needs --enable-lease-controller as well: it is on"
+                    " the Lease that other servers find it"
+                )
             return
         for flag, check, text in (
             ("lease-label", parse_labels, self.lease_label),

@@ -10,11 +10,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isthmus.values import ServerId
+from isthmus.values import HostPort, ServerId
+from isthmus.wire.link import is_askable
 
 DURATION_S = 30
 RENEW_S = 15.0
 COLLECT_S = 15.0
+#: Where a server's agent port is for the other servers.
+ADDRESS_ANNOTATION = "isthmus.dev/agent-address"
 
 _PREFIX = "konnectivity-proxy-server-"
 _MAX_NAME_CHARS = 253
@@ -32,6 +35,7 @@ class Lease:
     """One server's Lease, as much of it as counts.
 
     ``renewed_at`` is renewTime, or acquireTime where that is missing; None when both are.
+    ``agent_address`` is what the annotation says, empty without one.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Lease:
     renewed_at: float | None = None
     duration_s: int | None = None
     resource_version: str = ""
+    agent_address: str = ""
 
     @property
     def expires_at(self) -> float | None:
@@ -80,6 +85,18 @@ def lease_name(server_id: ServerId) -> str:
 def count_valid(leases: Iterable[Lease], *, now: float) -> int:
     """How many servers there are; at least one, since somebody has to be connected."""
     return max(1, sum(lease.is_valid(now=now) for lease in leases))
+
+
+def addresses(leases: Iterable[Lease], *, now: float) -> dict[ServerId, HostPort]:
+    """The servers that say where other servers reach their agent port; nonsense is passed over."""
+    found: dict[ServerId, HostPort] = {}
+    for lease in leases:
+        if lease.agent_address and lease.is_valid(now=now) and is_askable(lease.holder):
+            try:
+                found[ServerId(lease.holder)] = HostPort.parse(lease.agent_address)
+            except ValueError:
+                continue  # somebody else's spelling is no reason to lose the others
+    return found
 
 
 def next_expiry(leases: Iterable[Lease], *, now: float) -> float | None:

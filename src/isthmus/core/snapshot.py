@@ -58,7 +58,9 @@ class TunnelView:
 class LinkView:
     """One link between a server and an agent, seen from either side.
 
-    ``peer_id`` is the agent's id on a server and the server's id on an agent.
+    ``peer_id`` is the agent's id on a server and the server's id on an agent. Window growth is what
+    receiving streams have above the window they began with, now and at most so far; none by gRPC,
+    which has no window per connection.
     """
 
     id: int
@@ -72,6 +74,8 @@ class LinkView:
     held_bytes: int
     sent_bytes: int
     received_bytes: int
+    window_growth_bytes: int
+    window_growth_peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ class LeaseDraft:
     acquired_at: float
     renewed_at: float
     duration_s: int
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Leases(Protocol):

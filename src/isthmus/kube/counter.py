@@ -1,4 +1,4 @@
-"""An agent's count of servers by their Leases: listed once, then watched.
+"""The count of servers by their Leases, and where those are that say it: listed, then watched.
 
 A Lease that is not renewed stops counting when its time is over, event or not. While the API is
 away the last count stands: servers cannot renew then either, and are no fewer for it.
@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
-from isthmus.core.leases import Lease, count_valid, next_expiry
+from isthmus.core.leases import Lease, addresses, count_valid, next_expiry
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseEvent, Leases
 from isthmus.kube.outage import Outage
+from isthmus.values import HostPort, ServerId
 
 _OK = 200
 _GONE = 410
@@ -50,20 +51,26 @@ class LeaseCounter:
         selector: str,
         changed: Callable[[int], None],
         metrics: CounterMetrics,
+        found: Callable[[Mapping[ServerId, HostPort]], None] | None = None,
         silence_s: float = _SILENCE_S,
         first_retry_s: float = 0.5,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``changed`` hears the count whenever it is another one, the first time included."""
+        """``changed`` hears the count whenever it is another one, the first time included.
+
+        ``found`` hears likewise of the servers whose Leases say where they are, before that.
+        """
         self._leases = leases
         self._selector = selector
         self._changed = changed
+        self._found = found
         self._metrics = metrics
         self._silence_s = silence_s
         self._now = now
         self._outage = Outage("counting leases", cap_s=_CAP_S, first_s=first_retry_s)
         self._known: dict[str, Lease] = {}
         self._count: int | None = None
+        self._addresses: Mapping[ServerId, HostPort] = {}
         self._heard = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -172,6 +179,11 @@ class LeaseCounter:
         if ends is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(ends - now + _TICK_S, self._recount)
+        if self._found is not None:
+            where = addresses(self._known.values(), now=now)
+            if where != self._addresses:
+                self._addresses = where
+                self._found(where)
         count = count_valid(self._known.values(), now=now)
         if count != self._count:
             self._count = count

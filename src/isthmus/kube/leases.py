@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from isthmus.core.leases import (
+    ADDRESS_ANNOTATION,
     COLLECT_S,
     DURATION_S,
     RENEW_S,
@@ -69,10 +70,13 @@ class LeaseKeeper:
         server_id: ServerId,
         labels: Mapping[str, str],
         metrics: KeeperMetrics,
+        agent_address: str = "",
         timing: LeaseTiming | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """``labels`` mark our Lease, and are how those of other servers are found.
+
+        ``agent_address`` tells them where our agent port is; empty does not.
 
         Raises:
             ValueError: the server id cannot name a Lease.
@@ -81,6 +85,7 @@ class LeaseKeeper:
         self._leases = leases
         self._server_id = server_id
         self._labels = dict(labels)
+        self._annotations = {ADDRESS_ANNOTATION: agent_address} if agent_address else {}
         self._metrics = metrics
         self._timing = timing or LeaseTiming()
         self._now = now
@@ -177,6 +182,7 @@ class LeaseKeeper:
         return LeaseDraft(
             name=self.name,
             labels=self._labels,
+            annotations=self._annotations,
             holder=self._server_id,
             acquired_at=self._acquired_at,
             renewed_at=self._now(),

@@ -16,7 +16,7 @@ from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions, S
 from lightkube.resources.authentication_v1 import TokenReview
 from lightkube.resources.coordination_v1 import Lease as Resource
 
-from isthmus.core.leases import Doomed, Lease
+from isthmus.core.leases import ADDRESS_ANNOTATION, Doomed, Lease
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseDraft, LeaseEvent, LeaseListing, TokenReviews, TokenStatus
 from isthmus.kube.client import KubeClient
@@ -121,6 +121,7 @@ class LightLeases:
                 name=draft.name,
                 namespace=self._namespace,
                 labels=dict(draft.labels),
+                annotations=dict(draft.annotations) or None,
                 resourceVersion=version,
             ),
             spec=LeaseSpec(
@@ -194,6 +195,7 @@ def _value(metadata: ObjectMeta | None, spec: LeaseSpec | None) -> Lease:
         renewed_at=renewed.timestamp() if renewed else None,
         duration_s=spec.leaseDurationSeconds,
         resource_version=meta.resourceVersion or "",
+        agent_address=(meta.annotations or {}).get(ADDRESS_ANNOTATION, ""),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from isthmus.errors import LinkError, LinkStage, ProtocolError
 from isthmus.links.grpc_agent import GrpcAgentTalk
@@ -14,12 +15,15 @@ from isthmus.links.link import Link
 from isthmus.links.mux_agent import MuxAgentTalk
 from isthmus.links.talk import Incoming, choose
 from isthmus.net.connect import Address, Connecting
+from isthmus.net.contexts import offer
 from isthmus.net.poller import Poller
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
+from isthmus.wire.link import is_askable
 
 _CONNECT_S = 10.0
+_MAX_IDS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,9 @@ class ServerLink(Link):
     ``claim(link)`` is asked when the server has said its id, before any dial is taken; False
     makes the link ``spare``: it drains from the beginning, and what the server asked before it
     knew is reset without an answer, so that it asks again elsewhere; konnectivity's protocol
-    cannot say that, there it is served. ``on_membership()`` hears that ``server_count`` changed.
+    cannot say that, there it is served. ``on_membership()`` hears that ``server_count`` or
+    ``servers``, the ids of all of them as far as this one knows, changed. ``alpn`` is what to offer
+    this time; empty leaves it to the context.
     """
 
     def __init__(
@@ -64,11 +70,13 @@ class ServerLink(Link):
         claim: Callable[[ServerLink], bool] = _wanted,
         on_membership: Callable[[], None] = _unheard,
         only: str = "auto",
+        alpn: Sequence[str] = (),
         packets: Packets | None = None,
         limits: Limits = Limits(),
     ) -> None:
         self.server_id = ServerId("")
         self.server_count = 1
+        self.servers: frozenset[ServerId] = frozenset()
         self.spare = False
         self.greeting = greeting
         self.authority = server_hostname
@@ -78,6 +86,8 @@ class ServerLink(Link):
         self._on_membership = on_membership
         self.welcomed: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()
+        if alpn:
+            offer(context, alpn)
         super().__init__(
             loop,
             poller,
@@ -94,12 +104,13 @@ class ServerLink(Link):
         """Our own protocol if the server knows it, else konnectivity's."""
         return MuxAgentTalk(self) if choose(alpn, self._only) else GrpcAgentTalk(self)
 
-    def welcome(self, server_id: str, server_count: int) -> None:
-        """The server said who it is, and how many there are."""
+    def welcome(self, server_id: str, server_count: int, servers: Iterable[str] = ()) -> None:
+        """The server said who it is, and how many there are, perhaps by their ids."""
         if not server_id:
             raise ProtocolError("link: welcome without a server id")
         self.server_id = ServerId(server_id)
         self.server_count = max(1, server_count)
+        self.servers = _askable(servers)
         self.spare = not self._claim(self)
         if self.spare:
             # Before the first ping, so that its answer also says: no further dial is coming.
@@ -108,9 +119,10 @@ class ServerLink(Link):
         if not self.welcomed.done():
             self.welcomed.set_result(None)
 
-    def members_changed(self, server_count: int) -> None:
-        """There are more or fewer servers now."""
+    def members_changed(self, server_count: int, servers: Iterable[str] = ()) -> None:
+        """There are more or fewer servers now, or others."""
         self.server_count = max(1, server_count)
+        self.servers = _askable(servers)
         self._on_membership()
 
     @property
@@ -127,6 +139,11 @@ class ServerLink(Link):
             self.over.set_result(self.closed_because)
 
 
+def _askable(servers: Iterable[str]) -> frozenset[ServerId]:
+    """The ids that can be asked for; no more of them than an agent looks for."""
+    return frozenset(ServerId(each) for each in islice(filter(is_askable, servers), _MAX_IDS))
+
+
 async def connect(
     loop: asyncio.AbstractEventLoop,
     poller: Poller,
@@ -139,6 +156,7 @@ async def connect(
     claim: Callable[[ServerLink], bool] = _wanted,
     on_membership: Callable[[], None] = _unheard,
     only: str = "auto",
+    alpn: Sequence[str] = (),
     packets: Packets | None = None,
     limits: Limits = Limits(),
     through: Callable[[], Awaitable[socket.socket]] | None = None,
@@ -163,6 +181,7 @@ async def connect(
             claim=claim,
             on_membership=on_membership,
             only=only,
+            alpn=alpn,
             packets=packets,
             limits=limits,
         )

@@ -13,6 +13,11 @@ NOTSENT_LOWAT_BYTES = 128 * 1024
 _TCP_NOTSENT_LOWAT = 25
 
 
+def keep_queue_short(sock: socket.socket) -> None:
+    """Let the kernel hold little that is unsent."""
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+
+
 class LinkSocket(TlsCarrier):
     """One link's connection."""
 
@@ -30,5 +35,5 @@ class LinkSocket(TlsCarrier):
     ) -> None:
         if sock.family != socket.AF_UNIX:  # one is, behind an https proxy
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+            keep_queue_short(sock)
         super().__init__(owner, sock, poller, context, server_hostname=server_hostname)

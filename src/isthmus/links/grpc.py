@@ -80,6 +80,16 @@ class GrpcTalk:
         return self.packets.held if self.packets is not None else 0
 
     @property
+    def window_growth_bytes(self) -> int:
+        """None: connections share the window of the one call, which never grows."""
+        return 0
+
+    @property
+    def window_growth_peak_bytes(self) -> int:
+        """None, likewise."""
+        return 0
+
+    @property
     def waiting_bytes(self) -> int:
         """What waits for the window of the one call."""
         return self.packets.stream.out_bytes if self.packets is not None else 0

@@ -42,13 +42,15 @@ class Link:
         server_hostname: str | None,
         on_dial: Callable[[Incoming], None],
         on_closed: Callable[[Link], None],
+        handshake_s: float = HANDSHAKE_S,
         limits: Limits = Limits(),
     ) -> None:
+        """``handshake_s`` is for all of it, from now to the welcome."""
         self.id = next(_numbers)
         self.loop = loop
         self.limits = limits
         self.on_dial = on_dial
-        self.peer_address = _peer_of(sock)
+        self.peer_address = peer_of(sock)
         self.identity: Identity = ANONYMOUS
         self.opened_at = loop.time()
         self.ready = False
@@ -63,7 +65,7 @@ class Link:
         self._on_closed = on_closed
         self._progress = -1
         self._timer: asyncio.TimerHandle | None = loop.call_later(
-            HANDSHAKE_S, self.lost, "handshake timed out", LinkStage.TIMED_OUT
+            handshake_s, self.lost, "handshake timed out", LinkStage.TIMED_OUT
         )
         self.carrier = LinkSocket(self, sock, poller, context, server_hostname=server_hostname)
 
@@ -237,6 +239,16 @@ class Link:
         """Bytes that came over it and that full sinks have not taken."""
         return self.talk.held_bytes if self.talk is not None else 0
 
+    @property
+    def window_growth_bytes(self) -> int:
+        """By how much the windows of its streams have grown, in all."""
+        return self.talk.window_growth_bytes if self.talk is not None else 0
+
+    @property
+    def window_growth_peak_bytes(self) -> int:
+        """The most that they had grown at any time."""
+        return self.talk.window_growth_peak_bytes if self.talk is not None else 0
+
     # Liveness.
 
     def _tick(self) -> None:
@@ -260,7 +272,8 @@ class Link:
         self._progress = progress
 
 
-def _peer_of(sock: socket.socket) -> str:
+def peer_of(sock: socket.socket) -> str:
+    """The other side of a connection, as it is shown."""
     if sock.family == socket.AF_UNIX:
         return "proxy"  # behind an https proxy, whose bridge has no name
     try:

@@ -118,6 +118,16 @@ class MuxTalk:
         return self.session.held
 
     @property
+    def window_growth_bytes(self) -> int:
+        """By how much the streams' windows have grown."""
+        return self.session.grown_bytes
+
+    @property
+    def window_growth_peak_bytes(self) -> int:
+        """The most that it ever was."""
+        return self.session.most_grown_bytes
+
+    @property
     def waiting_bytes(self) -> int:
         """None: each stream has its own window, and only the carrier is for all."""
         return 0

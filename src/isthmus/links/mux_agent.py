@@ -50,11 +50,11 @@ class MuxAgentTalk(MuxTalk):
         elif kind == "refusal":
             link.lost(f"refused by the server: {message.refusal.reason}", LinkStage.REFUSED)
         elif kind == "membership":
-            link.members_changed(message.membership.server_count)
+            link.members_changed(message.membership.server_count, message.membership.servers)
         else:
             super().told(message)
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.stream_window:
             self.session.first_window = min(self.session.first_window, welcome.stream_window)
-        self._server_link.welcome(welcome.server_id, welcome.server_count)
+        self._server_link.welcome(welcome.server_id, welcome.server_count, welcome.servers)

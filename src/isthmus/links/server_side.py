@@ -12,7 +12,7 @@ from typing import Protocol
 from isthmus.config.identifiers import Identifiers
 from isthmus.links.grpc_server import GrpcServerTalk
 from isthmus.links.hello import Unwelcome
-from isthmus.links.link import Link
+from isthmus.links.link import HANDSHAKE_S, Link
 from isthmus.links.mux_server import MuxServerTalk
 from isthmus.links.talk import Incoming, choose
 from isthmus.net.poller import Poller
@@ -26,7 +26,7 @@ _MAX_NETWORK_CHARS = 253
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a server tells its agents about the set of servers."""
+    """What a server tells its agents about the set of servers; ``servers`` are ids, if known."""
 
     server_id: ServerId
     server_count: int = 1
@@ -66,6 +66,7 @@ class AgentLink(Link):
         admit: Admit = _everybody,
         only: str = "auto",
         packets: Packets | None = None,
+        handshake_s: float = HANDSHAKE_S,
         limits: Limits = Limits(),
     ) -> None:
         self.agent_id = AgentId("")
@@ -89,6 +90,7 @@ class AgentLink(Link):
             server_hostname=None,
             on_dial=on_dial,
             on_closed=on_closed,
+            handshake_s=handshake_s,
             limits=limits,
         )
 

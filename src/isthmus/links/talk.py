@@ -9,7 +9,7 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.carriers import Carried
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import DialId, HostPort, Identity
-from isthmus.wire.link import ALPN
+from isthmus.wire.link import is_ours
 from isthmus.wire.link_pb2 import DialResult
 
 Told = Callable[[DialResult | None], None]
@@ -24,7 +24,7 @@ def choose(alpn: str | None, only: str) -> bool:
     Raises:
         ProtocolError: the peer does not speak the one that we are told to speak.
     """
-    mux = alpn == ALPN
+    mux = is_ours(alpn)
     if only == ("grpc" if mux else "mux"):
         raise ProtocolError(f"peer does not speak what --link={only} asks for (ALPN {alpn!r})")
     return mux
@@ -56,6 +56,14 @@ class Talk(Protocol):
     @property
     def held_bytes(self) -> int:
         """Bytes that came and that full sinks have not taken."""
+
+    @property
+    def window_growth_bytes(self) -> int:
+        """By how much receiving windows have grown, in all; 0 where connections have none."""
+
+    @property
+    def window_growth_peak_bytes(self) -> int:
+        """The most that it ever was."""
 
     @property
     def waiting_bytes(self) -> int:

@@ -25,6 +25,7 @@ __all__ = [
     "TlsFiles",
     "check_files",
     "client_context",
+    "offer",
     "peer_identity",
     "server_context",
     "watch",
@@ -87,6 +88,16 @@ def client_context(
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     return context
+
+
+def offer(context: ssl.SSLContext, alpn: Sequence[str]) -> None:
+    """Say what the next connection of a dialer's context offers.
+
+    The one change that a context survives: OpenSSL copies the names into a client's connection
+    when that is made (SSL_new), so those that are under way keep theirs. A context for each offer
+    would have to read its files again, perhaps while they are being replaced.
+    """
+    context.set_alpn_protocols(list(alpn))
 
 
 def _restrict(

@@ -135,6 +135,12 @@ class Listener:
         """The bound TCP port."""
         return int(self._sock.getsockname()[1])
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """The bound TCP address and port."""
+        host, port = self._sock.getsockname()[:2]
+        return str(host), int(port)
+
     def _readable(self, mask: int) -> None:
         self._accept()
 

@@ -25,7 +25,15 @@ from isthmus.observe.counters import (
 from isthmus.observe.program import Gauges, ProgramMetrics
 from isthmus.tunnel.end import Ending
 
-__all__ = ["AgentMetrics", "Gauges", "LinkStage", "ServerMetrics", "TlsPort", "TlsRefusal"]
+__all__ = [
+    "AgentMetrics",
+    "Gauges",
+    "HandOn",
+    "LinkStage",
+    "ServerMetrics",
+    "TlsPort",
+    "TlsRefusal",
+]
 
 SERVER_DIAL_BUCKETS_S = (0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5)
 AGENT_DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
@@ -46,6 +54,16 @@ class TlsRefusal(Enum):
     BAD_CERTIFICATE = "the peer's certificate is not from a trusted authority, or has expired"
     NOT_TLS = "the peer does not speak TLS"
     OTHER = "the handshake failed otherwise"
+
+
+class HandOn(Enum):
+    """What became of a connection whose agent asked for another server."""
+
+    JOINED = "joined to the server that it asked for"
+    UNREACHED = "that server's address could not be reached"
+    LEFT = "the agent left while the server was dialed"
+    TOO_MANY = "too many others were waiting for an answer"
+    LOOP = "that server's address leads back to this one"
 
 
 class GoDialFailure(Enum):
@@ -87,6 +105,7 @@ class ServerMetrics(ProgramMetrics):
         self.tls_refusals = {(port, why): 0 for port in TlsPort for why in TlsRefusal}
         self.requests_refused = dict.fromkeys(REFUSAL_STATUSES, 0)
         self.stream_errors: dict[tuple[str, str], int] = {}
+        self.hand_ons = dict.fromkeys(HandOn, 0)
         super().__init__(SERVER_DIAL_BUCKETS_S)
 
     def dial_failed(self, failure: DialFailure, seconds: float, *, answered: bool = True) -> None:
@@ -116,6 +135,10 @@ class ServerMetrics(ProgramMetrics):
         """Count a request that a frontend answered with an error before there was a dial."""
         label = str(status)
         self.requests_refused[label if label in self.requests_refused else "other"] += 1
+
+    def handed_on(self, result: HandOn) -> None:
+        """Count a connection of an agent that asked for another server."""
+        self.hand_ons[result] += 1
 
     def stream_failed(self, segment: str, code: str) -> None:
         """Count a gRPC call that did not end well."""
@@ -150,6 +173,18 @@ class ServerMetrics(ProgramMetrics):
                 "Requests a frontend refused before there was a dial, by HTTP status.",
                 by_name(self.requests_refused),
                 ("status",),
+            ),
+            counter(
+                "isthmus_server_agent_connections_handed_on_total",
+                "Connections of agents that asked for another server, by what became of them.",
+                by_enum(self.hand_ons),
+                ("result",),
+            ),
+            gauge(
+                "isthmus_server_agent_connections_passing",
+                "Connections of agents that pass through to other servers now; each takes two"
+                " descriptors.",
+                one(lambda: self.gauges.handed_on()),
             ),
         ]
 

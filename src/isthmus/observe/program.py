@@ -52,8 +52,8 @@ class Gauges:
 
     ``live_bytes`` is (to target, to client) of the tunnels that have not ended: a tunnel leaves it
     in the same callback that reports ``tunnel_ended``, so that the sum never goes back.
-    ``certificates`` gives each file's expiry as UNIX time. ``ready_by_strategy`` and
-    ``http_connections`` are for a server, ``known_servers`` for an agent.
+    ``certificates`` gives each file's expiry as UNIX time. ``ready_by_strategy``,
+    ``http_connections`` and ``handed_on`` are for a server, ``known_servers`` for an agent.
     """
 
     pending_dials: Callable[[], int] = _zero
@@ -69,6 +69,7 @@ class Gauges:
     ready_agents: Callable[[], int] = _zero
     ready_by_strategy: Callable[[], Mapping[str, float]] = _none
     known_servers: Callable[[], int] = _zero
+    handed_on: Callable[[], int] = _zero
     #: Open calls of each gRPC method, and packets by segment, each by type.
     grpc_calls: Callable[[], Mapping[str, float]] = _none
     packets: Callable[[], Mapping[str, Sequence[int]]] = _no_packets

@@ -14,6 +14,7 @@ from isthmus.observe.counters import Family
 from isthmus.observe.metrics import (
     GO_DIAL_FAILURE,
     AgentMetrics,
+    HandOn,
     ServerMetrics,
     TlsRefusal,
 )
@@ -80,6 +81,7 @@ def _values() -> str:
         ("`ending` of `tunnels_ended_total`", Ending),
         ("`reason` of `link_failures_total`", LinkStage),
         ("`reason` of `tls_refused_total`", TlsRefusal),
+        ("`result` of `agent_connections_handed_on_total`", HandOn),
     ):
         lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")
         lines.extend(f"| {member.name.lower()} | {member.value} |\n" for member in kinds)

@@ -20,7 +20,7 @@ from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.linked_end import TURN_BYTES, LinkedEnd, Told
 from isthmus.tunnel.packet_brake import BRAKE_S, BUDGET_BYTES, TOTAL_BUDGET_BYTES, Brake, unsent
 from isthmus.tunnel.packet_reader import PacketReader
-from isthmus.tunnel.stream import MAX_WINDOW, SHORTEST_ROUND_TRIP_S
+from isthmus.tunnel.stream import MAX_WINDOW, wants_growth
 from isthmus.wire.http2 import Headers
 from isthmus.wire.konnectivity_pb2 import Packet
 from isthmus.wire.packet import (
@@ -231,10 +231,8 @@ class PacketLink:
         credit = stream.receive_credit
         stream.consumed(stream.unconsumed)
         if stream.receive_credit > credit:
-            # Half a window within one round trip: a larger one would be used.
             now = self.clock()
-            pace_s = max(stream.connection.round_trip_s, SHORTEST_ROUND_TRIP_S)
-            if now - self._credit_since <= pace_s:
+            if wants_growth(now - self._credit_since, stream.connection.round_trip_s):
                 stream.grow_window(min(2 * stream.window, MAX_WINDOW))
             self._credit_since = now
 

@@ -95,7 +95,7 @@ class Session:
         self._into: Stream | None = None
         self._fin_after = False
         # Memory.
-        self._growth_left = limits.growth_pool_bytes
+        self._growth_left = self._least_growth_left = limits.growth_pool_bytes
         self.held = 0
         self._holders: dict[Stream, None] = {}
         self._half: dict[Stream, tuple[int, float]] = {}
@@ -365,11 +365,23 @@ class Session:
             return 0
         got = min(wanted, self._growth_left)
         self._growth_left -= got
+        if self._growth_left < self._least_growth_left:
+            self._least_growth_left = self._growth_left
         return got
 
     def ungrow(self, size: int) -> None:
         """Give growth back to the pool."""
         self._growth_left += size
+
+    @property
+    def grown_bytes(self) -> int:
+        """What the pool has lent to streams' windows right now."""
+        return self.limits.growth_pool_bytes - self._growth_left
+
+    @property
+    def most_grown_bytes(self) -> int:
+        """The most that it had lent at any time."""
+        return self.limits.growth_pool_bytes - self._least_growth_left
 
     def hold(self, stream: Stream, size: int) -> None:
         """Count bytes that a sink could not take; over the bound the largest holder is reset."""

@@ -32,7 +32,7 @@ from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
-from isthmus.wire.link import ALPN
+from isthmus.wire.link import ALPN, alpn_asking_for
 from isthmus.wire.link_pb2 import Control, DialResult
 from isthmus.wire.link_pb2 import Membership as Members
 
@@ -68,8 +68,8 @@ class Bed:
         self.dials: list[IncomingDial] = []
         self.on_ready: Callable[[AgentLink], None] = self.ready.append
         self._listeners: list[Listener] = []
-        tls = TlsFiles(str(files.server_cert), str(files.server_key), str(files.ca_cert))
-        self._server_context = server_context(tls, alpn=(ALPN,))
+        self._tls = TlsFiles(str(files.server_cert), str(files.server_key), str(files.ca_cert))
+        self._server_context = server_context(self._tls, alpn=(ALPN,))
         mine = TlsFiles(str(files.agent_cert), str(files.agent_key), str(files.ca_cert))
         self.context = client_context(mine, alpn=(ALPN,))
         self.servers: Servers | None = None
@@ -97,6 +97,42 @@ class Bed:
         self._listeners.append(Listener(self.loop, self.poller, sock, accept))
         return literal("127.0.0.1", self._listeners[-1].port)
 
+    def listen_and_hand_on(
+        self, plain: Sequence[str], named: Sequence[str], *, count: int, reachable: Sequence[str]
+    ) -> tuple[Address, list[str]]:
+        """A port where the server that is asked for answers, and each of ``plain`` in turn else.
+
+        Also gives the list of what was asked for, which grows.
+        """
+        turns, asked = itertools.cycle(plain), list[str]()
+        offers = {alpn_asking_for(each): each for each in named}
+        context = server_context(self._tls, alpn=(*offers, ALPN))
+
+        def membership(link: AgentLink) -> Membership:
+            wanted = offers.get(link.carrier.tls.selected_alpn_protocol() or "", "")
+            asked.append(wanted)
+            server_id = wanted if wanted in reachable else next(turns)
+            return Membership(
+                server_id=ServerId(server_id), server_count=count, servers=tuple(named)
+            )
+
+        def accept(sock: socket.socket) -> None:
+            link = AgentLink(
+                self.loop,
+                self.poller,
+                sock,
+                context,
+                membership=lambda: membership(link),
+                on_ready=lambda link: self.on_ready(link),
+                on_dial=lambda _: pytest.fail("an agent dials"),
+                on_closed=self.open.discard,
+            )
+            self.open.add(link)
+
+        (sock,) = bind_tcp("127.0.0.1", 0, flag="--port")
+        self._listeners.append(Listener(self.loop, self.poller, sock, accept))
+        return literal("127.0.0.1", self._listeners[-1].port), asked
+
     def start(
         self, hosts: Sequence[str], context: Callable[[], ssl.SSLContext] | None = None
     ) -> Servers:
@@ -115,6 +151,7 @@ class Bed:
             once=OncePer(),
             packets=Packets(),
             proxies=ProxyRules.from_environment({}),
+            alpn=(ALPN,),
         )
         return self.servers
 
@@ -246,6 +283,83 @@ def test_a_count_that_grows_is_heard(files: pki.PkiFiles) -> None:
     run(files, test)
 
 
+def test_servers_that_others_name_are_asked_for(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        ids = ["one", "two", "three", "four"]
+        address, asked = bed.listen_and_hand_on(["one"], ids, count=4, reachable=ids)
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == set(ids))
+            assert sorted(asked) == ["", *sorted(ids[1:])]  # each of them once
+            assert servers.missing == []
+
+    run(files, test)
+
+
+def test_one_that_is_never_reached_keeps_nobody_from_the_others(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        address, asked = bed.listen_and_hand_on(
+            ["one"], ["one", "dead", "two"], count=3, reachable=["two"]
+        )
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "two"})
+            await bed.until(lambda: asked.count("dead") > 2)
+            assert servers.missing == ["dead"]
+            assert set(servers.links) == {"one", "two"}  # what was met instead was spare
+
+    run(files, test)
+
+
+def test_where_some_have_no_name_chance_goes_on(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        # As when one of the servers is konnectivity's: it is counted and not named.
+        address, asked = bed.listen_and_hand_on(
+            ["one", "one", "go"], ["one", "dead"], count=3, reachable=["one"]
+        )
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "go"})
+            await bed.until(lambda: asked.count("dead") > 1 and asked.count("") > 1)
+
+    run(files, test)
+
+
+def test_an_address_that_leads_to_a_linked_server_is_used_to_ask(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        # As many addresses as servers, and all of them lead to one.
+        ids = ["one", "two"]
+        found = [bed.listen_and_hand_on(["one"], ids, count=2, reachable=ids)[0] for _ in range(2)]
+        bed.names.known = {"localhost": found}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == set(ids))
+
+    run(files, test)
+
+
+def test_names_that_cannot_be_asked_for_are_passed_over(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"localhost": [bed.listen(["one"])]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: servers.links)
+            talk = bed.ready[0].talk
+            assert isinstance(talk, MuxServerTalk)
+            wrong = ["", "a b", "x" * 201, "ä", "a/b", "one\n"]
+            talk.tell(Control(membership=Members(server_count=1, servers=["one", "two", *wrong])))
+            await bed.until(lambda: servers.missing)
+            assert servers.missing == ["two"]
+            many = [f"s{number}" for number in range(500)]
+            talk.tell(Control(membership=Members(server_count=1, servers=many)))
+            await bed.until(lambda: len(servers.missing) == 128)
+
+    run(files, test)
+
+
 def test_nothing_unexpected_ends_the_search(files: pki.PkiFiles) -> None:
     async def test(bed: Bed) -> None:
         bed.names.known = {"odd": ValueError("odd"), "localhost": [bed.listen(["one"])]}
@@ -301,6 +415,10 @@ def test_an_agent_drains_when_it_says_so(files: pki.PkiFiles) -> None:
             assert server_view.link_view(link, "agent", 0.0).rtt_s is None
             link.talk.session.round_trip_s = 0.5
             assert server_view._agent([link]).rtt_s == 0.5
+            assert link.talk.session.grow(1000) == 1000
+            link.talk.session.ungrow(600)
+            grown = server_view.link_view(link, "agent", 0.0)
+            assert (grown.window_growth_bytes, grown.window_growth_peak_bytes) == (400, 1000)
             servers.drain()
             await bed.until(lambda: server_view._agent([link]).draining)
 

@@ -83,6 +83,8 @@ def server(tunnels: tuple[TunnelView, ...] = (), truncated: int = 0) -> ServerVi
                 held_bytes=0,
                 sent_bytes=1,
                 received_bytes=2,
+                window_growth_bytes=3,
+                window_growth_peak_bytes=4,
             ),
         ),
         tunnels=tunnels,

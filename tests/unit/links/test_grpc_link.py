@@ -74,6 +74,8 @@ def test_who_is_there_is_said_in_metadata(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
         server_side, agent_side = await bench.linked(GRPC)
         assert (talk_of(server_side).name, talk_of(agent_side).name) == ("grpc", "grpc")
+        for side in (server_side, agent_side):
+            assert (side.window_growth_bytes, side.window_growth_peak_bytes) == (0, 0)
         assert (agent_side.server_id, agent_side.server_count) == ("server", 3)
         assert server_side.agent_id == "agent"
         assert server_side.identifiers.host == ("n1",)

@@ -1,0 +1,122 @@
+"""What a TLS client offers in its ClientHello, read before anybody has answered it.
+
+Nothing is decrypted or checked beyond what it takes to find the ALPN names (RFC 7301); TLS itself
+reads the same bytes afterwards and has the last word on them.
+"""
+
+from __future__ import annotations
+
+from isthmus.errors import ProtocolError
+
+#: A larger one is not looked at; post-quantum key shares make one of about 2 KiB.
+MAX_HELLO_BYTES = 16 * 1024
+# A hello is read again from its start whenever more of it is here: many tiny records would make
+# that dear. Real ones come in one record, or in two.
+_MAX_RECORDS = 64
+_RECORD_HEADER = 5
+_HANDSHAKE_HEADER = 4
+_MAX_FRAGMENT_BYTES = 1 << 14
+_HANDSHAKE = 22
+_CLIENT_HELLO = 1
+_ALPN_EXTENSION = 16
+_FIXED_BYTES = 2 + 32  # legacy_version and random, RFC 8446 §4.1.2
+
+
+def alpn_in(data: bytes) -> tuple[str, ...] | None:
+    """The protocols that the ClientHello at the front of the data offers, in its order.
+
+    Empty for a client that offers none; None when not all of the hello is here yet. Names are
+    bytes (RFC 7301 §3.1) and come as Latin-1. What follows the hello is not looked at.
+
+    Raises:
+        ProtocolError: it is no ClientHello, or one of more than 16 KiB or 64 records.
+    """
+    message = _message(data[:MAX_HELLO_BYTES])
+    if message is None:
+        if len(data) >= MAX_HELLO_BYTES:
+            raise ProtocolError(f"TLS: a ClientHello of more than {MAX_HELLO_BYTES} bytes")
+        return None
+    # Views: slices of bytes would copy the rest for each of thousands of tiny names.
+    return _names(_extension(memoryview(message), _ALPN_EXTENSION))
+
+
+def _message(data: bytes) -> bytes | None:
+    """The body of the first handshake message, gathered from its records (RFC 8446 §5.1)."""
+    body = bytearray()
+    at = 0
+    for _ in range(_MAX_RECORDS):
+        record = data[at : at + _RECORD_HEADER]
+        # Each byte is judged as soon as it is here: what is no TLS need not be waited for.
+        if record[:1] not in (b"", b"\x16") or record[1:2] not in (b"", b"\x03"):
+            raise ProtocolError("TLS: no handshake record")
+        if len(record) < _RECORD_HEADER:
+            return None
+        size = int.from_bytes(record[3:5], "big")
+        if not 0 < size <= _MAX_FRAGMENT_BYTES:
+            raise ProtocolError(f"TLS: a handshake record of {size} bytes")
+        at += _RECORD_HEADER
+        body += data[at : at + size]
+        at += size
+        wanted = _size_of(body)
+        if wanted is not None and len(body) >= wanted:
+            return bytes(body[_HANDSHAKE_HEADER:wanted])
+        if at > len(data):
+            return None
+    raise ProtocolError(f"TLS: a ClientHello in more than {_MAX_RECORDS} records")
+
+
+def _size_of(body: bytearray) -> int | None:
+    """How long the message is with its header; None before that is known."""
+    if body and body[0] != _CLIENT_HELLO:
+        raise ProtocolError("TLS: the first message is no ClientHello")
+    if len(body) < _HANDSHAKE_HEADER:
+        return None
+    size = _HANDSHAKE_HEADER + int.from_bytes(body[1:4], "big")
+    if size > MAX_HELLO_BYTES:
+        raise ProtocolError(f"TLS: a ClientHello of {size} bytes, at most {MAX_HELLO_BYTES}")
+    return size
+
+
+def _extension(hello: memoryview, kind: int) -> memoryview:
+    """The content of one extension; empty without it."""
+    if len(hello) < _FIXED_BYTES:
+        raise ProtocolError("TLS: the ClientHello is cut short")
+    _session, rest = _vector(hello[_FIXED_BYTES:], 1)
+    _suites, rest = _vector(rest, 2)
+    _compression, rest = _vector(rest, 1)
+    if not rest:
+        return rest  # TLS 1.2 and before may have no extensions at all
+    extensions, rest = _vector(rest, 2)
+    if rest:
+        raise ProtocolError("TLS: bytes after the extensions")
+    while extensions:
+        if len(extensions) < 2:
+            raise ProtocolError("TLS: the ClientHello is cut short")
+        found = int.from_bytes(extensions[:2], "big")
+        content, extensions = _vector(extensions[2:], 2)
+        if found == kind:
+            return content
+    return extensions
+
+
+def _names(content: memoryview) -> tuple[str, ...]:
+    if not content:
+        return ()
+    names, rest = _vector(content, 2)
+    if rest:
+        raise ProtocolError("TLS: bytes after the ALPN names")
+    found: list[str] = []
+    while names:
+        name, names = _vector(names, 1)
+        if not name:
+            raise ProtocolError("TLS: an empty ALPN name")
+        found.append(bytes(name).decode("latin-1"))
+    return tuple(found)
+
+
+def _vector(data: memoryview, width: int) -> tuple[memoryview, memoryview]:
+    """Cut a vector behind its length off the front; the vector, and what follows it."""
+    end = width + int.from_bytes(data[:width], "big")
+    if len(data) < end:
+        raise ProtocolError("TLS: the ClientHello is cut short")
+    return data[width:end], data[end:]

@@ -1,0 +1,591 @@
+"""Servers behind a balancer that always takes the same one: they hand agents on to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import pytest
+from clients import (
+    LIMIT_S,
+    Target,
+    connect_uds,
+    free_port,
+    full_target,
+    receive_all,
+    reset,
+    send_all,
+    tunnel,
+)
+from programs import Program, Programs
+from stack import Stack, agent_context, metric, wait_until
+
+from isthmus.app import hand_on, pki
+from isthmus.app import server as server_module
+from isthmus.app.agent import Agent
+from isthmus.app.server import Server
+from isthmus.observe.metrics import HandOn, TlsPort, TlsRefusal
+
+IDS = ("a", "b", "c")
+
+
+class SourceHash:
+    """A balancer that sends everybody to the first of its servers that is up."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._ports = tuple(ports)
+        self.taken: list[int] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(LIMIT_S)
+        for sock in [self._listener, *self._pairs]:
+            sock.close()
+        self._selector.close()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            for key, _ in self._selector.select(0.05):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj in self._pairs:
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._pass_on(key.fileobj)
+
+    def _accept(self) -> None:
+        near, _ = self._listener.accept()
+        for port in self._ports:
+            with contextlib.suppress(OSError):
+                far = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+                self.taken.append(port)
+                for one, other in ((near, far), (far, near)):
+                    one.settimeout(LIMIT_S)
+                    self._pairs[one] = other
+                    self._selector.register(one, selectors.EVENT_READ)
+                return
+        near.close()
+
+    def _pass_on(self, one: socket.socket) -> None:
+        other = self._pairs[one]
+        with contextlib.suppress(OSError):
+            data = one.recv(65536)
+            if data:
+                other.sendall(data)
+                return
+        for sock in (one, other):
+            del self._pairs[sock]
+            self._selector.unregister(sock)
+            sock.close()
+
+
+class Cluster:
+    """Servers of a stack that know each other, each at its port."""
+
+    def __init__(self, stack: Stack, ids: Sequence[str] = IDS, *, host: str = "127.0.0.1") -> None:
+        self.stack = stack
+        self.host = host
+        self.ports = {each: free_port() for each in ids}
+        self.servers: dict[str, Server] = {}
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What every replica is told alike."""
+        return tuple(f"{each}={self.host}:{port}" for each, port in self.ports.items())
+
+    def start(self, *ids: str, **more: object) -> None:
+        for each in ids or self.ports:
+            given = {"peer_server": self.flags, "uds_name": str(self.stack.dir / each), **more}
+            self.servers[each] = self.stack.add_server(
+                server_id=each, agent_port=self.ports[each], **given
+            )
+
+    def stop(self, server_id: str) -> None:
+        self.stack.stop(self.servers.pop(server_id))
+
+    def front(self) -> SourceHash:
+        return SourceHash(list(self.ports.values()))
+
+    def links_of(self, agent: Agent) -> set[str]:
+        assert agent.servers is not None
+        return {each for each, link in agent.servers.links.items() if link.ready}
+
+    def wait_links(self, agent: Agent, *ids: str) -> None:
+        self.stack.wait(lambda: self.links_of(agent) == set(ids), f"links to {ids}")
+
+    def passing(self) -> int:
+        return sum(len(server.handing) for server in self.servers.values())
+
+    def reach(self) -> None:
+        """Every server reaches a target through its own link."""
+        with Target() as target:
+            for server in self.servers.values():
+                with (
+                    tunnel(connect_uds(server.settings.uds_name), target.name, b"x"),
+                    target.accept() as far,
+                ):
+                    assert far.read_exactly(1) == b"x"
+
+
+def count(server: Server, result: HandOn) -> int:
+    return server.metrics.hand_ons[result]
+
+
+def asking(stack: Stack, *alpn: str) -> ssl.SSLContext:
+    context = agent_context(stack.files)
+    context.set_alpn_protocols(list(alpn))
+    return context
+
+
+def first_hello(context: ssl.SSLContext) -> bytes:
+    written = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), written, server_hostname="localhost").do_handshake()
+    return written.read()
+
+
+@contextlib.contextmanager
+def shaken(port: int, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
+    sock = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+    with context.wrap_socket(sock, server_hostname="localhost") as tls:
+        yield tls
+
+
+def ends(sock: socket.socket) -> bool:
+    """The other side closes or resets within the limit."""
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+# The mesh.
+
+
+def test_every_server_is_linked_though_only_one_is_ever_met(fresh: Stack) -> None:
+    cluster = Cluster(fresh)
+    cluster.start()
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, *IDS)
+        assert set(front.taken) == {cluster.ports["a"]}
+        assert fresh.snapshot(agent)["knownServers"] == 3
+        cluster.reach()
+        a = cluster.servers["a"]
+        fresh.wait(lambda: len(a.handing) == 2, "two connections pass through")
+        scrape = fresh.metrics(a)
+        joined = 'isthmus_server_agent_connections_handed_on_total{result="joined"}'
+        assert metric(scrape, joined) == count(a, HandOn.JOINED) >= 2
+        assert metric(scrape, "isthmus_server_agent_connections_passing") == 2
+        assert all(not len(cluster.servers[each].handing) for each in "bc")
+        fresh.stop(agent)
+        fresh.wait(lambda: not len(a.handing), "nothing passes through any more")
+
+
+def test_several_agents_have_a_mesh_each(fresh: Stack) -> None:
+    cluster = Cluster(fresh, host="localhost")
+    cluster.start()
+    with cluster.front() as front:
+        agents = [
+            fresh.add_agent(linked=False, agent_id=f"n{n}", proxy_server_port=front.port)
+            for n in range(4)
+        ]
+        for agent in agents:
+            cluster.wait_links(agent, *IDS)
+        for server in cluster.servers.values():
+            fresh.wait(lambda s=server: len(s.agents) == 4, "one link of each agent")
+        for agent in agents:
+            fresh.stop(agent)
+
+
+def test_bytes_and_half_closes_pass_through(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    with cluster.front() as front, Target() as target:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, "a", "b")
+        total = 8 * 1024 * 1024
+        uds = cluster.servers["b"].settings.uds_name
+        with tunnel(connect_uds(uds), target.name) as client, target.accept() as far:
+            sent: list[str] = []
+            sender = threading.Thread(target=lambda: sent.append(send_all(client, 1, total)))
+            sender.start()
+            got = receive_all(far)
+            sender.join(LIMIT_S)
+            assert got == (total, sent[0])
+            far.send(b"reply after the half-close")
+            far.half_close()
+            assert client.read_to_end() == b"reply after the half-close"
+        fresh.stop(agent)
+
+
+def test_a_server_that_is_replaced_under_its_id_is_linked_again(fresh: Stack) -> None:
+    cluster = Cluster(fresh)
+    cluster.start()
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, *IDS)
+        cluster.stop("b")
+        cluster.wait_links(agent, "a", "c")
+        cluster.start("b")
+        cluster.wait_links(agent, *IDS)
+        cluster.reach()
+        fresh.stop(agent)
+
+
+def test_when_the_one_that_is_met_goes_the_next_one_hands_on(fresh: Stack) -> None:
+    cluster = Cluster(fresh)
+    cluster.start()
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, *IDS)
+        cluster.stop("a")  # and with it every link that passed through it
+        cluster.wait_links(agent, "b", "c")
+        fresh.wait(lambda: len(cluster.servers["b"].handing) == 1, "b hands on")
+        cluster.reach()
+        cluster.start("a")
+        cluster.wait_links(agent, *IDS)
+        cluster.reach()
+        fresh.stop(agent)
+
+
+def test_a_peer_whose_address_is_dead_keeps_nobody_from_the_others(fresh: Stack) -> None:
+    cluster = Cluster(fresh, (*IDS, "dead"))
+    cluster.start(*IDS)
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, *IDS)
+        a = cluster.servers["a"]
+        fresh.wait(lambda: count(a, HandOn.UNREACHED) > 1, "the dead one is asked for again")
+        assert agent.servers is not None and agent.servers.missing == ["dead"]
+        assert cluster.links_of(agent) == set(IDS)
+        cluster.reach()
+        fresh.stop(agent)
+        fresh.wait(lambda: cluster.passing() == 0, "nothing is left behind")
+
+
+# What agents ask for, or do not.
+
+
+@pytest.mark.parametrize(
+    ("offer", "chosen", "at"),
+    [
+        (["isthmus/1@b", "isthmus/1", "h2"], "isthmus/1@b", "b"),
+        (["isthmus/1@a", "isthmus/1", "h2"], "isthmus/1@a", "a"),
+        (["isthmus/1@stranger", "isthmus/1", "h2"], "isthmus/1", "a"),
+        (["isthmus/1@b b", "isthmus/1", "h2"], "isthmus/1", "a"),
+        (["isthmus/1", "h2"], "isthmus/1", "a"),
+        (["h2"], "h2", "a"),
+        (["foreign"], None, "a"),
+    ],
+)
+def test_who_serves_what_is_asked_for(
+    fresh: Stack, offer: list[str], chosen: str | None, at: str
+) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    with shaken(cluster.ports["a"], asking(fresh, *offer)) as tls:
+        assert tls.selected_alpn_protocol() == chosen
+        other = "b" if at == "a" else "a"
+        fresh.wait(lambda: len(cluster.servers[at].links) == 1, "it is served there")
+        assert not cluster.servers[other].links
+
+
+def test_the_certificate_is_that_of_the_server_that_was_asked_for(
+    fresh: Stack, tmp_path: Path
+) -> None:
+    theirs = pki.init(tmp_path, server_names=("localhost",))
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start("a")
+    cluster.start("b", cluster_cert=str(theirs.server_cert), cluster_key=str(theirs.server_key))
+    context = ssl.create_default_context(cafile=str(theirs.ca_cert))
+    context.load_cert_chain(fresh.files.agent_cert, fresh.files.agent_key)
+    with pytest.raises(ssl.SSLCertVerificationError), shaken(cluster.ports["a"], context):
+        pass
+    context.set_alpn_protocols(["isthmus/1@b"])
+    with shaken(cluster.ports["a"], context):
+        b = cluster.servers["b"]
+        fresh.wait(lambda: any(link.identity.name for link in b.links), "b knows the agent")
+
+
+def test_a_hello_in_single_bytes_is_handed_on(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    hello = first_hello(asking(fresh, "isthmus/1@b", "isthmus/1"))
+    with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(len(hello)):
+            sock.sendall(hello[at : at + 1])
+        assert sock.recv(1) == b"\x16"  # the ServerHello
+        assert len(cluster.servers["b"].links) == 1
+        assert count(cluster.servers["a"], HandOn.JOINED) == 1
+
+
+def test_grpc_agents_are_served_where_they_come(fresh: Stack) -> None:
+    cluster = Cluster(fresh)
+    cluster.start()
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port, link="grpc")
+        a = cluster.servers["a"]
+        cluster.wait_links(agent, "a")
+        fresh.wait(lambda: a.metrics.links_opened > 3, "it looks for the others")
+        assert cluster.links_of(agent) == {"a"}
+        assert not sum(a.metrics.hand_ons.values())
+        fresh.stop(agent)
+
+
+def test_without_peers_nobody_looks(fresh: Stack) -> None:
+    server = fresh.add_server(server_id="a")
+    agent = fresh.add_agent()
+    assert agent.servers is not None and not agent.servers.missing
+    with shaken(server.agent_port, asking(fresh, "isthmus/1@b", "isthmus/1")) as tls:
+        assert tls.selected_alpn_protocol() == "isthmus/1"
+        fresh.wait(lambda: len(server.links) == 2, "it is served here")
+
+
+# Those that mean no good, and wrong addresses.
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 60])
+def test_half_a_hello_is_waited_for_only_so_long(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    monkeypatch.setattr(hand_on, "HANDSHAKE_S", 0.2)
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    hello = first_hello(asking(fresh, "isthmus/1@b"))
+    with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+        sock.sendall(hello[:cut])
+        assert ends(sock)
+    late = 'isthmus_server_link_failures_total{reason="timed_out"}'
+    assert metric(fresh.metrics(cluster.servers["a"]), late) == 1
+    assert not cluster.servers["a"].handing.looking
+
+
+@pytest.mark.parametrize("cut", [0, 60])
+def test_who_leaves_in_the_middle_of_its_hello_is_forgotten(fresh: Stack, cut: int) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    a = cluster.servers["a"]
+    hello = first_hello(asking(fresh, "isthmus/1@b"))
+    with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+        sock.sendall(hello[:cut])
+        fresh.wait(lambda: a.handing.looking == 1, "it is looked at")
+        sock.shutdown(socket.SHUT_WR)
+        assert ends(sock)
+    fresh.wait(lambda: not a.handing.looking and not a.links, "it is forgotten")
+    late = 'isthmus_server_link_failures_total{reason="timed_out"}'
+    assert metric(fresh.metrics(a), late) == 0  # nobody waited for the rest
+
+
+@pytest.mark.parametrize("cut", [0, 60])
+def test_who_breaks_off_in_the_middle_of_its_hello_is_forgotten(fresh: Stack, cut: int) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    a = cluster.servers["a"]
+    sock = socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S)
+    sock.sendall(first_hello(asking(fresh, "isthmus/1@b"))[:cut])
+    fresh.wait(lambda: a.handing.looking == 1, "it is looked at")
+    reset(sock)
+    fresh.wait(lambda: not a.handing.looking and not a.links, "it is forgotten")
+    assert metric(fresh.metrics(a), 'isthmus_server_link_failures_total{reason="lost"}') == 1
+
+
+def test_those_that_are_looked_at_count_as_strangers(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MOST_GREETING", 3)
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    a = cluster.servers["a"]
+    with contextlib.ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(socket.create_connection(("127.0.0.1", cluster.ports["a"])))
+        fresh.wait(lambda: a.handing.looking == 3, "three are looked at")
+        with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+            assert ends(sock)
+        assert a.handing.looking == 3
+
+
+def test_what_is_no_tls_is_refused_as_before(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    a = cluster.servers["a"]
+    with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert ends(sock)
+    fresh.wait(lambda: a.metrics.tls_refusals[TlsPort.AGENT, TlsRefusal.NOT_TLS] == 1, "counted")
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", ""])
+def test_a_peer_at_our_own_address_is_not_dialed_in_circles(fresh: Stack, bind: str) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.ports["b"] = cluster.ports["a"]
+    cluster.start("a", agent_bind_address=bind)
+    a = cluster.servers["a"]
+    agent = fresh.add_agent()
+    fresh.wait(lambda: count(a, HandOn.LOOP) > 0, "the loop is seen")
+    assert cluster.links_of(agent) == {"a"} and not count(a, HandOn.JOINED)
+    fresh.stop(agent)
+    fresh.wait(lambda: not len(a.handing), "nothing is left")
+
+
+def test_a_circle_of_servers_is_bounded(fresh: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_on, "MOST_WAITING", 8)
+    cluster = Cluster(fresh, ("a", "c"))
+    a, c = (f"127.0.0.1:{cluster.ports[each]}" for each in ("a", "c"))
+    # Each takes the other for b.
+    cluster.start("a", peer_server=(f"b={c}",))
+    cluster.start("c", peer_server=(f"b={a}",))
+    hello = first_hello(asking(fresh, "isthmus/1@b"))
+    with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+        sock.sendall(hello)
+        assert ends(sock)
+    fresh.wait(lambda: cluster.passing() == 0, "the whole circle is gone")
+    servers = cluster.servers.values()
+    assert sum(count(server, HandOn.TOO_MANY) for server in servers) == 1
+    assert sum(count(server, HandOn.JOINED) for server in servers) == 16
+
+
+def test_a_peer_that_never_answers_is_given_up(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(fresh, ("a", "mute"))
+    cluster.start("a")
+    monkeypatch.setattr(hand_on, "HANDSHAKE_S", 0.5)
+    with (
+        socket.create_server(("127.0.0.1", cluster.ports["mute"])),
+        socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock,
+    ):
+        sock.sendall(first_hello(asking(fresh, "isthmus/1@mute")))
+        fresh.wait(lambda: count(cluster.servers["a"], HandOn.JOINED) == 1, "it is joined")
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+    assert cluster.passing() == 0
+
+
+def test_a_peer_that_cannot_be_dialed_in_time_is_given_up(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_on, "DIAL_S", 0.2)
+    with full_target() as target:
+        cluster = Cluster(fresh, ("a", "full"))
+        cluster.ports["full"] = target.port
+        cluster.start("a")
+        with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+            sock.sendall(first_hello(asking(fresh, "isthmus/1@full")))
+            with pytest.raises(ConnectionResetError):
+                sock.recv(1)
+        assert count(cluster.servers["a"], HandOn.UNREACHED) == 1
+        assert cluster.passing() == 0
+
+
+def test_an_agent_that_leaves_takes_the_dial_with_it(fresh: Stack) -> None:
+    with full_target() as target:
+        cluster = Cluster(fresh, ("a", "full"))
+        cluster.ports["full"] = target.port
+        cluster.start("a")
+        sock = socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S)
+        sock.sendall(first_hello(asking(fresh, "isthmus/1@full")))
+        fresh.wait(lambda: cluster.passing() == 1, "it is dialed")
+        reset(sock)
+        fresh.wait(lambda: count(cluster.servers["a"], HandOn.LEFT) == 1, "it left")
+        assert cluster.passing() == 0
+
+
+def test_a_connection_that_has_gone_silent_is_ended(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_on, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(hand_on, "_SILENCE_S", 0.1)
+    cluster = Cluster(fresh, ("a", "mute"))
+    cluster.start("a")
+    with (
+        socket.create_server(("127.0.0.1", cluster.ports["mute"])) as mute,
+        socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock,
+    ):
+        sock.sendall(first_hello(asking(fresh, "isthmus/1@mute")))
+        far, _ = mute.accept()
+        with far:
+            far.settimeout(LIMIT_S)
+            far.sendall(b"an answer")
+            assert sock.recv(64) == b"an answer"
+            with pytest.raises(ConnectionResetError):
+                sock.recv(1)
+            with pytest.raises(ConnectionResetError):
+                while far.recv(65536):
+                    pass
+    assert cluster.passing() == 0
+
+
+def test_a_server_that_stops_resets_what_passes_through_it(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    with shaken(cluster.ports["a"], asking(fresh, "isthmus/1@b")) as tls:
+        fresh.wait(lambda: cluster.passing() == 1, "it passes through")
+        cluster.stop("a")
+        with pytest.raises(ConnectionResetError):
+            socket.socket.recv(tls, 1)  # SSLSocket's own takes a reset for an end
+    fresh.wait(lambda: not cluster.servers["b"].links, "b knows, too")
+
+
+# As processes.
+
+
+def cluster_of(programs: Programs, ports: dict[str, int], server_id: str) -> Program:
+    peers = [f"--peer-server={each}=127.0.0.1:{port}" for each, port in ports.items()]
+    return programs.server(
+        f"--server-id={server_id}",
+        f"--agent-port={ports[server_id]}",
+        f"--uds-name={programs.uds}.{server_id}",
+        *peers,
+    )
+
+
+def linked(agent: Program, server_id: str) -> int:
+    return agent.log.count(f'linked server_id="{server_id}"')
+
+
+def test_killed_servers_are_found_again(programs: Programs) -> None:
+    ports = {each: free_port() for each in IDS}
+    running = {each: cluster_of(programs, ports, each) for each in IDS}
+    with SourceHash(list(ports.values())) as front:
+        agent = programs.start("agent", *programs.agent_flags(front.port))
+        for each in IDS:
+            wait_until(lambda e=each: linked(agent, e) > 0, f"{each} is linked")
+        # One behind, then the one that everybody meets.
+        for gone in ("b", "a"):
+            before = linked(agent, gone)
+            running[gone].signal(signal.SIGKILL)
+            running[gone].wait_exit()
+            running[gone] = cluster_of(programs, ports, gone)
+            wait_until(lambda e=gone, n=before: linked(agent, e) > n, f"{gone} is linked again")
+        for server in running.values():
+            programs.wait_ready(server)
+        agent.signal(signal.SIGTERM)
+        assert agent.wait_exit() == 0
+
+
+def test_peers_without_an_own_id_are_one_sentence(programs: Programs) -> None:
+    server = programs.start("server", *programs.server_flags(), "--peer-server=b=127.0.0.1:1")
+    assert server.wait_exit() == 2
+    assert "--peer-server needs --server-id as well" in server.log

@@ -1,0 +1,202 @@
+"""Where servers are, by their Leases: written with the Lease, heard of by the others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from fakeapi import FakeApi, running, until, with_api
+
+from isthmus.app import pki
+from isthmus.app.agent import Agent
+from isthmus.app.server import Server
+from isthmus.config.agent import AgentSettings
+from isthmus.config.server import ServerSettings
+from isthmus.core.leases import ADDRESS_ANNOTATION, Lease, addresses
+from isthmus.kube.counter import LeaseCounter
+from isthmus.kube.leases import LeaseKeeper
+from isthmus.observe.leases import LeaseMetrics
+from isthmus.values import HostPort, ServerId
+
+LABELS = {"k8s-app": "konnectivity-server"}
+
+
+def lease(holder: str, address: str, renewed_at: float | None = 100.0) -> Lease:
+    return Lease(
+        name=f"l-{holder}",
+        holder=holder,
+        renewed_at=renewed_at,
+        duration_s=30,
+        agent_address=address,
+    )
+
+
+def test_only_valid_leases_that_make_sense_give_an_address() -> None:
+    found = addresses(
+        [
+            lease("a", "10.0.0.1:8091"),
+            lease("b", "[2001:db8::1]:8091"),
+            lease("go", ""),
+            lease("expired", "10.0.0.3:8091", renewed_at=50.0),
+            lease("mute", "10.0.0.4:8091", renewed_at=None),
+            lease("odd", "10.0.0.5"),
+            lease("not askable", "10.0.0.6:8091"),
+            lease("", "10.0.0.7:8091"),
+        ],
+        now=110.0,
+    )
+    assert found == {"a": HostPort("10.0.0.1", 8091), "b": HostPort("2001:db8::1", 8091)}
+
+
+class Following:
+    """A counter, and every set of addresses and count that it told, in order."""
+
+    def __init__(self, api: FakeApi) -> None:
+        self.told: list[Mapping[ServerId, HostPort] | int] = []
+        self.counter = LeaseCounter(
+            api.open().leases("kube-system"),
+            selector="k8s-app=konnectivity-server",
+            changed=self.told.append,
+            found=self.told.append,
+            metrics=LeaseMetrics(),
+        )
+
+
+def keeper(api: FakeApi, server_id: str, address: str = "") -> LeaseKeeper:
+    return LeaseKeeper(
+        api.open().leases("kube-system"),
+        server_id=ServerId(server_id),
+        labels=LABELS,
+        metrics=LeaseMetrics(),
+        agent_address=address,
+    )
+
+
+def test_servers_hear_of_each_other(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        following = Following(api)
+        first, second = keeper(api, "a", "10.0.0.1:8091"), keeper(api, "go")
+        a = {"a": HostPort("10.0.0.1", 8091)}
+        async with running(following.counter.run()):
+            await until(lambda: following.told == [1])
+            async with running(first.run()):
+                await until(lambda: following.told == [1, a])
+                # The first Lease does not change the count: somebody was there all along.
+                async with running(second.run()):
+                    await until(lambda: following.told == [1, a, 2])
+                await second.stop()
+                await until(lambda: following.told == [1, a, 2, 1])
+            await first.stop()
+            await until(lambda: following.told == [1, a, 2, 1, {}])
+
+    with_api(tmp_path, test)
+
+
+def test_the_annotation_is_there_only_when_there_is_an_address(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        for server_id, address in (("a", "a.example:8091"), ("b", "")):
+            held = keeper(api, server_id, address)
+            async with running(held.run()):
+                await until(lambda h=held: h.held)  # type: ignore[misc]
+            wrote = api.leases[held.name]["metadata"].get("annotations")
+            assert wrote == ({ADDRESS_ANNOTATION: address} if address else None)
+
+    with_api(tmp_path, test)
+
+
+def test_an_address_that_moves_is_heard(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        def put(address: str) -> None:
+            at = datetime.fromtimestamp(time.time(), UTC).isoformat()
+            api.put("x", labels=LABELS, holderIdentity="x", renewTime=at, leaseDurationSeconds=1000)
+            api.leases["x"]["metadata"]["annotations"] = {ADDRESS_ANNOTATION: address}
+
+        put("old:1")
+        following = Following(api)
+        async with running(following.counter.run()):
+            await until(lambda: following.told == [{"x": HostPort("old", 1)}, 1] and api.watches)
+            moved = dict(api.leases["x"])
+            moved["metadata"] = {**moved["metadata"], "annotations": {ADDRESS_ANNOTATION: "new:2"}}
+            api._store("MODIFIED", moved)
+            await until(lambda: following.told[2:] == [{"x": HostPort("new", 2)}])
+
+    with_api(tmp_path, test)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
+    return pki.init(tmp_path_factory.mktemp("pki"))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def make_server(files: pki.PkiFiles, api: FakeApi, directory: Path) -> Server:
+    port = free_port()
+    settings = ServerSettings(
+        uds_name=str(directory / f"{port}.sock"),
+        agent_bind_address="127.0.0.1",
+        agent_port=port,
+        cluster_cert=str(files.server_cert),
+        cluster_key=str(files.server_key),
+        cluster_ca_cert=str(files.ca_cert),
+        health_bind_address="127.0.0.1",
+        health_port=0,
+        admin_port=0,
+        enable_lease_controller=True,
+        advertise_agent_address=f"127.0.0.1:{port}",
+        kubeconfig=api.kubeconfig(),
+    )
+    settings.validate()
+    return Server(settings)
+
+
+def make_agent(files: pki.PkiFiles, port: int) -> Agent:
+    return Agent(
+        AgentSettings(
+            proxy_server_port=port,
+            ca_cert=str(files.ca_cert),
+            agent_cert=str(files.agent_cert),
+            agent_key=str(files.agent_key),
+            health_server_host="127.0.0.1",
+            health_server_port=0,
+            admin_server_port=0,
+            sync_interval_s=0.01,
+            sync_interval_cap_s=0.05,
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def started(program: Server | Agent) -> AsyncIterator[None]:
+    await program.start()
+    try:
+        async with running(program.watch()):
+            yield
+    finally:
+        await program.stop()
+
+
+def test_an_agent_of_one_server_finds_those_that_have_a_lease(
+    tmp_path: Path, files: pki.PkiFiles
+) -> None:
+    async def test(api: FakeApi) -> None:
+        first, second = (make_server(files, api, tmp_path) for _ in range(2))
+        agent = make_agent(files, first.settings.agent_port)
+        async with started(first), started(agent):
+            assert agent.servers is not None
+            links = agent.servers.links
+            await until(lambda: set(links) == {first.id})
+            async with started(second):
+                await until(lambda: set(links) == {first.id, second.id})
+                assert len(first.handing) == 1 and len(second.agents) == 1
+            await until(lambda: set(links) == {first.id} and not len(first.peers))
+
+    with_api(tmp_path, test)
