@@ -14,6 +14,7 @@ from isthmus.errors import ProtocolError
 from isthmus.values import HostPort
 
 MAX_ANSWER_BYTES = 16 * 1024
+MAX_REFUSAL_BYTES = 64 * 1024
 _START = b"HTTP/"
 _SHOWN_CHARS = 100
 
@@ -32,9 +33,19 @@ class ConnectAnswer:
 
 
 class ConnectAsking:
-    """One CONNECT: ``request`` is to be sent, and what comes back goes to ``receive``."""
+    """One CONNECT: ``request`` is to be sent, and what comes back goes to ``receive``.
 
-    def __init__(self, target: HostPort, *, authorization: str | None = None) -> None:
+    With ``keep_early`` the target may speak first: what follows the head of a 2xx is then in
+    ``early``. After any other answer ``receive_refusal`` reads its body, if somebody wants it.
+    """
+
+    def __init__(
+        self, target: HostPort, *, authorization: str | None = None, keep_early: bool = False
+    ) -> None:
+        self._keep_early = keep_early
+        self._rest = b""  # what came with the head and is behind MAX_ANSWER_BYTES
+        self._refusal = bytearray()
+        self.early = b""
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_ANSWER_BYTES)
         headers = [("Host", str(target)), ("User-Agent", f"isthmus/{__version__}")]
         if authorization is not None:
@@ -53,7 +64,8 @@ class ConnectAsking:
 
         Raises:
             ProtocolError: it is not HTTP, is larger than MAX_ANSWER_BYTES, or bytes follow the
-                head of a 2xx: the target's, which would speak only when spoken to.
+                head of a 2xx: the target's, which would speak only when spoken to. Those are no
+                error with ``keep_early``.
         """
         taken = data[: MAX_ANSWER_BYTES - self._size]
         self._size += len(taken)
@@ -70,22 +82,51 @@ class ConnectAsking:
         except h11.RemoteProtocolError as exc:
             raise ProtocolError(f"not an HTTP answer: {_shown(self._start)}") from exc
         if isinstance(event, h11.Response):
-            return self._verdict(event, early=len(data) > len(taken))
+            self._rest = data[len(taken) :]
+            return self._verdict(event)
         if len(data) > len(taken):
             raise ProtocolError(f"the answer's head is larger than {MAX_ANSWER_BYTES} bytes")
         return None
 
-    def _verdict(self, event: h11.Response, *, early: bool) -> ConnectAnswer:
+    def _verdict(self, event: h11.Response) -> ConnectAnswer:
         parts = (b"HTTP/" + event.http_version, b"%d" % event.status_code, event.reason)
         line = b" ".join(part for part in parts if part).decode("latin-1")
         answer = ConnectAnswer(event.status_code, _printable(line))
-        if answer.connected and (early or self._h11.trailing_data[0]):
-            raise ProtocolError(f"bytes that nobody asked for follow {answer.line!r}")
+        if answer.connected:
+            self.early, self._rest = self._h11.trailing_data[0] + self._rest, b""
+            if self.early and not self._keep_early:
+                raise ProtocolError(f"bytes that nobody asked for follow {answer.line!r}")
         return answer
+
+    def receive_refusal(self, data: bytes = b"", *, end: bool = False) -> str | None:
+        """Take bytes of the body of an answer that was no 2xx; None until it is all here.
+
+        Call it once without any, for what came with the head. ``end``: nothing more comes. It is
+        all here, too, at MAX_REFUSAL_BYTES, or where it stops making sense.
+        """
+        rest, self._rest = self._rest + data, b""
+        try:
+            if rest:
+                self._h11.receive_data(rest[:MAX_REFUSAL_BYTES])
+            if end:
+                self._h11.receive_data(b"")
+            while isinstance(event := self._h11.next_event(), h11.Data):
+                self._refusal += event.data
+            whole = event is not h11.NEED_DATA
+        except (h11.RemoteProtocolError, RuntimeError):  # RuntimeError: bytes behind the end
+            whole = True
+        if whole or len(self._refusal) >= MAX_REFUSAL_BYTES:
+            text = bytes(self._refusal[:MAX_REFUSAL_BYTES]).decode("utf-8", "replace")
+            return " ".join(map(_printable_word, text.split()))
+        return None
 
 
 def _shown(data: bytes) -> str:
     return ascii(data[:_SHOWN_CHARS].decode("latin-1"))
+
+
+def _printable_word(word: str) -> str:
+    return word if word.isprintable() else ascii(word)[1:-1]
 
 
 def _printable(text: str) -> str:

@@ -1,0 +1,364 @@
+"""One call of /ProxyService/Proxy as its client makes it: one dial, and the end that comes of it.
+
+The other side is tunnel/proxy_end.py. A call carries one connection, so that the stream's window is
+its back-pressure: a full sink holds credit back, for as long as it likes. (Calls that carry many
+connections, where nobody may do that, are tunnel/packet_link.py.)
+
+What of a tunnel's life the protocol can say:
+
+- our half-close: by END_STREAM. Isthmus' servers pass it on and the reply still comes. For
+  konnectivity's it ends both directions, so there nothing is said (``half_closes`` is false): when
+  the reply has paused for long, CLOSE_REQ ends the connection;
+- the target's half-close: not at all. CLOSE_RSP ends both directions; it reads as an end of file,
+  and what is written after it resets the writer, as a kernel would;
+- our reset: RST_STREAM, which servers pass on as a reset;
+- the target's reset: CLOSE_RSP with an error, RST_STREAM, or a status that is not OK. A call that
+  just ends, without CLOSE_RSP, was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from isthmus.errors import ProtocolError
+from isthmus.tunnel.end import END_SLOTS, BaseEnd, Ending
+from isthmus.tunnel.http2_calls import NOBODY
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.wire.grpc import Status, read_status, response_problem
+from isthmus.wire.http2 import ErrorCode, Headers
+from isthmus.wire.konnectivity_pb2 import Packet
+from isthmus.wire.packet import (
+    CLOSE_REQ,
+    CLOSE_RSP,
+    DATA,
+    DIAL_CLS,
+    DIAL_RSP,
+    DataHead,
+    close_request,
+    dial_request,
+)
+
+PATH = b"/ProxyService/Proxy"
+#: How long a reply may pause after our half-close, where that cannot be said.
+REPLY_PAUSE_S = 10.0
+_LOOK_S = 1.0
+#: In one packet; a message may have 4 MiB.
+_MOST_PAYLOAD = 1024 * 1024
+
+
+class Stage(Enum):
+    """How far a call is."""
+
+    DIALING = "dialing"
+    OPEN = "open"
+    LEFT = "closed by the server"
+    OVER = "over"
+
+
+class Caller(Protocol):
+    """Who makes a call. One of the first three is told, once."""
+
+    def dialed(self) -> None:
+        """The target is reached; the end may be joined."""
+
+    def refused(self, error: str) -> None:
+        """It is not, in the server's words."""
+
+    def call_failed(self, status: Status, text: str) -> None:
+        """The call was over before its answer."""
+
+    def hang_up(self) -> None:
+        """Nothing more is to be said or heard: close the connection when this batch is written."""
+
+    def look_later(self, delay_s: float) -> None:
+        """Call ``look`` then."""
+
+
+class CallEnd(BaseEnd):
+    """The end at the client's side of one call; a handler of its stream."""
+
+    __slots__ = (
+        *END_SLOTS,
+        "_closing",
+        "_connect_id",
+        "_eof_out",
+        "_head",
+        "_packets",
+        "_pieces",
+        "_random",
+        "_reply",
+        "_status",
+        "caller",
+        "clock",
+        "half_closes",
+        "stage",
+        "stream",
+    )
+
+    def __init__(
+        self, caller: Caller, *, random: int, clock: Callable[[], float], half_closes: bool
+    ) -> None:
+        self.init_end()
+        self.caller: Caller | None = caller
+        self.clock = clock
+        self.half_closes = half_closes
+        self.stage = Stage.DIALING
+        self.stream: Http2Stream | None = None
+        self._random = random
+        self._connect_id = 0
+        self._head: DataHead | None = None
+        self._eof_out = False
+        self._closing = False  # CLOSE_REQ was said
+        self._packets = PacketReader()
+        self._pieces: list[memoryview | bytes] = []
+        self._status: tuple[Status, str] | None = None
+        self._reply: tuple[int, float] | None = None  # how much of it came, and since when not more
+
+    def __repr__(self) -> str:
+        return f"<CallEnd {self._connect_id} {self.stage.value}>"
+
+    @property
+    def backlog_bytes(self) -> int:
+        """How much waits for the server."""
+        return self.stream.out_bytes if self.stream is not None else 0
+
+    @property
+    def half_closed(self) -> bool:
+        """Exactly one direction has ended."""
+        return self.ending is None and (self._eof_out or self.stage is Stage.LEFT)
+
+    def call(self, stream: Http2Stream, headers: Headers, address: str) -> None:
+        """Ask for a connection."""
+        self.stream = stream
+        stream.send_headers(headers)
+        stream.write(dial_request("tcp", address, self._random), b"")
+
+    # Towards the server.
+
+    def write(self, data: bytes) -> bool:
+        """Send one DATA packet; see End."""
+        size = len(data)
+        if self.stage is Stage.LEFT and size:
+            self._nobody_reads()
+        if self.stage is not Stage.OPEN or self._eof_out or not size:
+            return True
+        assert self.stream is not None and self._head is not None
+        self.bytes_written += size
+        if size <= _MOST_PAYLOAD:
+            return self.stream.write(self._head.of(size), data)
+        for at in range(0, size, _MOST_PAYLOAD):
+            piece = data[at : at + _MOST_PAYLOAD]
+            more = self.stream.write(self._head.of(len(piece)), piece)
+        return more
+
+    def write_eof(self) -> None:
+        """Half-close as far as the server can hear it; see End."""
+        if self._eof_out or self.ending is not None:
+            return
+        self._eof_out = True
+        if self.stage is Stage.LEFT:
+            self._over(Ending.CLEAN)
+        elif self.half_closes:
+            assert self.stream is not None
+            self.stream.end()
+        else:
+            self._reply = (-1, self.clock())
+            self._look_later()
+
+    def look(self) -> None:
+        """Close the connection if the reply has paused for long: it is over, most likely."""
+        if self._reply is None or self.stage is not Stage.OPEN:
+            return
+        assert self.stream is not None
+        seen, since = self._reply
+        moved, now = self.peer.bytes_written, self.clock()
+        if moved != seen or self.stream.out_bytes or self.stream.held:
+            self._reply = (moved, now)
+        elif now - since > REPLY_PAUSE_S:
+            if self._closing:
+                self._lost(Ending.TIMED_OUT)
+                return
+            self._ask_to_close(now)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if self.caller is not None:
+            self.caller.look_later(_LOOK_S)
+
+    def let_go(self) -> None:
+        """Nobody waits for a reply: do not wait for it, either."""
+        if self._reply is not None and self.stage is Stage.OPEN and not self._closing:
+            self._ask_to_close(self.clock())
+
+    def _ask_to_close(self, now: float) -> None:
+        """Have both directions closed; CLOSE_RSP is the answer."""
+        assert self.stream is not None
+        self._closing = True
+        self._reply = (self.peer.bytes_written, now)
+        self.stream.write(close_request(self._connect_id), b"")
+
+    def abort(self, reason: Ending) -> None:
+        """Take the dial back, or reset the connection; see End."""
+        if self.ending is None:
+            self._reset()
+            self._over(reason)
+
+    def _reset(self) -> None:
+        if self.stream is not None:
+            self.stream.reset(ErrorCode.CANCEL)
+
+    def _nobody_reads(self) -> None:
+        """The server has closed, and still something is sent to it: reset the sender."""
+        self._lost(Ending.RESET)
+
+    def _lost(self, reason: Ending) -> None:
+        if self.ending is None:
+            peer = self.peer
+            self._over(reason)
+            peer.abort(reason)
+
+    def _over(self, ending: Ending) -> None:
+        if self.ending is None:
+            self.stage = Stage.OVER
+            self._hang_up()
+            self.finish(ending)
+
+    def _hang_up(self) -> None:
+        self._pieces.clear()
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.handler = NOBODY
+        caller, self.caller = self.caller, None
+        if caller is not None:
+            caller.hang_up()
+
+    def pause_reading(self) -> None:
+        """The sink's False answers do the work."""
+
+    def resume_reading(self) -> None:
+        """Give the credit of what was held back."""
+        if self.stream is not None:
+            self.stream.release()
+
+    # From the server: see http2_stream.Handler.
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        """Read the response, or the trailers."""
+        if any(name == b":status" for name, _ in headers):
+            problem = response_problem(headers)
+            if problem is not None:
+                self._call_over(*problem)
+                return
+        if end:
+            self._status = read_status(headers)
+
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
+        """Read packets."""
+        if self.stage not in (Stage.DIALING, Stage.OPEN):
+            return
+        try:
+            self._packets.feed(view, self)
+        except ProtocolError as exc:
+            self._reset()
+            self._call_over(Status.INTERNAL, str(exc), Ending.PROTOCOL)
+
+    def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+        """Data of the target: gathered, so that one read makes one write."""
+        if connect_id == self._connect_id and self.stage is Stage.OPEN:
+            self._pieces.append(piece)
+
+    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+        """More of the same."""
+        self.got_payload(connect_id, piece)
+
+    def batch_over(self, stream: Http2Stream) -> None:
+        """Hand the gathered bytes to the peer, and give credit if it can take more."""
+        more = self._hand_on()
+        if self.ending is None and (not more or stream.held):
+            stream.hold()
+        else:
+            stream.consumed(stream.unconsumed)
+
+    def _hand_on(self) -> bool:
+        pieces = self._pieces
+        if not pieces:
+            return True
+        data = b"".join(pieces) if len(pieces) > 1 else bytes(pieces[0])
+        pieces.clear()
+        return self.peer.write(data) if data else True
+
+    def got_packet(self, packet: Packet) -> None:
+        """Take a packet that is not plain data."""
+        kind = packet.type
+        if kind == DATA:
+            self.got_payload(packet.data.connectID, packet.data.data)
+        elif kind == DIAL_RSP:
+            if self.stage is Stage.DIALING and packet.dialResponse.random == self._random:
+                self._answered(packet.dialResponse.connectID, packet.dialResponse.error)
+        elif kind == CLOSE_RSP:
+            # As Go's client: whatever connection it names, there is only one.
+            self._closed(packet.closeResponse.error)
+        elif kind == CLOSE_REQ:
+            self._closed("")
+        elif kind == DIAL_CLS and self.stage is Stage.DIALING:
+            self._call_over(Status.CANCELLED, "the server took the dial back")
+
+    def _answered(self, connect_id: int, error: str) -> None:
+        caller = self.caller
+        assert caller is not None
+        if error or not connect_id:
+            self._reset()
+            self._over(Ending.CLEAN)
+            caller.refused(error or "the server answered without a connection")
+            return
+        self.stage = Stage.OPEN
+        self._connect_id = connect_id
+        self._head = DataHead(connect_id)
+        caller.dialed()
+
+    def _closed(self, error: str) -> None:
+        if self.stage is Stage.DIALING:
+            self._call_over(Status.UNKNOWN, error or "closed before the dial was answered")
+            return
+        self._hand_on()  # what came before the close goes before it
+        if self.stage is not Stage.OPEN:
+            return  # the peer was reset by it
+        if error:
+            self._lost(Ending.RESET)
+            return
+        peer = self.peer
+        if self._eof_out:
+            self._over(Ending.CLEAN)
+            peer.write_eof()
+            return
+        self.stage = Stage.LEFT
+        self._hang_up()
+        peer.write_eof()
+        self.peer.resume_reading()  # what it sends now resets it
+
+    def got_end(self, stream: Http2Stream) -> None:
+        """The server ended the call; if it said no CLOSE_RSP before, that was no clean end."""
+        status, text = self._status or (Status.UNKNOWN, "no grpc-status")
+        self._hand_on()
+        self._call_over(status, text)
+
+    def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
+        """The call is gone."""
+        gone = stream.connection.closed
+        self._call_over(Status.UNAVAILABLE, text, Ending.LINK_LOST if gone else Ending.RESET)
+
+    def _call_over(self, status: Status, text: str, reason: Ending = Ending.RESET) -> None:
+        if self.stage is Stage.DIALING:
+            caller = self.caller
+            self._over(reason)
+            if caller is not None:
+                caller.call_failed(status, text)
+        elif self.stage is Stage.OPEN:
+            self._lost(reason)
+
+    def can_write(self, stream: Http2Stream) -> None:
+        """What waited has been sent."""
+        self.peer.resume_reading()
