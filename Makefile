@@ -5,7 +5,7 @@ STAMP   := $(VENV)/.installed
 PYTHON  ?= python3
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench interop proto clean
+.PHONY: help setup run test check format bench interop lab proto clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml tools/system-packages
 run: setup ## Start a server, an agent and a demo target in this terminal
 	$(VENV)/bin/isthmus up
 
-test: setup ## Run the tests (not the interop ones)
+test: setup ## Run the tests (not those of interop and lab)
 	$(PY) -m pytest -m "not interop and not lab" $(ARGS)
 
 check: setup ## Lint, format check, strict types, architecture
@@ -38,6 +38,9 @@ format: setup ## Format and fix what can be fixed
 interop: setup ## Test against foreign peers: kube-apiserver, konnectivity-client, h2spec, Go's yamux
 	$(PY) tests/interop/kube/build.py
 	$(PY) -m pytest -m interop $(ARGS)
+
+lab: setup ## Run every topology of the lab, in network namespaces (needs root)
+	$(PY) -m pytest -m lab $(ARGS)
 
 bench: setup ## Measure direct, a haproxy pair and Isthmus in one run
 	$(PY) bench/run.py $(ARGS)

@@ -19,6 +19,7 @@ LAYERS = [
     {"observe"},
     {"frontends", "dialers", "links", "kube"},
     {"app"},
+    {"lab"},
     {"cli"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

@@ -1,17 +1,9 @@
-"""The demo target of ``isthmus up``, a page on the far side, and a visit to it by the tunnel.
-
-``python -m isthmus.app.demo`` is the target alone, for the far namespace of ``up --namespaces``.
-"""
+"""The demo target of ``isthmus up``, a page on the far side, and a visit to it by the tunnel."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import signal
 import socket
 import ssl
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException, HTTPResponse
@@ -95,41 +87,6 @@ def _ask(tls: ssl.SSLSocket, target: HostPort) -> Visit:
     return Visit(worked=answer.status == 200, said=text.partition("\n")[0])
 
 
-def knock(target: HostPort, *, timeout_s: float) -> Visit:
-    """Try to connect to the target directly. Blocks."""
-    try:
-        socket.create_connection((target.host, target.port), timeout_s).close()
-    except OSError as exc:
-        return Visit(worked=False, said=reason(exc))
-    return Visit(worked=True, said="connected")
-
-
 def reason(error: Exception) -> str:
     """Say an error in the words of the system, without its number."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-async def _run(host: str, port: int, agent_id: str) -> None:
-    told = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
-    target = await serve(host=host, port=port, agent_id=agent_id)
-    try:
-        await told.wait()
-    finally:
-        await target.close()
-
-
-def main(args: Sequence[str] | None = None) -> int:
-    """Serve the page until told to stop; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m isthmus.app.demo", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1", help="Bind this address")
-    parser.add_argument("--port", type=int, required=True, help="Bind this port")
-    parser.add_argument("--agent-id", required=True, help="Name this agent in the page")
-    told = parser.parse_args(args)
-    asyncio.run(_run(told.host, told.port, told.agent_id))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """``isthmus up``: a server, an agent and a demo target in one process, nothing to configure.
 
 Everything listens on loopback and lives in a directory that is gone afterwards. The kind with a
-firewall in between is app/up_namespaces.py.
+firewall in between is lab/demo.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import shlex
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from isthmus.app import demo, pki
 from isthmus.app.agent import Agent
 from isthmus.app.pki import PkiFiles
 from isthmus.app.server import Server
+from isthmus.app.signals import stop_signals
 from isthmus.app.up_state import own_directory, state_home
 from isthmus.config.agent import AgentSettings
 from isthmus.config.server import HTTP_CONNECT, ServerSettings
@@ -168,12 +168,6 @@ def lines(up: Running, environment: Mapping[str, str], *, pid: int) -> list[str]
         snapshot_line(up.admin, environment),
         f"kill {pid}",
     ]
-
-
-def stop_signals() -> list[signal.Signals]:
-    """Name the signals that end a run: a closed terminal too, unless nohup said otherwise."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [signal.SIGHUP])]
 
 
 async def _run(home: Path, say: Say, *, once: bool) -> int:

@@ -12,18 +12,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from isthmus.errors import ConfigError
 
 PREFIX = "up-"
-# Left in a directory whose run also made namespaces, which only root can remove.
-NAMESPACES = "namespaces"
 # A directory may be this young and not have a locked pid file yet.
 _BEING_MADE_S = 60.0
-
-Sweep = Callable[[str], None]
 
 
 def state_home(environment: Mapping[str, str]) -> Path:
@@ -43,18 +39,17 @@ def state_home(environment: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def own_directory(home: Path, *, sweep: Sweep | None = None) -> Iterator[Path]:
+def own_directory(home: Path) -> Iterator[Path]:
     """Make a directory of our own under ``home`` and remove it at the end.
 
-    Directories of runs that were killed are removed first. ``sweep`` is told the name of each that
-    had namespaces, to remove those; without it such directories stay for somebody who can.
+    Directories of runs that were killed are removed first.
 
     Raises:
         ConfigError: the directory cannot be made.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove_stale(home, sweep)
+        _remove_stale(home)
         home.mkdir(mode=0o700, exist_ok=True)  # another run's end may have removed it
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
     except OSError as exc:
@@ -71,15 +66,10 @@ def own_directory(home: Path, *, sweep: Sweep | None = None) -> Iterator[Path]:
             home.rmdir()  # only if nothing else is in it
 
 
-def _remove_stale(home: Path, sweep: Sweep | None) -> None:
+def _remove_stale(home: Path) -> None:
     for directory in home.glob(f"{PREFIX}*"):
-        if directory.is_symlink() or not directory.is_dir() or not _is_stale(directory):
-            continue
-        if (directory / NAMESPACES).exists():
-            if sweep is None:
-                continue
-            sweep(directory.name)
-        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.is_symlink() and directory.is_dir() and _is_stale(directory):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_stale(directory: Path) -> bool:

@@ -16,12 +16,14 @@ from isthmus import __version__
 from isthmus.config.checks import nearest
 from isthmus.errors import ConfigError
 
-# The order is that of a first day: try it, make certificates, run the two programs.
+# The order is that of a first day: try it, make certificates, run the two programs,
+# then see what they do in whole networks.
 COMMANDS = {
     "up": "Start a server, an agent and a demo target in this terminal",
     "pki": "Make and show certificates",
     "server": "Run the server beside the control plane",
     "agent": "Run an agent in the network that the server cannot reach",
+    "lab": "Build networks with walls between them on this machine",
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 

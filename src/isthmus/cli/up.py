@@ -1,4 +1,4 @@
-"""``isthmus up``: everything at once, to try it out. The work is in app/up.py."""
+"""``isthmus up``: everything at once, to try it out. The work is in app/up.py and lab/demo.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from isthmus.errors import LinkError
 
 if TYPE_CHECKING:
-    from isthmus.app.up_namespaces import Demonstration
+    from isthmus.lab.demo import Demonstration
 
 
 @click.command(
@@ -48,9 +48,11 @@ def command(namespaces: bool, once: bool, v: int) -> int:
     """
     try:
         if namespaces:
-            from isthmus.app import up_namespaces
+            from isthmus.cli.lab_output import sentences
+            from isthmus.lab import demo
 
-            return up_namespaces.main(v=v, once=once, say=click.echo, show=_show)
+            with sentences():
+                return demo.main(v=v, once=once, say=click.echo, show=_show)
         from isthmus.app import up
 
         return up.main(v=v, once=once, say=click.echo)
@@ -64,9 +66,11 @@ def command(namespaces: bool, once: bool, v: int) -> int:
 
 
 def _show(seen: Demonstration) -> None:
+    from isthmus.lab.demo import ADDRESS, TARGET
+
     rows = (
-        ("before", "directly", str(seen.address), seen.direct.worked, seen.direct.said),
-        ("after", "through the tunnel", str(seen.target), seen.tunnel.worked, seen.tunnel.said),
+        ("before", "directly", str(ADDRESS), seen.direct.worked, seen.direct.said),
+        ("after", "through the tunnel", str(TARGET), seen.tunnel.worked, seen.tunnel.said),
     )
     if not sys.stdout.isatty():
         for when, way, where, worked, said in rows:

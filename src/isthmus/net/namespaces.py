@@ -1,7 +1,7 @@
 """Network namespaces: enter one, run a program in one, remove one.
 
-Who makes which is app/up_topology.py and lab/. Plain blocking code: pyroute2 wants no event loop
-around it. Imports pyroute2, which takes its time: import this module only where it is used.
+Who makes them is lab/fabric.py. Plain blocking code: pyroute2 wants no event loop around it.
+Imports pyroute2, which takes its time: import this module only where it is used.
 """
 
 from __future__ import annotations

@@ -6,15 +6,21 @@ import fcntl
 import os
 import shlex
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
-from isthmus.app import demo, up, up_namespaces
+from isthmus.app import demo, up
 from isthmus.app.pki import PkiFiles
-from isthmus.app.up_state import NAMESPACES, own_directory, state_home
-from isthmus.app.up_topology import RULES, Names
+from isthmus.app.up_state import own_directory, state_home
 from isthmus.errors import ConfigError
+from isthmus.lab import demo as lab_demo
+from isthmus.lab.outcome import Outcome
+from isthmus.lab.reading import read
+from isthmus.lab.stage import Stage, Told, enter
+from isthmus.lab.state import Lab
+from isthmus.lab.topology import Allow, Failing
 from isthmus.values import HostPort
 
 LONG_AGO = 1_000_000_000
@@ -147,17 +153,6 @@ def test_a_directory_that_is_just_being_made_is_left_alone(tmp_path: Path, pid: 
         assert not old.exists()
 
 
-def test_a_dead_run_with_namespaces_waits_for_somebody_who_can_remove_them(tmp_path: Path) -> None:
-    dead = directory_of_a_run(tmp_path, "up-dead")
-    (dead / NAMESPACES).touch()
-    with own_directory(tmp_path):
-        assert dead.exists()
-    swept: list[str] = []
-    with own_directory(tmp_path, sweep=swept.append):
-        assert not dead.exists()
-    assert swept == ["up-dead"]
-
-
 def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
@@ -170,18 +165,49 @@ def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None
 # Namespaces, as far as they need none.
 
 
-def test_namespaces_are_named_after_the_run() -> None:
-    assert list(Names.of("up-ab12")) == [
-        "isthmus-ab12-server",
-        "isthmus-ab12-wall",
-        "isthmus-ab12-agent",
+@pytest.fixture
+def stage() -> Stage:
+    """A lab that was never made."""
+    return enter(Lab("3fa9c1"), read(lab_demo.topology(0), name="up", source="up"), Told())
+
+
+@pytest.mark.parametrize("v", [0, 10])
+def test_the_topology_says_how_much_is_logged(v: int) -> None:
+    topology = read(lab_demo.topology(v), name="up", source="up")
+    assert [one.name for one in topology.processes] == ["server", "agent"]
+    assert all(one.command.count(f"--v={v}") == 1 for one in topology.processes)
+
+
+def test_the_wall_lets_one_thing_through(stage: Stage) -> None:
+    assert stage.topology.allows == (Allow(source="far-side", target="near-side", ports=(8091,)),)
+    # Nothing but the agent knows the name.
+    assert demo.NAME not in [name for name, _ in stage.topology.names]
+
+
+def test_the_lines_go_through_the_lab(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("http_proxy", "http://p")
+    enter_it = ["-m", "isthmus.cli.main", "lab", "shell", "--lab", "3fa9c1", "near-side", "curl"]
+    said = lab_demo.lines(stage, pid=42)
+    *ways, kill = said[said.index("") + 1 :]
+    assert kill == "kill 42"
+    for line in ways:
+        assert shlex.split(line)[:9] == [sys.executable, *enter_it]
+    urls = [
+        "http://10.200.0.6:8080/",
+        "http://demo.internal:8080/",
+        "http://127.0.0.1:8095/snapshot",
     ]
+    assert [line.split()[-1] for line in ways] == urls
+    (tmp_path / "isthmus").touch(mode=0o700)
+    said = lab_demo.lines(stage, pid=42)
+    assert said[2] == "isthmus lab shell --lab 3fa9c1 near-side curl http://10.200.0.6:8080/"
 
 
-@pytest.mark.parametrize("tool", RULES)
-def test_both_firewalls_drop_by_default_and_name_one_port(tool: str) -> None:
-    assert RULES[tool].count("8091") == 1
-    assert RULES[tool].lower().count("drop") == 2
+def outcome(*, worked: bool) -> Outcome:
+    return Outcome(failing=None if worked else Failing.UNREACHABLE, said="", took_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -189,16 +215,30 @@ def test_both_firewalls_drop_by_default_and_name_one_port(tool: str) -> None:
     [(False, True, True), (True, True, False), (False, False, False), (True, False, False)],
 )
 def test_only_a_wall_with_a_tunnel_convinces(direct: bool, tunnel: bool, convincing: bool) -> None:
-    seen = up_namespaces.Demonstration(
-        address=up_namespaces.ADDRESS,
-        target=up_namespaces.TARGET,
-        direct=demo.Visit(worked=direct, said=""),
-        tunnel=demo.Visit(worked=tunnel, said=""),
-    )
+    seen = lab_demo.Demonstration(direct=outcome(worked=direct), tunnel=outcome(worked=tunnel))
     assert seen.convincing is convincing
+
+
+def run_once() -> None:
+    lab_demo.main(v=0, once=True, say=pytest.fail, show=print)
 
 
 def test_namespaces_without_root_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match="needs root"):
-        up_namespaces.main(v=0, once=True, say=pytest.fail, show=print)
+    sentence = "--namespaces needs root; use sudo, or leave the flag out"
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        run_once()
+
+
+def test_a_tool_that_is_missing_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match="needs nft or iptables-restore, which is not in the PATH"
+    ):
+        run_once()
+    (tmp_path / "nft").touch(mode=0o700)
+    with pytest.raises(ConfigError, match="needs ip, not found in the PATH"):
+        run_once()

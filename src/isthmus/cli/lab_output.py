@@ -1,0 +1,195 @@
+"""What ``isthmus lab`` prints: progress while it works, tables on a terminal, JSON for machines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from isthmus.lab import catalog, state
+from isthmus.lab.picture import Picture
+from isthmus.lab.picture_text import draw
+from isthmus.lab.play import Display, Report
+from isthmus.lab.stage import LabError, ToldToStopError
+from isthmus.lab.state import Lab
+from isthmus.lab.steps import Seen
+from isthmus.lab.topology import Topology
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+_LEAST_WIDTH = 80
+
+
+class _Lines:
+    """For a pipe or a log: a line for everything."""
+
+    def doing(self, what: str) -> None:
+        click.echo(f"lab: {what}", err=True)
+
+    def say(self, sentence: str) -> None:
+        click.echo(f"lab: {sentence}", err=True)
+
+    def seen(self, number: int, of: int, seen: Seen) -> None:
+        mark = "ok  " if seen.held else "FAIL"
+        click.echo(f"lab: {mark} {number}/{of} {_sentence(seen)}", err=True)
+
+
+class _Spinner:
+    """For a terminal: one line that changes, and a line for each step that was done."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def doing(self, what: str) -> None:
+        self._status.update(what)
+
+    def say(self, sentence: str) -> None:
+        self._status.console.print(sentence, markup=False)
+
+    def seen(self, number: int, of: int, seen: Seen) -> None:
+        if not seen.held:
+            self._status.console.print(f"✗ {number}/{of} {_sentence(seen)}", markup=False)
+
+
+def _sentence(seen: Seen) -> str:
+    through = f" through {seen.through}" if seen.through not in ("", "direct") else ""
+    wanted = "" if seen.held else f" (expected {seen.expected})"
+    return f"{seen.source} {seen.what}{through}: {seen.seen}{wanted}".strip()
+
+
+@contextlib.contextmanager
+def display() -> Iterator[Display]:
+    """Show progress on standard error for the time of the block."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("beginning") as status:
+        yield _Spinner(status)
+
+
+@contextlib.contextmanager
+def sentences() -> Iterator[None]:
+    """Turn what ends a lab early into a sentence and an exit code."""
+    try:
+        yield
+    except LabError as exc:
+        raise click.ClickException(str(exc)) from exc
+    except ToldToStopError as exc:
+        raise click.Abort from exc
+
+
+def show_report(report: Report, *, as_json: bool) -> None:
+    """Print what was seen of each step, and the verdict."""
+    if as_json:
+        click.echo(json.dumps(_report(report), indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "From", "What", "Through", "Expected", "Seen", "", box=None, pad_edge=False)
+    table.columns[6].justify = "right"
+    for column in table.columns:
+        column.overflow = "fold"
+    for seen in report.steps:
+        table.add_row(
+            Text("✓", "green") if seen.held else Text("✗", "bold red"),
+            Text(seen.source),
+            Text(seen.what),
+            Text(seen.through),
+            Text(seen.expected),
+            Text(seen.seen, "" if seen.held else "red"),
+            Text(f"{seen.took_s * 1000:.0f} ms" if seen.took_s < 10 else f"{seen.took_s:.1f} s"),
+        )
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(table)
+    click.echo(_verdict(report))
+
+
+def _verdict(report: Report) -> str:
+    held = sum(seen.held for seen in report.steps)
+    kept = f"; lab {report.token} is still up" if report.kept else ""
+    return (
+        f"{report.topology}: {held} of {report.of} held"
+        f" ({report.firewall}, up in {report.up_s:.1f} s, {report.took_s:.1f} s in all){kept}"
+    )
+
+
+def _report(report: Report) -> dict[str, object]:
+    return {
+        "topology": report.topology,
+        "lab": report.token,
+        "firewall": report.firewall,
+        "held": report.held,
+        "kept": report.kept,
+        "upSeconds": round(report.up_s, 3),
+        "tookSeconds": round(report.took_s, 3),
+        "stepsInAll": report.of,
+        "steps": [
+            {
+                "from": seen.source,
+                "what": seen.what,
+                "through": seen.through,
+                "expected": seen.expected,
+                "seen": seen.seen,
+                "held": seen.held,
+                "tookSeconds": round(seen.took_s, 3),
+            }
+            for seen in report.steps
+        ],
+    }
+
+
+def show_up(lab: Lab, topology: Topology) -> None:
+    """Say what is up, and what can be done with it."""
+    hosts = ", ".join(host.name for host in topology.hosts)
+    click.echo(f"lab {lab.token} is up: {topology.title}")
+    click.echo(f"hosts: {hosts}; files: {lab.directory}")
+    click.echo("isthmus lab show | shell HOST | down")
+
+
+def show_list(*, as_table: bool) -> None:
+    """Print the topologies and the labs."""
+    topologies = [catalog.load(name) for name in catalog.names()]
+    there = state.labs()
+    if not as_table:
+        found = {
+            "topologies": [
+                {"name": one.name, "title": one.title, "needs": list(one.needs)}
+                for one in topologies
+            ],
+            "labs": [
+                {"id": lab.token, "topology": lab.topology, "kept": lab.kept} for lab in there
+            ],
+        }
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("Topology", "What it is", "Needs", box=None, pad_edge=False)
+    for one in topologies:
+        table.add_row(one.name, one.title, ", ".join(one.needs))
+    Console().print(table)
+    if not there:
+        return
+    table = Table("\nLab", "\nTopology", box=None, pad_edge=False)
+    for lab in there:
+        table.add_row(lab.token, lab.topology or "not whole")
+    Console().print(table)
+
+
+def show_picture(picture: Picture) -> None:
+    """Draw on standard output, as wide as the terminal is."""
+    import shutil
+
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf16")
+    click.echo(draw(picture, width=width, color=sys.stdout.isatty(), ascii=ascii_only))

@@ -1,0 +1,307 @@
+"""Attempts: what each verb does at a target, through any dialer, and what came of it.
+
+Each runs in one loop with others, and ends in the time it has, whatever the target does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import h11
+
+from isthmus import __version__
+from isthmus.errors import DialError, DialFailure, IsthmusError
+from isthmus.lab.outcome import Outcome
+from isthmus.lab.pipes import Dialer, Pipe, opened
+from isthmus.lab.topology import Attempt, Failing, Verb
+from isthmus.net.poller import Poller
+from isthmus.values import HostPort
+
+MOST_PAGE_BYTES = 4 * 1024 * 1024
+_MOST_SAID = 300
+_CHUNK_BYTES = 64 * 1024
+# Of an odd length, so that bytes that went astray do not look like their neighbours.
+_PATTERN = random.Random(5).randbytes(65_521)
+
+FAILING_OF_DIAL = {
+    DialFailure.REFUSED: Failing.REFUSED,
+    DialFailure.TIMED_OUT: Failing.TIMEOUT,
+    DialFailure.UNREACHABLE: Failing.UNREACHABLE,
+    DialFailure.UNRESOLVED: Failing.UNRESOLVED,
+    DialFailure.DENIED: Failing.DENIED,
+    DialFailure.NO_AGENT: Failing.NO_AGENT,
+    DialFailure.AGENT_LOST: Failing.NO_AGENT,
+    DialFailure.TOO_MANY: Failing.OTHER,
+    DialFailure.INTERNAL: Failing.OTHER,
+}
+FAILING_OF_ERRNO = {
+    errno.ECONNREFUSED: Failing.REFUSED,
+    errno.ECONNRESET: Failing.RESET,
+    errno.ECONNABORTED: Failing.RESET,
+    errno.EPIPE: Failing.RESET,
+    errno.ETIMEDOUT: Failing.TIMEOUT,
+    errno.EHOSTUNREACH: Failing.UNREACHABLE,
+    errno.ENETUNREACH: Failing.UNREACHABLE,
+}
+ERRNO_OF_DIAL = {
+    DialFailure.REFUSED: errno.ECONNREFUSED,
+    DialFailure.TIMED_OUT: errno.ETIMEDOUT,
+    DialFailure.UNREACHABLE: errno.EHOSTUNREACH,
+}
+
+
+class WrongAnswerError(Exception):
+    """The target answered, and not as it should."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What attempts are made with.
+
+    ``trust`` gives the context for https targets. ``half_closes`` is false for a dialer that
+    cannot pass a half-close on.
+    """
+
+    dialer: Dialer
+    poller: Poller
+    trust: Callable[[], ssl.SSLContext]
+    half_closes: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Where a page is."""
+
+    at: HostPort
+    host: str
+    path: str
+    https: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Page:
+        """Read a URL, or host:port.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if "://" not in text:
+            return cls(at=HostPort.parse(text), host=text, path="/", https=False)
+        url = urlsplit(text)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"not an http or https URL: {text!r}")
+        https = url.scheme == "https"
+        at = HostPort(url.hostname, url.port or (443 if https else 80))
+        path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        return cls(at=at, host=url.netloc.rpartition("@")[2], path=path, https=https)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """How many bytes an attempt has moved, also when it fails."""
+
+    bytes: int = 0
+
+
+async def make(asked: Attempt, means: Means) -> Outcome:
+    """Make one attempt; whatever happens is its outcome."""
+    loop = asyncio.get_running_loop()
+    started_at = loop.time()
+    tally = _Tally()
+    lasting_s = asked.seconds if asked.verb in (Verb.DOWNLOAD, Verb.UPLOAD) else 0.0
+    failing: Failing | None = None
+    try:
+        async with asyncio.timeout(asked.timeout_s + lasting_s):
+            said = await _DO[asked.verb](asked, means, tally)
+    except TimeoutError as exc:
+        failing, said = Failing.TIMEOUT, str(exc) or f"not done within {asked.timeout_s:g} s"
+    except DialError as exc:
+        failing = FAILING_OF_DIAL[exc.reason]
+        said = f"{exc.reason.value}: {exc.detail}" if exc.detail else exc.reason.value
+    except OSError as exc:
+        failing = _failing_of(exc)
+        said = exc.strerror or str(exc) or type(exc).__name__
+    except (WrongAnswerError, IsthmusError, ValueError) as exc:
+        failing, said = Failing.OTHER, str(exc)
+    took_s = loop.time() - started_at
+    return Outcome(failing=failing, said=_one_line(said), took_s=took_s, bytes=tally.bytes)
+
+
+def _failing_of(error: OSError) -> Failing:
+    if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
+        return Failing.RESET
+    if isinstance(error, ssl.SSLError):  # whose numbers are its own
+        return Failing.OTHER
+    return FAILING_OF_ERRNO.get(error.errno or 0, Failing.OTHER)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    return shown[:_MOST_SAID]
+
+
+# What each verb does.
+
+
+async def _connect(asked: Attempt, means: Means, tally: _Tally) -> str:
+    target = HostPort.parse(asked.target)
+    async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s):
+        return "connected"
+
+
+async def _get(asked: Attempt, means: Means, tally: _Tally) -> str:
+    status, line, body = await get(Page.parse(asked.target), means, timeout_s=asked.timeout_s)
+    tally.bytes = len(body)
+    if status != 200:
+        raise WrongAnswerError(line)
+    return body.decode("utf-8", "replace").strip().partition("\n")[0]
+
+
+async def get(page: Page, means: Means, *, timeout_s: float) -> tuple[int, str, bytes]:
+    """Get a page: its status, its status line and its body, of MOST_PAGE_BYTES at most.
+
+    Raises:
+        DialError: the target was not reached.
+        OSError: it does not speak TLS, or the tunnel was reset.
+        WrongAnswerError: it does not speak HTTP, or the page is too large.
+    """
+    context = means.trust() if page.https else None
+    async with opened(
+        means.dialer,
+        means.poller,
+        page.at,
+        timeout_s=timeout_s,
+        context=context,
+        name=page.at.host.rstrip("."),
+    ) as pipe:
+        http = h11.Connection(h11.CLIENT)
+        headers = [
+            ("Host", page.host),
+            ("User-Agent", f"isthmus/{__version__}"),
+            ("Connection", "close"),
+        ]
+        ask = h11.Request(method="GET", target=page.path, headers=headers)
+        pipe.writer.write((http.send(ask) or b"") + (http.send(h11.EndOfMessage()) or b""))
+        try:
+            return await _read_page(http, pipe)
+        except h11.RemoteProtocolError as exc:
+            pipe.check()
+            raise WrongAnswerError(f"not an HTTP answer: {exc}") from exc
+
+
+async def _read_page(http: h11.Connection, pipe: Pipe) -> tuple[int, str, bytes]:
+    status, line, body = 0, "", bytearray()
+    while True:
+        event = http.next_event()
+        if event is h11.NEED_DATA:
+            http.receive_data(await pipe.read())
+        elif isinstance(event, h11.Response):
+            status = event.status_code
+            line = f"HTTP status {status} {event.reason.decode('latin-1')}".rstrip()
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MOST_PAGE_BYTES:
+                raise WrongAnswerError(f"a page of more than {MOST_PAGE_BYTES} bytes")
+        elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+            return status, line, bytes(body)
+
+
+def _pattern(start: int, size: int) -> bytes:
+    """Bytes that say where in a stream they belong."""
+    offset = start % len(_PATTERN)
+    return (_PATTERN * (2 + size // len(_PATTERN)))[offset : offset + size]
+
+
+async def _echo(asked: Attempt, means: Means, tally: _Tally) -> str:
+    target = HostPort.parse(asked.target)
+    async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s) as pipe:
+        sending = asyncio.create_task(_send_pattern(pipe, asked.bytes, means.half_closes))
+        try:
+            while data := await pipe.read():
+                if data != _pattern(tally.bytes, len(data)):
+                    raise WrongAnswerError(f"other bytes came back, after {tally.bytes}")
+                tally.bytes += len(data)
+                if tally.bytes > asked.bytes:
+                    raise WrongAnswerError(f"more than {asked.bytes} bytes came back")
+                if tally.bytes == asked.bytes and not means.half_closes:
+                    break
+            if tally.bytes < asked.bytes:
+                raise WrongAnswerError(f"{tally.bytes} of {asked.bytes} bytes came back")
+            await sending
+        finally:
+            sending.cancel()
+            await asyncio.wait((sending,))
+            if not sending.cancelled():
+                sending.exception()  # the reader has seen why
+    return f"{asked.bytes} bytes came back"
+
+
+async def _send_pattern(pipe: Pipe, size: int, half_close: bool) -> None:
+    for start in range(0, size, _CHUNK_BYTES):
+        pipe.writer.write(_pattern(start, min(_CHUNK_BYTES, size - start)))
+        await pipe.writer.drain()
+    if half_close:
+        pipe.writer.write_eof()
+
+
+async def _download(asked: Attempt, means: Means, tally: _Tally) -> str:
+    target = HostPort.parse(asked.target)
+    async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s) as pipe:
+        try:
+            async with asyncio.timeout(asked.seconds):
+                while data := await pipe.read():
+                    tally.bytes += len(data)
+        except TimeoutError:
+            if not tally.bytes:
+                raise TimeoutError(f"nothing came within {asked.seconds:g} s") from None
+    return f"{tally.bytes} bytes came"
+
+
+async def _upload(asked: Attempt, means: Means, tally: _Tally) -> str:
+    target = HostPort.parse(asked.target)
+    async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s) as pipe:
+        loop = asyncio.get_running_loop()
+        stop_at = loop.time() + asked.seconds
+        sent = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(stop_at):
+                while loop.time() < stop_at:
+                    pipe.writer.write(_PATTERN)
+                    sent += len(_PATTERN)
+                    tally.bytes = sent - pipe.writer.transport.get_write_buffer_size()
+                    await pipe.writer.drain()
+        tally.bytes = sent - pipe.writer.transport.get_write_buffer_size()
+        if means.half_closes:
+            # Much of it is in buffers on the way: a lab's sink says what has come of it.
+            pipe.writer.write_eof()
+            said = await _read_count(pipe, loop.time() + asked.timeout_s / 2)
+            tally.bytes = said if said is not None else tally.bytes
+    return f"{tally.bytes} bytes were taken"
+
+
+async def _read_count(pipe: Pipe, until: float) -> int | None:
+    """The number that a sink says at the end, if it says one in time."""
+    said = b""
+    try:
+        async with asyncio.timeout_at(until):
+            while data := await pipe.read(64):
+                said = (said + data)[:64]
+    except TimeoutError:
+        return None
+    return int(said) if said.strip().isdigit() else None
+
+
+_DO: dict[Verb, Callable[[Attempt, Means, _Tally], Awaitable[str]]] = {
+    Verb.CONNECT: _connect,
+    Verb.GET: _get,
+    Verb.ECHO: _echo,
+    Verb.DOWNLOAD: _download,
+    Verb.UPLOAD: _upload,
+}

@@ -1,0 +1,297 @@
+"""A plain TCP balancer, as a cloud puts it in front of servers, on our own data path.
+
+``python -m isthmus.lab.balancer --listen 8091 --by random --to one:8091 --to two:8091`` runs until
+SIGTERM. Half-close stays half-close and reset stays reset. A backend that does not answer within a
+second is left out for another; a client that no backend takes is reset. What goes where is decided
+by balancing.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from isthmus.dialers.direct import DirectDial, DirectDialer
+from isthmus.errors import ConfigError, DialFailure
+from isthmus.lab.balancing import DOWN_S, By, Outages, pick
+from isthmus.lab.servers import Connections, HttpEnd, Page, plain, until_told
+from isthmus.net.listen import Listener, bind_tcp
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.net.socket_end import SocketEnd
+from isthmus.tunnel.end import End, Ending
+from isthmus.values import HostPort
+
+T = TypeVar("T")
+
+DIAL_TIMEOUT_S = 1.0
+MAX_CONNECTIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a balancer is told. Port 0 is any free one; no ``host`` is every address."""
+
+    port: int
+    host: str = ""
+    by: By
+    backends: tuple[HostPort, ...]
+    status_port: int | None = None
+    dial_timeout_s: float = DIAL_TIMEOUT_S
+    down_s: float = DOWN_S
+
+
+class Passage:
+    """One client on its way to a backend: tries them in order until one answers."""
+
+    __slots__ = ("_balancer", "_client", "_dial", "_order", "_trying")
+
+    def __init__(self, balancer: Balancer, client: SocketEnd, order: list[HostPort]) -> None:
+        self._balancer = balancer
+        self._client = client
+        self._order = order
+        self._trying: HostPort | None = None
+        self._dial: DirectDial | None = None
+
+    def begin(self) -> None:
+        """Try the first; all of it may be over before this returns."""
+        self._client.on_done = self._client_gone
+        self._try_next()
+
+    def give_up(self) -> None:
+        """Reset the client."""
+        self._client.abort(Ending.DRAINED)
+
+    def _try_next(self) -> None:
+        self._dial = None
+        if not self._order:
+            self._client.abort(Ending.RESET)
+            return
+        backend = self._trying = self._order.pop(0)
+        dial = self._balancer.dialer.dial(
+            backend,
+            timeout_s=self._balancer.settings.dial_timeout_s,
+            reached=self._reached,
+            failed=self._failed,
+        )
+        if self._trying is backend:  # else it was answered at once
+            self._dial = dial
+
+    def _reached(self, far: SocketEnd) -> None:
+        backend, self._trying, self._dial = self._trying, None, None
+        assert backend is not None
+        self._balancer.reached(self, self._client, far, backend)
+
+    def _failed(self, failure: DialFailure, detail: str) -> None:
+        backend, self._trying = self._trying, None
+        assert backend is not None
+        self._balancer.failed(backend, failure)
+        self._try_next()
+
+    def _client_gone(self, end: End, ending: Ending) -> None:
+        if self._dial is not None:
+            self._dial.cancel()
+            self._dial = None
+        self._balancer.given_up(self)
+
+
+class Balancer:
+    """A running balancer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._loop = loop = asyncio.get_running_loop()
+        self._poller = Poller(loop)
+        self._resolver = Resolver(loop)
+        self.dialer = DirectDialer(loop, self._poller, self._resolver)
+        self._outages = Outages(down_s=settings.down_s)
+        self._listeners: list[Listener] = []
+        self._passages: set[Passage] = set()
+        self._connections = Connections(loop, at_most=MAX_CONNECTIONS)
+        self._asking = Connections(loop)
+        #: Clients that no backend took, or that did not wait for one.
+        self.unserved = 0
+        #: By backend: connections that are open, all there were, and dials that failed.
+        self.open: Counter[HostPort] = Counter()
+        self.opened: Counter[HostPort] = Counter()
+        self.not_answered: Counter[HostPort] = Counter()
+        self.port = 0
+        self.status_port = 0
+
+    def start(self) -> None:
+        """Bind the ports and balance from now on.
+
+        Raises:
+            ConfigError: one cannot be bound; ``stop`` gives back the other.
+        """
+        settings = self.settings
+        bound = bind_tcp(settings.host, settings.port, flag="--listen")
+        self._listeners += [Listener(self._loop, self._poller, s, self._accept) for s in bound]
+        self.port = self._listeners[-1].port
+        if settings.status_port is not None:
+            (sock,) = bind_tcp("127.0.0.1", settings.status_port, flag="--status-port")
+            self._listeners.append(Listener(self._loop, self._poller, sock, self._accept_asking))
+            self.status_port = self._listeners[-1].port
+
+    async def stop(self) -> None:
+        """Close everything; what is open is reset."""
+        for listener in self._listeners:
+            listener.stop()
+        for passage in list(self._passages):
+            passage.give_up()
+        self._connections.abort_all()
+        self._asking.abort_all()
+        self._resolver.close()
+        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
+        self._poller.shut_down()
+
+    @property
+    def dialing(self) -> int:
+        """How many clients wait for a backend."""
+        return len(self._passages)
+
+    def status(self) -> dict[str, object]:
+        """Say where connections went, as JSON has it."""
+        down = self._outages.down(now=self._loop.time())
+        backends = {
+            str(one): {
+                "open": self.open[one],
+                "opened": self.opened[one],
+                "failed": self.not_answered[one],
+                "down": one in down,
+            }
+            for one in self.settings.backends
+        }
+        return {"by": self.settings.by.value, "backends": backends, "unserved": self.unserved}
+
+    # Clients.
+
+    def _accept(self, sock: socket.socket) -> None:
+        try:
+            source = plain(sock.getpeername()[0])
+        except OSError:  # reset before we looked
+            sock.close()
+            self.unserved += 1
+            return
+        client = SocketEnd(sock, self._poller)
+        if self._connections.full or self.dialing >= MAX_CONNECTIONS:
+            client.abort(Ending.STALLED)
+            self.unserved += 1
+            return
+        order = pick(
+            self.settings.backends,
+            self.settings.by,
+            source_address=source,
+            chance=random.random,
+            down=self._outages.down(now=self._loop.time()),
+            load=self.open,
+        )
+        passage = Passage(self, client, order)
+        self._passages.add(passage)
+        passage.begin()
+
+    def reached(
+        self, passage: Passage, client: SocketEnd, far: SocketEnd, backend: HostPort
+    ) -> None:
+        """A backend took a client: join them."""
+        self._passages.discard(passage)
+        self.open[backend] += 1
+        self.opened[backend] += 1
+        self._connections.join(client, far, partial(self._over, backend))
+
+    def failed(self, backend: HostPort, failure: DialFailure) -> None:
+        """A backend did not take a client."""
+        self.not_answered[backend] += 1
+        if failure is not DialFailure.TOO_MANY:  # that is our own fault, not the backend's
+            self._outages.failed(backend, now=self._loop.time())
+
+    def given_up(self, passage: Passage) -> None:
+        """A client went, or was reset, before a backend took it."""
+        self._passages.discard(passage)
+        self.unserved += 1
+
+    def _over(self, backend: HostPort) -> None:
+        self.open[backend] -= 1
+
+    # Whoever asks where connections went.
+
+    def _accept_asking(self, sock: socket.socket) -> None:
+        end = SocketEnd(sock, self._poller)
+        if self._asking.full:
+            end.abort(Ending.STALLED)
+            return
+        self._asking.join(end, HttpEnd(self._page))
+
+    def _page(self, method: str, path: str) -> Page:
+        body = json.dumps(self.status(), indent=2).encode() + b"\n"
+        return Page(200 if method in ("GET", "HEAD") else 405, "application/json", body)
+
+
+def _port_of(text: str) -> int:
+    return HostPort.parse(f"localhost:{text}").port
+
+
+def _listen_of(text: str) -> tuple[str, int]:
+    if ":" not in text:
+        return "", _port_of(text)
+    address = HostPort.parse(text)
+    return address.host, address.port
+
+
+def _read(flag: str, text: str, reader: Callable[[str], T]) -> T:
+    try:
+        return reader(text)
+    except ValueError as exc:
+        raise ConfigError(f"{flag} {text}: {exc}") from exc
+
+
+async def _run(settings: Settings) -> None:
+    balancer = Balancer(settings)
+    try:
+        balancer.start()
+        await until_told("balancer: ready")
+    finally:
+        await balancer.stop()
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Balance until told to stop; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m isthmus.lab.balancer", description=__doc__)
+    kinds = [by.value for by in By]
+    parser.add_argument("--listen", required=True, metavar="[ADDRESS:]PORT", help="Bind this")
+    parser.add_argument("--by", choices=kinds, default=By.RANDOM.value, help="How to choose")
+    parser.add_argument(
+        "--to", required=True, action="append", metavar="HOST:PORT", help="A backend; repeat it"
+    )
+    parser.add_argument("--status-port", help="Say on this loopback port what went where")
+    told = parser.parse_args(args)
+    try:
+        host, port = _read("--listen", told.listen, _listen_of)
+        backends = tuple(_read("--to", text, HostPort.parse) for text in told.to)
+        asked = told.status_port
+        status_port = None if asked is None else _read("--status-port", asked, _port_of)
+        settings = Settings(
+            host=host,
+            port=port,
+            by=By(told.by),
+            backends=backends,
+            status_port=status_port,
+        )
+        asyncio.run(_run(settings))
+    except ConfigError as exc:
+        sys.stderr.write(f"balancer: {exc}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The topologies that come with Isthmus, and those that users write: by name or by path."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from isthmus.config.located import MAX_CHARS, near, short
+from isthmus.errors import ConfigError
+from isthmus.lab.reading import read
+from isthmus.lab.topology import Topology
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def names() -> list[str]:
+    """The names of the built-in topologies, sorted."""
+    return sorted(_built_in())
+
+
+def load(name_or_path: str) -> Topology:
+    """Read a built-in topology, or a file: what has a slash or ends in .yaml or .yml.
+
+    Raises:
+        ConfigError: there is none, or it is wrong.
+    """
+    content = text(name_or_path)
+    if _is_path(name_or_path):
+        return read(content, name=Path(name_or_path).stem, source=name_or_path)
+    return read(content, name=name_or_path, source=f"{name_or_path}.yaml")
+
+
+def text(name_or_path: str) -> str:
+    """The text of a built-in topology or of a file, as it is.
+
+    Raises:
+        ConfigError: there is none, or it is no text.
+    """
+    if _is_path(name_or_path):
+        return _file_text(name_or_path)
+    found = _built_in()
+    if name_or_path not in found:
+        hint = near(name_or_path, found) or "; a file needs its path: ./FILE"
+        raise ConfigError(f"there is no topology {short(name_or_path)}{hint}")
+    return found[name_or_path].read_text(encoding="utf-8")
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or name_or_path.endswith(_SUFFIXES)
+
+
+def _built_in() -> dict[str, Traversable]:
+    directory = files("isthmus.lab") / "topologies"
+    return {
+        one.name.removesuffix(".yaml"): one
+        for one in directory.iterdir()
+        if one.name.endswith(".yaml")
+    }
+
+
+def _file_text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(4 * MAX_CHARS + 1)  # the longest that UTF-8 makes of them
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: file does not exist") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if len(content) > 4 * MAX_CHARS:
+        raise ConfigError(f"{path}: longer than {MAX_CHARS} characters")
+    try:
+        return content.decode()
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text") from error

@@ -1,0 +1,188 @@
+"""``isthmus up --namespaces``: a server and an agent on two sides of a real firewall, in a lab.
+
+Shows that the direct way fails and the tunnel works. The lab is a small one of its own; building
+and removing it is stage.py's part, what is printed is cli/up.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from string import Template
+
+from isthmus.app.demo import NAME
+from isthmus.app.signals import noting_signals
+from isthmus.app.up import AGENT_ID, LOOPBACK, Say, curl_line, snapshot_line
+from isthmus.errors import ConfigError
+from isthmus.lab import fabric, reading
+from isthmus.lab.outcome import Outcome
+from isthmus.lab.prober import ProbeLostError
+from isthmus.lab.processes import ISTHMUS, log_of
+from isthmus.lab.stage import LabError, Stage, ToldToStopError, standing
+from isthmus.lab.steps import perform
+from isthmus.lab.topology import Act, Attempt, Deed, Verb
+from isthmus.values import HostPort
+
+# Nobody else is in the lab, so addresses and ports may be fixed.
+ADDRESS = HostPort("10.200.0.6", 8080)
+TARGET = HostPort(NAME, 8080)
+FRONTEND = HostPort(LOOPBACK, 8090)
+ADMIN = HostPort(LOOPBACK, 8095)
+NEAR, FAR, WAY = "near-side", "far-side", "tunnel"
+
+# The agent is started between the two attempts: it is what makes the difference.
+TOPOLOGY = f"""\
+title: A server, an agent, and a wall that only the agent gets through
+needs: ip
+networks:
+  near: {{cidr: 10.200.0.0/30}}
+  far: {{cidr: 10.200.0.4/30}}
+allow:
+  - {{from: {FAR}, to: {NEAR}, port: 8091}}
+hosts:
+  {NEAR}:
+    at: {{near: 10.200.0.2}}
+    processes:
+      server: >
+        isthmus server --v=$v --mode=http-connect
+        --server-port={FRONTEND.port} --server-bind-address={FRONTEND.host}
+        --server-cert={{server_cert}} --server-key={{server_key}} --server-ca-cert={{ca_cert}}
+        --cluster-cert={{server_cert}} --cluster-key={{server_key}} --cluster-ca-cert={{ca_cert}}
+        --health-bind-address={LOOPBACK} --admin-port={ADMIN.port}
+  {FAR}:
+    at: {{far: {ADDRESS.host}}}
+    serve: {{http: {ADDRESS.port}}}
+    processes:
+      agent:
+        start: false
+        command: >
+          isthmus agent --v=$v --agent-id={AGENT_ID} --host-alias={NAME}={ADDRESS.host}
+          --proxy-server-host={NEAR} --sync-interval=100ms --health-server-host={LOOPBACK}
+          --ca-cert={{ca_cert}} --agent-cert={{agent_cert}} --agent-key={{agent_key}}
+ways:
+  {WAY}: {{protocol: http-connect, tcp: "{FRONTEND}"}}
+"""
+_DIRECTLY = Attempt(source=NEAR, verb=Verb.GET, target=str(ADDRESS))
+_BY_TUNNEL = Attempt(source=NEAR, verb=Verb.GET, target=str(TARGET), through=WAY)
+_LOOK_AGAIN_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """What happened to the same wish, reach the target, on both ways."""
+
+    direct: Outcome
+    tunnel: Outcome
+
+    @property
+    def convincing(self) -> bool:
+        """The firewall holds and the tunnel gets through."""
+        return self.tunnel.worked and not self.direct.worked
+
+
+class _Logs:
+    """Passes on what the programs of a lab say, as it grows."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._read = {log_of(stage.lab, one.name): 0 for one in stage.topology.processes}
+
+    def pass_on(self) -> None:
+        """Write to standard error what was said since the last time."""
+        for path, done in self._read.items():
+            if path.exists():
+                with path.open("rb") as log:
+                    log.seek(done)
+                    said = log.read()
+                self._read[path] = done + len(said)
+                sys.stderr.write(said.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+def topology(v: int) -> str:
+    """Write the topology, its programs logging at a level."""
+    return Template(TOPOLOGY).substitute(v=v)
+
+
+def demonstrate(stage: Stage) -> Demonstration:
+    """Try both ways to the target, from the server's side, the second when there is an agent.
+
+    Raises:
+        LabError: the agent did not come up, or nobody could try.
+        ToldToStopError: a signal came.
+    """
+    try:
+        direct = stage.prober(NEAR).attempt(_DIRECTLY, None)
+        perform(stage, Act(deed=Deed.START, process="agent"))
+        tunnel = stage.prober(NEAR).attempt(_BY_TUNNEL, stage.ways[WAY])
+    except ProbeLostError as exc:
+        raise LabError(str(exc.strerror)) from exc
+    stage.wait(0)
+    return Demonstration(direct=direct, tunnel=tunnel)
+
+
+def lines(stage: Stage, *, pid: int) -> list[str]:
+    """Write what to tell the user: a header, an empty line, and lines to paste."""
+    isthmus = ["isthmus"] if shutil.which("isthmus") else ISTHMUS
+    enter = f"{shlex.join([*isthmus, 'lab', 'shell', '--lab', stage.lab.token, NEAR])} "
+    return [
+        "Isthmus is up. Paste as root into another terminal: the direct way, the way through the"
+        " tunnel, a look at the server, the end (or Ctrl-C here).",
+        "",
+        f"{enter}curl http://{ADDRESS}/",
+        enter + curl_line(FRONTEND, stage.files, TARGET),
+        enter + snapshot_line(ADMIN, {}),  # a shell of the lab knows of no proxy
+        f"kill {pid}",
+    ]
+
+
+def main(*, v: int, once: bool, say: Say, show: Callable[[Demonstration], None]) -> int:
+    """Show both ways, then wait for Ctrl-C or SIGTERM unless told ``once``; the exit code.
+
+    Raises:
+        ConfigError: not root, or something that it takes is missing; nothing is left behind.
+        LabError: a program did not come up, or ended; nothing is left behind.
+        ToldToStopError: a signal came before the one thing was shown; nothing is left behind.
+    """
+    if os.geteuid() != 0:
+        raise ConfigError("--namespaces needs root; use sudo, or leave the flag out")
+    source = topology(v)
+    try:
+        with (
+            noting_signals() as told,
+            standing(
+                reading.read(source, name="up", source="up"),
+                source,
+                firewall=fabric.find_firewall(),
+                without=(),
+                told=told,
+                progress=lambda _: None,
+            ) as stage,
+        ):
+            return _play(stage, once=once, say=say, show=show)
+    except ToldToStopError:
+        if once:
+            raise
+        return 0
+
+
+def _play(stage: Stage, *, once: bool, say: Say, show: Callable[[Demonstration], None]) -> int:
+    logs = _Logs(stage)
+    try:
+        seen = demonstrate(stage)
+    finally:
+        logs.pass_on()
+    show(seen)
+    if once:
+        return 0 if seen.convincing else 1
+    say("")
+    for line in lines(stage, pid=os.getpid()):
+        say(line)
+    while True:
+        stage.wait(_LOOK_AGAIN_S)
+        logs.pass_on()
+        for name, code in stage.programs.ended():
+            raise LabError(f"{name} ended with exit code {code}")

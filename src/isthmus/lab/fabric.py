@@ -1,0 +1,336 @@
+"""Makes a lab's kernel part: namespaces, bridges, links, addresses, routes and rules.
+
+Nothing is ever made in the namespace of whoever calls: each of the lab's has a thread that was born
+into it and does all its work, so there is no fork on the way and no ``ip netns exec``. Programs are
+processes.py, the way back is removal.py, which needs nothing from here but the names in plan.py.
+Plain blocking code: pyroute2 wants no event loop around it, and takes its time to be imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from pyroute2 import IPRoute, NetlinkError, netns
+
+from isthmus.errors import ConfigError
+from isthmus.lab.plan import (
+    Hop,
+    Names,
+    host_routes,
+    host_settings,
+    hosts_file,
+    versions,
+    wall_settings,
+)
+from isthmus.lab.relay import make_tap
+from isthmus.lab.topology import Attachment, Host, IpAddress, Network, Topology, Wall
+from isthmus.lab.walls import PROGRAMS, Load, service_rules, wall_rules
+
+T = TypeVar("T")
+Deed = tuple[str, Callable[[], None]]
+
+TOOL_TIMEOUT_S = 15.0
+_SYSCTLS = Path("/proc/sys")
+_AVAILABLE = _SYSCTLS / "net/ipv4/tcp_available_congestion_control"
+_CLONE_NEWNET = 0x40000000
+_LO = 1  # its index in every namespace
+_NODAD = 0x02  # IFA_F_NODAD, linux/if_addr.h
+_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+
+# Frames go through from the first moment on.
+_BRIDGE = {"br_stp_state": 0, "br_forward_delay": 0, "br_mcast_snooping": 0}
+# The wall stands between networks; what stays on a bridge is not its business.
+_BRIDGE_SETTINGS = ("bridge-nf-call-iptables", "bridge-nf-call-ip6tables")
+
+
+def find_firewall(preferred: str = "") -> str:
+    """Choose the firewall, "nft" or "iptables": the preferred one, else the first that is there.
+
+    Raises:
+        ConfigError: neither is in the PATH, or the preferred one is not.
+    """
+    if preferred and preferred not in PROGRAMS:
+        raise ConfigError(f"the firewall is one of {', '.join(PROGRAMS)}, not {preferred!r}")
+    wanted = {preferred: PROGRAMS[preferred]} if preferred else PROGRAMS
+    for firewall, program in wanted.items():
+        if shutil.which(program):
+            return firewall
+    raise ConfigError(f"the lab needs {' or '.join(wanted.values())}, which is not in the PATH")
+
+
+def effective(topology: Topology, *, available: Path = _AVAILABLE) -> tuple[Topology, list[str]]:
+    """The topology as this kernel can make it, and what to say about the difference.
+
+    Lost frames are left out where its congestion control is not available: the others cannot reach
+    a line's rate under loss.
+    """
+    wanted = topology.congestion_control
+    if not wanted or wanted in available.read_text().split():
+        return topology, []
+    hosts = tuple(
+        replace(host, attachments=tuple(map(_lossless, host.attachments)))
+        for host in topology.hosts
+    )
+    said = f"this kernel has no congestion control {wanted}: {topology.name} is made without losses"
+    return replace(topology, hosts=hosts, congestion_control=""), [said]
+
+
+def _lossless(attachment: Attachment) -> Attachment:
+    shape = attachment.shape
+    return replace(attachment, shape=replace(shape, loss=0.0)) if shape else attachment
+
+
+def deeds(
+    topology: Topology, names: Names, *, firewall: str, etc: Path = Path("/etc/netns")
+) -> Generator[Deed, None, None]:
+    """What has to be done to make a lab, in order: each with a few words for whoever watches.
+
+    Each blocks for a short time and is called before the next is asked for. Take all of them, or
+    close() the iterator: its threads keep the namespaces alive. A deed that fails ends them too.
+
+    Raises:
+        ConfigError: by a deed: the kernel or a tool does not allow it, in one sentence.
+    """
+    fabric = _Fabric(topology, names, firewall, etc)
+    try:
+        for what, work in fabric.deeds():
+            yield what, partial(fabric.attempt, what, work)
+    finally:
+        fabric.close()
+
+
+class _Space:
+    """A namespace, and the thread in it that does all the work there."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        try:
+            self.kernel: IPRoute = self.do(_be_born, name)
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def do(self, work: Callable[..., T], *args: object) -> T:
+        """Do something inside; what it raises is raised here."""
+        return self._thread.submit(work, *args).result()
+
+    def close(self) -> None:
+        """Leave: what was made stays, as the namespace has a name."""
+        self.do(self.kernel.close)
+        self._thread.shutdown()
+
+
+def _be_born(name: str) -> IPRoute:
+    # Not pyroute2's own create(): it forks, and a thread that unshares does not move the others.
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    directory = Path(netns.NETNS_RUN_DIR)
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # The directory is mounted on itself by the first who comes; ip-netns takes this lock too.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        netns.attach(name, "thread-self")
+    finally:
+        os.close(lock)
+    return IPRoute()
+
+
+class _Fabric:
+    def __init__(self, topology: Topology, names: Names, firewall: str, etc: Path) -> None:
+        self._topology = topology
+        self._names = names
+        self._firewall = firewall
+        self._etc = etc
+        self._versions = versions(topology)
+        self._spaces: dict[str, _Space] = {}
+        self._bridges: dict[str, int] = {}  # by network, the index
+
+    def deeds(self) -> Iterator[Deed]:
+        # The wall's rules are there before anything is linked to it: there is no open moment.
+        for host in self._topology.hosts:
+            yield f"host {host.name}", partial(self._make_host, host)
+        yield "wall", self._make_wall
+        for network in self._topology.networks:
+            yield f"network {network.name}", partial(self._make_network, network)
+        for host in self._topology.hosts:
+            yield f"link {host.name}", partial(self._link_host, host)
+
+    def attempt(self, what: str, work: Callable[[], None]) -> None:
+        """Do a deed; foreign exceptions become ConfigErrors here."""
+        try:
+            work()
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, PermissionError):
+                raise ConfigError(f"{what}: making network namespaces needs root") from exc
+            if isinstance(exc, OSError | NetlinkError | subprocess.SubprocessError | ValueError):
+                # NetlinkError is no OSError, and its text begins with the number.
+                why = exc.args[-1] if isinstance(exc, NetlinkError) else exc
+                raise ConfigError(f"cannot make {what}: {why}") from exc
+            raise
+
+    def close(self) -> None:
+        while self._spaces:
+            self._spaces.popitem()[1].close()
+
+    def _make_host(self, host: Host) -> None:
+        name = self._names.host(host.name)
+        self._write_hosts(name, host)
+        space = self._enter(name)
+        space.do(self._settle, host_settings(self._topology, host))
+        for address in host.also:
+            space.do(_add_address, space.kernel, _LO, address, address.max_prefixlen)
+
+    def _write_hosts(self, name: str, host: Host) -> None:
+        directory = self._etc / name
+        directory.mkdir(mode=0o755, parents=True)
+        (directory / "hosts").write_text(hosts_file(self._topology, host.name))
+
+    def _enter(self, name: str) -> _Space:
+        self._spaces[name] = space = _Space(name)
+        space.do(partial(space.kernel.link, "set", index=_LO, state="up"))
+        return space
+
+    def _settle(self, settings: Mapping[str, str]) -> None:
+        if 6 in self._versions and not _has_ipv6():
+            raise ConfigError(f"this kernel has no IPv6, which {self._topology.name} needs")
+        for key, value in settings.items():
+            _set(key, value)
+
+    def _make_wall(self) -> None:
+        space = self._enter(self._names.wall)
+        space.do(_load, wall_rules(self._topology, self._firewall))
+        space.do(self._settle, wall_settings(self._topology))
+        space.do(_leave_bridges_alone)
+        space.do(self._route_the_unknown, space.kernel)
+
+    def _route_the_unknown(self, kernel: IPRoute) -> None:
+        """Have the rules judge what goes to addresses that no network has."""
+        if 4 in self._versions:
+            # Without a route the kernel itself says so, even behind a wall that drops, and only
+            # once a second. Nothing gets to the loopback: no rule allows it.
+            kernel.route("add", dst="default", family=_FAMILIES[4], oif=_LO, scope="link")
+        if 6 in self._versions and self._topology.wall is Wall.DROP:
+            # IPv6 knows no such routes by the loopback, and its answers are not held back.
+            kernel.route("add", dst="default", family=_FAMILIES[6], type="blackhole")
+
+    def _make_network(self, network: Network) -> None:
+        wall = self._spaces[self._names.wall]
+        bridge = self._names.bridge(network.name)
+        self._bridges[network.name] = wall.do(_make_bridge, wall.kernel, bridge, network)
+
+    def _link_host(self, host: Host) -> None:
+        name = self._names.host(host.name)
+        space, wall = self._spaces[name], self._spaces[self._names.wall]
+        for at in host.attachments:
+            port = self._names.port(host.name, at.network)
+            bridge = self._bridges[at.network]
+            if at.shape is None:
+                wall.do(_add_veth, wall.kernel, port, bridge, at.network, name)
+            else:
+                wall.do(make_tap, port)
+                space.do(make_tap, at.network)
+                wall.do(_plug, wall.kernel, port, bridge)
+            space.do(_address, space.kernel, at, self._topology.network(at.network))
+        space.do(_add_routes, space.kernel, host_routes(self._topology, host))
+        space.do(_load, service_rules(self._topology, host, self._firewall))
+
+
+def _add_routes(kernel: IPRoute, hops: Iterable[Hop]) -> None:
+    for hop in hops:
+        way = (
+            {"oif": kernel.link_lookup(ifname=hop.link)[0]}
+            if hop.via is None
+            else {"gateway": str(hop.via)}
+        )
+        kernel.route("add", dst=str(hop.to), family=_FAMILIES[hop.to.version], **way)
+
+
+def _has_ipv6() -> bool:
+    return (_SYSCTLS / "net/ipv6").is_dir()
+
+
+def _set(key: str, value: str) -> None:
+    """Set a sysctl of the namespace that the thread is in."""
+    parts = key.replace(".", "/").split("/") if "/" not in key else key.split("/")
+    # Any other belongs to the whole machine.
+    if parts[0] != "net" or not all(parts) or ".." in parts:
+        raise ConfigError(f"sysctl {key}: only those under net are a host's own")
+    try:
+        _SYSCTLS.joinpath(*parts).write_text(value)
+    except OSError as exc:
+        raise ConfigError(f"sysctl {key}={value}: {exc.strerror or exc}") from exc
+
+
+def _leave_bridges_alone() -> None:
+    for setting in _BRIDGE_SETTINGS:
+        path = _SYSCTLS / "net/bridge" / setting
+        if path.exists():  # br_netfilter may not be there, which is as good
+            path.write_text("0")
+
+
+def _make_bridge(kernel: IPRoute, name: str, network: Network) -> int:
+    kernel.link("add", kind="bridge", ifname=name, state="up", **_BRIDGE)
+    index: int = kernel.link_lookup(ifname=name)[0]
+    if network.gateway:
+        for cidr in network.cidrs:
+            _add_address(kernel, index, network.gateway_in(cidr), cidr.prefixlen)
+    else:
+        # Nothing leaves this network, not even by somebody who guesses the bridge's own address.
+        _set(f"net/ipv4/conf/{name}/forwarding", "0")
+        if _has_ipv6():
+            _set(f"net/ipv6/conf/{name}/disable_ipv6", "1")
+    return index
+
+
+def _add_veth(kernel: IPRoute, port: str, bridge: int, link: str, namespace: str) -> None:
+    # The far side is born where it belongs: under its name it may clash with a bridge here.
+    peer = {"ifname": link, "net_ns_fd": namespace}
+    kernel.link("add", kind="veth", ifname=port, master=bridge, state="up", peer=peer)
+
+
+def _plug(kernel: IPRoute, port: str, bridge: int) -> None:
+    kernel.link("set", index=kernel.link_lookup(ifname=port)[0], master=bridge, state="up")
+
+
+def _address(kernel: IPRoute, at: Attachment, network: Network) -> None:
+    index = kernel.link_lookup(ifname=at.network)[0]
+    kernel.link("set", index=index, state="up")
+    for address in at.addresses:
+        lengths = (cidr.prefixlen for cidr in network.cidrs if address in cidr)
+        _add_address(kernel, index, address, next(lengths, address.max_prefixlen))
+
+
+def _add_address(kernel: IPRoute, index: int, address: IpAddress, length: int) -> None:
+    flags = {"flags": _NODAD} if address.version == 6 else {}
+    kernel.addr("add", index=index, address=str(address), prefixlen=length, **flags)
+
+
+def _load(loads: Iterable[Load]) -> None:
+    """Load rules into the namespace that the thread is in: a child begins where it was born."""
+    for load in loads:
+        done = subprocess.run(
+            load.argv,
+            input=load.rules,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=TOOL_TIMEOUT_S,
+            start_new_session=True,
+            check=False,
+        )
+        if done.returncode:
+            raise ConfigError(f"{load.argv[0]}: {' '.join(done.stderr.split())}")

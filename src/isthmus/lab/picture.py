@@ -1,0 +1,276 @@
+"""What is to be drawn of a lab, as values: networks, hosts, the wall's openings, links, tunnels.
+
+Made from a topology and from what is known of it live (picture_live.py). How it looks is up to
+picture_text.py and picture_svg.py; nothing here knows a coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from pathlib import PurePosixPath
+
+from isthmus.lab.picture_live import Link, Live, Tunnel, clean, links
+from isthmus.lab.picture_words import shape_text
+from isthmus.lab.topology import Allow, Attachment, Host, Process, Topology, Wall
+
+__all__ = [
+    "Guest",
+    "HostView",
+    "Link",
+    "Live",
+    "Mark",
+    "NetworkView",
+    "Opening",
+    "Picture",
+    "Place",
+    "ProcessView",
+    "Tunnel",
+    "picture",
+]
+
+
+class Mark(Enum):
+    """How a process is."""
+
+    RUNNING = "running"
+    DEAD = "dead"
+    WAITING = "not started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessView:
+    """A process and what it is, in a word or two."""
+
+    name: str
+    what: str
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A host's addresses on a network; ``shape`` says what the line does, if anything."""
+
+    network: str
+    addresses: tuple[str, ...]
+    shape: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """A host, drawn in the network of its first place, with lines to the others."""
+
+    name: str
+    places: tuple[Place, ...]
+    also: tuple[str, ...] = ()
+    serves: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    processes: tuple[ProcessView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """A host that is drawn elsewhere and has a place here, too."""
+
+    host: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkView:
+    """A network with the hosts that are drawn in it."""
+
+    name: str
+    cidrs: tuple[str, ...]
+    gateway: bool
+    hosts: tuple[HostView, ...]
+    guests: tuple[Guest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Who may open connections to whom through the wall; ``both``: and the other way round.
+
+    ``source`` and ``target`` are networks, the wall is between them; ``who`` and ``whom`` are what
+    is written; the sets say which hosts are meant.
+    """
+
+    source: str
+    target: str
+    who: str
+    whom: str
+    both: bool
+    sources: frozenset[str]
+    targets: frozenset[str]
+
+    def admits(self, source: str, target: str) -> bool:
+        """Whether a host may go to another by this opening."""
+        return (source in self.sources and target in self.targets) or (
+            self.both and source in self.targets and target in self.sources
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A whole lab. Networks with a server in them come first, then in the topology's order."""
+
+    name: str
+    title: str
+    drops: bool
+    networks: tuple[NetworkView, ...]
+    openings: tuple[Opening, ...]
+    links: tuple[Link, ...]
+
+    def host_of(self, process: str) -> str:
+        """The host that a process runs on; empty for one of no process here."""
+        for host in self.hosts:
+            if any(one.name == process for one in host.processes):
+                return host.name
+        return ""
+
+    @property
+    def hosts(self) -> tuple[HostView, ...]:
+        """All of them, network by network."""
+        return tuple(host for network in self.networks for host in network.hosts)
+
+
+def picture(topology: Topology, live: Live) -> Picture:
+    """Say what is to be drawn; an empty ``live`` gives the topology alone."""
+    return Picture(
+        name=clean(topology.name),
+        title=clean(topology.title, most=200),
+        drops=topology.wall is Wall.DROP,
+        networks=_networks(topology, live),
+        openings=tuple(_openings(topology)),
+        links=links(topology, live),
+    )
+
+
+def _networks(topology: Topology, live: Live) -> tuple[NetworkView, ...]:
+    made = []
+    for network in topology.networks:
+        hosts = [host for host in topology.hosts if _home(host) == network.name]
+        made.append(
+            NetworkView(
+                name=clean(network.name),
+                cidrs=tuple(map(str, network.cidrs)),
+                gateway=network.gateway,
+                hosts=tuple(_host(host, live) for host in hosts),
+                guests=tuple(
+                    Guest(host=clean(host.name), place=_place(at))
+                    for host in topology.hosts
+                    for at in host.attachments[1:]
+                    if at.network == network.name
+                ),
+            )
+        )
+    return tuple(sorted(made, key=lambda one: not _has_server(one)))
+
+
+def _home(host: Host) -> str:
+    return host.attachments[0].network if host.attachments else ""
+
+
+def _has_server(network: NetworkView) -> bool:
+    return any(
+        process.what == "isthmus server" for host in network.hosts for process in host.processes
+    )
+
+
+def _host(host: Host, live: Live) -> HostView:
+    return HostView(
+        name=clean(host.name),
+        places=tuple(map(_place, host.attachments)),
+        also=tuple(map(str, host.also)),
+        serves=tuple(f"{one.kind.value} :{one.port}" for one in host.serves),
+        services=tuple(
+            f"{_join(str(one.address), one.port)} → {clean(one.to_host)}:{one.to_port}"
+            for one in host.services
+        ),
+        processes=tuple(
+            ProcessView(name=clean(one.name), what=_what(one), mark=_mark(one, live))
+            for one in host.processes
+        ),
+    )
+
+
+def _place(at: Attachment) -> Place:
+    return Place(
+        network=clean(at.network),
+        addresses=tuple(map(str, at.addresses)),
+        shape=shape_text(at.shape),
+    )
+
+
+def _join(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _what(process: Process) -> str:
+    words = process.command
+    if not words:
+        return ""
+    program = PurePosixPath(words[0]).name
+    if program == "isthmus" and len(words) > 1:
+        return clean(f"isthmus {words[1]}", most=30)
+    if "-m" in words[1:-1]:  # python -m isthmus.lab.balancer
+        return clean(words[words.index("-m") + 1].rpartition(".")[2], most=30)
+    return clean(program, most=30)
+
+
+def _mark(process: Process, live: Live) -> Mark:
+    if process.name not in live.running:
+        return Mark.WAITING
+    return Mark.RUNNING if live.running[process.name] else Mark.DEAD
+
+
+def _openings(topology: Topology) -> Iterator[Opening]:
+    """The wall's openings; a pair of them, there and back, is one."""
+    taken: set[Allow] = set()
+    for allow in topology.allows:
+        sides = _sides(topology, allow)
+        if sides is None or allow in taken:
+            continue
+        back = Allow(source=allow.target, target=allow.source, ports=())
+        both = not allow.ports and back in topology.allows
+        taken |= {allow, back} if both else {allow}
+        ports = ",".join(map(str, allow.ports))
+        yield Opening(
+            source=clean(sides[0]),
+            target=clean(sides[1]),
+            who=clean(allow.source),
+            whom=clean(f"{allow.target}:{ports}" if ports else allow.target),
+            both=both,
+            sources=_hosts(topology, allow.source),
+            targets=_hosts(topology, allow.target),
+        )
+
+
+def _sides(topology: Topology, allow: Allow) -> tuple[str, str] | None:
+    """The two networks that an opening is between; None inside one network, where no wall is."""
+    pairs = [
+        (one, other)
+        for one, other in product(_at(topology, allow.source), _at(topology, allow.target))
+        if one != other
+    ]
+    # Nothing goes to the wall from a network without a gateway, whoever else is in there.
+    routed = {network.name for network in topology.networks if network.gateway}
+    return min(pairs, key=lambda pair: not routed.issuperset(pair), default=None)
+
+
+def _at(topology: Topology, name: str) -> tuple[str, ...]:
+    for host in topology.hosts:
+        if host.name == name:
+            return tuple(at.network for at in host.attachments)
+    return tuple(network.name for network in topology.networks if network.name == name)
+
+
+def _hosts(topology: Topology, name: str) -> frozenset[str]:
+    named = {host.name for host in topology.hosts}
+    if name in named:
+        return frozenset({name})
+    return frozenset(
+        host.name for host in topology.hosts if any(at.network == name for at in host.attachments)
+    )

@@ -1,0 +1,185 @@
+"""A dialed tunnel as ordinary asyncio streams: its end is joined to one side of a socket pair.
+
+So whatever asyncio can do with a socket, TLS inside a tunnel included, works with every dialer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from isthmus.errors import DialError, DialFailure
+from isthmus.net.connect import Failed
+from isthmus.net.poller import Poller
+from isthmus.net.socket_end import SocketEnd
+from isthmus.tunnel.end import BaseEnd, End, Ending, join
+from isthmus.values import HostPort
+
+#: How long a target may take to close its side once we have closed ours.
+GRACE_S = 1.0
+_LIMIT_BYTES = 512 * 1024
+
+
+class Dialing(Protocol):
+    """A dial under way."""
+
+    def cancel(self) -> None:
+        """Give up silently."""
+
+
+class Dialer(Protocol):
+    """Any of our dialers."""
+
+    def dial(
+        self,
+        target: HostPort,
+        *,
+        timeout_s: float,
+        reached: Callable[[Any], None],  # each gives its own kind of end
+        failed: Failed,
+    ) -> Dialing:
+        """Open a connection; see DirectDialer."""
+
+
+class TunnelResetError(ConnectionResetError):
+    """The tunnel was reset; a pair of sockets cannot say so itself."""
+
+
+async def reach(dialer: Dialer, target: HostPort, timeout_s: float) -> BaseEnd:
+    """Dial, and wait.
+
+    Raises:
+        DialError: the target was not reached.
+    """
+    answer: asyncio.Future[BaseEnd] = asyncio.get_running_loop().create_future()
+
+    def reached(end: BaseEnd) -> None:
+        if answer.done():
+            end.abort(Ending.CANCELLED)
+        else:
+            answer.set_result(end)
+
+    def failed(failure: DialFailure, detail: str) -> None:
+        if not answer.done():
+            answer.set_exception(DialError(failure, target, detail))
+
+    dial = dialer.dial(target, timeout_s=timeout_s, reached=reached, failed=failed)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        dial.cancel()
+        if answer.done() and not answer.cancelled() and answer.exception() is None:
+            answer.result().abort(Ending.CANCELLED)  # it came before we heard of it
+        raise
+
+
+class Pipe:
+    """A tunnel to a target; ``reader`` and ``writer`` once it is open."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def __init__(self, end: BaseEnd, poller: Poller) -> None:
+        try:
+            self._given, kept = socket.socketpair()
+        except OSError:
+            end.abort(Ending.CANCELLED)
+            raise
+        self._given.setblocking(False)
+        kept.setblocking(False)
+        self._end = end
+        self._inside = SocketEnd(kept, poller)
+        self._opened = False
+        #: How the tunnel's far end finished, once it has.
+        self.ending = end.ending
+        end.on_done = self._done
+        join(end, self._inside)
+
+    def _done(self, end: End, ending: Ending) -> None:
+        self.ending = ending
+
+    @property
+    def broken(self) -> bool:
+        """The tunnel was reset, or lost."""
+        return self.ending not in (None, Ending.CLEAN)
+
+    async def open(self, context: ssl.SSLContext | None = None, name: str = "") -> None:
+        """Make streams of it, with TLS inside if there is a context."""
+        self.reader, self.writer = await asyncio.open_connection(
+            sock=self._given,
+            limit=_LIMIT_BYTES,
+            ssl=context,
+            server_hostname=name if context is not None else None,
+        )
+        self._opened = True
+
+    async def read(self, size: int = _LIMIT_BYTES) -> bytes:
+        """Some bytes, or none at the clean end.
+
+        Raises:
+            OSError: the tunnel was reset.
+        """
+        data = await self.reader.read(size)
+        if not data:
+            self.check()
+        return data
+
+    def check(self) -> None:
+        """Say that the tunnel was reset, if it was.
+
+        Raises:
+            TunnelResetError: so it is.
+        """
+        if self.ending is not None and self.broken:
+            raise TunnelResetError(self.ending.value)
+
+    def close(self, *, politely: bool) -> None:
+        """End it: by half-closing and waiting for a while, or at once."""
+        if self._opened:
+            # One that closes by itself, after an error or TLS's goodbye, must not be aborted:
+            # CPython 3.11 trips over it when it has just finished.
+            if not self.writer.transport.is_closing():
+                self.writer.transport.abort()
+        else:
+            self._given.close()
+        if not politely:
+            self._abort()
+        elif self._end.ending is None or self._inside.ending is None:
+            asyncio.get_running_loop().call_later(GRACE_S, self._abort)
+
+    def _abort(self) -> None:
+        self._end.abort(Ending.CANCELLED)
+        self._inside.abort(Ending.CANCELLED)
+
+
+@asynccontextmanager
+async def opened(
+    dialer: Dialer,
+    poller: Poller,
+    target: HostPort,
+    *,
+    timeout_s: float,
+    context: ssl.SSLContext | None = None,
+    name: str = "",
+) -> AsyncIterator[Pipe]:
+    """Give a tunnel to a target, and end it afterwards; with a context, TLS is spoken in it.
+
+    Raises:
+        DialError: the target was not reached.
+        OSError: it does not speak TLS, or the tunnel was reset while it was used.
+    """
+    pipe = Pipe(await reach(dialer, target, timeout_s), poller)
+    worked = False
+    try:
+        await pipe.open(context, name)
+        yield pipe
+        worked = True
+    except Exception:
+        pipe.check()  # whatever failed, a reset is why
+        raise
+    finally:
+        pipe.close(politely=worked)

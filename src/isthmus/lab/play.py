@@ -1,0 +1,226 @@
+"""The lab's commands without their words: run a topology, bring it up, take it down, look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from isthmus.app.signals import noting_signals
+from isthmus.errors import ConfigError, IsthmusError
+from isthmus.lab import catalog, fabric, reading, removal
+from isthmus.lab.picture import Live
+from isthmus.lab.processes import runs, was_started
+from isthmus.lab.stage import Stage, Told, enter, standing
+from isthmus.lab.state import Lab
+from isthmus.lab.steps import Seen, perform, snapshot
+from isthmus.lab.topology import Step, Topology
+
+_OWNER_TIMEOUT_S = 40.0
+_LOOK_AGAIN_S = 0.05
+
+
+class Display(Protocol):
+    """Who is told what happens while it happens."""
+
+    def doing(self, what: str) -> None:
+        """Something is being made, or waited for."""
+
+    def say(self, sentence: str) -> None:
+        """Something that the user should know."""
+
+    def seen(self, number: int, of: int, seen: Seen) -> None:
+        """A step was done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A run: what was seen of each step, and whether all of it was as it should be."""
+
+    topology: str
+    token: str
+    firewall: str
+    steps: tuple[Seen, ...]
+    of: int
+    kept: bool
+    up_s: float
+    took_s: float
+
+    @property
+    def held(self) -> bool:
+        """Whether every step was done, and held."""
+        return len(self.steps) == self.of and all(seen.held for seen in self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user asked for besides the topology."""
+
+    firewall: str = ""
+    without: tuple[str, ...] = ()
+    keep: bool = False
+    path: tuple[str, ...] = ()
+
+
+def need_root() -> None:
+    """Say so if there is no root.
+
+    Raises:
+        ConfigError: network namespaces cannot be made.
+    """
+    if os.geteuid() != 0:
+        raise ConfigError("isthmus lab needs root, to make network namespaces; use sudo")
+
+
+def run(name: str, wishes: Wishes, display: Display) -> Report:
+    """Bring a topology up, do its steps, and take it down.
+
+    Raises:
+        ConfigError: the topology is wrong, or this machine cannot have it.
+        LabError: a program did not come up.
+        ToldToStopError: a signal came.
+    """
+    need_root()
+    topology, source = _load(name, wishes, display)
+    began = time.monotonic()
+    with (
+        noting_signals() as told,
+        standing(
+            topology,
+            source,
+            firewall=fabric.find_firewall(wishes.firewall),
+            without=(),
+            told=told,
+            progress=display.doing,
+        ) as stage,
+    ):
+        up_s = time.monotonic() - began
+        steps = _perform(stage, topology.steps, display)
+        if wishes.keep:
+            stage.lab.keep()
+        report = Report(
+            topology=topology.name,
+            token=stage.lab.token,
+            firewall=stage.lab.firewall,
+            steps=tuple(steps),
+            of=len(topology.steps),
+            kept=wishes.keep,
+            up_s=up_s,
+            took_s=time.monotonic() - began,
+        )
+    return report
+
+
+def _load(name: str, wishes: Wishes, display: Display) -> tuple[Topology, str]:
+    if wishes.path:
+        os.environ["PATH"] = os.pathsep.join([*wishes.path, os.environ.get("PATH", os.defpath)])
+    source = catalog.text(name)
+    topology, sentences = fabric.effective(catalog.load(name))
+    for sentence in sentences:
+        display.say(sentence)
+    _check(wishes.without, topology)
+    return topology, source
+
+
+def _check(without: Collection[str], topology: Topology) -> None:
+    known = {process.name for process in topology.processes}
+    for name in without:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"--without={name}: no such process; {topology.name} has {there}")
+
+
+def _perform(stage: Stage, steps: Sequence[Step], display: Display) -> list[Seen]:
+    done: list[Seen] = []
+    for number, step in enumerate(steps, 1):
+        stage.wait(0)
+        display.doing(f"step {number} of {len(steps)}")
+        try:
+            seen = perform(stage, step)
+        except (IsthmusError, OSError) as exc:
+            # The rest makes no sense without it, and the lab is taken down as ever.
+            seen = Seen(
+                source="", what=f"step {number}", through="", expected="is done",
+                seen=str(exc), held=False,
+            )  # fmt: skip
+            display.seen(number, len(steps), seen)
+            return [*done, seen]
+        display.seen(number, len(steps), seen)
+        done.append(seen)
+    stage.wait(0)
+    return done
+
+
+def up(name: str, wishes: Wishes, display: Display) -> Lab:
+    """Bring a topology up and leave it there.
+
+    Raises:
+        ConfigError, LabError, ToldToStopError: as ``run``; nothing is left behind.
+    """
+    need_root()
+    topology, source = _load(name, wishes, display)
+    with (
+        noting_signals() as told,
+        standing(
+            topology,
+            source,
+            firewall=fabric.find_firewall(wishes.firewall),
+            without=wishes.without,
+            told=told,
+            progress=display.doing,
+        ) as stage,
+    ):
+        stage.lab.keep()
+    return stage.lab
+
+
+def down(labs: Iterable[Lab]) -> None:
+    """Take labs away; one that a command is at work on is asked to end first.
+
+    Raises:
+        ConfigError: that command does not end.
+    """
+    need_root()
+    for lab in labs:
+        give_up_at = time.monotonic() + _OWNER_TIMEOUT_S
+        if owner := lab.owner:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(owner, signal.SIGTERM)
+        while lab.owner:
+            if time.monotonic() > give_up_at:
+                raise ConfigError(f"lab {lab.token}: process {owner} works on it and does not end")
+            time.sleep(_LOOK_AGAIN_S)
+        removal.remove(lab.token)
+
+
+def topology_of(lab: Lab) -> Topology:
+    """The topology of a lab, as it was when it was made.
+
+    Raises:
+        ConfigError: the lab is not whole.
+    """
+    return reading.read(lab.source, name=lab.topology, source=f"lab {lab.token}")
+
+
+def look(lab: Lab) -> tuple[Topology, Live]:
+    """See what runs in a lab, and what its servers and agents say of themselves.
+
+    Raises:
+        ConfigError: the lab is not whole.
+    """
+    need_root()
+    topology = topology_of(lab)
+    with contextlib.closing(enter(lab, topology, Told())) as stage:
+        running, snapshots = {}, {}
+        for process in topology.processes:
+            picture = snapshot(stage, process)
+            if picture is not None:
+                snapshots[process.name] = picture
+            # Started by hand it has left no number, and answers all the same.
+            if picture is not None or was_started(lab, process):
+                running[process.name] = picture is not None or runs(lab, process)
+    return topology, Live(running=running, snapshots=snapshots)

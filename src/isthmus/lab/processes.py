@@ -1,0 +1,150 @@
+"""The programs of a lab: started on their hosts, signalled, found again by who did not start them.
+
+A program outlives its starter, since ``lab up`` ends and the lab goes on; what ends them all is
+removal.py. Their output goes to ``logs/`` in the lab's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from isthmus.errors import ConfigError
+from isthmus.lab.placeholders import fill
+from isthmus.lab.plan import Names
+from isthmus.lab.removal import NETNS
+from isthmus.lab.state import MARK, Lab
+from isthmus.lab.topology import Deed, Process
+from isthmus.net.namespaces import in_namespace
+
+_STOP_TIMEOUT_S = 10.0
+_SIGNALS = {
+    Deed.STOP: signal.SIGTERM,
+    Deed.KILL: signal.SIGKILL,
+    Deed.FREEZE: signal.SIGSTOP,
+    Deed.THAW: signal.SIGCONT,
+}
+ISTHMUS = (sys.executable, "-m", "isthmus.cli.main")
+_PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
+
+
+def environment(token: str) -> dict[str, str]:
+    """Our own environment with the lab's mark; a proxy of this machine is not in the lab."""
+    kept = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
+    return {**kept, MARK: token}
+
+
+def argv(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Fill a command's placeholders in; ``isthmus`` is this very one, whatever the PATH says."""
+    words = [fill(word, values) for word in command]
+    return [*ISTHMUS, *words[1:]] if words[0] == "isthmus" else words
+
+
+class Programs:
+    """The programs of one lab, as its maker sees them."""
+
+    def __init__(self, lab: Lab, values: Mapping[str, str]) -> None:
+        self._lab = lab
+        self._names = Names(lab.token)
+        self._values = values
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, process: Process) -> None:
+        """Start a process of the topology.
+
+        Raises:
+            ConfigError: it runs already, or its program cannot be started.
+        """
+        self.launch(
+            process.name, self._names.host(process.host), argv(process.command, self._values)
+        )
+
+    def launch(self, name: str, namespace: str, command: Sequence[str]) -> None:
+        """Start a command in a namespace and remember it by a name."""
+        if self.running(name):
+            raise ConfigError(f"{name} runs already")
+        path = log_of(self._lab, name)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as log:
+            self._children[name] = child = subprocess.Popen(
+                in_namespace(namespace, command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._lab.directory,
+                env=environment(self._lab.token),
+                start_new_session=True,
+            )
+        pid_file = _pid_file(self._lab, name)
+        pid_file.parent.mkdir(exist_ok=True)
+        pid_file.write_text(str(child.pid))
+
+    def running(self, name: str) -> bool:
+        """Whether a process was started and has not ended."""
+        child = self._children.get(name)
+        return child is not None and child.poll() is None
+
+    def exit_code(self, name: str) -> int | None:
+        """How a process ended; None if it runs, or was never started."""
+        child = self._children.get(name)
+        return None if child is None else child.poll()
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Those that were started and have ended, with their exit codes."""
+        codes = ((name, child.poll()) for name, child in self._children.items())
+        return [(name, code) for name, code in codes if code is not None]
+
+    def signal(self, name: str, deed: Deed) -> None:
+        """Do something to a running process; one that is told to end is waited for.
+
+        Raises:
+            ConfigError: it does not run, or does not end.
+        """
+        child = self._children.get(name)
+        if child is None or child.poll() is not None:
+            raise ConfigError(f"{name} does not run")
+        child.send_signal(_SIGNALS[deed])
+        if deed in (Deed.STOP, Deed.KILL):
+            try:
+                child.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired as exc:
+                child.kill()
+                raise ConfigError(f"{name} did not end within {_STOP_TIMEOUT_S:g} s") from exc
+
+
+def log_of(lab: Lab, name: str) -> Path:
+    """Where a process writes what it says."""
+    return lab.directory / "logs" / f"{name}.log"
+
+
+def last_words(lab: Lab, name: str) -> str:
+    """The last line that a process said; empty if none."""
+    with contextlib.suppress(OSError):
+        lines = log_of(lab, name).read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return ""
+
+
+def _pid_file(lab: Lab, name: str) -> Path:
+    return lab.directory / "pids" / name
+
+
+def was_started(lab: Lab, process: Process) -> bool:
+    """Whether a process was ever started by who made the lab."""
+    return _pid_file(lab, process.name).exists()
+
+
+def runs(lab: Lab, process: Process) -> bool:
+    """Whether a process runs, asked by somebody who did not start it."""
+    try:
+        pid = int(_pid_file(lab, process.name).read_text())
+        theirs = Path(f"/proc/{pid}/ns/net").stat().st_ino
+        # A number may have a new owner by now; nobody else's would be in our namespace.
+        return theirs == (NETNS / Names(lab.token).host(process.host)).stat().st_ino
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,225 @@
+"""Reading a topology from YAML, strictly: all errors at once, each with its place.
+
+Here are the document, its networks, and what is said about all hosts; the hosts themselves are
+read by reading_hosts.py, the steps by reading_steps.py, the smallest parts by reading_words.py.
+Opening files is catalog.py's part. Imports yaml, which takes its time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+
+from isthmus.config.located import Fields, Located, cidr, compose, read_all
+from isthmus.errors import ConfigError
+from isthmus.lab import reading_words as words
+from isthmus.lab.placeholders import addresses, fill, known
+from isthmus.lab.reading_hosts import read_hosts
+from isthmus.lab.reading_steps import DIRECT, StepsReader
+from isthmus.lab.topology import (
+    Allow,
+    Host,
+    IpAddress,
+    IpNetwork,
+    Network,
+    Protocol,
+    Topology,
+    Wall,
+    Way,
+)
+
+MAX_NETWORKS = 32
+MAX_NETWORK_CHARS = 15  # an interface's name, IFNAMSIZ less its zero
+MAX_WAY_CHARS = 40
+# An interface of each host is called as the network; the others are names the kernel has itself.
+RESERVED = ("wall", "lab", "lo", "all", "default")
+
+TOPOLOGY_KEYS = (
+    "title",
+    "about",
+    "wall",
+    "networks",
+    "allow",
+    "hosts",
+    "names",
+    "files",
+    "ways",
+    "needs",
+    "congestion_control",
+    "steps",
+)
+NETWORK_KEYS = ("cidr", "gateway")
+ALLOW_KEYS = ("from", "to", "port")
+WAY_KEYS = ("protocol", "uds", "tcp")
+
+_TOPOLOGY_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
+_PREFIXES = {4: range(8, 31), 6: range(16, 127)}
+
+
+def read(text: str, *, name: str, source: str) -> Topology:
+    """Read a topology; ``name`` is its own, ``source`` what messages call the file.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong, ``source:line:column: field: what``.
+    """
+    if not _TOPOLOGY_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{source}: a topology is called as its file, and {name!r} is no name for one:"
+            " at most 40 lower-case letters, digits and hyphens"
+        )
+    root = compose(text, source, expected="a topology is expected")
+    topology = _topology(root, name)
+    root.errors.raise_any()
+    return topology
+
+
+def _topology(root: Located, name: str) -> Topology:
+    found = root.mapping(TOPOLOGY_KEYS, required=("title", "networks", "hosts"))
+    networks = _networks(found["networks"]) if "networks" in found else {}
+    hosts = read_hosts(found["hosts"], name, networks) if "hosts" in found else ()
+    title = found.text("title")
+    if "title" in found and not title.strip():
+        found["title"].error("is empty, a title is expected")
+    topology = Topology(
+        name=name,
+        title=" ".join(title.split()),
+        about=found.text("about"),
+        wall=found.member("wall", Wall.REJECT),
+        networks=tuple(networks.values()),
+        hosts=hosts,
+        allows=tuple(
+            allow
+            for node in found.nodes("allow", most=words.MAX_ITEMS)
+            for allow in _allows(node, networks, hosts)
+        ),
+        names=_names(found["names"], hosts) if "names" in found else (),
+        needs=read_all(found.one_or_nodes("needs", most=words.MAX_ITEMS), words.program),
+        congestion_control=found.value("congestion_control", words.congestion_control, ""),
+    )
+    return _with_placeholders(topology, found)
+
+
+def _with_placeholders(topology: Topology, found: Fields) -> Topology:
+    """Read what may speak of the hosts' addresses: files, ways, steps."""
+    names = known(topology)
+    files = found["files"].entries(most=words.MAX_ITEMS) if "files" in found else {}
+    for key, _ in files.values():
+        key.read(words.file_name)
+    ways = _ways(found["ways"], names, addresses(topology)) if "ways" in found else ()
+    steps = StepsReader(
+        hosts=[host.name for host in topology.hosts],
+        processes={one.name: one for one in topology.processes},
+        ways=[way.name for way in ways],
+        placeholders=names,
+    )
+    return replace(
+        topology,
+        files=tuple((name, words.filled(at.value, names) or "") for name, at in files.items()),
+        ways=ways,
+        steps=steps.read(found["steps"]) if "steps" in found else (),
+    )
+
+
+def _networks(node: Located) -> dict[str, Network]:
+    networks: dict[str, Network] = {}
+    taken: list[tuple[IpNetwork, Network]] = []
+    for name, (key, value) in node.entries(most=MAX_NETWORKS).items():
+        words.check_name(key, name, "a network", most=MAX_NETWORK_CHARS, reserved=RESERVED)
+        found = value.mapping(NETWORK_KEYS, required=("cidr",))
+        cidrs: list[IpNetwork] = []
+        network = Network(name=name, cidrs=(), gateway=found.boolean("gateway", True))
+        for place in words.some(found, "cidr"):
+            one = place.read(_network_cidr)
+            if one is None:
+                continue
+            wrong = _overlap(one, network, taken)
+            if wrong:
+                place.error(f"{one} {wrong}")
+            cidrs.append(one)
+            taken.append((one, network))
+        networks[name] = replace(network, cidrs=tuple(cidrs))
+    if node.is_mapping and node.is_empty:
+        node.error("is empty, a topology needs a network")
+    return networks
+
+
+def _network_cidr(text: str) -> IpNetwork:
+    one = cidr(text)
+    allowed = _PREFIXES[one.version]
+    if one.prefixlen not in allowed:
+        raise ValueError(f"is not a network of /{allowed[0]} to /{allowed[-1]}")
+    first = one.network_address
+    if first.is_loopback or first.is_multicast or first.is_link_local:
+        raise ValueError("has addresses that are not for hosts")
+    return one
+
+
+def _overlap(one: IpNetwork, network: Network, taken: list[tuple[IpNetwork, Network]]) -> str:
+    """Why a network cannot have this CIDR too; empty when it can.
+
+    The wall could not tell which of two networks an address is in. One without a gateway is none
+    of its business.
+    """
+    for other, owner in taken:
+        if one.version != other.version or not one.overlaps(other):
+            continue
+        if owner is network:
+            return f"overlaps {other} of the same network"
+        if owner.gateway and network.gateway:
+            return f"overlaps {other} of network {owner.name}, and both have gateways"
+    return ""
+
+
+def _allows(
+    node: Located, networks: Mapping[str, Network], hosts: Collection[Host]
+) -> Iterator[Allow]:
+    """One rule for each pair of who may and where to."""
+    found = node.mapping(ALLOW_KEYS, required=("from", "to"))
+    names = [*networks, *(host.name for host in hosts)]
+    sides: dict[str, list[str]] = {"from": [], "to": []}
+    for side, read in sides.items():
+        for one in words.some(found, side):
+            name = one.reference(names, "host or network")
+            if name in networks and not networks[name].gateway:
+                one.error(f"network {name} has no gateway, so nothing passes the wall there")
+            if name and side == "to" and name in sides["from"]:
+                one.error(f"is {name} again, which needs no way through the wall")
+            read.append(name)
+    ports = tuple(port.integer(*words.PORTS) for port in words.some(found, "port"))
+    for source, target in product(sides["from"], sides["to"]):
+        yield Allow(source=source, target=target, ports=ports)
+
+
+def _names(node: Located, hosts: Collection[Host]) -> tuple[tuple[str, IpAddress], ...]:
+    read = []
+    for name, (key, value) in node.entries(most=words.MAX_ITEMS).items():
+        key.read(words.dns_name)
+        if name == "localhost" or any(name == host.name for host in hosts):
+            key.error("is the name of a host already")
+        address = value.read(words.address)
+        read += [(name, address)] if address is not None else []
+    return tuple(read)
+
+
+def _ways(
+    node: Located, placeholders: Collection[str], filling: Mapping[str, str]
+) -> tuple[Way, ...]:
+    ways = []
+    for name, (key, value) in node.entries(most=words.MAX_ITEMS).items():
+        words.check_name(key, name, "a way", most=MAX_WAY_CHARS, reserved=(DIRECT, "wall", "lab"))
+        found = value.mapping(WAY_KEYS, required=("protocol",))
+        if value.is_mapping and ("uds" in found) == ("tcp" in found):
+            value.error("needs uds or tcp, and not both")
+        uds, tcp = (
+            words.filled(found[kind], placeholders) if kind in found else None
+            for kind in ("uds", "tcp")
+        )
+        if uds is not None and not uds.startswith(("/", "{dir}/")):
+            found["uds"].error("must be an absolute path, such as {dir}/connect.sock")
+        if tcp is not None:
+            found["tcp"].read(lambda text: words.target(fill(text, filling)))
+        protocol = found.member("protocol", Protocol.HTTP_CONNECT)
+        ways.append(Way(name=name, protocol=protocol, uds=uds or "", tcp=tcp or ""))
+    return tuple(ways)

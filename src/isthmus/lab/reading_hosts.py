@@ -1,0 +1,254 @@
+"""Reading the hosts of a topology: where they are, and what runs on them.
+
+Two passes: routes, services and placeholders speak of other hosts' addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from isthmus.config.located import Fields, Located, cidr, near
+from isthmus.lab import reading_words as words
+from isthmus.lab.commands import ready_url
+from isthmus.lab.placeholders import addresses, fill, known
+from isthmus.lab.topology import (
+    Attachment,
+    Host,
+    IpAddress,
+    Network,
+    Process,
+    Route,
+    Serve,
+    Service,
+    Serving,
+    Shape,
+    Topology,
+)
+
+MAX_HOSTS = 64
+MAX_HOST_CHARS = 40  # a namespace's name has the lab's prefix too
+MAX_PROCESS_CHARS = 40
+RESERVED = ("wall", "lab", "localhost")
+
+HOST_KEYS = ("at", "also", "routes", "serve", "services", "sysctl", "processes")
+AT_KEYS = ("address", "delay_ms", "loss", "rate_mbit")
+ROUTE_KEYS = ("to", "via")
+SERVICE_KEYS = ("address", "to")
+PROCESS_KEYS = ("command", "ready", "start")
+SERVE_KEYS = tuple(kind.value for kind in Serving)
+
+
+class _Draft(NamedTuple):
+    """A host of which only its addresses are known yet."""
+
+    host: Host
+    found: Fields
+
+
+def read_hosts(node: Located, name: str, networks: Mapping[str, Network]) -> tuple[Host, ...]:
+    """Read the hosts of the topology of that name."""
+    taken: dict[tuple[str, IpAddress], str] = {}
+    drafts = []
+    for host, (key, value) in node.entries(most=MAX_HOSTS).items():
+        words.check_name(key, host, "a host", most=MAX_HOST_CHARS, reserved=RESERVED)
+        if host in networks:
+            key.error("is the name of a network as well, and rules could mean either")
+        drafts.append(_draft(value, host, networks, taken))
+    if node.is_mapping and node.is_empty:
+        node.error("is empty, a topology needs a host")
+    reader = _Second(name, tuple(draft.host for draft in drafts))
+    return tuple(reader.complete(draft) for draft in drafts)
+
+
+def _draft(
+    node: Located,
+    name: str,
+    networks: Mapping[str, Network],
+    taken: dict[tuple[str, IpAddress], str],
+) -> _Draft:
+    found = node.mapping(HOST_KEYS, required=("at",))
+    attachments = []
+    for network, (key, value) in found["at"].entries(most=32).items() if "at" in found else ():
+        if network not in networks:
+            key.error(f"there is no network of this name{near(network, networks)}")
+            continue
+        attachments.append(_attachment(value, networks[network], name, taken))
+    if "at" in found and found["at"].is_mapping and found["at"].is_empty:
+        found["at"].error("is empty, a host needs a network")
+    host = Host(name=name, attachments=tuple(attachments))
+    also: list[IpAddress] = []
+    for one in found.one_or_nodes("also", most=words.MAX_ITEMS):
+        address = one.read(words.address)
+        if address is not None and address in (*host.addresses, *also):
+            one.error(f"{address} is an address of this host already")
+        also += [address] if address is not None else []
+    return _Draft(replace(host, also=tuple(also)), found)
+
+
+def _attachment(
+    node: Located, network: Network, host: str, taken: dict[tuple[str, IpAddress], str]
+) -> Attachment:
+    found = Fields(address=node)
+    if node.is_mapping:
+        found = node.mapping(AT_KEYS, required=("address",))
+    shape = Shape(
+        delay_ms=found.number("delay_ms", 0.0, 0, 10_000),
+        loss=found.number("loss", 0.0, 0, 0.9),
+        rate_mbit=found.number("rate_mbit", 0.0, 0, 10_000),
+    )
+    given = []
+    for place in words.some(found, "address"):
+        address = place.read(words.address)
+        if address is None:
+            continue
+        wrong = _why_not(address, network) or _whose(taken.get((network.name, address)))
+        if wrong:
+            place.error(f"{address} {wrong}")
+        taken.setdefault((network.name, address), host)
+        given.append(address)
+    return Attachment(
+        network=network.name, addresses=tuple(given), shape=None if shape == Shape() else shape
+    )
+
+
+def _why_not(address: IpAddress, network: Network) -> str:
+    """Why a host cannot have this address on a network; empty when it can."""
+    inside = [one for one in network.cidrs if address in one]
+    if not inside:
+        listed = " or ".join(map(str, network.cidrs))
+        return f"is not in {listed}, the network {network.name}" if listed else ""
+    for one in inside:
+        if address == one.network_address or (address.version == 4 and address == one[-1]):
+            return f"is the first or the last of {one}, which no host can have"
+        if network.gateway and address == network.gateway_in(one):
+            return f"is the gateway of {one}"
+    return ""
+
+
+def _whose(owner: str | None) -> str:
+    return "" if owner is None else f"is an address of host {owner} already"
+
+
+class _Second:
+    """The second pass: every host's addresses are known."""
+
+    def __init__(self, name: str, hosts: tuple[Host, ...]) -> None:
+        self._topology = Topology(name=name, title="", networks=(), hosts=hosts)
+        self._hosts = {host.name: host for host in hosts}
+        self._placeholders = known(self._topology)
+        self._addresses = addresses(self._topology)
+        self._processes: dict[str, str] = {}
+
+    def complete(self, draft: _Draft) -> Host:
+        """Read the rest of a host."""
+        host, found = draft
+        return replace(
+            host,
+            routes=tuple(
+                self._route(node, host) for node in found.nodes("routes", most=words.MAX_ITEMS)
+            ),
+            serves=_serves(found["serve"]) if "serve" in found else (),
+            services=self._services(found),
+            sysctls=_sysctls(found["sysctl"]) if "sysctl" in found else (),
+            processes=self._read_processes(found, host.name),
+        )
+
+    def _route(self, node: Located, host: Host) -> Route:
+        found = node.mapping(ROUTE_KEYS, required=ROUTE_KEYS)
+        to = found["to"].read(cidr) if "to" in found else None
+        via = found["via"].reference(self._hosts, "host") if "via" in found else ""
+        if via and via == host.name:
+            found["via"].error("is this host itself")
+        elif via:
+            own = {at.network for at in host.attachments}
+            both = [at for at in self._hosts[via].attachments if at.network in own]
+            if not both:
+                found["via"].error(f"{via} is on none of this host's networks")
+            elif to and not any(one.version == to.version for at in both for one in at.addresses):
+                found["via"].error(f"{via} has no IPv{to.version} address on a network of both")
+        return Route(to=to or cidr("0.0.0.0/0"), via=via)
+
+    def _services(self, found: Fields) -> tuple[Service, ...]:
+        read: list[Service] = []
+        for node in found.nodes("services", most=words.MAX_ITEMS):
+            service = self._service(node)
+            if service and any(_same_place(service, other) for other in read):
+                node.error(f"{service.address} port {service.port} is translated already")
+            read += [service] if service else []
+        return tuple(read)
+
+    def _service(self, node: Located) -> Service | None:
+        found = node.mapping(SERVICE_KEYS, required=SERVICE_KEYS)
+        place = found["address"].read(words.address_and_port) if "address" in found else None
+        to = found["to"].read(words.host_and_port) if "to" in found else None
+        if to and to.host not in self._hosts:
+            found["to"].error(f"there is no host {to.host!r}{near(to.host, self._hosts)}")
+        if not place or not to or to.host not in self._hosts:
+            return None
+        address, port = place
+        if all(one.version != address.version for one in self._hosts[to.host].addresses):
+            found["to"].error(f"{to.host} has no IPv{address.version} address")
+        return Service(address=address, port=port, to_host=to.host, to_port=to.port)
+
+    def _read_processes(self, found: Fields, host: str) -> tuple[Process, ...]:
+        entries = found["processes"].entries(most=32) if "processes" in found else {}
+        read = []
+        for name, (key, value) in entries.items():
+            words.check_name(
+                key, name, "a process", most=MAX_PROCESS_CHARS, reserved=("wall", "lab")
+            )
+            if name in self._processes:
+                key.error(f"host {self._processes[name]} has a process of this name already")
+            self._processes.setdefault(name, host)
+            read.append(self._process(value, name, host))
+        return tuple(read)
+
+    def _process(self, node: Located, name: str, host: str) -> Process:
+        if not node.is_mapping:
+            command = words.command(node, self._placeholders)
+            return Process(name=name, host=host, command=command, ready=ready_url(command))
+        found = node.mapping(PROCESS_KEYS, required=("command",))
+        command = ()
+        if "command" in found:
+            command = words.command(found["command"], self._placeholders)
+        return Process(
+            name=name,
+            host=host,
+            command=command,
+            ready=self._ready(found["ready"]) if "ready" in found else ready_url(command),
+            start=found.boolean("start", True),
+        )
+
+    def _ready(self, node: Located) -> str:
+        text = words.filled(node, self._placeholders)
+        if text:
+            node.read(lambda text: words.ready(fill(text, self._addresses)))
+        return text or ""
+
+
+def _same_place(one: Service, other: Service) -> bool:
+    return (one.address, one.port) == (other.address, other.port)
+
+
+def _serves(node: Located) -> tuple[Serve, ...]:
+    read: list[Serve] = []
+    for kind, value in node.mapping(SERVE_KEYS).items():
+        for one in value.one_or_items(most=words.MAX_ITEMS):
+            port = one.integer(*words.PORTS)
+            if any(port == other.port for other in read):
+                one.error(f"port {port} is served already")
+            read.append(Serve(kind=Serving(kind), port=port))
+    return tuple(read)
+
+
+def _sysctls(node: Located) -> tuple[tuple[str, str], ...]:
+    read = []
+    for name, (key, value) in node.entries(most=words.MAX_ITEMS).items():
+        key.read(words.sysctl)
+        text = value.text_or_number()
+        if text is not None and not text.isprintable():
+            value.error("must be one line")
+        read.append((name, text or ""))
+    return tuple(read)

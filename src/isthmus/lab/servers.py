@@ -1,0 +1,393 @@
+"""The small servers of a lab, all of a host in one process: http, https, echo, source, sink.
+
+``python -m isthmus.lab.servers --name HOST http=8080 echo=7 ...`` serves until SIGTERM. They are
+ends like all others (tunnel/end.py): each client's socket is joined to what answers it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import NamedTuple
+
+import h11
+
+from isthmus.errors import ConfigError
+from isthmus.lab.topology import Host, Serve, Serving
+from isthmus.net.deadlines import Deadlines
+from isthmus.net.listen import Listener, bind_tcp
+from isthmus.net.poller import Poller
+from isthmus.net.socket_end import SocketEnd
+from isthmus.net.tls import TlsEnd
+from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
+
+MAX_CONNECTIONS = 1000
+#: A connection that moved no byte for so long is reset. It is looked for only as often.
+IDLE_S = 600.0
+_CHUNK = bytes(range(256)) * 256
+#: So much of a source goes out in one turn, however fast it is taken: the others want theirs.
+_CHUNKS_PER_TURN = 16
+
+
+def command(host: Host, *, cert: str, key: str) -> list[str]:
+    """Write the command that serves what a host serves; empty if that is nothing."""
+    if not host.serves:
+        return []
+    argv = [sys.executable, "-m", "isthmus.lab.servers", "--name", host.name]
+    if any(serve.kind is Serving.HTTPS for serve in host.serves):
+        argv += ["--cert", cert, "--key", key]
+    return argv + [f"{serve.kind.value}={serve.port}" for serve in host.serves]
+
+
+class Page(NamedTuple):
+    """What is answered to a request."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class HttpEnd(Early):
+    """Answers HTTP/1 requests; ``page(method, path)`` says with what."""
+
+    __slots__ = ("_http", "_over", "_page", "_request")
+
+    def __init__(self, page: Callable[[str, str], Page]) -> None:
+        super().__init__()
+        self._http = h11.Connection(h11.SERVER)
+        self._page = page
+        self._request = ("", "")
+        self._over = False
+
+    def write(self, data: bytes) -> bool:
+        """Take some of a request, or several; see End."""
+        self.bytes_written += len(data)
+        return self._take(data)
+
+    def write_eof(self) -> None:
+        """The client asks nothing more: so do we say nothing more."""
+        self._take(b"")
+
+    def resume_reading(self) -> None:
+        """The client took its answers: it may ask again."""
+        self.peer.resume_reading()
+
+    def _take(self, data: bytes) -> bool:
+        more = True
+        try:
+            if not self._over:
+                self._http.receive_data(data)
+            while not self._over:
+                event = self._http.next_event()
+                if event is h11.NEED_DATA or event is h11.PAUSED:
+                    break
+                more = self._happened(event)
+        except h11.RemoteProtocolError as exc:
+            self._refuse(exc)
+        return more
+
+    def _happened(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> bool:
+        match event:
+            case h11.Request():
+                self._request = event.method.decode(), event.target.decode()
+                if self._http.they_are_waiting_for_100_continue:
+                    go_on = h11.InformationalResponse(status_code=100, headers=[])
+                    return self.peer.write(self._http.send(go_on) or b"")
+            case h11.EndOfMessage():
+                more = self._answer(self._page(*self._request))
+                if self._http.our_state is h11.DONE:
+                    self._http.start_next_cycle()
+                else:
+                    self._end()
+                return more
+            case h11.ConnectionClosed():
+                self._end()
+            case _:  # some of a body, which nobody reads
+                pass
+        return True
+
+    def _answer(self, page: Page) -> bool:
+        size = str(len(page.body))
+        head = h11.Response(
+            status_code=page.status,
+            reason=HTTPStatus(page.status).phrase,
+            headers=[("Content-Type", page.content_type), ("Content-Length", size)],
+        )
+        sent = [self._http.send(head)]
+        if self._request[0] != "HEAD":
+            sent.append(self._http.send(h11.Data(data=page.body)))
+        sent.append(self._http.send(h11.EndOfMessage()))
+        return self.peer.write(b"".join(part for part in sent if part))
+
+    def _refuse(self, why: h11.RemoteProtocolError) -> None:
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._request = ("", "")
+            status = why.error_status_hint
+            self._answer(Page(status, "text/plain; charset=utf-8", f"{why}\n".encode()))
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self.peer.write_eof()
+
+
+class SourceEnd(Early):
+    """Sends as fast as the client takes it, until the client says that it is done."""
+
+    __slots__ = ("_over", "_poller")
+
+    def __init__(self, poller: Poller) -> None:
+        super().__init__()
+        self._poller = poller
+        self._over = False
+
+    def start(self) -> None:
+        """Begin; see End."""
+        self.resume_reading()
+
+    def write(self, data: bytes) -> bool:
+        """Nobody is interested in what the client says."""
+        return True
+
+    def write_eof(self) -> None:
+        """The client is done."""
+        self._over = True
+        self.peer.write_eof()
+
+    def abort(self, reason: Ending) -> None:
+        """The client left without a word."""
+        self._over = True
+
+    def resume_reading(self) -> None:
+        """Send what is taken at once; the rest when there is room, or it is our turn again."""
+        for _ in range(_CHUNKS_PER_TURN):
+            if self._over or not self.peer.write(_CHUNK):
+                return
+        self._poller.again(self.resume_reading)
+
+
+class SinkEnd(Early):
+    """Takes everything, and says at the end how many bytes it was."""
+
+    __slots__ = ()
+
+    def write(self, data: bytes) -> bool:
+        """Count; see End."""
+        self.bytes_written += len(data)
+        return True
+
+    def write_eof(self) -> None:
+        """Say how many."""
+        self.peer.write(f"{self.bytes_written}\n".encode())
+        self.peer.write_eof()
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    a: BaseEnd
+    b: End
+    done: Callable[[], None]
+    left: int
+    moved_bytes: int = -1
+
+
+class Connections:
+    """Everything that is joined here: so many at most, and none that moves no byte for long."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        at_most: int = MAX_CONNECTIONS,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._at_most = at_most
+        self._open: set[_Open] = set()
+        self._idle: Deadlines[_Open] = Deadlines(loop, idle_s, self._look)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def full(self) -> bool:
+        """No more are wanted."""
+        return len(self._open) >= self._at_most
+
+    def join(self, a: BaseEnd, b: End, done: Callable[[], None] = lambda: None) -> None:
+        """Join two ends and keep them until they are done; ``done`` is called then."""
+        real = {end for end in (a, b) if isinstance(end, BaseEnd)}
+        one = _Open(a, b, done, len(real))
+        self._open.add(one)
+        self._idle.add(one)
+        for end in real:
+            end.on_done = partial(self._end_done, one)
+        join(a, b)
+
+    def abort_all(self) -> None:
+        """Reset everything, and watch nothing more."""
+        self._idle.take_all()
+        for one in list(self._open):
+            one.a.abort(Ending.DRAINED)
+            one.b.abort(Ending.DRAINED)
+
+    def _end_done(self, one: _Open, end: End, ending: Ending) -> None:
+        one.left -= 1
+        if not one.left:
+            self._open.discard(one)
+            self._idle.remove(one)
+            one.done()
+
+    def _look(self, one: _Open) -> None:
+        moved = one.a.bytes_written + one.b.bytes_written
+        if moved == one.moved_bytes:
+            one.a.abort(Ending.TIMED_OUT)
+            one.b.abort(Ending.TIMED_OUT)
+        else:
+            one.moved_bytes = moved
+            self._idle.add(one)
+
+
+class Servers:
+    """The servers of one host, on all its addresses."""
+
+    def __init__(self, name: str, *, context: ssl.SSLContext | None = None) -> None:
+        """Make them; ``context`` is what https needs."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._name = name
+        self._context = context
+        self._poller = Poller(loop)
+        self._listeners: list[Listener] = []
+        self.connections = Connections(loop)
+
+    def serve(self, serve: Serve) -> int:
+        """Bind a port, 0 for any, and serve from now on; the port.
+
+        Raises:
+            ConfigError: it cannot be bound.
+        """
+        accept = partial(self._accept, serve.kind)
+        for sock in bind_tcp("", serve.port, flag=serve.kind.value):
+            self._listeners.append(Listener(self._loop, self._poller, sock, accept))
+        return self._listeners[-1].port
+
+    async def stop(self) -> None:
+        """Close everything; what is open is reset."""
+        for listener in self._listeners:
+            listener.stop()
+        self.connections.abort_all()
+        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
+        self._poller.shut_down()
+
+    def _accept(self, kind: Serving, sock: socket.socket) -> None:
+        if self.connections.full:
+            SocketEnd(sock, self._poller).abort(Ending.STALLED)
+            return
+        try:
+            peer, here = written(sock.getpeername()), written(sock.getsockname())
+        except OSError:  # reset before we looked
+            sock.close()
+            return
+        if kind is Serving.HTTPS:
+            assert self._context is not None
+            client: BaseEnd = TlsEnd(sock, self._poller, self._context)
+        else:
+            client = SocketEnd(sock, self._poller)
+        self.connections.join(client, self._server_of(kind, client, peer, here))
+
+    def _server_of(self, kind: Serving, client: BaseEnd, peer: str, here: str) -> End:
+        match kind:
+            case Serving.HTTP | Serving.HTTPS:
+                return HttpEnd(partial(self._page, peer, here))
+            case Serving.ECHO:
+                return client  # an end that is its own peer is an echo, half-close and all
+            case Serving.SOURCE:
+                return SourceEnd(self._poller)
+            case Serving.SINK:
+                return SinkEnd()
+
+    def _page(self, peer: str, here: str, method: str, path: str) -> Page:
+        if method == "CONNECT":
+            return Page(405, "text/plain; charset=utf-8", b"this is no proxy\n")
+        text = f"from {self._name}\nasked for: {path}\nby: {peer}\nat: {here}\n"
+        return Page(200, "text/plain; charset=utf-8", text.encode())
+
+
+def written(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """Write a socket's address as ADDRESS:PORT; IPv4 as such, though the listener is dual-stack."""
+    host = plain(address[0])
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def plain(address: str) -> str:
+    """Write an IPv4 address as such that a dual-stack socket says as an IPv6 address."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
+async def until_told(ready: str) -> None:
+    """Say that a program is ready, in a line, and wait until SIGTERM or SIGINT."""
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    sys.stdout.write(f"{ready}\n")
+    sys.stdout.flush()
+    await told.wait()
+
+
+async def _run(name: str, serves: Sequence[Serve], context: ssl.SSLContext | None) -> None:
+    servers = Servers(name, context=context)
+    try:
+        for serve in serves:
+            servers.serve(serve)
+        await until_told("servers: ready")
+    finally:
+        await servers.stop()
+
+
+def _serve_of(text: str) -> Serve:
+    kind, _, port = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if 0 < int(port) < 65536:
+            return Serve(kind=Serving(kind), port=int(port))
+    kinds = ", ".join(one.value for one in Serving)
+    raise argparse.ArgumentTypeError(f"{text!r} is not KIND=PORT, with a KIND of {kinds}")
+
+
+def _context_of(cert: str, key: str) -> ssl.SSLContext:
+    # Here, because only https needs it and it takes its time to import.
+    from isthmus.net.contexts import TlsFiles, server_context
+
+    if not cert or not key:
+        raise ConfigError("https needs --cert and --key")
+    return server_context(TlsFiles(cert, key, "", ("--cert", "--key", "")))
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m isthmus.lab.servers", description=__doc__)
+    parser.add_argument("--name", required=True, help="The name of this host in its pages")
+    parser.add_argument("--cert", default="", help="The certificate of https")
+    parser.add_argument("--key", default="", help="Its key")
+    parser.add_argument("serves", nargs="+", type=_serve_of, metavar="KIND=PORT", help="What where")
+    told = parser.parse_args(args)
+    try:
+        is_tls = any(serve.kind is Serving.HTTPS for serve in told.serves)
+        context = _context_of(told.cert, told.key) if is_tls else None
+        asyncio.run(_run(told.name, told.serves, context))
+    except ConfigError as exc:
+        sys.stderr.write(f"servers: {exc}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""A lab that is ended at any of its steps, by any signal, leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from machine import HOME, LAB, environment, lab, nothing_left, processes, wait_until
+
+SMALL = """\
+title: Enough of everything to be killed in
+networks:
+  left: {cidr: [10.210.0.0/24, "fd00:210::/64"]}
+  right: {cidr: 10.220.0.0/24}
+allow:
+  - {from: right, to: left, port: 8091}
+hosts:
+  one:
+    at: {left: [10.210.0.10, "fd00:210::10"]}
+    processes:
+      server: >
+        isthmus server --mode=http-connect --uds-name={dir}/connect.sock
+        --cluster-cert={server_cert} --cluster-key={server_key} --cluster-ca-cert={ca_cert}
+        --health-bind-address=127.0.0.1
+  two:
+    at: {right: {address: 10.220.0.10, delay_ms: 1}}
+    serve: {http: 8080}
+    services:
+      - {address: "10.96.0.1:80", to: "two:8080"}
+    processes:
+      agent: >
+        isthmus agent --proxy-server-host=one --ca-cert={ca_cert} --agent-cert={agent_cert}
+        --agent-key={agent_key} --sync-interval=100ms --health-server-host=127.0.0.1
+ways:
+  connect: {protocol: http-connect, uds: "{dir}/connect.sock"}
+steps:
+  - {traffic: noise, from: one, get: two:8080, through: connect}
+  - {from: one, get: two:8080, through: connect, answers: from two}
+  - {from: one, run: sleep 0.2}
+  - {end_traffic: noise}
+"""
+
+
+@pytest.fixture(scope="module")
+def topology(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("lab") / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def steps(topology: str) -> list[str]:
+    """What it says, step by step, when nobody disturbs it."""
+    done = subprocess.run(
+        [*LAB, "run", topology], env=environment(), text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr.splitlines()
+
+
+@contextlib.contextmanager
+def running(topology: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*LAB, "run", topology], env=environment(), text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_said(process: subprocess.Popen[str], number: int) -> None:
+    """Wait until it has begun so many steps."""
+    assert process.stderr is not None
+    for _ in range(number):
+        assert process.stderr.readline(), "ended before it was killed"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
+def test_killed_at_every_step(topology: str, steps: list[str], number: signal.Signals) -> None:
+    assert len(steps) > 15
+    for step in range(1, len(steps)):
+        with nothing_left(), running(topology) as process:
+            wait_said(process, step)
+            process.send_signal(number)
+            code = process.wait(60)
+            wanted = {-number, 130} if number == signal.SIGINT else {-number}
+            # After its last step nobody asks any more whether it was told to stop.
+            late = step >= len(steps) - 2
+            assert code in wanted or (late and code == 0), (steps[step - 1], code)
+
+
+def test_killed_before_it_says_anything(topology: str) -> None:
+    for _ in range(5):
+        with nothing_left(), running(topology) as process:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def test_terminated_and_hung_up(topology: str, steps: list[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with nothing_left(), running(topology) as process:
+            wait_said(process, len(steps) // 2)
+            process.send_signal(number)
+            assert process.wait(60) == 130
+
+
+def test_group_of_the_terminal_is_interrupted_twice(topology: str, steps: list[str]) -> None:
+    with (
+        nothing_left(),
+        subprocess.Popen(
+            [*LAB, "run", topology], env=environment(), text=True, process_group=0,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        ) as process,
+    ):  # fmt: skip
+        wait_said(process, len(steps) // 2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        while "taking it down" not in process.stderr.readline():
+            pass
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def test_guardian_and_maker_killed_together(topology: str, steps: list[str]) -> None:
+    """Then nobody is left to clean up: the next lab command does."""
+    with nothing_left():
+        with running(topology) as process:
+            wait_said(process, len(steps) // 2)
+            for pid in processes():
+                with open(f"/proc/{pid}/cmdline", "rb") as line:
+                    guards = b"isthmus.lab.guardian" in line.read()
+                if guards:
+                    os.kill(pid, signal.SIGKILL)
+            process.kill()
+            process.wait()
+        assert list(HOME.iterdir())
+        lab("run", topology)
+
+
+def test_killed_maker_of_a_lab_that_was_kept(topology: str) -> None:
+    with nothing_left():
+        lab("up", topology)
+        wait_until(lambda: len(list(HOME.iterdir())) == 1, "it is up")
+        lab("down")
+
+
+def test_nobody_reads_what_it_says(topology: str, steps: list[str]) -> None:
+    with nothing_left(), running(topology) as process:
+        wait_said(process, len(steps) // 2)
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.wait(60) != 0
+
+
+def test_down_while_it_runs(topology: str, steps: list[str]) -> None:
+    with nothing_left(), running(topology) as process:
+        wait_said(process, len(steps) // 2)
+        lab("down")
+        assert process.wait(60) == 130

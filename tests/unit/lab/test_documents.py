@@ -1,0 +1,28 @@
+"""The lab's documents name what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.lab import command
+from isthmus.lab import catalog
+
+LAB = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_topology_is_explained(name: str) -> None:
+    assert f"| `{name}` |" in LAB
+
+
+@pytest.mark.parametrize("name", sorted(command.commands))
+def test_every_command_is_explained(name: str) -> None:
+    assert f"`isthmus lab {name}" in LAB
+
+
+def test_every_flag_of_run_is_explained() -> None:
+    flags = [flag for param in command.commands["run"].params for flag in param.opts]
+    for flag in flags:
+        assert not flag.startswith("--") or f"`{flag}" in LAB

@@ -1,0 +1,424 @@
+"""Attempts at targets that behave in every way: each verb, each way to fail, always in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from isthmus.app import pki
+from isthmus.dialers.direct import DirectDialer
+from isthmus.errors import DialFailure
+from isthmus.lab import attempts
+from isthmus.lab.attempts import FAILING_OF_DIAL, Means, Page
+from isthmus.lab.background import MOST_KINDS, OTHER, Background
+from isthmus.lab.outcome import Outcome, TlsFiles
+from isthmus.lab.probe import context
+from isthmus.lab.topology import Attempt, Failing, Verb
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.values import HostPort
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def no_tls() -> ssl.SSLContext:
+    raise AssertionError("nobody asked for TLS")
+
+
+class Bed:
+    def __init__(self, trust: Callable[[], ssl.SSLContext] = no_tls, **more: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.poller = Poller(loop)
+        dialer = DirectDialer(loop, self.poller, Resolver(loop))
+        self.means = Means(dialer=dialer, poller=self.poller, trust=trust, **more)
+
+    async def attempt(self, verb: Verb, target: str, **more: object) -> Outcome:
+        asked = {"source": "", "verb": verb, "target": target, "timeout_s": 10.0, **more}
+        return await attempts.make(Attempt(**asked), self.means)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def serving(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    clients: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients[writer] = asyncio.current_task()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await serve(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        yield f"localhost:{server.sockets[0].getsockname()[1]}"
+    for _ in range(5):  # what was accepted last becomes a client within a few turns
+        await asyncio.sleep(0)
+    for writer, task in clients.items():
+        if not writer.transport.is_closing():
+            writer.transport.abort()
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+    await asyncio.sleep(0)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+
+
+async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(10)
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def speaks_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 ready\r\n")
+    await reader.read()
+
+
+async def source(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"s" * 65536)
+        await writer.drain()
+
+
+async def sink(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    size = 0
+    while data := await reader.read(65536):
+        size += len(data)
+    writer.write(b"%d\n" % size)
+
+
+def page(answer: bytes) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+
+    return serve
+
+
+OK_PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\nfrom pod\nsecond line\n\n"
+
+
+def run(test: Callable[[Bed], Awaitable[None]], **more: bool) -> None:
+    async def main() -> None:
+        bed = Bed(**more)
+        await test(bed)
+        async with asyncio.timeout(20):
+            while len(bed.poller):  # polite goodbyes take a moment
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        bed.poller.shut_down()
+
+    asyncio.run(main())
+
+
+# The tables.
+
+
+def test_every_dial_failure_has_its_word() -> None:
+    assert FAILING_OF_DIAL.keys() == set(DialFailure)
+
+
+def test_every_verb_is_done() -> None:
+    assert attempts._DO.keys() == set(Verb)
+
+
+@pytest.mark.parametrize(
+    ("error", "failing"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, ""), Failing.REFUSED),
+        (ConnectionResetError("said without a number"), Failing.RESET),
+        (BrokenPipeError(errno.EPIPE, ""), Failing.RESET),
+        (OSError(errno.EHOSTUNREACH, ""), Failing.UNREACHABLE),
+        (ssl.SSLError(1, "whose 1 is no EPERM"), Failing.OTHER),
+        (OSError(errno.EMFILE, ""), Failing.OTHER),
+    ],
+)
+def test_errors_of_the_system(error: OSError, failing: Failing) -> None:
+    assert attempts._failing_of(error) is failing
+
+
+# Verbs that work.
+
+
+@pytest.mark.parametrize("serve", [echo, silent, speaks_first, source])
+def test_connect(serve: Serve) -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(serve) as at:
+            assert (await bed.attempt(Verb.CONNECT, at)).worked
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, 3_000_000])
+def test_echo(size: int) -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(echo) as at:
+            outcome = await bed.attempt(Verb.ECHO, at, bytes=size)
+        assert outcome.worked and outcome.bytes == size
+
+    run(test)
+
+
+def test_echo_without_a_half_close_counts() -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(echo) as at:
+            outcome = await bed.attempt(Verb.ECHO, at)
+        assert outcome.worked and outcome.bytes == 100_000
+
+    run(test, half_closes=False)
+
+
+@pytest.mark.parametrize("target", ["{at}", "http://{at}", "http://{at}/some/path?x=1"])
+def test_get(target: str) -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(page(OK_PAGE)) as at:
+            outcome = await bed.attempt(Verb.GET, target.format(at=at))
+        assert outcome.worked and outcome.said == "from pod" and outcome.bytes == 21
+
+    run(test)
+
+
+def test_download_and_upload() -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(source) as at:
+            down = await bed.attempt(Verb.DOWNLOAD, at, seconds=0.2)
+        assert down.worked and down.bytes > 65536
+        async with serving(sink) as at:
+            up = await bed.attempt(Verb.UPLOAD, at, seconds=0.2)
+        assert up.worked and up.bytes > 65536
+        assert up.said == f"{up.bytes} bytes were taken"
+
+    run(test)
+
+
+def test_upload_to_who_reads_nothing_counts_what_buffers_took() -> None:
+    async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await writer.wait_closed()
+
+    async def test(bed: Bed) -> None:
+        async with serving(stuck) as at:
+            up = await bed.attempt(Verb.UPLOAD, at, seconds=0.2, timeout_s=0.4)
+        assert up.worked and 0 < up.bytes < 50_000_000
+
+    run(test)
+
+
+# And that fail.
+
+
+def test_connections_that_fail() -> None:
+    async def test(bed: Bed) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            free = sock.getsockname()[1]
+        outcome = await bed.attempt(Verb.CONNECT, f"127.0.0.1:{free}")
+        assert outcome.failing is Failing.REFUSED and "ECONNREFUSED" in outcome.said
+        outcome = await bed.attempt(Verb.GET, "no-such-host.invalid:80")
+        assert outcome.failing is Failing.UNRESOLVED
+        outcome = await bed.attempt(Verb.CONNECT, "no port")
+        assert outcome.failing is Failing.OTHER and "no port in" in outcome.said
+
+    run(test)
+
+
+@pytest.mark.parametrize("verb", [Verb.GET, Verb.ECHO, Verb.UPLOAD])
+def test_a_reset_is_seen_as_one(verb: Verb) -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(reset) as at:
+            outcome = await bed.attempt(verb, at)
+        assert outcome.failing is Failing.RESET, outcome
+
+    run(test)
+
+
+def test_a_reset_within_tls(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(reset) as at:
+            outcome = await bed.attempt(Verb.GET, f"https://{at}")
+        assert outcome.failing is Failing.RESET
+
+    async def main() -> None:
+        bed = Bed(ssl.create_default_context)
+        await test(bed)
+        bed.poller.shut_down()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("verb", [Verb.GET, Verb.ECHO, Verb.DOWNLOAD])
+def test_silence_ends_in_time(verb: Verb) -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await writer.wait_closed()
+
+    async def test(bed: Bed) -> None:
+        async with serving(never) as at:
+            outcome = await bed.attempt(verb, at, timeout_s=0.1, seconds=0.05)
+        assert outcome.failing is Failing.TIMEOUT
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "HTTP status 503 Busy"),
+        (b"SSH-2.0-x\r\n", "not an HTTP answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut", "not an HTTP answer"),
+        (b"", "not an HTTP answer"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (attempts.MOST_PAGE_BYTES + 1), "more than"),
+    ],
+)
+def test_pages_that_are_none(answer: bytes, said: str) -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(page(answer)) as at:
+            outcome = await bed.attempt(Verb.GET, at)
+        assert outcome.failing is Failing.OTHER
+        assert said in outcome.said
+
+    run(test)
+
+
+@pytest.mark.parametrize("given", [b"other bytes", b"", b"y" * 20])
+def test_an_echo_that_is_none(given: bytes) -> None:
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.write(given)
+
+    async def test(bed: Bed) -> None:
+        async with serving(lie) as at:
+            outcome = await bed.attempt(Verb.ECHO, at, bytes=10)
+        assert outcome.failing is Failing.OTHER
+        assert "came back" in outcome.said
+
+    run(test)
+
+
+def test_an_attempt_that_is_cancelled_leaves_nothing() -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(echo) as at:
+            for turns in range(12):  # wherever it is by then
+                task = asyncio.create_task(bed.attempt(Verb.ECHO, at, bytes=1_000_000))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+    run(test)
+
+
+# TLS.
+
+
+def test_https_with_the_labs_own_ca(tmp_path: Path) -> None:
+    files = pki.init(tmp_path / "pki", server_names=("localhost",))
+    other = pki.init(tmp_path / "other", server_names=("localhost",))
+    serving_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving_tls.load_cert_chain(files.server_cert, files.server_key)
+
+    def trust(made: pki.PkiFiles) -> Callable[[], ssl.SSLContext]:
+        return partial(
+            context,
+            TlsFiles(
+                ca_cert=str(made.ca_cert),
+                client_cert=str(made.client_cert),
+                client_key=str(made.client_key),
+            ),
+        )
+
+    async def main() -> None:
+        async with serving(page(OK_PAGE), serving_tls) as at:
+            good = Bed(trust(files))
+            outcome = await good.attempt(Verb.GET, f"https://{at}/")
+            assert outcome.worked and outcome.said == "from pod"
+            wrong = Bed(trust(other))
+            outcome = await wrong.attempt(Verb.GET, f"https://{at}/")
+            assert outcome.failing is Failing.OTHER and "certificate" in outcome.said.lower()
+            by_address = at.replace("localhost", "127.0.0.1")
+            outcome = await good.attempt(Verb.GET, f"https://{by_address}/")
+            assert outcome.failing is Failing.OTHER  # another name
+            for bed in (good, wrong):
+                async with asyncio.timeout(20):
+                    while len(bed.poller):
+                        await asyncio.sleep(0.001)
+                bed.poller.shut_down()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "host", "path", "https"),
+    [
+        ("pod:8080", HostPort("pod", 8080), "pod:8080", "/", False),
+        ("http://pod", HostPort("pod", 80), "pod", "/", False),
+        ("https://pod/x?y", HostPort("pod", 443), "pod", "/x?y", True),
+        ("https://[fd00::1]:8443", HostPort("fd00::1", 8443), "[fd00::1]:8443", "/", True),
+    ],
+)
+def test_where_pages_are(text: str, at: HostPort, host: str, path: str, https: bool) -> None:
+    assert Page.parse(text) == Page(at=at, host=host, path=path, https=https)
+
+
+@pytest.mark.parametrize("text", ["pod", "ftp://pod/", "http:///x", "http://pod:x/"])
+def test_what_is_no_page(text: str) -> None:
+    with pytest.raises(ValueError):
+        Page.parse(text)
+
+
+# Traffic.
+
+
+def test_traffic_is_counted() -> None:
+    async def test(bed: Bed) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            free = sock.getsockname()[1]
+        async with serving(page(OK_PAGE)) as at:
+            good = Attempt(source="", verb=Verb.GET, target=at)
+            bad = Attempt(source="", verb=Verb.CONNECT, target=f"127.0.0.1:{free}")
+            made = [(good, bed.means), (bad, bed.means)]
+            traffic = Background(made, clients=2, pause_s=0.0)
+            while traffic._worked < 5 or traffic._failed.total() < 5:
+                await asyncio.sleep(0.001)
+            count = await traffic.end()
+        assert count.worked >= 5 and count.slowest_s > 0
+        [(said, times)] = count.failed.items()
+        assert times >= 5 and said.startswith("refused: ")
+
+    run(test)
+
+
+def test_kinds_of_failures_are_bounded() -> None:
+    async def test(bed: Bed) -> None:
+        never = Attempt(source="", verb=Verb.CONNECT, target="no port")
+        traffic = Background([(never, bed.means)], clients=1, pause_s=1000.0)
+        for number in range(100):
+            traffic.count(Outcome(failing=Failing.OTHER, said=f"{number}", took_s=1.0))
+        count = await traffic.end()
+        assert len(count.failed) == MOST_KINDS + 1
+        assert count.failed[OTHER] >= 100 - MOST_KINDS
+        assert count.failures >= 100
+
+    run(test)
+
+
+def test_no_clients_are_no_traffic() -> None:
+    for clients, asked in ((0, 1), (1, 0), (10_000, 1)):
+        with pytest.raises(ValueError):
+            Background([None] * asked, clients=clients, pause_s=0.0)  # type: ignore[list-item]
