@@ -28,7 +28,7 @@ from programs import Program, Programs
 from stack import Stack, agent_context, metric, wait_until
 
 from isthmus.app import hand_on, pki
-from isthmus.app import server as server_module
+from isthmus.app import server_agents
 from isthmus.app.agent import Agent
 from isthmus.app.server import Server
 from isthmus.observe.metrics import HandOn, TlsPort, TlsRefusal
@@ -131,7 +131,7 @@ class Cluster:
         self.stack.wait(lambda: self.links_of(agent) == set(ids), f"links to {ids}")
 
     def passing(self) -> int:
-        return sum(len(server.handing) for server in self.servers.values())
+        return sum(len(server.agent_door.handing) for server in self.servers.values())
 
     def reach(self) -> None:
         """Every server reaches a target through its own link."""
@@ -191,14 +191,14 @@ def test_every_server_is_linked_though_only_one_is_ever_met(fresh: Stack) -> Non
         assert fresh.snapshot(agent)["knownServers"] == 3
         cluster.reach()
         a = cluster.servers["a"]
-        fresh.wait(lambda: len(a.handing) == 2, "two connections pass through")
+        fresh.wait(lambda: len(a.agent_door.handing) == 2, "two connections pass through")
         scrape = fresh.metrics(a)
         joined = 'isthmus_server_agent_connections_handed_on_total{result="joined"}'
         assert metric(scrape, joined) == count(a, HandOn.JOINED) >= 2
         assert metric(scrape, "isthmus_server_agent_connections_passing") == 2
-        assert all(not len(cluster.servers[each].handing) for each in "bc")
+        assert all(not len(cluster.servers[each].agent_door.handing) for each in "bc")
         fresh.stop(agent)
-        fresh.wait(lambda: not len(a.handing), "nothing passes through any more")
+        fresh.wait(lambda: not len(a.agent_door.handing), "nothing passes through any more")
 
 
 def test_several_agents_have_a_mesh_each(fresh: Stack) -> None:
@@ -260,7 +260,7 @@ def test_when_the_one_that_is_met_goes_the_next_one_hands_on(fresh: Stack) -> No
         cluster.wait_links(agent, *IDS)
         cluster.stop("a")  # and with it every link that passed through it
         cluster.wait_links(agent, "b", "c")
-        fresh.wait(lambda: len(cluster.servers["b"].handing) == 1, "b hands on")
+        fresh.wait(lambda: len(cluster.servers["b"].agent_door.handing) == 1, "b hands on")
         cluster.reach()
         cluster.start("a")
         cluster.wait_links(agent, *IDS)
@@ -378,7 +378,7 @@ def test_half_a_hello_is_waited_for_only_so_long(
         assert ends(sock)
     late = 'isthmus_server_link_failures_total{reason="timed_out"}'
     assert metric(fresh.metrics(cluster.servers["a"]), late) == 1
-    assert not cluster.servers["a"].handing.looking
+    assert not cluster.servers["a"].agent_door.handing.looking
 
 
 @pytest.mark.parametrize("cut", [0, 60])
@@ -389,10 +389,10 @@ def test_who_leaves_in_the_middle_of_its_hello_is_forgotten(fresh: Stack, cut: i
     hello = first_hello(asking(fresh, "isthmus/1@b"))
     with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
         sock.sendall(hello[:cut])
-        fresh.wait(lambda: a.handing.looking == 1, "it is looked at")
+        fresh.wait(lambda: a.agent_door.handing.looking == 1, "it is looked at")
         sock.shutdown(socket.SHUT_WR)
         assert ends(sock)
-    fresh.wait(lambda: not a.handing.looking and not a.links, "it is forgotten")
+    fresh.wait(lambda: not a.agent_door.handing.looking and not a.links, "it is forgotten")
     late = 'isthmus_server_link_failures_total{reason="timed_out"}'
     assert metric(fresh.metrics(a), late) == 0  # nobody waited for the rest
 
@@ -404,26 +404,26 @@ def test_who_breaks_off_in_the_middle_of_its_hello_is_forgotten(fresh: Stack, cu
     a = cluster.servers["a"]
     sock = socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S)
     sock.sendall(first_hello(asking(fresh, "isthmus/1@b"))[:cut])
-    fresh.wait(lambda: a.handing.looking == 1, "it is looked at")
+    fresh.wait(lambda: a.agent_door.handing.looking == 1, "it is looked at")
     reset(sock)
-    fresh.wait(lambda: not a.handing.looking and not a.links, "it is forgotten")
+    fresh.wait(lambda: not a.agent_door.handing.looking and not a.links, "it is forgotten")
     assert metric(fresh.metrics(a), 'isthmus_server_link_failures_total{reason="lost"}') == 1
 
 
 def test_those_that_are_looked_at_count_as_strangers(
     fresh: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MOST_GREETING", 3)
+    monkeypatch.setattr(server_agents, "MOST_GREETING", 3)
     cluster = Cluster(fresh, ("a", "b"))
     cluster.start()
     a = cluster.servers["a"]
     with contextlib.ExitStack() as opened:
         for _ in range(3):
             opened.enter_context(socket.create_connection(("127.0.0.1", cluster.ports["a"])))
-        fresh.wait(lambda: a.handing.looking == 3, "three are looked at")
+        fresh.wait(lambda: a.agent_door.handing.looking == 3, "three are looked at")
         with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
             assert ends(sock)
-        assert a.handing.looking == 3
+        assert a.agent_door.handing.looking == 3
 
 
 def test_what_is_no_tls_is_refused_as_before(fresh: Stack) -> None:
@@ -446,7 +446,7 @@ def test_a_peer_at_our_own_address_is_not_dialed_in_circles(fresh: Stack, bind: 
     fresh.wait(lambda: count(a, HandOn.LOOP) > 0, "the loop is seen")
     assert cluster.links_of(agent) == {"a"} and not count(a, HandOn.JOINED)
     fresh.stop(agent)
-    fresh.wait(lambda: not len(a.handing), "nothing is left")
+    fresh.wait(lambda: not len(a.agent_door.handing), "nothing is left")
 
 
 def test_a_circle_of_servers_is_bounded(fresh: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,45 +6,32 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
-import socket
 import ssl
 import time
 import uuid
-from collections.abc import Mapping
 from functools import partial
 
 from isthmus.app import lifetime, ports
 from isthmus.app.admission import Admission
 from isthmus.app.doors import Doors
-from isthmus.app.hand_on import HandingOn
-from isthmus.app.peers import Peers
+from isthmus.app.server_agents import AgentDoor
+from isthmus.app.server_kube import ServerKube
 from isthmus.app.server_view import server_view
 from isthmus.app.tls_refusals import refusal_of
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.server import GRPC, HTTP_CONNECT, ServerSettings
-from isthmus.core.agents import Agents
-from isthmus.core.leases import parse_labels, to_selector
 from isthmus.dialers.through_agent import AgentDial, AgentDialer
-from isthmus.errors import DialFailure, LinkStage
+from isthmus.errors import DialFailure
 from isthmus.frontends.backend import Request
-from isthmus.kube.api import Kube, open_kube
-from isthmus.kube.counter import LeaseCounter
-from isthmus.kube.leases import LeaseKeeper
-from isthmus.kube.tokens import Expected, TokenReviewer
-from isthmus.links.link import GOODBYE_S, HANDSHAKE_S, Link, peer_of
-from isthmus.links.server_side import AgentLink, Membership
+from isthmus.links.link import GOODBYE_S
+from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, server_context, watch
-from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import ServerMetrics, TlsPort
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.tunnel.limits import Limits, with_keepalive
-from isthmus.tunnel.packets import Packets
 from isthmus.values import HostPort, ServerId
-from isthmus.wire.link import alpn_asking_for, is_askable
 
 _log = logging.getLogger("isthmus.server")
 MOST_GREETING = 1024
@@ -107,30 +94,22 @@ class Server:
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
         self.tunnels = TunnelTable(self.loop, self.metrics)
-        self.agents: Agents[AgentLink] = Agents(settings.proxy_strategies, _below)
+        self.agent_door = AgentDoor(
+            self.loop, self.poller, settings, server_id=self.id, metrics=self.metrics,
+            once=self.once, on_dial=self._agent_dials,
+        )  # fmt: skip
+        self.agents = self.agent_door.agents
+        self.links = self.agent_door.links
         self.dialer = AgentDialer(self.loop, self.agents, timeout_s=settings.dial_limit_s)
-        self.links: set[AgentLink] = set()
-        self._limits = with_keepalive(Limits(), settings.keepalive_time_s)
         self.contexts: list[HotContext] = []
-        self.agent_port = 0
         self.health_port = 0
         self.admin_port = 0
         self._frontend_tls: dict[str, HotContext] = {}
         self.doors = Doors(
             self.loop, self.poller, self, settings, once=self.once, context=self._client_context
         )
-        self._agent_listeners: list[Listener] = []
-        self._kube: Kube | None = None
+        self._kube: ServerKube | None = None
         self._admission: Admission | None = None
-        self._lease: LeaseKeeper | None = None
-        self._counter: LeaseCounter | None = None
-        self._server_count = settings.announced_count
-        self.peers = Peers(self.id, settings.peers)
-        self.handing = HandingOn(
-            self.loop, self.poller, peers=self.peers, metrics=self.metrics,
-            once=self.once, lost=self._agent_lost,
-        )  # fmt: skip
-        self.packets = Packets()
         self._ports: list[ports.Port] = []
 
     # Program.
@@ -144,9 +123,12 @@ class Server:
                     self._frontend_tls[door.mode] = self._hot(
                         "server", settings.server_ca_cert, alpn=_ALPN[door.mode]
                     )
-            agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=self._agent_alpn())
-            self._ask_kube()
-            self._listen(agent_tls)
+            agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=self.agent_door.alpn)
+            self._kube = ServerKube(
+                settings, self.agent_door, server_id=self.id, metrics=self.metrics
+            )
+            self._admission = Admission(settings, reviewer=self._kube.reviewer, once=self.once)
+            self._listen(agent_tls, self._admission)
             await self._open_ports()
         except BaseException:
             await self.stop()
@@ -165,16 +147,14 @@ class Server:
             tasks.create_task(self.tunnels.watch(), name="sweep")
             if self._admission is not None and self._admission.entitlements is not None:
                 tasks.create_task(self._admission.entitlements.watch(), name="binding")
-            if self._lease is not None and self._counter is not None:
-                tasks.create_task(self._lease.run(), name="lease")
-                tasks.create_task(self._counter.run(), name="count")
+            if self._kube is not None:
+                self._kube.watch(tasks)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing more, tell the agents, wait for the tunnels; see Program."""
         self.draining = True
         self.doors.drain()
-        for link in list(self.links):
-            link.drain()
+        self.agent_door.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 # A pending dial becomes a tunnel, and a tunnel's last bytes wait in its link.
@@ -188,9 +168,7 @@ class Server:
     async def stop(self) -> None:
         """Close everything; see Program."""
         self.doors.drain()
-        for listener in self._agent_listeners:
-            listener.stop()
-        self.handing.close()
+        self.agent_door.shut()
         self.tunnels.abort_all(Ending.DRAINED)
         # Before their links are closed, or each would be asked of the next link.
         for dial in self.dialer.pending.take_all():
@@ -200,8 +178,6 @@ class Server:
         self.doors.close()
         if self._admission is not None:
             self._admission.close()
-        if self._lease is not None:
-            await self._lease.stop()
         if self._kube is not None:
             await self._kube.close()
         # Each is gone when its peer closed too, or GOODBYE_S later; whatever went wrong, we go.
@@ -234,77 +210,12 @@ class Server:
         self.contexts.append(context)
         return context
 
-    def _agent_alpn(self) -> tuple[str, ...]:
-        """What agents may ask for: our own protocol by our own id as well."""
-        alpn = self.settings.agent_alpn
-        by_id = self.settings.link != "grpc" and is_askable(self.id)
-        return (alpn_asking_for(self.id), *alpn) if by_id else alpn
-
-    def _ask_kube(self) -> None:
-        """Prepare what the Kubernetes API is asked for; nothing is sent yet."""
-        settings = self.settings
-        reviewer = None
-        if settings.needs_kube:
-            self._kube = open_kube(
-                settings.kubeconfig, qps=settings.kubeconfig_qps, burst=settings.kubeconfig_burst
-            )
-        if self._kube is not None and settings.wants_tokens:
-            expected = Expected(
-                audience=settings.authentication_audience,
-                namespace=settings.agent_namespace,
-                service_account=settings.agent_service_account,
-            )
-            reviewer = TokenReviewer(self._kube.tokens, expected)
-        self._admission = Admission(settings, reviewer=reviewer, once=self.once)
-        if self._kube is not None and settings.enable_lease_controller:
-            labels = parse_labels(settings.lease_label)
-            leases = self._kube.leases(settings.lease_namespace)
-            self._lease = LeaseKeeper(
-                leases,
-                server_id=self.id,
-                labels=labels,
-                metrics=self.metrics.leases,
-                agent_address=settings.advertise_agent_address,
-            )
-            # Servers that count their own kind can tell our agents, which then need no access to
-            # the API; what they tell replaces --server-count.
-            self._counter = LeaseCounter(
-                leases,
-                selector=to_selector(labels),
-                changed=self._members_changed,
-                found=self._peers_found,
-                metrics=self.metrics.leases,
-            )
-
-    def _members_changed(self, count: int) -> None:
-        self._server_count = count
-        self._tell_membership()
-
-    def _peers_found(self, found: Mapping[ServerId, HostPort]) -> None:
-        if self.peers.leased(found):
-            self._tell_membership()
-
-    def _tell_membership(self) -> None:
-        for link in list(self.links):
-            link.tell_membership()
-
-    def _listen(self, agent_tls: HotContext) -> None:
-        settings = self.settings
+    def _listen(self, agent_tls: HotContext, admission: Admission) -> None:
         # Everything is bound before anything is accepted: a port in use leaves nothing open.
-        agents = bind_tcp(settings.agent_bind_address, settings.agent_port, flag="--agent-port")
-        try:
-            self.doors.bind()
-        except BaseException:
-            for sock in agents:
-                sock.close()
-            raise
+        self.agent_door.bind()
+        self.doors.bind()
         self.doors.open()
-        accept = partial(self._accept_agent, agent_tls)
-        for sock in agents:
-            listener = Listener(self.loop, self.poller, sock, accept)
-            self._agent_listeners.append(listener)
-            self.agent_port = listener.port
-            self.handing.listening.append(listener.address)
+        self.agent_door.open(agent_tls, admission)
 
     async def _open_ports(self) -> None:
         settings = self.settings
@@ -333,12 +244,12 @@ class Server:
         gauges.tunnels = lambda: len(self.tunnels)
         gauges.http_connections = lambda: self.tunnels.count_of(HTTP_CONNECT)
         gauges.grpc_calls = self._grpc_calls
-        gauges.handed_on = lambda: len(self.handing)
+        gauges.handed_on = lambda: len(self.agent_door.handing)
         gauges.packets = lambda: {
             "from_client": self.doors.packets.received,
             "to_client": self.doors.packets.sent,
-            "from_agent": self.packets.received,
-            "to_agent": self.packets.sent,
+            "from_agent": self.agent_door.packets.received,
+            "to_agent": self.agent_door.packets.sent,
         }
         gauges.links = lambda: len(self.agents)
         gauges.held_bytes = lambda: sum(link.held_bytes for link in self.links)
@@ -352,6 +263,11 @@ class Server:
 
     def _client_context(self, mode: str) -> ssl.SSLContext:
         return self._frontend_tls[mode].current
+
+    @property
+    def agent_port(self) -> int:
+        """The port for agents."""
+        return self.agent_door.port
 
     @property
     def frontend_port(self) -> int | None:
@@ -380,105 +296,6 @@ class Server:
 
     # Agents.
 
-    def _accept_agent(self, context: HotContext, sock: socket.socket) -> None:
-        greeting = len(self.links) - len(self.agents) + self.handing.looking
-        if greeting >= MOST_GREETING:
-            sock.close()  # nobody has proved anything yet: they may not take every descriptor
-            self.metrics.link_failed(LinkStage.REFUSED)
-        elif len(self.peers):
-            self.handing.accept(sock, partial(self._serve_agent, context))
-        else:
-            self._serve_agent(context, sock)
-
-    def _serve_agent(
-        self,
-        context: HotContext,
-        sock: socket.socket,
-        events: int = 0,
-        handshake_s: float = HANDSHAKE_S,
-    ) -> None:
-        assert self._admission is not None  # made before the port was opened
-        link = AgentLink(
-            self.loop,
-            self.poller,
-            sock,
-            context.current,
-            membership=self._membership,
-            on_ready=self._agent_ready,
-            on_dial=self._agent_dials,
-            on_closed=self._agent_gone,
-            admit=self._admission.admit,
-            only=self.settings.link,
-            packets=self.packets,
-            handshake_s=handshake_s,
-            limits=self._limits,
-        )
-        self.links.add(link)
-        if events:  # its edges came while its hello was looked at
-            link.carrier.on_events(events)
-
-    def _agent_lost(self, sock: socket.socket, late: bool) -> None:
-        """A connection ended, or was too slow, before it was a link."""
-        stage = LinkStage.TIMED_OUT if late else LinkStage.LOST
-        self.metrics.link_failed(stage)
-        self.once.log(
-            ("link", stage, False), _QUIET_S, _log, logging.WARNING if late else logging.INFO,
-            "agent link refused", address=peer_of(sock),
-            reason="handshake timed out" if late else "connection lost",
-        )  # fmt: skip
-
-    def _membership(self) -> Membership:
-        ids = self.peers.ids
-        count = max(self._server_count, len(ids)) if self._counter else self._server_count
-        return Membership(server_id=self.id, server_count=count, servers=ids)
-
-    def _agent_ready(self, link: AgentLink) -> None:
-        others = [it for it in self.agents if it.agent_id == link.agent_id]
-        # An agent that looks for more servers behind one address meets us again: no news.
-        link.is_extra = any(it.peer_host == link.peer_host for it in others)
-        # Where servers hand agents on, one agent comes by several addresses.
-        if others and not link.is_extra and not len(self.peers):
-            self.once.log(
-                ("one id", link.agent_id), _QUIET_S, _log, logging.WARNING,
-                "two agents claim one id", agent_id=link.agent_id, address=link.peer_address,
-                other=others[0].peer_address,
-            )  # fmt: skip
-        self.agents.add(link)
-        self.metrics.link_opened()
-        if self.draining:
-            link.drain()
-        log(
-            _log, logging.DEBUG if link.is_extra else logging.INFO, "agent linked",
-            agent_id=link.agent_id, link=link.id,
-            address=link.peer_address, identity=str(link.identity), version=link.version,
-            network=link.network or None,
-        )  # fmt: skip
-
-    def _agent_gone(self, link: Link) -> None:
-        assert isinstance(link, AgentLink)
-        self.links.discard(link)
-        was_ready = link.was_ready
-        self.agents.remove(link)
-        if link.failure is not None:
-            self.metrics.tls_refused(TlsPort.AGENT, refusal_of(link.failure))
-        elif not link.orderly:
-            self.metrics.link_failed(link.stage)
-            if was_ready and link.talk is not None and link.talk.name == "grpc":
-                self.metrics.stream_failed("from_agent", "Unavailable")
-        log_it = partial(log, _log) if was_ready else partial(
-            self.once.log, ("link", link.stage, link.audited), _QUIET_S, _log
-        )  # fmt: skip
-        log_it(
-            # A load balancer that looks whether the port is open connects and leaves: no warning.
-            # What the audit has said is not said twice.
-            logging.DEBUG if link.is_extra or link.audited
-            else logging.INFO if was_ready or link.stage is LinkStage.LOST
-            else logging.WARNING,
-            "agent link ended" if was_ready else "agent link refused",
-            agent_id=link.agent_id or None, link=link.id, address=link.peer_address,
-            reason=link.closed_because,
-        )  # fmt: skip
-
     def _agent_dials(self, incoming: Incoming) -> None:
         incoming.refuse(DialFailure.DENIED, "no destination is listed for agents")
 
@@ -499,11 +316,6 @@ class Server:
     def abandoned(self) -> None:
         """Count a client that left while its dial was under way."""
         self.metrics.dial_abandoned()
-
-
-def _below(number: int) -> int:
-    """Pick by chance; random.randrange() takes 0.6 µs, this 0.1 (timeit)."""
-    return int(random.random() * number)
 
 
 def main(settings: ServerSettings) -> int:

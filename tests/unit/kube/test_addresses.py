@@ -196,7 +196,7 @@ def test_an_agent_of_one_server_finds_those_that_have_a_lease(
             await until(lambda: set(links) == {first.id})
             async with started(second):
                 await until(lambda: set(links) == {first.id, second.id})
-                assert len(first.handing) == 1 and len(second.agents) == 1
-            await until(lambda: set(links) == {first.id} and not len(first.peers))
+                assert len(first.agent_door.handing) == 1 and len(second.agents) == 1
+            await until(lambda: set(links) == {first.id} and not len(first.agent_door.peers))
 
     with_api(tmp_path, test)
