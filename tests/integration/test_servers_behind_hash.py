@@ -27,8 +27,7 @@ from clients import (
 from programs import Program, Programs
 from stack import Stack, agent_context, metric, wait_until
 
-from isthmus.app import hand_on, pki
-from isthmus.app import server_agents
+from isthmus.app import hand_on, pki, server_agents
 from isthmus.app.agent import Agent
 from isthmus.app.server import Server
 from isthmus.observe.metrics import HandOn, TlsPort, TlsRefusal
