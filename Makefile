@@ -46,7 +46,7 @@ bench: setup ## Measure direct, a haproxy pair and Isthmus in one run
 	$(PY) bench/run.py $(ARGS)
 
 proto: setup ## Regenerate the messages from their .proto files
-	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto
+	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto src/isthmus/wire/kep1281.proto src/isthmus/wire/pprof.proto
 
 clean: ## Remove what was built
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

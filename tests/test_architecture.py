@@ -18,7 +18,7 @@ LAYERS = [
     {"net", "testing"},
     {"observe"},
     {"frontends", "dialers", "links", "kube"},
-    {"app"},
+    {"app", "client"},
     {"lab"},
     {"cli"},
 ]

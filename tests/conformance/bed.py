@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from callers import CallUser, Dialed, Linker
+from callers import HALF_CLOSE, REQUEST, Answer, CallUser, Dialed, Linker, PayloadUser
 from users import DEADLINE_S, MemoryUser, SocketUser, TlsUser, User, until
 
 from isthmus.app import pki
@@ -23,22 +23,30 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
 from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packet_link import LinkedEnd
+from isthmus.tunnel.payload_call import PayloadCall
+from isthmus.tunnel.payload_end import PayloadEnd
+from isthmus.tunnel.payload_stream import PayloadStream
 from isthmus.tunnel.proxy_end import ProxyEnd
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.http2 import Headers
 
-KINDS = ("tcp", "unix", "tls-server", "tls-client", "mux", "memory", "proxy", "link")
+KINDS = (
+    "tcp", "unix", "tls-server", "tls-client", "mux", "memory",
+    "proxy", "link",  # konnectivity: a client's call, a link
+    "payload", "payload-call",  # KEP-1281: the server's side and the client's
+)  # fmt: skip
 #: What a kind cannot do, and why; ``able`` and ``pairs`` leave it out.
 CANNOT = {
     ("proxy", "half-close"): "CLOSE_RSP ends both directions of a konnectivity client",
     ("link", "stop its writer"): "konnectivity has no window per connection, only a budget",
 }
 #: These have a window, which their peers may use whatever the sink says.
-WINDOWED = ("mux", "proxy", "link")
+WINDOWED = ("mux", "proxy", "link", "payload", "payload-call")
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
 SMALL_BUFFER = 16 * 1024
 
@@ -144,7 +152,7 @@ class Side:
     def kept_bytes(self) -> int:
         """What this end keeps in memory."""
         match self.end:
-            case Stream() | ProxyEnd() | LinkedEnd():
+            case Stream() | ProxyEnd() | LinkedEnd() | PayloadStream():
                 return self.end.backlog_bytes  # what it holds is kept by its sink
             case RawSocket():
                 return self.end.out_bytes
@@ -225,6 +233,10 @@ class Bed:
                 end, user = await self._call(early)
             case "link":
                 end, user = await self._linked(early)
+            case "payload":
+                end, user = await self._payload(early)
+            case "payload-call":
+                end, user = await self._payload_call(early)
             case _:
                 end = user = MemoryUser(early)
         self.ends.append(end)
@@ -338,6 +350,28 @@ class Bed:
         await until(lambda: user.connect_id)
         ends[0]._settling = None  # what is held until then is tested with the end itself
         return ends[0], user
+
+    async def _payload(self, early: Early | None) -> tuple[PayloadEnd, PayloadUser]:
+        ends: list[PayloadEnd] = []
+
+        def accept(stream: Http2Stream, headers: Headers) -> PayloadEnd:
+            ends.append(PayloadEnd(stream, half_closes=True, early=early))
+            ends[0].accept()
+            return ends[0]
+
+        user = PayloadUser(server=False)
+        user.begin(self._http2(accept))
+        await until(lambda: user.answered)
+        return ends[0], user
+
+    async def _payload_call(self, early: Early | None) -> tuple[PayloadCall, PayloadUser]:
+        user, answer = PayloadUser(server=True), Answer()
+        end = PayloadCall(answer, early=early)
+        stream = self._http2(user.accept).open(NOBODY)
+        assert stream is not None
+        end.call(stream, (*REQUEST, HALF_CLOSE))
+        await until(lambda: answer.answered)
+        return end, user
 
     async def _linked(self, early: Early | None) -> tuple[LinkedEnd, MemoryUser]:
         server, agent = Linker(agent=False), Linker(agent=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import resource
 import selectors
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +33,10 @@ from stack import Stack, agent_context, metric, wait_until
 from isthmus.app import hand_on, pki, server_agents
 from isthmus.app.agent import Agent
 from isthmus.app.server import Server
+from isthmus.net import peek
+from isthmus.net.poller import IN, Poller
 from isthmus.observe.metrics import HandOn, TlsPort, TlsRefusal
+from isthmus.wire.client_hello import ClientHello, hello_in
 
 IDS = ("a", "b", "c")
 
@@ -352,6 +358,29 @@ def test_grpc_agents_are_served_where_they_come(fresh: Stack) -> None:
         fresh.stop(agent)
 
 
+def test_a_count_below_the_number_of_names_does_not_hide_any(fresh: Stack) -> None:
+    cluster = Cluster(fresh)
+    cluster.start(server_count=1)
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, *IDS)
+        assert fresh.snapshot(agent)["knownServers"] == 3
+        fresh.stop(agent)
+
+
+def test_a_dead_address_beside_the_balancers_hides_nobody(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    with cluster.front() as front:
+        agent = fresh.add_agent(
+            linked=False,
+            proxy_server_port=front.port,
+            proxy_server_host=("127.0.0.1", "127.0.0.2"),
+        )
+        cluster.wait_links(agent, "a", "b")
+        fresh.stop(agent)
+
+
 def test_without_peers_nobody_looks(fresh: Stack) -> None:
     server = fresh.add_server(server_id="a")
     agent = fresh.add_agent()
@@ -448,8 +477,7 @@ def test_a_peer_at_our_own_address_is_not_dialed_in_circles(fresh: Stack, bind: 
     fresh.wait(lambda: not len(a.agent_door.handing), "nothing is left")
 
 
-def test_a_circle_of_servers_is_bounded(fresh: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_on, "MOST_WAITING", 8)
+def test_a_circle_of_servers_is_seen_when_it_closes(fresh: Stack) -> None:
     cluster = Cluster(fresh, ("a", "c"))
     a, c = (f"127.0.0.1:{cluster.ports[each]}" for each in ("a", "c"))
     # Each takes the other for b.
@@ -460,9 +488,220 @@ def test_a_circle_of_servers_is_bounded(fresh: Stack, monkeypatch: pytest.Monkey
         sock.sendall(hello)
         assert ends(sock)
     fresh.wait(lambda: cluster.passing() == 0, "the whole circle is gone")
-    servers = cluster.servers.values()
-    assert sum(count(server, HandOn.TOO_MANY) for server in servers) == 1
-    assert sum(count(server, HandOn.JOINED) for server in servers) == 16
+    assert (count(cluster.servers["a"], HandOn.LOOP), count(cluster.servers["c"], HandOn.LOOP)) == (
+        1,
+        0,
+    )
+    assert sum(count(each, HandOn.JOINED) for each in cluster.servers.values()) == 2
+
+
+def test_a_circle_through_the_balancer_is_seen_when_it_closes(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    with SourceHash([cluster.ports["a"]]) as front:
+        cluster.ports["b"] = front.port
+        cluster.start("a")
+        a = cluster.servers["a"]
+        with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+            sock.sendall(first_hello(asking(fresh, "isthmus/1@b")))
+            assert ends(sock)
+        fresh.wait(lambda: cluster.passing() == 0, "the circle is gone")
+        assert (count(a, HandOn.JOINED), count(a, HandOn.LOOP)) == (1, 1)
+        assert len(front.taken) == 1
+
+
+def test_a_server_that_the_list_knows_by_another_id_is_linked(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    flags = cluster.flags
+    cluster.start("a")
+    cluster.ports["x"] = cluster.ports.pop("b")  # it has b's flags and b's address, and is x
+    cluster.start("x", peer_server=flags)
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, "a", "x")
+        assert count(cluster.servers["x"], HandOn.LOOP) >= 1  # and somebody should hear of it
+        cluster.reach()
+        fresh.stop(agent)
+
+
+def test_what_is_said_while_a_peer_is_dialed_is_not_lost(fresh: Stack) -> None:
+    # It is dialed in vain, in the end served here, and its hello is still where it was.
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.ports["b"] = cluster.ports["a"]
+    cluster.start("a")
+    with shaken(cluster.ports["a"], asking(fresh, "isthmus/1@b", "isthmus/1")) as tls:
+        assert tls.selected_alpn_protocol() == "isthmus/1"
+        fresh.wait(lambda: len(cluster.servers["a"].links) == 1, "it is served here")
+        assert not cluster.passing()
+
+
+# Bounds: whoever asks has proved nothing.
+
+
+def test_who_stays_when_its_server_has_gone_is_ended_soon(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_on, "GOODBYE_S", 0.2, raising=False)
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    alert = b"\x15\x03\x03\x00\x02\x02\x28"  # fatal: b closes at once
+    with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+        sock.sendall(first_hello(asking(fresh, "isthmus/1@b")) + alert)
+        fresh.wait(lambda: count(cluster.servers["a"], HandOn.JOINED) == 1, "it is joined")
+        fresh.wait(lambda: cluster.passing() == 0, "nothing is kept for it")
+
+
+def test_a_server_that_stays_when_the_agent_has_gone_is_left_soon(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_on, "GOODBYE_S", 0.2, raising=False)
+    cluster = Cluster(fresh, ("a", "other"))
+    cluster.start("a")
+    with (
+        socket.create_server(("127.0.0.1", cluster.ports["other"])) as other,
+        socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock,
+    ):
+        hello = first_hello(asking(fresh, "isthmus/1@other"))
+        sock.sendall(hello)
+        far, _ = other.accept()
+        with far:
+            far.settimeout(LIMIT_S)
+            far.sendall(b"an answer")
+            assert sock.recv(64) == b"an answer"
+            sock.sendall(b"the last words")
+            sock.shutdown(socket.SHUT_WR)
+            got = b""
+            while data := far.recv(65536):
+                got += data
+            assert got == hello + b"the last words"
+            far.sendall(b"nobody needs this")
+            assert ends(sock)
+            fresh.wait(lambda: cluster.passing() == 0, "nothing is kept for it")
+
+
+def test_what_waits_when_a_server_goes_arrives_first(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "other"))
+    cluster.start("a")
+    a = cluster.servers["a"]
+    with (
+        socket.create_server(("127.0.0.1", cluster.ports["other"])) as other,
+        socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock,
+    ):
+        hello = first_hello(asking(fresh, "isthmus/1@other"))
+        sock.sendall(hello)
+        far, _ = other.accept()
+        with far:
+            assert far.recv(len(hello), socket.MSG_WAITALL) == hello
+            far.sendall(b"x" * 500_000)
+        got = 0
+        while data := sock.recv(65536):
+            got += len(data)
+        assert got == 500_000
+    fresh.wait(lambda: not len(a.agent_door.handing), "and then it is over")
+
+
+def test_no_more_pass_than_descriptors_allow(fresh: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hand_on.most_passing() == soft // 4
+    monkeypatch.setattr(hand_on, "most_passing", lambda: 2)
+    cluster = Cluster(fresh, ("a", "b", "c"))
+    cluster.start()
+    with contextlib.ExitStack() as opened:
+        for each in "bc":
+            context = asking(fresh, f"isthmus/1@{each}")
+            opened.enter_context(shaken(cluster.ports["a"], context))
+        with pytest.raises(ConnectionResetError), shaken(cluster.ports["a"], context):
+            pass
+        assert count(cluster.servers["a"], HandOn.TOO_MANY) == 1
+        assert cluster.passing() == 2
+
+
+def test_those_that_wait_for_a_dead_peer_keep_nobody_from_another(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_on, "MOST_WAITING", 3)
+    with full_target() as target, contextlib.ExitStack() as opened:
+        cluster = Cluster(fresh, ("a", "b", "full"))
+        cluster.ports["full"] = target.port
+        cluster.start("a", "b")
+        for number in range(1, 5):
+            sock = socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S)
+            opened.enter_context(sock)
+            sock.sendall(first_hello(asking(fresh, "isthmus/1@full")))
+            if number <= 3:
+                fresh.wait(lambda n=number: cluster.passing() == n, "it waits")
+        assert ends(sock)  # the fourth
+        a = cluster.servers["a"]
+        assert count(a, HandOn.TOO_MANY) == 1
+        with shaken(cluster.ports["a"], asking(fresh, "isthmus/1@b")) as tls:
+            assert tls.selected_alpn_protocol() == "isthmus/1@b"
+        assert count(a, HandOn.TOO_MANY) == 1
+
+
+def test_a_peer_that_could_not_be_dialed_is_left_alone_for_a_moment(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_on, "FAILED_FOR_S", LIMIT_S, raising=False)
+    cluster = Cluster(fresh, ("a", "dead"))
+    cluster.start("a")
+    a = cluster.servers["a"]
+
+    def ask() -> None:
+        with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+            sock.sendall(first_hello(asking(fresh, "isthmus/1@dead")))
+            with pytest.raises(ConnectionResetError):
+                sock.recv(1)
+
+    ask()
+    with socket.create_server(("127.0.0.1", cluster.ports["dead"])) as there:
+        ask()
+        assert count(a, HandOn.UNREACHED) == 2
+        there.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            there.accept()  # nobody dialed it
+        fresh.do(lambda: setattr(a.agent_door.handing, "_failed_until", {}))
+        there.settimeout(LIMIT_S)
+        with socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S) as sock:
+            sock.sendall(first_hello(asking(fresh, "isthmus/1@dead")))
+            there.accept()[0].close()
+
+
+def test_a_hello_is_not_read_again_for_each_of_its_bytes(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello = first_hello(asking(fresh, "isthmus/1@b", "isthmus/1"))
+    reads: list[int] = []
+    seen: list[ClientHello] = []
+
+    def read(data: bytes) -> ClientHello | int:
+        reads.append(len(data))
+        return hello_in(data)
+
+    monkeypatch.setattr(peek, "hello_in", read)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop)
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        with near, far:
+            look = peek.HelloPeek(
+                loop,
+                poller,
+                near,
+                timeout_s=LIMIT_S,
+                seen=lambda _, found, __: seen.append(found),
+                lost=lambda *_: pytest.fail("lost"),
+            )
+            edges = [*range(20), *range(20, len(hello), 50), len(hello)]
+            for at, end in pairwise(edges):
+                far.sendall(hello[at:end])
+                look._on_events(IN)
+            look.close()
+            poller.shut_down()
+
+    asyncio.run(main())
+    assert [found.alpn for found in seen] == [("isthmus/1@b", "isthmus/1")]
+    assert reads == [*range(1, 10), len(hello)]  # the headers, byte by byte, and then all of it
 
 
 def test_a_peer_that_never_answers_is_given_up(
@@ -545,6 +784,45 @@ def test_a_server_that_stops_resets_what_passes_through_it(fresh: Stack) -> None
         with pytest.raises(ConnectionResetError):
             socket.socket.recv(tls, 1)  # SSLSocket's own takes a reset for an end
     fresh.wait(lambda: not cluster.servers["b"].links, "b knows, too")
+
+
+# Draining.
+
+
+def test_who_drains_hands_nobody_on(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    a = cluster.servers["a"]
+    fresh.run(a.drain(1.0))
+    with shaken(cluster.ports["a"], asking(fresh, "isthmus/1@b", "isthmus/1")) as tls:
+        assert tls.selected_alpn_protocol() == "isthmus/1"
+        fresh.wait(lambda: len(a.links) == 1, "it is served here")
+        assert not cluster.passing()
+
+
+def test_who_drains_waits_for_what_moves_through_it(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_on, "WATCH_S", 0.3, raising=False)
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    with cluster.front() as front, Target() as target:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, "a", "b")
+        a, b = cluster.servers["a"], cluster.servers["b"]
+        uds = b.settings.uds_name
+        with tunnel(connect_uds(uds), target.name) as client, target.accept() as far:
+            drained = asyncio.run_coroutine_threadsafe(a.drain(LIMIT_S), fresh.loop)
+            looks: set[float | None] = set()
+            while len(looks) < 4:  # it looked three times whether this moves
+                client.send(b"x" * 4096)
+                assert far.read_exactly(4096) == b"x" * 4096
+                assert not drained.done()
+                looks.add(a.agent_door.handing._watched_since)
+            # Nothing moves now, and the tunnel is open: that cannot be seen from outside.
+            drained.result(LIMIT_S)
+            assert cluster.passing() == 1
+        fresh.stop(agent)
 
 
 # As processes.

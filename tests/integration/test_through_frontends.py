@@ -16,6 +16,7 @@ from stack import Stack, client_context
 from isthmus.app.pki import PkiFiles
 from isthmus.dialers.through_connect import ConnectDialer
 from isthmus.dialers.through_grpc import GrpcDialer
+from isthmus.dialers.through_payload import PayloadDialer
 from isthmus.dialers.through_server import ServerDial, ServerDialer, ServerPlace
 from isthmus.errors import DialFailure
 from isthmus.lab.outcome import TlsFiles
@@ -29,7 +30,11 @@ from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.values import HostPort
 
 LIMIT_S = 20.0
-KINDS = ["connect-uds", "connect-tls", "grpc-uds", "grpc-tls"]
+DIALERS = {"connect": ConnectDialer, "grpc": GrpcDialer, "payload": PayloadDialer}
+PROTOCOLS = {
+    "connect": Protocol.HTTP_CONNECT, "grpc": Protocol.GRPC, "payload": Protocol.PAYLOAD,
+}  # fmt: skip
+KINDS = ["connect-uds", "connect-tls", "grpc-uds", "grpc-tls", "payload-uds", "payload-tls"]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,7 @@ def place(stack: Stack, kind: str) -> ServerPlace:
 
     def context() -> object:
         made = client_context(stack.files)
-        if protocol == "grpc":
+        if protocol != "connect":
             made.set_alpn_protocols(["h2"])
         return made
 
@@ -71,8 +76,9 @@ class Bed:
     def __init__(self, stack: Stack, kind: str) -> None:
         loop = asyncio.get_running_loop()
         self.poller = Poller(loop)
-        make: type[ServerDialer] = ConnectDialer if kind.startswith("connect") else GrpcDialer
-        self.dialer = make(loop, self.poller, Resolver(loop), place(stack, kind))
+        self.dialer: ServerDialer = DIALERS[kind.partition("-")[0]](
+            loop, self.poller, Resolver(loop), place(stack, kind)
+        )
         self.ends: list[BaseEnd] = []
         self.endings: list[Ending] = []
         self.failures: list[tuple[DialFailure, str]] = []
@@ -111,6 +117,8 @@ def run(stack: Stack, kind: str, test: Callable[[Bed], Awaitable[None]]) -> None
     async def main() -> None:
         bed = Bed(stack, kind)
         await test(bed)
+        if isinstance(bed.dialer, PayloadDialer):
+            bed.dialer.close()
         assert not bed.ends and not bed.failures
         await bed.until(lambda: len(bed.poller) == 0)  # whatever was opened is closed
         await asyncio.sleep(0)
@@ -189,7 +197,7 @@ def test_the_server_itself_is_not_there(fresh: Stack, kind: str) -> None:
     run(fresh, kind, test)
 
 
-@pytest.mark.parametrize("kind", ["connect-tls", "grpc-tls"])
+@pytest.mark.parametrize("kind", ["connect-tls", "grpc-tls", "payload-tls"])
 def test_a_server_that_is_not_who_it_should_be(stack: Stack, kind: str) -> None:
     async def test(bed: Bed) -> None:
         good = bed.dialer.place
@@ -423,7 +431,7 @@ def prober(certificates: PkiFiles) -> Iterator[Prober]:
 
 def way(stack: Stack, kind: str) -> Way:
     at = place(stack, kind)
-    protocol = Protocol.HTTP_CONNECT if kind.startswith("connect") else Protocol.GRPC
+    protocol = PROTOCOLS[kind.partition("-")[0]]
     return Way(name=kind, protocol=protocol, uds=at.uds, tcp=str(at.tcp) if at.tcp else "")
 
 

@@ -133,6 +133,72 @@ def test_refusals(args: list[str], said: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def refused(path: Path, text: str, *args: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(text)
+    return subprocess.run(
+        [*LAB, "run", str(path), *args], env=environment(), text=True, capture_output=True,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["kept", "owner", "about.json", "topology.yaml", "pki", "logs"])
+def test_files_that_the_lab_needs_itself(tmp_path: Path, name: str) -> None:
+    done = refused(tmp_path / "own.yaml", f'{SIMPLE}files: {{{name}: ""}}\n')
+    assert done.returncode == 2
+    assert f"files.{name}: '{name}' is a name that the lab needs itself" in done.stderr
+
+
+def test_a_program_that_does_not_exist_is_no_failure_that_was_expected(tmp_path: Path) -> None:
+    step = "  - {from: left, run: crul http://right:8080/, fails: true}\n"
+    done = refused(tmp_path / "typo.yaml", SIMPLE + step)
+    assert done.returncode == 2
+    assert "typo runs crul, not found in the PATH" in done.stderr
+
+
+def test_a_program_that_fails_at_once_is_seen(tmp_path: Path) -> None:
+    text = SIMPLE.replace(
+        "at: {net: 10.210.0.10}", "at: {net: 10.210.0.10}\n    processes: {p: 'false'}"
+    )
+    done = refused(tmp_path / "fails.yaml", text)
+    assert done.returncode == 1
+    assert "p ended with exit code 1" in done.stderr + done.stdout
+
+
+def test_a_step_that_cannot_be_done_is_named_and_the_rest_listed(tmp_path: Path) -> None:
+    text = SIMPLE.replace(
+        "at: {net: 10.210.0.10}",
+        "at: {net: 10.210.0.10}\n    processes: {p: {command: sleep 100, start: false}}",
+    ).replace("steps:\n", "steps:\n  - freeze: p\n")
+    done = refused(tmp_path / "cannot.yaml", text, "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    first, *rest = report["steps"]
+    assert (first["from"], first["what"], first["seen"]) == ("left", "freeze p", "p does not run")
+    assert [step["seen"] for step in rest] == ["not done", "not done"]
+    assert not report["held"]
+
+
+def test_modules_of_the_current_directory_are_not_ours(simple: str, tmp_path: Path) -> None:
+    """Whoever can write there would be root."""
+    (tmp_path / "h11.py").write_text("raise SystemExit('not yours')")
+    (tmp_path / "uvloop.py").write_text("raise SystemExit('not yours')")
+    isthmus = [sys.executable, "-P", "-m", "isthmus.cli.main", "lab"]
+    done = subprocess.run(
+        [*isthmus, "run", simple, "--json"], env=environment(), text=True, capture_output=True,
+        check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["steps"][0]["held"], done.stderr
+
+
+def test_nobody_reads_the_verdict(simple: str) -> None:
+    for where in (">&-", "2>&-", ">/dev/full"):
+        done = subprocess.run(
+            ["bash", "-c", f"{' '.join(LAB)} run {simple} {where}"], env=environment(),
+            capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, where  # one of its steps does not hold
+
+
 def test_program_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(SIMPLE.replace("hosts:\n", "hosts:\n  bad:\n    at: {net: 10.210.0.30}\n"

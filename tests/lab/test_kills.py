@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import random
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from machine import HOME, LAB, environment, lab, nothing_left, processes, wait_until
@@ -42,6 +45,22 @@ steps:
   - {from: one, get: two:8080, through: connect, answers: from two}
   - {from: one, run: sleep 0.2}
   - {end_traffic: noise}
+"""
+
+
+HIDING = """\
+title: Programs that would rather stay
+networks:
+  net: {{cidr: 10.210.0.0/24}}
+hosts:
+  one:
+    at: {{net: 10.210.0.10}}
+    processes:
+      elsewhere: env -i /usr/bin/unshare -n /bin/sleep 98765
+      daemon: /usr/bin/setsid --fork /bin/sleep 98765
+      hopper: [env, -i, "{{python}}", -c, {hop}]
+steps:
+  - {{from: one, run: "true"}}
 """
 
 
@@ -84,7 +103,7 @@ def wait_said(process: subprocess.Popen[str], number: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
 def test_killed_at_every_step(topology: str, steps: list[str], number: signal.Signals) -> None:
-    assert len(steps) > 15
+    assert len(steps) > 15  # or the kills below would prove little
     for step in range(1, len(steps)):
         with nothing_left(), running(topology) as process:
             wait_said(process, step)
@@ -96,10 +115,61 @@ def test_killed_at_every_step(topology: str, steps: list[str], number: signal.Si
             assert code in wanted or (late and code == 0), (steps[step - 1], code)
 
 
-def test_killed_before_it_says_anything(topology: str) -> None:
-    for _ in range(5):
+@pytest.mark.timeout(300)
+def test_killed_at_any_moment(topology: str) -> None:
+    """By one signal or several, wherever it happens to be."""
+    chance = random.Random(20261116)
+    numbers = [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    for _ in range(15):
         with nothing_left(), running(topology) as process:
-            os.kill(process.pid, signal.SIGKILL)
+            assert process.stderr is not None
+            process.stderr.readline()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(chance.random() * 4)
+            for _ in range(chance.randint(1, 4)):
+                process.send_signal(chance.choice(numbers))
+            process.wait(60)
+
+
+def test_stopped_and_taken_down(topology: str, steps: list[str]) -> None:
+    with nothing_left(), running(topology) as process:
+        wait_said(process, len(steps) // 2)
+        process.send_signal(signal.SIGSTOP)
+        lab("down")
+        assert process.wait(60) == 130
+
+
+def test_a_step_that_takes_long_is_interrupted(topology: str, tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(SMALL.replace("run: sleep 0.2", "run: sleep 500, timeout_s: 500"))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with nothing_left(), running(str(path)) as process:
+            assert process.stderr is not None
+            while "step 3 of 4" not in process.stderr.readline():
+                pass
+            process.send_signal(number)
+            assert process.wait(60) == 130
+
+
+def test_processes_that_hide(tmp_path: Path) -> None:
+    """Without the mark, in another namespace, in another session, forking all the time."""
+    hop = "import os, time\nwhile not os.fork(): time.sleep(0.01)"
+    path = tmp_path / "hide.yaml"
+    path.write_text(HIDING.format(hop=json.dumps(f"exec({hop!r})")))
+    with nothing_left():
+        lab("run", str(path))
+    # Killed is not yet gone.
+    wait_until(lambda: not (running_with(b"98765") or running_with(b"os.fork()")), "all are gone")
+
+
+def running_with(word: bytes) -> list[bytes]:
+    """The command lines of processes that have a word in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes()
+            found += [line] if word in line else []
+    return found
 
 
 def test_terminated_and_hung_up(topology: str, steps: list[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.errors import ProtocolError
-from isthmus.wire.client_hello import MAX_HELLO_BYTES, alpn_in
+from isthmus.wire.client_hello import MAX_HELLO_BYTES, ClientHello, hello_in
 from isthmus.wire.link import ALPN, alpn_asking_for, asked_for, is_askable
 
 ids = st.text(st.sampled_from("ABCXYZabcxyz0189._-"), min_size=1, max_size=200)
@@ -35,6 +35,11 @@ def hello(offer: list[str], most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> by
     return written.read()
 
 
+def alpn_in(data: bytes) -> tuple[str, ...] | None:
+    found = hello_in(data)
+    return found.alpn if isinstance(found, ClientHello) else None
+
+
 def verdict(data: bytes) -> tuple[str, ...] | str | None:
     try:
         return alpn_in(data)
@@ -48,7 +53,7 @@ def in_records(message: bytes, cuts: list[int]) -> bytes:
     return b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in parts)
 
 
-@given(offers, versions, st.lists(st.integers(1, 10_000), max_size=60), st.binary(max_size=20))
+@given(offers, versions, st.lists(st.integers(1, 10_000), max_size=3), st.binary(max_size=20))
 def test_a_real_hello_in_any_records_and_pieces(
     offer: list[str], most: ssl.TLSVersion, cuts: list[int], after: bytes
 ) -> None:
@@ -92,3 +97,19 @@ def test_whatever_comes_a_verdict_stands(data: bytes) -> None:
         assert set(verdicts[first:]) == {verdicts[first]}
     if len(data) >= MAX_HELLO_BYTES:
         assert verdict(data) is not None
+
+
+@given(anything)
+def test_what_it_waits_for_is_never_too_much(data: bytes) -> None:
+    sizes = range(len(data) + 1)
+    wanted = 0
+    for size in sizes:
+        try:
+            found = hello_in(data[:size])
+        except ProtocolError:
+            found = ClientHello()
+        if isinstance(found, ClientHello):
+            assert wanted <= size  # nobody who waited as told would have missed it
+            return
+        assert size < found <= MAX_HELLO_BYTES
+        wanted = found

@@ -12,7 +12,10 @@ import uuid
 from functools import lru_cache, partial
 
 from isthmus.app import lifetime, ports
+from isthmus.app.admin_tls import admin_tls, say_refused
 from isthmus.app.agent_view import agent_view
+from isthmus.app.debug_routes import debug_routes
+from isthmus.app.health import Health
 from isthmus.app.servers import Servers
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.agent import AgentSettings
@@ -30,10 +33,11 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import AgentMetrics
+from isthmus.observe.tracing import Span, Tracing, open_tracing
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.packets import Packets
-from isthmus.values import AgentId, HostPort
+from isthmus.values import AgentId, HostPort, is_address
 
 _LOOK_AGAIN_S = 0.05
 _MAX_TOKEN_CHARS = 64 * 1024
@@ -43,7 +47,7 @@ _log = logging.getLogger("isthmus.agent")
 class TargetDial:
     """One dial that a server asked for: the answer of the direct dialer goes back to it."""
 
-    __slots__ = ("_agent", "_dial", "_incoming", "_started_at", "_target")
+    __slots__ = ("_agent", "_dial", "_incoming", "_span", "_started_at", "_target")
 
     def __init__(self, agent: Agent, incoming: Incoming, target: HostPort) -> None:
         self._agent = agent
@@ -51,6 +55,11 @@ class TargetDial:
         self._target = target
         self._started_at = time.monotonic()
         self._dial: DirectDial | None = None
+        self._span: Span | None = None
+        if agent.tracing is not None:
+            self._span = agent.tracing.connect(
+                incoming.asking, connection_id=incoming.connection_id, target=target
+            )
         agent.dials.add(self)
         asked_s = incoming.timeout_s or agent.settings.dial_timeout_s
         dial: DirectDial = agent.dialer.dial(
@@ -66,13 +75,18 @@ class TargetDial:
     def _cancelled(self) -> None:
         self._incoming.on_cancelled = None  # or it and we would keep each other
         self._agent.dial_over(self)
+        if self._span is not None:
+            self._span.cancelled()
         if self._dial is not None:
             self._dial.cancel()
 
     def _reached(self, end: SocketEnd) -> None:
         agent, incoming = self._agent, self._incoming
-        agent.metrics.dial_succeeded(time.monotonic() - self._started_at)
-        client = incoming.accept(str(self._target))
+        connection_id = incoming.connection_id
+        agent.metrics.dial_succeeded(time.monotonic() - self._started_at, connection_id)
+        if self._span is not None:
+            self._span.succeeded()
+        client = incoming.accept(_address(end, self._target))
         agent.tunnels.open(
             client=client,
             far=end,
@@ -81,12 +95,20 @@ class TargetDial:
             agent_id=agent.id,
             link_id=incoming.link_id,
             frontend="link",
+            connection_id=connection_id,
         )
         agent.dial_over(self)
 
     def _failed(self, failure: DialFailure, detail: str) -> None:
         agent = self._agent
         agent.metrics.dial_failed(failure, time.monotonic() - self._started_at)
+        if self._span is not None:
+            self._span.failed(failure, detail)
+        if _log.isEnabledFor(logging.DEBUG):
+            log(
+                _log, logging.DEBUG, "dial failed", target=str(self._target),
+                reason=failure.value, detail=detail, connection=self._incoming.connection_id,
+            )  # fmt: skip
         self._incoming.refuse(failure, detail)
         agent.dial_over(self)
 
@@ -113,16 +135,25 @@ class Agent:
         self.admin_port = 0
         self.servers: Servers | None = None
         self.packets = Packets()
+        self.tracing: Tracing | None = None
         self._kube: Kube | None = None
         self._counter: LeaseCounter | None = None
-        self._ports: list[ports.Port] = []
+        self._admin_tls: HotContext | None = None
+        self._ports: dict[str, ports.Port] = {}
+        self.health = Health(self.metrics, leaving=lambda: self.draining)
 
     # Program.
 
     async def start(self) -> None:
         """Check every file, then open the ports; see Program."""
         try:
+            self.tracing = open_tracing(
+                self.settings.tracing_endpoint, os.environ, service="isthmus-agent",
+                instance=self.id,
+            )  # fmt: skip
             self.servers = self._make_servers()
+            self._admin_tls = admin_tls(self.settings)
+            self.contexts += [self._admin_tls] if self._admin_tls is not None else []
             if self.settings.count_server_leases:
                 self._count_leases(self.servers)
             await self._open_ports()
@@ -130,6 +161,7 @@ class Agent:
             await self.stop()
             raise
         self._set_gauges(self.servers)
+        self.health.start(self._ports)
         log(
             _log, logging.INFO, "serving", agent_id=self.id, health_port=self.health_port,
             admin_port=self.admin_port,
@@ -206,7 +238,7 @@ class Agent:
     async def watch(self) -> None:
         """Keep the links and follow the certificate files; see Program."""
         assert self.servers is not None
-        async with asyncio.TaskGroup() as tasks:
+        async with self.health.tasks() as tasks:
             tasks.create_task(self.servers.keep_connected(), name="servers")
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(self.tunnels.watch(), name="sweep")
@@ -239,6 +271,7 @@ class Agent:
 
     async def stop(self) -> None:
         """Close everything; see Program."""
+        self.health.stop()
         self.tunnels.abort_all(Ending.DRAINED)
         if self.servers is not None:
             self.servers.close()
@@ -246,30 +279,43 @@ class Agent:
         if self._kube is not None:
             await self._kube.close()
         self.resolver.close()
-        for port in self._ports:
+        for port in self._ports.values():
             await port.close()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
         self.poller.shut_down()
+        if self.tracing is not None:
+            await self.tracing.close()
 
     async def _open_ports(self) -> None:
-        settings = self.settings
-        health = await ports.serve(
-            ports.agent_health(ready=self.ready, metrics=self.metrics.render),
+        settings, live = self.settings, self.health.live
+        health = self._ports["health-server-port"] = await ports.serve(
+            ports.agent_health(
+                live=live,
+                ready=self.ready,
+                metrics=self.metrics.render,
+                open_metrics=self.metrics.render_open,
+            ),
             host=settings.health_server_host,
             port=settings.health_server_port,
             host_flag="--health-server-host",
             port_flag="--health-server-port",
         )
-        self._ports.append(health)
-        admin = await ports.serve(
-            ports.agent_admin(snapshot=partial(agent_view, self), health_port=health.number),
+        routes = ports.agent_admin(
+            live=live,
+            ready=self.ready,
+            snapshot=partial(agent_view, self),
+            health_port=health.number,
+        )
+        admin = self._ports["admin-server-port"] = await ports.serve(
+            {**routes, **debug_routes(settings.enable_profiling)},
             host=settings.admin_bind_address,
             port=settings.admin_server_port,
             host_flag="--admin-bind-address",
             port_flag="--admin-server-port",
+            tls=self._admin_tls,
+            refused=partial(say_refused, self.once),
             admin=True,
         )
-        self._ports.append(admin)
         self.health_port, self.admin_port = health.number, admin.number
 
     def _set_gauges(self, servers: Servers) -> None:
@@ -285,8 +331,15 @@ class Agent:
             "from_agent": self.packets.sent,
             "to_agent": self.packets.received,
         }
-        gauges.certificates = self.contexts[0].certificate_expiries
+        gauges.certificates = self.certificate_expiries
         gauges.known_servers = lambda: servers.known_count
+
+    def certificate_expiries(self) -> dict[str, float]:
+        """When each certificate file in use expires, by path, as UNIX time."""
+        found: dict[str, float] = {}
+        for context in self.contexts:
+            found.update(context.certificate_expiries())
+        return found
 
     def ready(self) -> list[ports.Check]:
         """Ready: at least one server is linked, and we do not drain."""
@@ -306,6 +359,17 @@ class Agent:
             incoming.refuse(DialFailure.UNRESOLVED, str(exc))
             return
         TargetDial(self, incoming, target)
+
+
+def _address(end: SocketEnd, target: HostPort) -> str:
+    """What was reached: of a name, the one of its addresses that answered."""
+    if is_address(target.host):
+        return str(target)
+    try:
+        host, port = end.sock.getpeername()[:2]
+    except OSError:  # gone already
+        return ""
+    return str(HostPort(str(host).partition("%")[0], port))
 
 
 @lru_cache(maxsize=1024)

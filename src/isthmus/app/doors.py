@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from isthmus.config.server import GRPC, HTTP_CONNECT, ServerSettings
@@ -62,6 +62,11 @@ class Doors:
                 once=once,
                 context=partial(context, HTTP_CONNECT),
             )
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """What was opened, stopped or not."""
+        return self._listeners
 
     @property
     def grpc_calls(self) -> int:

@@ -4,9 +4,10 @@ Where a balancer sends an agent to the same server every time, the others are re
 one. The agent names the server that it wants in its ClientHello (ALPN ``isthmus/1@ID``), which is
 looked at before TLS; TLS itself is between the agent and that server, and passes through.
 
-Every agent port that knows peers does this, so a wrong address could send a connection in circles.
-In a circle nobody ever answers: connections that wait for their first byte are bounded in number
-and in time.
+Whoever asks has proved nothing yet, so everything is bounded: how many wait for one peer, how many
+pass through in all, and how long one stays when either side is done. Every agent port that knows
+peers hands on, so a wrong address could send a connection in circles: one that comes back is known
+by the random of its hello.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import resource
 import socket
 from collections.abc import Callable
 
@@ -21,21 +23,31 @@ from isthmus.app.peers import Peers
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.links.carrier import keep_queue_short
-from isthmus.links.link import HANDSHAKE_S
+from isthmus.links.link import GOODBYE_S, HANDSHAKE_S
 from isthmus.net.peek import HelloPeek
-from isthmus.net.poller import Poller
+from isthmus.net.poller import HUP, IN, OUT, RDHUP, Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer
 from isthmus.observe.metrics import HandOn, ServerMetrics
-from isthmus.tunnel.end import End, Ending, join
+from isthmus.tunnel.end import End, Ending, join, nobody_listens
 from isthmus.values import HostPort, ServerId
+from isthmus.wire.client_hello import ClientHello
 from isthmus.wire.link import asked_for
 
 DIAL_S = 5.0
+#: That wait for the first byte of one peer; at most a quarter of all that may pass.
 MOST_WAITING = 256
+#: Of the descriptors that this process may have; each that passes takes two.
+_SHARE = 4
+_UNLIMITED = 65_536
+#: A peer that could not be dialed is not dialed again for so long: agents come in crowds.
+FAILED_FOR_S = 1.0
 # Links ping after 10 s of silence and give up after 20: who is quiet for longer has gone.
 _SILENCE_S = 60.0
+#: How long to look whether something passes, and what pings and their answers do not reach.
+WATCH_S = 5.0
+_PINGS_BYTES_S = 200.0
 _QUIET_S = 30.0
 _log = logging.getLogger("isthmus.server")
 
@@ -43,24 +55,69 @@ _log = logging.getLogger("isthmus.server")
 Serve = Callable[[socket.socket, int, float], None]
 
 
+def most_passing() -> int:
+    """How many may pass through in all: with them, half of the descriptors are left."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (_UNLIMITED if soft == resource.RLIM_INFINITY else soft) // _SHARE)
+
+
+def _unheard() -> None:
+    """Nobody asks any more."""
+
+
+class _Client(SocketEnd):
+    """The agent's side of a connection that passes; it hears first when either side is done."""
+
+    __slots__ = ("on_eof",)
+
+    def __init__(self, sock: socket.socket, poller: Poller, on_eof: Callable[[], None]) -> None:
+        self.on_eof = on_eof
+        super().__init__(sock, poller)
+
+    def got_eof(self) -> None:
+        """The agent is done; see SocketEnd."""
+        super().got_eof()
+        self.on_eof()
+
+    def write_eof(self) -> None:
+        """The server is done; see SocketEnd."""
+        super().write_eof()
+        self.on_eof()
+
+
 class Passing:
     """One connection that is handed on, from the dial to the last byte."""
 
-    __slots__ = ("_bytes", "_dial", "_far", "_handing", "_left", "_timer", "client", "peer_id")
+    __slots__ = (
+        "_bytes", "_dial", "_due_at", "_far", "_handing", "_leaving", "_left", "_marked", "_serve",
+        "_timer", "client", "peer_id", "random",
+    )  # fmt: skip
 
-    def __init__(self, handing: HandingOn, sock: socket.socket, peer_id: ServerId) -> None:
+    def __init__(
+        self, handing: HandingOn, look: HelloPeek, hello: ClientHello, peer_id: ServerId
+    ) -> None:
         self._handing = handing
         self._far: SocketEnd | None = None
         self._dial: DirectDial | None = None
+        self._serve: Serve | None = None
         self._left = 1
-        self._bytes = 0
+        self._leaving = False
+        self._bytes = self._marked = 0
+        self._due_at = look.due_at
         self.peer_id = peer_id
-        self.client = SocketEnd(sock, handing.poller)
-        self.client.on_done = self._end_done
+        self.random = hello.random
         self._timer = handing.loop.call_later(HANDSHAKE_S, self._look)
+        self.client = _Client(look.sock, handing.poller, self._one_is_done)
+        self.client.on_done = self._end_done
+        # Until it is joined its hello stays where it is: it may turn out that TLS is done here.
+        self.client.pause_reading()
 
-    def dial(self, address: HostPort) -> None:
-        """Dial the server that was asked for."""
+    def dial(self, address: HostPort, serve: Serve) -> None:
+        """Dial the server that was asked for; ``serve`` gets the agent if that is ourselves."""
+        if not self._left:
+            self._handing.count(HandOn.LEFT, self.peer_id)
+            return
+        self._serve = serve
         dial = self._handing.dialer.dial(
             address, timeout_s=DIAL_S, reached=self._reached, failed=self._failed
         )
@@ -72,6 +129,15 @@ class Passing:
         """The server that was asked for has said something."""
         return self.client.bytes_written > 0
 
+    @property
+    def _carried(self) -> int:
+        return self.client.bytes_written + (self._far.bytes_written if self._far else 0)
+
+    def carried_since(self) -> int:
+        """How many bytes passed since this was asked last."""
+        before, self._marked = self._marked, self._carried
+        return self._marked - before
+
     def abort(self, reason: Ending) -> None:
         """Reset both sides."""
         self.client.abort(reason)
@@ -82,7 +148,7 @@ class Passing:
         self._dial = None
         if self._handing.leads_here(far.sock):
             far.abort(Ending.CANCELLED)
-            self._give_up(HandOn.LOOP, "its address is our own")
+            self._serve_here()
             return
         self._far = far
         self._left += 1
@@ -92,18 +158,28 @@ class Passing:
         self._handing.count(HandOn.JOINED, self.peer_id)
         join(self.client, far)
 
+    def _serve_here(self) -> None:
+        """Our own address is listed under another id: we are whom it means, if anybody is."""
+        self._handing.count(HandOn.LOOP, self.peer_id, "its address is our own")
+        client, serve = self.client, self._serve
+        assert serve is not None
+        shut = (RDHUP if client.peer_shut else 0) | (HUP if client.hung_up else 0)
+        client.on_done = nobody_listens
+        client.closed = True  # for us; the socket lives on, and nothing has been read from it
+        self._end_done(client, Ending.CLEAN)
+        left_s = max(0.0, self._due_at - self._handing.loop.time())
+        serve(client.sock, IN | OUT | shut, left_s)
+
     def _failed(self, failure: DialFailure, detail: str) -> None:
         self._dial = None
-        self._give_up(HandOn.UNREACHED, detail or failure.value)
-
-    def _give_up(self, result: HandOn, why: str) -> None:
+        self._handing.not_reached(self.peer_id)
         # Not served here instead: we are not whom it asked for, and it will try again.
-        self._handing.count(result, self.peer_id, why)
+        self._handing.count(HandOn.UNREACHED, self.peer_id, detail or failure.value)
         self.client.abort(Ending.CANCELLED)
 
     def _look(self) -> None:
         """Once the handshake's time is over, and then now and then: end what has gone silent."""
-        carried = self.client.bytes_written + (self._far.bytes_written if self._far else 0)
+        carried = self._carried
         if not self.answered or carried == self._bytes:
             if not self.answered:
                 self._handing.say(self.peer_id, "no answer in time")
@@ -111,6 +187,22 @@ class Passing:
             return
         self._bytes = carried
         self._timer = self._handing.loop.call_later(_SILENCE_S, self._look)
+
+    def _one_is_done(self) -> None:
+        """One side sent its end of file. A link never half-closes: the other has little time."""
+        if not self._leaving and self._left:
+            self._leaving = True
+            self._timer.cancel()
+            self._timer = self._handing.loop.call_later(GOODBYE_S, self._let_go)
+
+    def _let_go(self) -> None:
+        """Close both sides, as soon as what waits has been written, which is soon or never."""
+        for end in (self.client, self._far):
+            if end is not None:
+                end.write_eof()
+                end.let_go()
+        if self._left:
+            self._timer = self._handing.loop.call_later(GOODBYE_S, self.abort, Ending.TIMED_OUT)
 
     def _end_done(self, end: End, ending: Ending) -> None:
         if self._dial is not None:  # it left before its server was reached
@@ -120,6 +212,7 @@ class Passing:
         self._left -= 1
         if not self._left:
             self._timer.cancel()
+            self.client.on_eof = _unheard  # else only a collection would free us
             self._handing.over(self)
 
 
@@ -146,8 +239,12 @@ class HandingOn:
         self._once = once
         self._lost = lost
         self._looking: set[HelloPeek] = set()
-        self._waiting: set[Passing] = set()
-        self._passing: set[Passing] = set()
+        self._passing: dict[bytes, Passing] = {}  # by the random of the hello
+        self._waiting: dict[ServerId, set[Passing]] = {}
+        self._failed_until: dict[ServerId, float] = {}
+        self._draining = False
+        self._watched_since: float | None = None
+        self._is_moving = True
         #: Where our own agent port listens.
         self.listening: list[tuple[str, int]] = []
 
@@ -162,14 +259,25 @@ class HandingOn:
     def accept(self, sock: socket.socket, serve: Serve) -> None:
         """Look at a new connection; ``serve`` gets it unless it asks for a peer."""
 
-        def seen(look: HelloPeek, names: tuple[str, ...], events: int) -> None:
+        def seen(look: HelloPeek, hello: ClientHello, events: int) -> None:
             self._looking.discard(look)
-            wanted = asked_for(names)
-            address = self._peers.address_of(wanted) if wanted else None
+            wanted = asked_for(hello.alpn)
+            address = self._peers.address_of(wanted) if wanted and not self._draining else None
             if address is None:
                 serve(look.sock, events, max(0.0, look.due_at - self.loop.time()))
+                return
+            peer_id = ServerId(wanted)
+            refusal = self._refusal(hello, peer_id)
+            if refusal is None:
+                passing = Passing(self, look, hello, peer_id)
+                self._passing[hello.random] = passing
+                self._waiting.setdefault(peer_id, set()).add(passing)
+                passing.client.on_events(events)
+                passing.dial(address, serve)
             else:
-                self._hand_on(look.sock, events, ServerId(wanted), address)
+                # Not served here instead: we are not whom it asked for, and it will try again.
+                self.count(*refusal)
+                SocketEnd(look.sock, self.poller).abort(Ending.CANCELLED)
 
         self._looking.add(
             HelloPeek(
@@ -181,20 +289,52 @@ class HandingOn:
         self._looking.discard(look)
         self._lost(look.sock, late)
 
-    def _hand_on(
-        self, sock: socket.socket, events: int, peer_id: ServerId, address: HostPort
-    ) -> None:
-        passing = Passing(self, sock, peer_id)
-        self._passing.add(passing)
-        if len(self._waiting) >= MOST_WAITING:
-            self._waiting = {each for each in self._waiting if not each.answered}
-        if len(self._waiting) >= MOST_WAITING:
-            self.count(HandOn.TOO_MANY, peer_id, f"{MOST_WAITING} wait for an answer already")
-            passing.abort(Ending.CANCELLED)
-            return
-        self._waiting.add(passing)
-        passing.dial(address)
-        passing.client.on_events(events)
+    def _refusal(
+        self, hello: ClientHello, peer_id: ServerId
+    ) -> tuple[HandOn, ServerId, str] | None:
+        """Why a connection cannot be handed on now; None if it can."""
+        if hello.random in self._passing:
+            # It came to us before, and was handed on: its way is a circle.
+            return HandOn.LOOP, peer_id, "its address leads back here"
+        if self.loop.time() < self._failed_until.get(peer_id, 0.0):
+            return HandOn.UNREACHED, peer_id, ""  # why was said a moment ago
+        most = most_passing()
+        if len(self._passing) >= most:
+            return HandOn.TOO_MANY, peer_id, f"{most} pass through already"
+        most = min(MOST_WAITING, max(1, most // 4))
+        waiting = self._waiting.get(peer_id, set())
+        if len(waiting) >= most:
+            waiting -= {each for each in waiting if each.answered}
+        if len(waiting) >= most:
+            return HandOn.TOO_MANY, peer_id, f"{most} wait for its answer already"
+        return None
+
+    def not_reached(self, peer_id: ServerId) -> None:
+        """A peer could not be dialed: whoever asks for it now need not wait to hear the same."""
+        now = self.loop.time()
+        self._failed_until = {k: until for k, until in self._failed_until.items() if until > now}
+        self._failed_until[peer_id] = now + FAILED_FOR_S
+
+    def drain(self) -> None:
+        """Hand nobody on any more: what passes through us ends with us."""
+        self._draining = True
+
+    @property
+    def moving(self) -> bool:
+        """Something passes that is more than pings; asked again and again, it watches.
+
+        True at first, since that takes WATCH_S to know.
+        """
+        if not self._passing:
+            return False
+        now = self.loop.time()
+        since = self._watched_since
+        if since is None or now - since >= WATCH_S:
+            carried = [passing.carried_since() for passing in self._passing.values()]
+            if since is not None:
+                self._is_moving = max(carried) > _PINGS_BYTES_S * (now - since)
+            self._watched_since = now
+        return self._is_moving
 
     def leads_here(self, sock: socket.socket) -> bool:
         """Tell whether a connection that we made has come to our own agent port."""
@@ -216,8 +356,12 @@ class HandingOn:
 
     def over(self, passing: Passing) -> None:
         """A connection has ended."""
-        self._passing.discard(passing)
-        self._waiting.discard(passing)
+        self._passing.pop(passing.random, None)
+        waiting = self._waiting.get(passing.peer_id)
+        if waiting is not None:
+            waiting.discard(passing)
+            if not waiting:
+                del self._waiting[passing.peer_id]
 
     def count(self, result: HandOn, peer_id: ServerId, why: str = "") -> None:
         """Count what became of one, and say it now and then."""
@@ -243,7 +387,7 @@ class HandingOn:
         for look in list(self._looking):
             look.close()
         self._looking.clear()
-        for passing in list(self._passing):
+        for passing in list(self._passing.values()):
             passing.abort(Ending.DRAINED)
         self._resolver.close()
 

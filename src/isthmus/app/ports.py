@@ -12,7 +12,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -20,8 +20,11 @@ from ipaddress import ip_address
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from isthmus.app.https_site import HttpsSite, Refused
 from isthmus.core.snapshot import ProgramView, json_chunks
 from isthmus.errors import ConfigError
+from isthmus.net.contexts import HotContext
+from isthmus.net.listen import not_listening
 from isthmus.observe.logs import OncePer
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
@@ -31,18 +34,20 @@ DEFAULT_TUNNELS = 1000
 MAX_TUNNELS = 100_000
 IDLE_S = 60.0  # also the time for a whole request head, as konnectivity's ReadHeaderTimeout
 MAX_LINE_BYTES = 8190
-MAX_HEADERS = 64
+MAXHEADERS = 64
 SHUTDOWN_S = 2.0
 _QUIET_S = 60.0
 
 _LOGGER = logging.getLogger("isthmus.ports")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#: What every answer carries.
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that readiness depends on; ``failure`` is empty when it is well."""
+    """One thing that liveness or readiness depends on; ``failure`` is empty when it is well."""
 
     name: str
     failure: str = ""
@@ -50,58 +55,87 @@ class Check:
 
 PING = Check("ping")
 
-Ready = Callable[[], list[Check]]
+Checks = Callable[[], list[Check]]
 Metrics = Callable[[], bytes]
 Snapshot = Callable[[int], ProgramView]
 
 
-def server_health(*, ready: Ready, metrics: Metrics) -> Routes:
-    """Give the paths of a server's health port; not ready is 500, as in konnectivity."""
-    readiness = partial(_readiness, ready, 500, False)
+def server_health(
+    *, live: Checks, ready: Checks, metrics: Metrics, open_metrics: Metrics | None = None
+) -> Routes:
+    """Give the paths of a server's health port; not well is 500, as in konnectivity."""
     return {
-        "/healthz": _ok,
-        "/readyz": readiness,
-        "/ready": readiness,  # deprecated in konnectivity, and still probed
-        "/metrics": partial(_metrics, metrics),
+        **_health(live, ready, 500, False),
+        "/metrics": partial(_metrics, metrics, open_metrics),
     }
 
 
-def server_admin(*, snapshot: Snapshot, metrics: Metrics) -> Routes:
-    """Give the paths of a server's admin port.
+def server_admin(
+    *,
+    live: Checks,
+    ready: Checks,
+    snapshot: Snapshot,
+    metrics: Metrics,
+    open_metrics: Metrics | None = None,
+) -> Routes:
+    """Give the paths of a server's admin port; those of profiles are debug_routes.py.
 
     ``snapshot`` is told how many tunnels to show at most, and counts the rest as truncated.
     """
-    return {"/metrics": partial(_metrics, metrics), "/snapshot": partial(_snapshot, snapshot)}
+    health = server_health(live=live, ready=ready, metrics=metrics, open_metrics=open_metrics)
+    return {**health, "/snapshot": partial(_snapshot, snapshot)}
 
 
-def agent_health(*, ready: Ready, metrics: Metrics) -> Routes:
-    """Give the paths of an agent's health port; not ready is 503 with one line per check."""
-    readiness = partial(_readiness, ready, 503, True)
+def agent_health(
+    *, live: Checks, ready: Checks, metrics: Metrics, open_metrics: Metrics | None = None
+) -> Routes:
+    """Give the paths of an agent's health port; not well is 503 with one line per check."""
+    return {**_health(live, ready, 503, True), "/metrics": partial(_metrics, metrics, open_metrics)}
+
+
+def agent_admin(*, live: Checks, ready: Checks, snapshot: Snapshot, health_port: int) -> Routes:
+    """Give the paths of an agent's admin port; metrics redirect to the health port, as in Go."""
     return {
-        "/healthz": _ok,
-        "/readyz": readiness,
-        "/ready": readiness,
-        "/metrics": partial(_metrics, metrics),
+        **_health(live, ready, 503, True),
+        "/metrics": partial(_redirect, health_port),
+        "/snapshot": partial(_snapshot, snapshot),
     }
 
 
-def agent_admin(*, snapshot: Snapshot, health_port: int) -> Routes:
-    """Give the paths of an agent's admin port; metrics redirect to the health port, as in Go."""
+def _health(live: Checks, ready: Checks, failed_status: int, lines: bool) -> Routes:
+    # Who fails to live is ended for it: always say which check it was, as kube-apiserver does.
+    liveness = partial(_answer, live, failed_status, True)
+    readiness = partial(_answer, ready, failed_status, lines)
     return {
-        "/metrics": partial(_redirect, health_port),
-        "/snapshot": partial(_snapshot, snapshot),
+        "/healthz": liveness,
+        "/livez": liveness,
+        "/readyz": readiness,
+        "/ready": readiness,  # deprecated in konnectivity, and still probed
     }
 
 
 class Port:
     """A port that is being served. ``number`` is the bound one, also when 0 was asked for."""
 
-    def __init__(self, runner: web.ServerRunner, number: int) -> None:
+    def __init__(
+        self,
+        runner: web.ServerRunner,
+        sockets: Sequence[socket.socket],
+        sites: Sequence[HttpsSite] = (),
+    ) -> None:
         self._runner = runner
-        self.number = number
+        self._sockets = sockets
+        self._sites = sites
+        self.number = int(sockets[0].getsockname()[1])
+
+    def trouble(self) -> str:
+        """Say why nobody can come in here; empty while all is well."""
+        return next(filter(None, map(not_listening, self._sockets)), "")
 
     async def close(self) -> None:
         """Stop listening, give running requests a moment, and close every connection."""
+        for site in self._sites:
+            await site.close()
         await self._runner.cleanup()
 
 
@@ -112,24 +146,27 @@ async def serve(
     port: int,
     host_flag: str,
     port_flag: str,
-    tls: ssl.SSLContext | None = None,
+    tls: HotContext | None = None,
+    refused: Refused = lambda _: None,
     admin: bool = False,
 ) -> Port:
     """Serve the routes; an empty host is every address, port 0 any free one.
 
-    An admin port shows who talks to whom, so it needs TLS anywhere but on loopback, and on
-    loopback it answers only requests that name a loopback host.
+    With ``tls`` it speaks HTTPS only; ``refused`` hears of failed handshakes. An admin
+    port shows who talks to whom: anywhere but on loopback its clients must show a certificate, and
+    where they need not it answers only requests that name a loopback host.
 
     Raises:
         ConfigError: the address cannot be bound, or an admin port would be open to the network.
             Nothing listens then.
     """
     addresses = await _resolve(host, host_flag)
-    guarded = admin and tls is None
+    mutual = tls is not None and tls.current.verify_mode is ssl.CERT_REQUIRED
+    guarded = admin and not mutual
     if guarded and not all(_is_loopback(address) for _, address in addresses):
         raise ConfigError(
             f"{host_flag}: {host or 'every address'} is not loopback, and an admin port needs TLS"
-            " anywhere else; use 127.0.0.1"
+            " and clients with certificates anywhere else; use 127.0.0.1"
         )
     sockets = _bind(addresses, port, f"{port_flag}: port {port}", host or "every address")
     server = web.Server(
@@ -139,14 +176,18 @@ async def serve(
         keepalive_timeout=IDLE_S,
         max_line_size=MAX_LINE_BYTES,
         max_field_size=MAX_LINE_BYTES,
-        max_headers=MAX_HEADERS,
+        max_headers=MAXHEADERS,
         lingering_time=SHUTDOWN_S,
+        handler_cancellation=True,  # who leaves wants no profile and no snapshot any more
     )
     runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
+    if tls is not None:
+        sites = [HttpsSite(sock, server, tls, refused=refused) for sock in sockets]
+        return Port(runner, sockets, sites)
     for sock in sockets:
-        await web.SockSite(runner, sock, ssl_context=tls).start()
-    return Port(runner, sockets[0].getsockname()[1])
+        await web.SockSite(runner, sock).start()
+    return Port(runner, sockets)
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
@@ -216,12 +257,12 @@ async def _dispatch(
 ) -> web.StreamResponse:
     """Answer a request; ``guarded`` is the host that a loopback-only port was told to bind."""
     if guarded is not None and not _names_us(guarded, request):
-        return _text(403, "this port answers only to the name of a loopback host\n")
+        return reply(403, "this port answers only to the name of a loopback host\n")
     handler = routes.get(request.path)
     if handler is None:
-        return _text(404, "404 page not found\n")
+        return reply(404, "404 page not found\n")
     if request.method not in ("GET", "HEAD"):
-        response = _text(405, "only GET and HEAD\n")
+        response = reply(405, "only GET and HEAD\n")
         response.headers["Allow"] = "GET, HEAD"
         return response
     return await handler(request)
@@ -255,18 +296,15 @@ def _is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def _text(status: int, text: str) -> web.Response:
-    return web.Response(status=status, text=text, headers=_HEADERS)
+def reply(status: int, text: str) -> web.Response:
+    """Make an answer of plain text."""
+    return web.Response(status=status, text=text, headers=HEADERS)
 
 
-async def _ok(request: web.BaseRequest) -> web.Response:
-    return _text(200, "ok")
-
-
-async def _readiness(
-    ready: Ready, failed_status: int, always_lines: bool, request: web.BaseRequest
+async def _answer(
+    ask: Checks, failed_status: int, always_lines: bool, request: web.BaseRequest
 ) -> web.Response:
-    checks = ready()
+    checks = ask()
     failures = [check.failure for check in checks if check.failure]
     lines = "".join(
         f"[-]{check.name} failed: {check.failure}\n" if check.failure else f"[+]{check.name} ok\n"
@@ -274,19 +312,27 @@ async def _readiness(
     )
     verbose = "verbose" in request.query
     if failures:
-        return _text(failed_status, lines if verbose or always_lines else "; ".join(failures))
-    return _text(200, f"{lines}check passed\n" if verbose else "ok")
+        return reply(failed_status, lines if verbose or always_lines else "; ".join(failures))
+    return reply(200, f"{lines}check passed\n" if verbose else "ok")
 
 
-async def _metrics(metrics: Metrics, request: web.BaseRequest) -> web.Response:
-    return web.Response(body=metrics(), headers={**_HEADERS, "Content-Type": _METRICS_TYPE})
+async def _metrics(
+    metrics: Metrics, open_metrics: Metrics | None, request: web.BaseRequest
+) -> web.Response:
+    headers = {**HEADERS, "Content-Type": _METRICS_TYPE, "Vary": "Accept"}
+    if open_metrics is None or "application/openmetrics-text" not in request.headers.get(
+        "Accept", ""
+    ):
+        return web.Response(body=metrics(), headers=headers)
+    headers["Content-Type"] = _OPEN_METRICS_TYPE
+    return web.Response(body=open_metrics(), headers=headers)
 
 
 async def _redirect(health_port: int, request: web.BaseRequest) -> web.Response:
     host = _host_only(request.headers.get("Host", "")) or "127.0.0.1"
     authority = f"[{host}]:{health_port}" if ":" in host else f"{host}:{health_port}"
     # konnectivity leaves the scheme out; the health port never speaks TLS.
-    response = _text(301, "moved permanently to the health port\n")
+    response = reply(301, "moved permanently to the health port\n")
     response.headers["Location"] = (
         f"{'http:' if request.secure else ''}//{authority}{request.path_qs}"
     )
@@ -296,11 +342,11 @@ async def _redirect(health_port: int, request: web.BaseRequest) -> web.Response:
 async def _snapshot(snapshot: Snapshot, request: web.BaseRequest) -> web.Response:
     asked = request.query.get("limit", str(DEFAULT_TUNNELS))
     if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
-        return _text(400, f"limit: not a whole number from 0 to {MAX_TUNNELS}\n")
+        return reply(400, f"limit: not a whole number from 0 to {MAX_TUNNELS}\n")
     pieces: list[str] = []
     for piece in json_chunks(snapshot(min(int(asked), MAX_TUNNELS))):
         pieces.append(piece)
         # Tunnels go on while a large snapshot is written.
         await asyncio.sleep(0)
     body = "".join(pieces).encode()
-    return web.Response(body=body, headers={**_HEADERS, "Content-Type": "application/json"})
+    return web.Response(body=body, headers={**HEADERS, "Content-Type": "application/json"})

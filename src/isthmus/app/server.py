@@ -7,31 +7,37 @@ import contextlib
 import logging
 import os
 import ssl
-import time
 import uuid
 from functools import partial
 
 from isthmus.app import lifetime, ports
+from isthmus.app.admin_tls import admin_tls, say_refused
 from isthmus.app.admission import Admission
+from isthmus.app.auditing import Auditor, ignore_hangup, open_audit, reopen_on_hangup
+from isthmus.app.client_dial import ClientDial
+from isthmus.app.debug_routes import debug_routes
 from isthmus.app.doors import Doors
-from isthmus.app.server_agents import AgentDoor
+from isthmus.app.health import Health
+from isthmus.app.server_agents import AgentDoor, below
 from isthmus.app.server_kube import ServerKube
+from isthmus.app.server_networks import ServerNetworks
 from isthmus.app.server_view import server_view
 from isthmus.app.tls_refusals import refusal_of
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.server import GRPC, HTTP_CONNECT, ServerSettings
-from isthmus.dialers.through_agent import AgentDial, AgentDialer
+from isthmus.core.audit import is_proven
+from isthmus.dialers.through_agent import AgentDialer
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import Request
 from isthmus.links.link import GOODBYE_S
-from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, server_context, watch
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import ServerMetrics, TlsPort
-from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import HostPort, ServerId
+from isthmus.observe.tracing import Tracing, open_tracing
+from isthmus.tunnel.end import Ending
+from isthmus.values import HostPort, Identity, ServerId
 
 _log = logging.getLogger("isthmus.server")
 MOST_GREETING = 1024
@@ -39,46 +45,6 @@ _QUIET_S = 60.0
 #: What each mode negotiates; a client that offers h2 to a CONNECT port must not be promised it.
 _ALPN: dict[str, tuple[str, ...]] = {GRPC: ("h2",), HTTP_CONNECT: ()}
 _LOOK_AGAIN_S = 0.05
-
-
-class ClientDial:
-    """One request of a client: the answer of its dial becomes a tunnel or a refusal."""
-
-    __slots__ = ("_client", "_server")
-
-    def __init__(self, server: Server, client: Request) -> None:
-        self._server = server
-        self._client = client
-
-    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AgentLink) -> None:
-        """The target is reached: join the client to it."""
-        server = self._server
-        end = self._client.established()
-        if end is None:
-            stream.abort(Ending.CANCELLED)
-            return
-        server.metrics.dial_succeeded(time.monotonic() - dial.started_at)
-        server.tunnels.open(
-            client=end,
-            far=stream,
-            target=dial.target,
-            requester=dial.requester,
-            agent_id=link.agent_id,
-            link_id=link.id,
-            frontend=self._client.frontend,
-        )
-
-    def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
-        """It is not: answer and count."""
-        server = self._server
-        server.metrics.dial_failed(
-            failure, time.monotonic() - dial.started_at, answered=dial.answered
-        )
-        server.once.log(
-            ("dial", failure), _QUIET_S, _log, logging.WARNING, "dial failed",
-            target=str(dial.target), reason=failure.value, detail=detail,
-        )  # fmt: skip
-        self._client.dial_failed(failure, detail)
 
 
 class Server:
@@ -94,9 +60,10 @@ class Server:
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
         self.tunnels = TunnelTable(self.loop, self.metrics)
+        self.networks = ServerNetworks(self.loop, self.poller, settings, pick=below, once=self.once)
         self.agent_door = AgentDoor(
             self.loop, self.poller, settings, server_id=self.id, metrics=self.metrics,
-            once=self.once, on_dial=self._agent_dials,
+            once=self.once, on_dial=self._agent_dials, agents=self.networks.agents,
         )  # fmt: skip
         self.agents = self.agent_door.agents
         self.links = self.agent_door.links
@@ -108,9 +75,17 @@ class Server:
         self.doors = Doors(
             self.loop, self.poller, self, settings, once=self.once, context=self._client_context
         )
+        self.audit: Auditor | None = None
+        self.tracing: Tracing | None = None
         self._kube: ServerKube | None = None
         self._admission: Admission | None = None
-        self._ports: list[ports.Port] = []
+        self._admin_tls: HotContext | None = None
+        self._ports: dict[str, ports.Port] = {}
+        self.health = Health(
+            self.metrics,
+            leaving=lambda: self.draining,
+            listeners=lambda: (*self.doors.listeners, *self.agent_door.listeners),
+        )
 
     # Program.
 
@@ -124,16 +99,24 @@ class Server:
                         "server", settings.server_ca_cert, alpn=_ALPN[door.mode]
                     )
             agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=self.agent_door.alpn)
+            self._admin_tls = admin_tls(
+                settings, min_version=settings.tls_min_version, suites=settings.cipher_suites
+            )
+            self.contexts += [self._admin_tls] if self._admin_tls is not None else []
+            self.networks.start(self.dialer, self.metrics)
+            self.contexts += self.networks.contexts
             self._kube = ServerKube(
                 settings, self.agent_door, server_id=self.id, metrics=self.metrics
             )
             self._admission = Admission(settings, reviewer=self._kube.reviewer, once=self.once)
+            self._open_records()
             self._listen(agent_tls, self._admission)
             await self._open_ports()
         except BaseException:
             await self.stop()
             raise
         self._set_gauges()
+        self.health.start(self._ports)
         log(
             _log, logging.INFO, "serving", server_id=self.id, uds=settings.uds_name or None,
             mode=",".join(settings.modes), frontend_port=self.frontend_port,
@@ -142,11 +125,13 @@ class Server:
 
     async def watch(self) -> None:
         """Follow the certificate files; see Program."""
-        async with asyncio.TaskGroup() as tasks:
+        async with self.health.tasks() as tasks:
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(self.tunnels.watch(), name="sweep")
             if self._admission is not None and self._admission.entitlements is not None:
                 tasks.create_task(self._admission.entitlements.watch(), name="binding")
+            if self.networks.policy is not None:
+                tasks.create_task(self.networks.policy.watch(), name="policy")
             if self._kube is not None:
                 self._kube.watch(tasks)
 
@@ -158,7 +143,13 @@ class Server:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 # A pending dial becomes a tunnel, and a tunnel's last bytes wait in its link.
-                while len(self.dialer.pending) or len(self.tunnels) or self._unsent():
+                # Of what passes through to other servers we see only whether it moves.
+                while (
+                    len(self.dialer.pending)
+                    or len(self.tunnels)
+                    or self._unsent()
+                    or self.agent_door.handing.moving
+                ):
                     await self.tunnels.wait_empty()
                     await asyncio.sleep(_LOOK_AGAIN_S)
 
@@ -167,6 +158,7 @@ class Server:
 
     async def stop(self) -> None:
         """Close everything; see Program."""
+        self.health.stop()
         self.doors.drain()
         self.agent_door.shut()
         self.tunnels.abort_all(Ending.DRAINED)
@@ -176,6 +168,7 @@ class Server:
         for link in list(self.links):
             link.close("server stops")
         self.doors.close()
+        self.networks.close()
         if self._admission is not None:
             self._admission.close()
         if self._kube is not None:
@@ -185,10 +178,11 @@ class Server:
             async with asyncio.timeout(2 * GOODBYE_S):
                 while self.links:
                     await asyncio.sleep(_LOOK_AGAIN_S)
-        for port in self._ports:
+        for port in self._ports.values():
             await port.close()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
         self.poller.shut_down()
+        await self._close_records()
 
     # Starting.
 
@@ -210,6 +204,25 @@ class Server:
         self.contexts.append(context)
         return context
 
+    def _open_records(self) -> None:
+        settings = self.settings
+        self.tracing = open_tracing(
+            settings.tracing_endpoint, os.environ, service="isthmus-server", instance=self.id
+        )
+        audit = open_audit(settings, server_id=self.id, believes=self.believes)
+        if audit is not None:
+            self.audit = audit
+            self.metrics.audit_counts = audit.log.counts
+            reopen_on_hangup(self.loop, audit.log)
+
+    async def _close_records(self) -> None:
+        """Last, when everything has ended that they tell of."""
+        if self.tracing is not None:
+            await self.tracing.close()
+        if self.audit is not None:
+            ignore_hangup(self.loop)
+            await asyncio.to_thread(self.audit.log.close)
+
     def _listen(self, agent_tls: HotContext, admission: Admission) -> None:
         # Everything is bound before anything is accepted: a port in use leaves nothing open.
         self.agent_door.bind()
@@ -218,25 +231,39 @@ class Server:
         self.agent_door.open(agent_tls, admission)
 
     async def _open_ports(self) -> None:
-        settings = self.settings
-        health = await ports.serve(
-            ports.server_health(ready=self.ready, metrics=self.metrics.render),
+        settings, live, metrics = self.settings, self.health.live, self.metrics.render
+        health = self._ports["health-port"] = await ports.serve(
+            ports.server_health(
+                live=live, ready=self.ready, metrics=metrics, open_metrics=self.metrics.render_open
+            ),
             host=settings.health_bind_address,
             port=settings.health_port,
             host_flag="--health-bind-address",
             port_flag="--health-port",
         )
-        self._ports.append(health)
-        admin = await ports.serve(
-            ports.server_admin(snapshot=partial(server_view, self), metrics=self.metrics.render),
+        routes = ports.server_admin(
+            live=live,
+            ready=self.ready,
+            snapshot=partial(server_view, self),
+            metrics=metrics,
+            open_metrics=self.metrics.render_open,
+        )
+        admin = self._ports["admin-port"] = await ports.serve(
+            {**routes, **debug_routes(settings.enable_profiling)},
             host=settings.admin_bind_address,
             port=settings.admin_port,
             host_flag="--admin-bind-address",
             port_flag="--admin-port",
+            tls=self._admin_tls,
+            refused=self._admin_refused,
             admin=True,
         )
-        self._ports.append(admin)
         self.health_port, self.admin_port = health.number, admin.number
+
+    def _admin_refused(self, error: OSError) -> None:
+        if isinstance(error, ssl.SSLError):
+            self.metrics.tls_refused(TlsPort.ADMIN, refusal_of(error))
+        say_refused(self.once, error)
 
     def _set_gauges(self) -> None:
         gauges = self.metrics.gauges
@@ -287,8 +314,10 @@ class Server:
     # Readiness.
 
     def ready(self) -> list[ports.Check]:
-        """Ready: some strategy could choose an agent, and we do not drain."""
-        agents = any(self.agents.ready_by_strategy().values())
+        """Ready: an agent could be chosen, or none is needed, and we do not drain."""
+        agents = self.networks.reachable_without_agents or any(
+            self.agents.ready_by_strategy().values()
+        )
         return [
             ports.Check("agents", "" if agents else "no connection to any proxy agent"),
             ports.Check("drain", "draining" if self.draining else ""),
@@ -301,13 +330,20 @@ class Server:
 
     # Frontend.
 
-    def dial(self, request: Request, target: HostPort) -> AgentDial:
+    def dial(self, request: Request, target: HostPort) -> ClientDial:
         """A client asks for a target; see frontends.backend.Backend."""
-        return self.dialer.dial(target, request.requester, ClientDial(self, request))
+        requester = request.requester
+        return ClientDial(self, request, requester).start(target, requester)
 
-    def refused(self, status: int) -> None:
+    def believes(self, requester: Identity) -> bool:
+        """What somebody says about their request counts if they proved who they are."""
+        return is_proven(requester) and not self.settings.compat
+
+    def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         """Count a request that was refused without a dial."""
         self.metrics.request_refused(status)
+        if self.audit is not None and request is not None:
+            self.audit.refused(request, status, reason)
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
         """Count a client that did not prove who it is."""

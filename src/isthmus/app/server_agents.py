@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from isthmus.app.admission import Admission
@@ -16,6 +16,7 @@ from isthmus.app.tls_refusals import refusal_of
 from isthmus.config.server import ServerSettings
 from isthmus.core.agents import Agents
 from isthmus.errors import LinkStage
+from isthmus.frontends.backend import PROCESS
 from isthmus.links.link import HANDSHAKE_S, Link, peer_of
 from isthmus.links.server_side import AgentLink, Membership
 from isthmus.links.talk import Incoming
@@ -50,6 +51,7 @@ class AgentDoor:
         metrics: ServerMetrics,
         once: OncePer,
         on_dial: Callable[[Incoming], None],
+        agents: Agents[AgentLink] | None = None,
     ) -> None:
         self._loop = loop
         self._poller = poller
@@ -65,7 +67,9 @@ class AgentDoor:
         self._draining = False
         self._count: int | None = None
         self.links: set[AgentLink] = set()
-        self.agents: Agents[AgentLink] = Agents(settings.proxy_strategies, _below)
+        if agents is None:
+            agents = Agents(settings.proxy_strategies, below)
+        self.agents = agents
         self.packets = Packets()
         self.port = 0
         self.peers = Peers(server_id, settings.peers)
@@ -79,6 +83,11 @@ class AgentDoor:
         alpn = self._settings.agent_alpn
         by_id = self._settings.link != "grpc" and is_askable(self._id)
         return (alpn_asking_for(self._id), *alpn) if by_id else alpn
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """What was opened, stopped or not."""
+        return self._listeners
 
     def bind(self) -> None:
         """Bind the port, and accept nothing yet.
@@ -105,6 +114,7 @@ class AgentDoor:
     def drain(self) -> None:
         """Tell the agents that nothing new is asked of them, and who comes from now on."""
         self._draining = True
+        self.handing.drain()
         for link in list(self.links):
             link.drain()
 
@@ -131,9 +141,9 @@ class AgentDoor:
 
     def _membership(self) -> Membership:
         ids = self.peers.ids
-        count = self._settings.announced_count
-        if self._count is not None:
-            count = max(self._count, len(ids))
+        count = self._settings.announced_count if self._count is None else self._count
+        # Never fewer than are named: an agent that believed it would not look for the rest.
+        count = max(count, len(ids))
         return Membership(server_id=self._id, server_count=count, servers=ids)
 
     # Links.
@@ -170,6 +180,7 @@ class AgentDoor:
             packets=self.packets,
             handshake_s=handshake_s,
             limits=self._limits,
+            process=PROCESS,
         )
         self.links.add(link)
         if events:  # its edges came while its hello was looked at
@@ -233,6 +244,6 @@ class AgentDoor:
         )  # fmt: skip
 
 
-def _below(number: int) -> int:
+def below(number: int) -> int:
     """Pick by chance; random.randrange() takes 0.6 µs, this 0.1 (timeit)."""
     return int(random.random() * number)

@@ -1,10 +1,11 @@
 """An agent's links to all its servers: one per server, found by name, count and patience.
 
 Every address that a name resolves to is connected. A server says in its Welcome how many servers
-there are; while fewer are linked (they may hide behind one load-balanced address) the addresses
-are tried again, and where their ids are known too, those that are missing are asked for in turn:
-whichever server is met hands the connection on. A link to a server that is linked already is
-spare: it takes no new dials, and is closed when its server knows that and has asked elsewhere.
+there are; while fewer are linked (they may hide behind one load-balanced address), or one that was
+named is not, the addresses where somebody answers are tried again, and where ids are known, those
+that are missing are asked for in turn: whichever server is met hands the connection on. A link to a
+server that is linked already is spare: it takes no new dials, and is closed when its server knows
+that and has asked elsewhere.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Servers:
         self._change = asyncio.Event()
         self._known: dict[str, list[Place]] = {}
         self._places: set[Place] = set()
+        self._answering: set[Place] = set()  # where the last attempt met a server
         self._spare: set[ServerLink] = set()
         self._leases: int | None = None
         self._count_source = count_source
@@ -116,7 +118,8 @@ class Servers:
 
     @property
     def _complete(self) -> bool:
-        return 0 < self.known_count <= len(self.links)
+        # By the ids as well: one that nobody names is not one that is missing.
+        return 0 < self.known_count <= len(self.links) and not self.missing
 
     @property
     def missing(self) -> list[ServerId]:
@@ -145,6 +148,7 @@ class Servers:
                 places = await self._find()
                 if set(places) != self._places:
                     self._places = set(places)
+                    self._answering &= self._places
                     self._tell_change()  # who waits at an address that is gone has to hear it
                 change = self._change
                 keepers = {key: task for key, task in keepers.items() if not task.done()}
@@ -159,10 +163,13 @@ class Servers:
                         await change.wait()
 
     def _wanted(self, places: Sequence[Place]) -> list[tuple[Place, bool]]:
-        """One keeper for each address, and one that probes it while servers hide behind it."""
+        """One keeper for each address, and one that probes it while servers hide behind it.
+
+        However many addresses there are: some may be dead, and others lead to one server.
+        """
         wanted = [(place, False) for place in places]
-        if len(places) < self.known_count and not self._complete:
-            wanted += [(place, True) for place in places]
+        if self.links and not self._complete:
+            wanted += [(place, True) for place in places if place in self._answering]
         return wanted
 
     def drain(self) -> None:
@@ -217,13 +224,19 @@ class Servers:
         """Keep one link by one address, until the address is gone from the name.
 
         Probing, look for servers that are not linked yet, until all are. So does who finds that
-        the address leads to a server that is linked already.
+        the address leads to a server that is linked already; who finds nobody does so every
+        other time, since it may be only the one that was asked for who is not there.
         """
         backoff = self._backoff()
         looking = probing
-        while self._is_current(place) and not (probing and self._complete):
-            link = await self._try(place, self._next_to_ask_for() if looking else None)
-            looking = probing or (link is not None and link.spare)
+        if probing and self._answering != self._places:
+            await asyncio.sleep(backoff.next_s())  # most others are being linked just now
+        while self._is_current(place) and not (probing and self._is_enough(place)):
+            asked = self._next_to_ask_for() if looking else None
+            link = await self._try(place, asked)
+            if link is not None or asked is None:
+                self._heard(place, link is not None)
+            looking = probing or (not looking if link is None else link.spare)
             if link is not None and not link.spare:
                 backoff.reset()
                 if not probing:
@@ -234,6 +247,16 @@ class Servers:
             while len(self._spare) >= _MAX_SPARE and self._is_current(place):
                 await self._change.wait()
             await asyncio.sleep(backoff.next_s())
+
+    def _heard(self, place: Place, answers: bool) -> None:
+        """Somebody answered at an address, or nobody: whether to probe it depends on that."""
+        if answers != (place in self._answering):
+            self._answering ^= {place}
+            self._tell_change()
+
+    def _is_enough(self, place: Place) -> bool:
+        """Nothing is left to be found by probing this address."""
+        return self._complete or place not in self._answering
 
     def _is_current(self, place: Place) -> bool:
         return not self._draining and place in self._places

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 
 from isthmus.core.snapshot import Held, RecentEndings, TunnelState, TunnelView, why_stalled
 from isthmus.observe.logs import log
@@ -49,8 +50,13 @@ class TunnelTable:
         agent_id: AgentId,
         link_id: int,
         frontend: str,
+        connection_id: str = "",
+        on_ended: Callable[[Tunnel, float], None] | None = None,
     ) -> None:
-        """Join two ends and keep their tunnel until both are done."""
+        """Join two ends and keep their tunnel until both are done.
+
+        ``on_ended`` is then told how many seconds it lived.
+        """
         tunnel = Tunnel(
             TunnelId(next(self._ids)),
             client=client,
@@ -62,6 +68,8 @@ class TunnelTable:
             link_id=link_id,
             frontend=frontend,
             on_done=self._done,
+            connection_id=connection_id,
+            on_ended=on_ended,
         )
         # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
         client.bytes_written = far.bytes_written = 0
@@ -161,12 +169,15 @@ class TunnelTable:
             bytes_to_target=to_target,
             bytes_to_client=to_client,
             duration_s=duration_s,
+            connection_id=tunnel.connection_id,
         )
+        if tunnel.on_ended is not None:
+            tunnel.on_ended(tunnel, duration_s)
         if _log.isEnabledFor(logging.DEBUG):
             log(
                 _log, logging.DEBUG, "tunnel ended", tunnel=tunnel.id, target=str(tunnel.target),
                 ending=tunnel.ending.value, by=tunnel.ended_by, to_target=to_target,
-                to_client=to_client,
+                to_client=to_client, connection=tunnel.connection_id,
             )  # fmt: skip
         if self._empty is not None and not self._open:
             if not self._empty.done():  # whoever waited may have given up
@@ -189,6 +200,7 @@ class TunnelTable:
             bytes_to_target=tunnel.far.bytes_written,
             bytes_to_client=tunnel.client.bytes_written,
             stalled=stalled,
+            connection_id=tunnel.connection_id,
         )
 
     def _why(self, tunnel: Tunnel, now: float) -> str:

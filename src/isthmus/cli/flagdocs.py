@@ -36,7 +36,9 @@ sentence on standard error and exit code 2.
   `--server-cert` opens no TCP port, as manifests written for konnectivity expect.
 - `--compat=konnectivity` allows ports from 1024 to 49151 only, and no TCP port beside a UNIX
   socket.
-- The admin port is not encrypted and so stays on loopback (not with `--compat=konnectivity`).
+- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
+  HTTPS; any other address needs both, and `--admin-client-ca`
+  ([the administrative port](../admin-port.md)).
 """
 
 _AGENT = """\
@@ -51,6 +53,9 @@ sentence on standard error and exit code 2.
   `default-route`; a key that is none of these is an error.
 - `--host-alias` names are known only to this agent: a dial to such a name reaches the address
   given, whatever DNS says.
+- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
+  HTTPS; any other address needs both, and `--admin-client-ca`
+  ([the administrative port](../admin-port.md)).
 """
 
 PAGES: dict[str, tuple[str, str, type[Any]]] = {

@@ -197,13 +197,14 @@ def show(topology: str | None, token: str, svg: str | None) -> None:
 
 
 @command.command(
+    name="shell",
     short_help="Open a shell on a host of a lab, or run a command there",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @_LAB
 @click.argument("host")
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
-def shell(token: str, host: str, words: tuple[str, ...]) -> None:
+def shell_(token: str, host: str, words: tuple[str, ...]) -> None:
     """Open a shell on a host of a lab, or run a command there
 
     $LAB is the lab's directory: certificates are in $LAB/pki, logs in $LAB/logs. The host named
@@ -214,24 +215,9 @@ def shell(token: str, host: str, words: tuple[str, ...]) -> None:
       sudo isthmus lab shell node
       sudo isthmus lab shell node curl http://pod:8080/
     """
-    from isthmus.config.checks import nearest
-    from isthmus.lab import play, processes, state
-    from isthmus.lab.plan import Names
-    from isthmus.net.namespaces import in_namespace
+    from isthmus.lab import play, shell, state
 
     play.need_root()
     lab = state.find(token)
-    hosts = [*(one.name for one in play.topology_of(lab).hosts), "wall"]
-    if host not in hosts:
-        raise ConfigError(f"{host}: no such host in lab {lab.token}{nearest(host, hosts)}")
-    names = Names(lab.token)
-    namespace = names.wall if host == "wall" else names.host(host)
-    environment = processes.environment(lab.token)
-    environment |= {
-        "LAB": str(lab.directory),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}",
-        "debian_chroot": host,  # bash shows it in the prompt
-    }
-    argv = in_namespace(namespace, words or [os.environ.get("SHELL", "/bin/sh")])
-    sys.stdout.flush()
+    argv, environment = shell.command(lab, play.topology_of(lab), host, words)
     os.execvpe(argv[0], argv, environment)

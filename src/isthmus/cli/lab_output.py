@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,7 +25,7 @@ from isthmus.lab.topology import Topology
 if TYPE_CHECKING:
     from rich.status import Status
 
-_LEAST_WIDTH = 80
+_LEAST_WIDTH = 60
 
 
 class _Lines:
@@ -65,7 +68,7 @@ def _sentence(seen: Seen) -> str:
 @contextlib.contextmanager
 def display() -> Iterator[Display]:
     """Show progress on standard error for the time of the block."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield _Lines()
         return
     from rich.console import Console
@@ -98,9 +101,12 @@ def show_report(report: Report, *, as_json: bool) -> None:
     table.columns[6].justify = "right"
     for column in table.columns:
         column.overflow = "fold"
+    good, bad = ("✓", "✗") if _shows_all() else ("ok", "FAIL")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a verdict is worth more than its quotation marks
     for seen in report.steps:
         table.add_row(
-            Text("✓", "green") if seen.held else Text("✗", "bold red"),
+            Text(good, "green") if seen.held else Text(bad, "bold red"),
             Text(seen.source),
             Text(seen.what),
             Text(seen.through),
@@ -108,13 +114,21 @@ def show_report(report: Report, *, as_json: bool) -> None:
             Text(seen.seen, "" if seen.held else "red"),
             Text(f"{seen.took_s * 1000:.0f} ms" if seen.took_s < 10 else f"{seen.took_s:.1f} s"),
         )
+    if sys.stdout is None:
+        return  # closed: the exit code says it
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(table)
     click.echo(_verdict(report))
 
 
+def _shows_all() -> bool:
+    """Whether what we print may have any character."""
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
+    return encoding in ("utf8", "utf16")
+
+
 def _verdict(report: Report) -> str:
-    held = sum(seen.held for seen in report.steps)
+    held = sum(seen.held for seen in report.steps[: report.of])
     kept = f"; lab {report.token} is still up" if report.kept else ""
     return (
         f"{report.topology}: {held} of {report.of} held"
@@ -182,14 +196,14 @@ def show_list(*, as_table: bool) -> None:
         return
     table = Table("\nLab", "\nTopology", box=None, pad_edge=False)
     for lab in there:
-        table.add_row(lab.token, lab.topology or "not whole")
+        table.add_row(lab.token, f"{lab.topology}{' (its command was killed)' * lab.left_over}")
     Console().print(table)
 
 
 def show_picture(picture: Picture) -> None:
     """Draw on standard output, as wide as the terminal is."""
-    import shutil
-
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
-    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf16")
-    click.echo(draw(picture, width=width, color=sys.stdout.isatty(), ascii=ascii_only))
+    # NO_COLOR: no-color.org
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    color = sys.stdout.isatty() and not plain
+    click.echo(draw(picture, width=width, color=color, ascii=not _shows_all()))

@@ -24,6 +24,11 @@ COMMANDS = {
     "server": "Run the server beside the control plane",
     "agent": "Run an agent in the network that the server cannot reach",
     "lab": "Build networks with walls between them on this machine",
+    "dial": "Open a connection through the connectivity service",
+    "curl": "Fetch a URL through the connectivity service",
+    "config": "Check and convert connectivity configurations, explain their fields",
+    "egress": "Explain where kube-apiserver's requests go",
+    "policy": "Test what a policy allows",
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 

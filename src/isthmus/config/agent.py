@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from isthmus.config.admin import PORTS, AdminSettings
 from isthmus.config.checks import (
     KONNECTIVITY,
-    check_admin_address,
     check_at_least,
     check_choices,
     check_durations,
@@ -16,10 +16,8 @@ from isthmus.config.checks import (
     check_id,
     check_pair,
     check_port,
-    check_profiling,
 )
 from isthmus.config.identifiers import Identifiers
-from isthmus.config.log import LogSettings
 from isthmus.config.options import OURS, option
 from isthmus.core.leases import check_selector
 from isthmus.errors import ConfigError
@@ -29,7 +27,6 @@ from isthmus.wire.link import ALPN as MUX_ALPN
 _SERVER = "Server to connect to"
 _TARGETS = "Targets"
 _IDENTITY = "Identity"
-_PORTS = "Health and admin"
 _LIMITS = "Time limits"
 _LEASES = "Counting servers by Leases"
 _COMPAT = "Compatibility"
@@ -39,7 +36,7 @@ _SRV = re.compile(r"_[A-Za-z0-9-]+\._tcp\..+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings(LogSettings):
+class AgentSettings(AdminSettings):
     """Everything that an agent can be told; ``validate()`` says whether it makes sense."""
 
     proxy_server_host: tuple[str, ...] = option(
@@ -129,27 +126,14 @@ class AgentSettings(LogSettings):
     health_server_host: str = option(
         "",
         help="Bind the health port to this address instead of all",
-        group=_PORTS,
+        group=PORTS,
         metavar="ADDRESS",
     )
     health_server_port: int = option(
-        8093, help="Serve health, readiness and metrics on this port", group=_PORTS, metavar="PORT"
-    )
-    admin_bind_address: str = option(
-        "127.0.0.1",
-        help="Bind the admin port to this loopback address",
-        group=_PORTS,
-        metavar="ADDRESS",
-        go="127.0.0.1, any address allowed",
+        8093, help="Serve health, readiness and metrics on this port", group=PORTS, metavar="PORT"
     )
     admin_server_port: int = option(
-        8094, help="Serve the snapshot on this port", group=_PORTS, metavar="PORT"
-    )
-    enable_profiling: bool = option(
-        False, help="Serve profiles on the admin port", group=_PORTS, inert=True
-    )
-    enable_contention_profiling: bool = option(
-        False, help="Serve lock profiles too", group=_PORTS, inert=True
+        8094, help="Serve health and the snapshot on this port", group=PORTS, metavar="PORT"
     )
     sync_interval_s: float = option(
         1.0,
@@ -282,7 +266,6 @@ class AgentSettings(LogSettings):
             check_at_least("admin-server-port", self.admin_server_port, 1)
         if self.health_server_host:
             check_host("health-server-host", self.health_server_host)
-        check_admin_address(self.admin_bind_address)
         check_id("agent-id", self.agent_id)
         check_id("agent-network", self.agent_network)
         _ = self.identifiers, self.aliases  # each raises if its text is wrong
@@ -292,9 +275,8 @@ class AgentSettings(LogSettings):
                 check_selector(self.lease_label_selector)
             except ValueError as error:
                 raise ConfigError(f"--lease-label-selector: {error}") from error
-        check_profiling(
-            profiling=self.enable_profiling, contention=self.enable_contention_profiling
-        )
+        self.check_admin()
+        self.check_tracing()
 
     def _check_server(self) -> None:
         if not self.proxy_server_host:

@@ -6,11 +6,10 @@ Whether files exist and certificates are good is checked where they are opened, 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from ipaddress import ip_address
 
 from isthmus.config.options import Kind, options_of
 from isthmus.errors import ConfigError
-from isthmus.values import HostPort, is_address
+from isthmus.values import HostPort
 
 KONNECTIVITY = "konnectivity"
 # What Go's programs allow; the rest are system ports and ephemeral ports (RFC 6335 §6).
@@ -59,19 +58,6 @@ def check_host(flag: str, host: str) -> None:
         raise ConfigError(f"--{flag}: {error}") from error
 
 
-def check_admin_address(host: str) -> None:
-    """The admin port answers everybody who reaches it, so it stays on loopback."""
-    if not host:
-        return
-    check_host("admin-bind-address", host)
-    loopback = ip_address(host).is_loopback if is_address(host) else host == "localhost"
-    if not loopback:
-        raise ConfigError(
-            f"--admin-bind-address {host} would open the admin port to the network without TLS,"
-            " use a loopback address"
-        )
-
-
 def check_pair(cert_flag: str, cert: str, key_flag: str, key: str) -> None:
     """A certificate and its key come together."""
     if bool(cert) != bool(key):
@@ -83,12 +69,6 @@ def check_id(flag: str, value: str) -> None:
     """An id goes into headers, log lines and metric labels: printable ASCII without spaces."""
     if len(value) > 253 or not all("!" <= char <= "~" for char in value):
         raise ConfigError(f"--{flag} must be at most 253 printable characters without spaces")
-
-
-def check_profiling(*, profiling: bool, contention: bool) -> None:
-    """Contention profiling is a part of profiling."""
-    if contention and not profiling:
-        raise ConfigError("--enable-contention-profiling needs --enable-profiling as well")
 
 
 def check_at_least(flag: str, value: int, least: int) -> None:

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from inspect import get_annotations
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -112,10 +114,13 @@ def option(
 
 
 def options_of(settings: type[Any]) -> tuple[Option, ...]:
-    """Every setting that a settings class declares, in order of declaration."""
+    """Every setting that a settings class declares, in order of declaration.
+
+    A class's own come before those of its base, which matter less to who reads the list.
+    """
     hints = get_type_hints(settings)
     found = []
-    for field in dataclasses.fields(settings):
+    for field in sorted(dataclasses.fields(settings), key=partial(_distance, settings)):
         declared: Option | None = field.metadata.get(_KEY)
         if declared is None:
             continue
@@ -130,6 +135,12 @@ def options_of(settings: type[Any]) -> tuple[Option, ...]:
             )
         )
     return tuple(found)
+
+
+def _distance(settings: type[Any], field: dataclasses.Field[Any]) -> int:
+    """How many steps of inheritance lie between the class and the one that declares the field."""
+    classes = enumerate(settings.__mro__)
+    return next(step for step, each in classes if field.name in get_annotations(each))
 
 
 def _kind_of(hint: Any, declared: Option) -> Kind:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from isthmus.config.admin import PORTS
 from isthmus.config.checks import (
     KONNECTIVITY,
-    check_admin_address,
     check_at_least,
     check_choices,
     check_durations,
@@ -19,10 +19,9 @@ from isthmus.config.checks import (
     check_id,
     check_pair,
     check_port,
-    check_profiling,
 )
 from isthmus.config.ciphers import TLS12, TLS13, check_tls
-from isthmus.config.log import LogSettings
+from isthmus.config.networks import NetworkSettings
 from isthmus.config.options import OURS, option
 from isthmus.config.peers import parse_address, parse_peers
 from isthmus.core.leases import lease_name, parse_labels
@@ -42,7 +41,6 @@ _MAX_UDS_BYTES = 107
 
 _FRONTEND = "Frontend, where kube-apiserver connects"
 _AGENTS = "Agents"
-_PORTS = "Health and admin"
 _TLS = "TLS"
 _LIMITS = "Time limits"
 _REPLICAS = "Identity and replicas"
@@ -61,7 +59,7 @@ class Door(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings(LogSettings):
+class ServerSettings(NetworkSettings):
     """Everything that a server can be told; ``validate()`` says whether it makes sense."""
 
     mode: tuple[str, ...] = option(
@@ -181,29 +179,19 @@ class ServerSettings(LogSettings):
         group=_AGENTS,
     )
     health_port: int = option(
-        8092, help="Serve health, readiness and metrics on this port", group=_PORTS, metavar="PORT"
+        8092, help="Serve health, readiness and metrics on this port", group=PORTS, metavar="PORT"
     )
     health_bind_address: str = option(
         "",
         help="Bind the health port to this address instead of all",
-        group=_PORTS,
+        group=PORTS,
         metavar="ADDRESS",
     )
     admin_port: int = option(
-        8095, help="Serve metrics and the snapshot on this port", group=_PORTS, metavar="PORT"
-    )
-    admin_bind_address: str = option(
-        "127.0.0.1",
-        help="Bind the admin port to this loopback address",
-        group=_PORTS,
-        metavar="ADDRESS",
-        go="127.0.0.1, any address allowed",
-    )
-    enable_profiling: bool = option(
-        False, help="Serve profiles on the admin port", group=_PORTS, inert=True
-    )
-    enable_contention_profiling: bool = option(
-        False, help="Serve lock profiles too", group=_PORTS, inert=True
+        8095,
+        help="Serve health, metrics and the snapshot on this port",
+        group=PORTS,
+        metavar="PORT",
     )
     tls_min_version: str = option(
         "",
@@ -405,9 +393,10 @@ class ServerSettings(LogSettings):
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
         check_at_least("kubeconfig-burst", self.kubeconfig_burst, 0)
         self._check_leases()
-        check_profiling(
-            profiling=self.enable_profiling, contention=self.enable_contention_profiling
-        )
+        self.check_admin()
+        self.check_tracing()
+        self.check_audit()
+        self.check_networks()
 
     def _check_modes(self) -> None:
         if not self.mode or len(set(self.mode)) < len(self.mode):
@@ -545,4 +534,3 @@ class ServerSettings(LogSettings):
         ):
             if host:
                 check_host(flag, host)
-        check_admin_address(self.admin_bind_address)

@@ -52,6 +52,7 @@ class TunnelView:
     bytes_to_target: int
     bytes_to_client: int
     stalled: str = ""
+    connection_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,7 @@ class EndedView:
     bytes_to_client: int
     duration_s: float
     age_s: float
+    connection_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,9 @@ class RecentEndings:
     __slots__ = ("_kept",)
 
     def __init__(self, limit: int = 100) -> None:
-        self._kept: deque[tuple[float, str, Ending, str, int, int, float]] = deque(maxlen=limit)
+        self._kept: deque[tuple[float, str, Ending, str, int, int, float, str]] = deque(
+            maxlen=limit
+        )
 
     def add(
         self,
@@ -184,10 +188,11 @@ class RecentEndings:
         bytes_to_target: int,
         bytes_to_client: int,
         duration_s: float,
+        connection_id: str = "",
     ) -> None:
         """Remember one ending; the oldest makes room."""
         self._kept.appendleft(
-            (now, target, ending, by, bytes_to_target, bytes_to_client, duration_s)
+            (now, target, ending, by, bytes_to_target, bytes_to_client, duration_s, connection_id)
         )
 
     def views(self, *, now: float) -> tuple[EndedView, ...]:
@@ -201,8 +206,11 @@ class RecentEndings:
                 bytes_to_client=to_client,
                 duration_s=duration_s,
                 age_s=now - at,
+                connection_id=connection_id,
             )
-            for at, target, ending, by, to_target, to_client, duration_s in self._kept
+            for at, target, ending, by, to_target, to_client, duration_s, connection_id in (
+                self._kept
+            )
         )
 
 
@@ -299,10 +307,11 @@ def json_chunks(view: ProgramView) -> Iterator[str]:
 
 @cache
 def _keys(kind: type) -> tuple[tuple[str, str], ...]:
-    return tuple((field.name, _camel(field.name)) for field in fields(kind))
+    return tuple((field.name, camel(field.name)) for field in fields(kind))
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
+    """Write a field's name as a key; a trailing ``_s`` becomes ``Seconds``."""
     if name.endswith("_s"):
         name = f"{name}econds"
     first, *rest = name.split("_")

@@ -8,11 +8,13 @@ import time
 from typing import Protocol
 
 from isthmus.core.agents import Agents
+from isthmus.core.policy import Decision
 from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.asking import Asking
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 
@@ -22,8 +24,19 @@ MOST_TRIES = 3
 class Dialing(Protocol):
     """Who wants the answer of a dial."""
 
-    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AgentLink) -> None:
-        """The target is reached; the stream may be joined."""
+    @property
+    def connection_id(self) -> str:
+        """What the request is called; the agent calls it the same."""
+
+    @property
+    def asking(self) -> Asking:
+        """What the client said, as far as it is believed."""
+
+    def pass_on(self) -> Asking:
+        """Somebody is asked now: what to tell them, the trace included."""
+
+    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AgentLink | None) -> None:
+        """The target is reached; the stream may be joined. None: by a way without agents."""
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
         """It is not."""
@@ -38,7 +51,10 @@ class AgentDial:
         "_lost_at_once",
         "_stream",
         "_tried",
+        "address",
+        "agents",
         "answered",
+        "decision",
         "id",
         "requester",
         "started_at",
@@ -59,19 +75,23 @@ class AgentDial:
         self.target = target
         self.requester = requester
         self.who: Dialing | None = who
+        self.agents = dialer.agents  # among whom to choose
+        self.decision: Decision | None = None  # None: there is neither policy nor network
         self.started_at = time.monotonic()
         self._tried: list[AgentLink] = []
         self.answered = False  # by an agent, rather than by our own deadline
+        self.address = ""  # what was reached, if the agent says so
         self._stream: BaseEnd | None = None
         self._lost_at_once = False
         self._link: AgentLink | None = None
 
     def attempt(self) -> None:
         """Ask the best link that was not asked yet."""
-        dialer = self._dialer
+        dialer, who = self._dialer, self.who
+        assert who is not None  # or nobody would go on
         left_s = self.started_at + dialer.timeout_s - time.monotonic()
         while len(self._tried) < MOST_TRIES:
-            link = dialer.agents.choose(self.target, self._tried)
+            link = self.agents.choose(self.target, self._tried)
             if link is None:
                 break
             self._link = link
@@ -81,18 +101,21 @@ class AgentDial:
                 timeout_s=max(left_s, 0.001),
                 requester=self.requester,
                 told=self._told,
+                connection_id=who.connection_id,
+                asking=who.pass_on(),
             )
             if self._stream is not None and not self._lost_at_once:
                 return
             self._lost_at_once = False
             self._stream = None
             self._tried.append(link)
-        if any(link.full for link in dialer.agents):
+        if any(link.full for link in self.agents):
             self._fail(DialFailure.TOO_MANY, "every link is full")
         elif self._tried:
             self._fail(DialFailure.AGENT_LOST, "")
         else:
-            self._fail(DialFailure.NO_AGENT, "")
+            network = self.decision.network if self.decision is not None else ""
+            self._fail(DialFailure.NO_AGENT, f"none in network {network}" if network else "")
 
     def cancel(self) -> None:
         """Nobody waits any more: take the dial back."""
@@ -128,6 +151,7 @@ class AgentDial:
         self.answered = True
         failure = failure_of(result)
         if failure is None:
+            self.address = result.address
             self._settle().dialed(self, stream, link)
         else:
             stream.write_eof()
@@ -156,12 +180,16 @@ class AgentDialer:
     ) -> None:
         self.agents = agents
         self.timeout_s = timeout_s
-        self.pending: Deadlines[AgentDial] = Deadlines(loop, timeout_s, AgentDial.expire)
+        self.pending: Deadlines[AgentDial] = Deadlines(loop, timeout_s, lambda dial: dial.expire())
         self._ids = itertools.count(1)
 
     def dial(self, target: HostPort, requester: Identity, who: Dialing) -> AgentDial:
         """Start a dial; the answer may come before this returns."""
-        dial = AgentDial(self, DialId(next(self._ids)), target, requester, who)
+        dial = AgentDial(self, self.next_id(), target, requester, who)
         self.pending.add(dial)
         dial.attempt()
         return dial
+
+    def next_id(self) -> DialId:
+        """Number a dial."""
+        return DialId(next(self._ids))

@@ -28,6 +28,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import Early, Ending
 from isthmus.values import HostPort
+from isthmus.wire.asking import headers_of
 from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
 
 #: What a status says when the text says nothing that we know (frontends/statuses.py).
@@ -84,6 +85,10 @@ class _TlsServer(TlsEnd):
         """Keep it for the sentence."""
         self.error = tls_fault(error)
 
+    def tls_failed(self, error: ssl.SSLError) -> None:
+        """Keep it for the sentence."""
+        self.error = tls_fault(error)
+
 
 class _Question(Early):
     """The early peer of the connection: reads the answer, and keeps what the target says first."""
@@ -93,7 +98,7 @@ class _Question(Early):
     def __init__(self, dial: ConnectDial) -> None:
         super().__init__()
         self._dial: ConnectDial | None = dial
-        self._asking = ConnectAsking(dial.target, keep_early=True)
+        self._asking = ConnectAsking(dial.target, keep_early=True, headers=headers_of(dial.asking))
         self._answer: ConnectAnswer | None = None
 
     @property

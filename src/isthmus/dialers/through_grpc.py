@@ -29,6 +29,7 @@ from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.proxy_call import PATH, CallEnd
 from isthmus.values import HostPort
+from isthmus.wire.asking import headers_of
 from isthmus.wire.grpc import CONTENT_TYPE, Status
 
 # Go's frontend ends connections that ping more often than every five minutes: TCP's own
@@ -78,14 +79,16 @@ class _Connection:
         else:
             self._call()
         if carrier is not None:
-            carrier.read_again()  # what came while nobody owned the socket made its edge already
+            # What came while nobody owned the socket made its edge already. Not at once: another
+            # carrier may be in the middle of the buffer that this one would read into.
+            self._poller.again(carrier.read_again)
 
     def _call(self) -> None:
         carrier, end, dial = self.carrier, self.end, self._dial
         assert carrier is not None and end is not None and dial is not None
-        tls = self.place.tcp is not None
+        tcp, tls = self.place.tcp is not None, isinstance(carrier, TlsCarrier)
         self.http2 = Http2Connection(
-            carrier, client=True, clock=time.monotonic, limits=_TCP_LIMITS if tls else _UDS_LIMITS
+            carrier, client=True, clock=time.monotonic, limits=_TCP_LIMITS if tcp else _UDS_LIMITS
         )
         carrier.session = self.http2
         stream = self.http2.open(NOBODY)
@@ -95,10 +98,11 @@ class _Connection:
             (b":method", b"POST"),
             (b":scheme", b"https" if tls else b"http"),
             (b":path", PATH),
-            (b":authority", str(self.place.tcp).encode() if tls else b"localhost"),
+            (b":authority", str(self.place.tcp).encode() if tcp else b"localhost"),
             (b"content-type", CONTENT_TYPE),
             (b"user-agent", f"isthmus/{__version__}".encode()),
             (b"te", b"trailers"),
+            *headers_of(dial.asking),
         )
         end.call(stream, headers, str(dial.target))
 

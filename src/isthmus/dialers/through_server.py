@@ -4,6 +4,10 @@ How it is asked is through_connect.py (HTTP CONNECT) and through_grpc.py (konnec
 
 A failure of the server itself is INTERNAL, with its place in the detail: REFUSED and UNREACHABLE
 are about the target, and only who tried to reach it can say them.
+
+By CONNECT over a UNIX socket, which cannot be reset, a tunnel that is cut is told from one that
+ended only as long as we have not half-closed it ourselves: after that, a cut reads as a clean end
+of file. The other ways tell it always.
 """
 
 from __future__ import annotations
@@ -23,23 +27,28 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort, is_address
+from isthmus.wire.asking import NOTHING, Asking
 
 Reached = Callable[[BaseEnd], None]
 
-#: A UNIX socket whose queue is full says so at once, and never again.
+#: A UNIX socket whose queue is full says so at once, and never again. Many may be waiting.
 _KNOCK_AGAIN_S = 0.005
+_KNOCK_AGAIN_MOST_S = 0.1
 # A server that vanished with its host is noticed even when nobody sends: after 30 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _SENTENCE = re.compile(r"cannot dial \S+: (.*)", re.DOTALL)
 _MOST_DETAIL = 500
+#: The alert of TLS 1.3 (RFC 8446 §6.2), which comes after the handshake as the client sees it.
+_WANTS_CERTIFICATE = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlace:
-    """Where a server's frontend is: a UNIX socket, or a TCP port that speaks mutual TLS.
+    """Where a server's frontend is: a UNIX socket, or a TCP port, which speaks TLS as a rule.
 
     ``context`` is asked for each connection, so that it can be reloaded; for gRPC it has to offer
-    ALPN ``h2``. ``server_hostname`` is the name in its certificate, that of ``tcp`` when empty.
+    ALPN ``h2``. A TCP port without one is spoken to in the clear. ``server_hostname`` is the name
+    in its certificate, that of ``tcp`` when empty.
 
     ``keeps_half_close`` is what Isthmus' servers do and konnectivity's do not: there the end of
     one direction ends both. What hangs on it is told by each dialer.
@@ -54,7 +63,7 @@ class ServerPlace:
     def __post_init__(self) -> None:
         if bool(self.uds) == (self.tcp is not None):
             raise ValueError("a server is at a UNIX socket or at a TCP port, one of them")
-        if (self.tcp is not None) != (self.context is not None):
+        if self.tcp is None and self.context is not None:
             raise ValueError("TLS belongs to a TCP port, and only there")
 
     def __str__(self) -> str:
@@ -94,6 +103,7 @@ class _Knocking:
         self._connected = connected
         self._failed = failed
         self._again: asyncio.TimerHandle | None = None
+        self._pause_s = _KNOCK_AGAIN_S
         self._knock()
 
     def _knock(self) -> None:
@@ -114,7 +124,8 @@ class _Knocking:
             return
         sock.close()
         if error == errno.EAGAIN:
-            self._again = self._loop.call_later(_KNOCK_AGAIN_S, self._knock)
+            self._again = self._loop.call_later(self._pause_s, self._knock)
+            self._pause_s = min(2 * self._pause_s, _KNOCK_AGAIN_MOST_S)
         else:
             failure = FAILURE_OF_ERRNO.get(error, DialFailure.INTERNAL)
             self._failed(failure, errno.errorcode.get(error, str(error)))
@@ -134,6 +145,9 @@ class ServerDial:
     Subclasses ask the server once there is a connection (``ask``), say ``won`` or ``fail``, and
     let go of what they made when the dial is over without success (``drop``).
     """
+
+    #: What to say about the request besides its target.
+    asking: Asking = NOTHING
 
     def __init__(
         self,
@@ -186,10 +200,11 @@ class ServerDial:
     def _connected(self, sock: socket.socket, events: int) -> None:
         self._attempt = None
         context = None
-        if self.place.context is not None:
+        if self.place.tcp is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if self.place.context is not None:
             try:
                 context = self.place.context()
             except (OSError, ConfigError) as exc:
@@ -271,13 +286,21 @@ class ServerDialer:
         raise NotImplementedError
 
     def dial(
-        self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
+        self,
+        target: HostPort,
+        *,
+        timeout_s: float,
+        reached: Reached,
+        failed: Failed,
+        asking: Asking = NOTHING,
     ) -> ServerDial:
         """Open a connection; the server, or its agent, looks the target's name up.
 
-        ``timeout_s`` is for all of it. The callbacks may come before this returns.
+        ``timeout_s`` is for all of it. The callbacks may come before this returns. ``asking`` is
+        sent along; the server believes it of clients that it knows.
         """
         dial = self.make_dial(target, timeout_s=timeout_s, reached=reached, failed=failed)
+        dial.asking = asking
         dial.begin(self.resolver)
         return dial
 
@@ -286,4 +309,6 @@ def tls_fault(error: ssl.SSLError) -> str:
     """Say why a handshake with a server failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate: {error.verify_message}"
+    if error.reason in _WANTS_CERTIFICATE:
+        return "it wants a client certificate, and none was shown"
     return f"TLS: {error.reason or error}"

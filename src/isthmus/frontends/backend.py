@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import ssl
 from typing import Protocol
 
 from isthmus.errors import DialFailure
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort, Identity
+from isthmus.wire.asking import Asking
+
+#: The first part of every connection id of this process: another process has another.
+PROCESS = secrets.token_hex(4)
+_numbers = itertools.count(1)
+
+
+def new_connection_id() -> str:
+    """Name a request: the same in log, snapshot and audit, at the agent, and for the client."""
+    return f"{PROCESS}-{next(_numbers):x}"
 
 
 class Request(Protocol):
@@ -20,6 +32,18 @@ class Request(Protocol):
     @property
     def requester(self) -> Identity:
         """Who asks, as the transport proved it."""
+
+    @property
+    def connection_id(self) -> str:
+        """What it is called, from ``new_connection_id``; the client is told."""
+
+    @property
+    def asking(self) -> Asking:
+        """What the client says about it besides the target, believed or not."""
+
+    @property
+    def client_address(self) -> str:
+        """Where the client is; empty on a UNIX socket."""
 
     def established(self) -> BaseEnd | None:
         """Say yes; give the end that may now be joined, or None if the client is gone."""
@@ -41,8 +65,8 @@ class Backend(Protocol):
     def dial(self, request: Request, target: HostPort) -> Dial:
         """Start a dial; ``request.dial_failed`` or ``request.established`` answers."""
 
-    def refused(self, status: int) -> None:
-        """A request was answered with this status without a dial."""
+    def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
+        """A request was answered with this status without a dial; None: before it was read."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
         """A TLS client did not prove who it is."""

@@ -1,7 +1,8 @@
 """The gRPC frontend: /ProxyService/Proxy, konnectivity's protocol, over UDS or TCP with mutual TLS.
 
 A connection carries any number of calls, a call one tunnel: konnectivity's single-use clients make
-one connection each, its reusable ones many calls on one. Packets are tunnel/proxy_end.py, frames
+one connection each, its reusable ones many calls on one. A call whose metadata name its target
+speaks KEP-1281's own protocol and is for payload.py. Packets are tunnel/proxy_end.py, frames
 tunnel/http2.py; which agent dials is not known here.
 """
 
@@ -18,8 +19,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.frontends.backend import Backend, Dial
-from isthmus.frontends.peers import uds_identity
+from isthmus.frontends import payload
+from isthmus.frontends.backend import Backend, Dial, new_connection_id
+from isthmus.frontends.peers import peer_address, uds_identity
 from isthmus.frontends.statuses import explain_to_konnectivity
 from isthmus.net.carriers import PlainCarrier, TlsCarrier
 from isthmus.net.contexts import peer_identity
@@ -32,10 +34,13 @@ from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.packets import Packets
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
 from isthmus.values import HostPort, Identity
+from isthmus.wire.asking import Asking, asking_in
 from isthmus.wire.grpc import Refusal, Status, request_problem
-from isthmus.wire.http2 import Headers, header
+from isthmus.wire.http2 import Headers, header, literal_header
+from isthmus.wire.payload import names_target
 
 PATH = b"/ProxyService/Proxy"
+CONNECTION_ID = b"isthmus-connection-id"
 #: From the connection (or the handshake) to the preface.
 PREFACE_S = 10.0
 MOST_STRANGERS = 4096
@@ -54,12 +59,17 @@ _log = logging.getLogger("isthmus.frontend")
 class ProxyCall:
     """One call until its tunnel stands; see tunnel.proxy_end.Client and backend.Request."""
 
-    __slots__ = ("_connection", "_dial", "_end", "target")
+    __slots__ = ("_connection", "_dial", "_end", "accepted_at", "asking", "connection_id", "target")
 
     frontend = "grpc"
 
-    def __init__(self, connection: ClientConnection, end: ProxyEnd) -> None:
+    def __init__(self, connection: ClientConnection, end: ProxyEnd, asking: Asking) -> None:
         self._connection = connection
+        self.asking = asking
+        self.connection_id = new_connection_id()
+        self.accepted_at = time.monotonic()
+        if not connection.frontend.compat:
+            end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
         self._end: ProxyEnd | None = end
         self._dial: Dial | None = None
         self.target: HostPort | None = None
@@ -69,21 +79,31 @@ class ProxyCall:
         """Who asks, as the transport proved it."""
         return self._connection.identity
 
+    @property
+    def client_address(self) -> str:
+        """Where the client is; empty on a UNIX socket."""
+        return peer_address(self._connection.carrier.sock)
+
     def wants(self, protocol: str, address: str) -> None:
         """The client asks for a connection."""
-        end = self._end
-        assert end is not None
         if protocol not in ("tcp", ""):
-            end.refuse(f"cannot dial {address}: protocol {protocol} is not supported, only tcp")
+            self._not_served(f"protocol {protocol} is not supported, only tcp", address)
             return
         try:
             self.target = _target(address)
         except ValueError as exc:
-            end.refuse(f"cannot dial {address}: {exc}")
+            self._not_served(str(exc), address)
             return
         dial = self._connection.frontend.backend.dial(self, self.target)
         if self._end is not None:
             self._dial = dial
+
+    def _not_served(self, why: str, address: str) -> None:
+        end, self._end = self._end, None
+        assert end is not None
+        reason = f"cannot dial {address}: {why}"
+        self._connection.frontend.backend.refused(400, self, reason)
+        end.refuse(reason)
 
     def established(self) -> BaseEnd | None:
         """Say DIAL_RSP; give the end that may now be joined."""
@@ -195,9 +215,11 @@ class ClientConnection:
         if refusal is not None:
             self.frontend.complain(refusal.message)
             return Refused(refusal)
+        if names_target(headers):
+            return payload.serve(self, stream, headers)
         self.frontend.crowd.came()
         end = ProxyEnd(stream, time.monotonic, self.frontend.packets)
-        end.client = ProxyCall(self, end)
+        end.client = ProxyCall(self, end, asking_in(headers))
         return end
 
     # The carrier reports.

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
 
 from isthmus.errors import DialFailure
-from isthmus.frontends.backend import Backend, Dial
-from isthmus.frontends.peers import uds_identity
+from isthmus.frontends.backend import Backend, Dial, new_connection_id
+from isthmus.frontends.peers import peer_address, uds_identity
 from isthmus.frontends.statuses import explain, status_for
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
@@ -25,7 +26,15 @@ from isthmus.net.tls import TlsEnd
 from isthmus.observe.logs import OncePer
 from isthmus.tunnel.end import BaseEnd, Discard, Early, Ending
 from isthmus.values import HostPort, Identity
-from isthmus.wire.http_connect import ESTABLISHED, BadRequest, reply, take_connect
+from isthmus.wire.asking import NOTHING, Asking
+from isthmus.wire.http_connect import (
+    CONNECTION_ID,
+    ESTABLISHED,
+    BadRequest,
+    established,
+    reply,
+    take_connect,
+)
 
 #: From the first byte (or the handshake) to the whole head. A client that needs longer is broken
 #: or means harm; kube-apiserver writes its head in one piece.
@@ -40,7 +49,16 @@ _log = logging.getLogger("isthmus.frontend")
 class ConnectClient(Early):
     """One client until its tunnel stands: the early peer of its end."""
 
-    __slots__ = ("_dial", "_frontend", "_head_done", "end", "target")
+    __slots__ = (
+        "_dial",
+        "_frontend",
+        "_head_done",
+        "accepted_at",
+        "asking",
+        "connection_id",
+        "end",
+        "target",
+    )
 
     frontend = "http-connect"
 
@@ -51,6 +69,9 @@ class ConnectClient(Early):
         self._dial: Dial | None = None
         self.end: SocketEnd | TlsEnd | None = None
         self.target: HostPort | None = None
+        self.asking: Asking = NOTHING
+        self.connection_id = ""  # until it has said what it wants
+        self.accepted_at = time.monotonic()
 
     @property
     def requester(self) -> Identity:
@@ -59,6 +80,11 @@ class ConnectClient(Early):
         if isinstance(end, TlsEnd):
             return peer_identity(end.tls)
         return uds_identity(end.sock) if end is not None else Identity("unknown")
+
+    @property
+    def client_address(self) -> str:
+        """Where the client is; empty on a UNIX socket."""
+        return peer_address(self.end.sock) if self.end is not None else ""
 
     @property
     def waits_for_head(self) -> bool:
@@ -76,13 +102,16 @@ class ConnectClient(Early):
                     ("bad request", exc.status), _QUIET_S, _log, logging.WARNING,
                     "refused a request", status=exc.status, reason=exc.reason,
                 )  # fmt: skip
-                self._frontend.backend.refused(exc.status)
+                self.connection_id = new_connection_id()
+                self._frontend.backend.refused(exc.status, self, exc.reason)
                 self._goodbye(exc.to_bytes())
                 return True
             if request is not None:
                 self._head_done = True
                 self._frontend.heads.remove(self)
                 self.target = request.target
+                self.asking = request.asking
+                self.connection_id = new_connection_id()
                 dial = self._frontend.backend.dial(self, request.target)
                 if self.end is None:  # answered at once
                     return True
@@ -114,15 +143,17 @@ class ConnectClient(Early):
         end, self.end, self._dial = self.end, None, None
         if end is None or end.ending is not None:
             return None
-        end.write(ESTABLISHED)
+        end.write(ESTABLISHED if self._frontend.compat else established(self.connection_id))
         return end
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:
         """Say why not."""
         self._dial = None
         assert self.target is not None
-        status = status_for(failure, compat=self._frontend.compat)
-        self._goodbye(reply(status, explain(failure, self.target, detail)))
+        compat = self._frontend.compat
+        named = [] if compat else [(CONNECTION_ID, self.connection_id)]
+        status = status_for(failure, compat=compat)
+        self._goodbye(reply(status, explain(failure, self.target, detail), headers=named))
 
     def too_slow(self) -> None:
         """The head did not come in time."""

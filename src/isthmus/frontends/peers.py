@@ -23,3 +23,15 @@ def uds_identity(sock: socket.socket) -> Identity:
 @lru_cache(maxsize=1024)
 def _user(uid: int) -> Identity:
     return Identity(str(uid), kind="uid")
+
+
+def peer_address(sock: socket.socket) -> str:
+    """The other side of a TCP connection, as it is shown; empty when it has none."""
+    if sock.family == socket.AF_UNIX:
+        return ""
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return ""
+    host = str(host).removeprefix("::ffff:")  # an IPv4 peer of a dual-stack listener
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -89,8 +89,11 @@ class Page:
         """Read a URL, or host:port.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: it is neither, or has what no request can name: blanks, control characters
+                or others beyond ASCII.
         """
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise ValueError(f"not a URL, for its characters: {text!r}")
         if "://" not in text:
             return cls(at=HostPort.parse(text), host=text, path="/", https=False)
         url = urlsplit(text)
@@ -171,6 +174,7 @@ async def get(page: Page, means: Means, *, timeout_s: float) -> tuple[int, str, 
         DialError: the target was not reached.
         OSError: it does not speak TLS, or the tunnel was reset.
         WrongAnswerError: it does not speak HTTP, or the page is too large.
+        ValueError: the page cannot be asked for.
     """
     context = means.trust() if page.https else None
     async with opened(
@@ -187,10 +191,12 @@ async def get(page: Page, means: Means, *, timeout_s: float) -> tuple[int, str, 
             ("User-Agent", f"isthmus/{__version__}"),
             ("Connection", "close"),
         ]
-        ask = h11.Request(method="GET", target=page.path, headers=headers)
-        pipe.writer.write((http.send(ask) or b"") + (http.send(h11.EndOfMessage()) or b""))
         try:
+            ask = h11.Request(method="GET", target=page.path, headers=headers)
+            pipe.writer.write((http.send(ask) or b"") + (http.send(h11.EndOfMessage()) or b""))
             return await _read_page(http, pipe)
+        except h11.LocalProtocolError as exc:
+            raise ValueError(f"cannot ask for {page.path!r}: {exc}") from exc
         except h11.RemoteProtocolError as exc:
             pipe.check()
             raise WrongAnswerError(f"not an HTTP answer: {exc}") from exc

@@ -25,7 +25,15 @@ def load(name_or_path: str) -> Topology:
     Raises:
         ConfigError: there is none, or it is wrong.
     """
-    content = text(name_or_path)
+    return parse(name_or_path, text(name_or_path))
+
+
+def parse(name_or_path: str, content: str) -> Topology:
+    """Read the text that was found by a name or path.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
     if _is_path(name_or_path):
         return read(content, name=Path(name_or_path).stem, source=name_or_path)
     return read(content, name=name_or_path, source=f"{name_or_path}.yaml")

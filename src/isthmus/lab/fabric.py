@@ -197,7 +197,9 @@ class _Fabric:
     def _write_hosts(self, name: str, host: Host) -> None:
         directory = self._etc / name
         directory.mkdir(mode=0o755, parents=True)
-        (directory / "hosts").write_text(hosts_file(self._topology, host.name))
+        path = directory / "hosts"
+        path.write_text(hosts_file(self._topology, host.name))
+        path.chmod(0o644)  # whatever the umask says: programs of the lab need not be root
 
     def _enter(self, name: str) -> _Space:
         self._spaces[name] = space = _Space(name)

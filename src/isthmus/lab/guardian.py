@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 
+from isthmus.lab.python import module
 from isthmus.lab.state import MARK
 
 _KEEP = b"k"
@@ -27,7 +28,7 @@ class Guardian:
         self._token = token
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "isthmus.lab.guardian", token],
+            module("isthmus.lab.guardian", token),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             # Ctrl-C and a closed terminal are for the maker, which is waited for.

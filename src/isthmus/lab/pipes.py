@@ -8,73 +8,21 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
 
-from isthmus.errors import DialError, DialFailure
-from isthmus.net.connect import Failed
 from isthmus.net.poller import Poller
+from isthmus.net.reaching import AnyDialer as Dialer
+from isthmus.net.reaching import TunnelResetError, reach_by
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.end import BaseEnd, End, Ending, join
 from isthmus.values import HostPort
 
+__all__ = ["Dialer", "Pipe", "TunnelResetError", "opened"]
+
 #: How long a target may take to close its side once we have closed ours.
 GRACE_S = 1.0
 _LIMIT_BYTES = 512 * 1024
-
-
-class Dialing(Protocol):
-    """A dial under way."""
-
-    def cancel(self) -> None:
-        """Give up silently."""
-
-
-class Dialer(Protocol):
-    """Any of our dialers."""
-
-    def dial(
-        self,
-        target: HostPort,
-        *,
-        timeout_s: float,
-        reached: Callable[[Any], None],  # each gives its own kind of end
-        failed: Failed,
-    ) -> Dialing:
-        """Open a connection; see DirectDialer."""
-
-
-class TunnelResetError(ConnectionResetError):
-    """The tunnel was reset; a pair of sockets cannot say so itself."""
-
-
-async def reach(dialer: Dialer, target: HostPort, timeout_s: float) -> BaseEnd:
-    """Dial, and wait.
-
-    Raises:
-        DialError: the target was not reached.
-    """
-    answer: asyncio.Future[BaseEnd] = asyncio.get_running_loop().create_future()
-
-    def reached(end: BaseEnd) -> None:
-        if answer.done():
-            end.abort(Ending.CANCELLED)
-        else:
-            answer.set_result(end)
-
-    def failed(failure: DialFailure, detail: str) -> None:
-        if not answer.done():
-            answer.set_exception(DialError(failure, target, detail))
-
-    dial = dialer.dial(target, timeout_s=timeout_s, reached=reached, failed=failed)
-    try:
-        return await answer
-    except asyncio.CancelledError:
-        dial.cancel()
-        if answer.done() and not answer.cancelled() and answer.exception() is None:
-            answer.result().abort(Ending.CANCELLED)  # it came before we heard of it
-        raise
 
 
 class Pipe:
@@ -172,7 +120,7 @@ async def opened(
         DialError: the target was not reached.
         OSError: it does not speak TLS, or the tunnel was reset while it was used.
     """
-    pipe = Pipe(await reach(dialer, target, timeout_s), poller)
+    pipe = Pipe(await reach_by(dialer, target, timeout_s), poller)
     worked = False
     try:
         await pipe.open(context, name)

@@ -14,7 +14,8 @@ from isthmus.errors import ConfigError
 from isthmus.lab.topology import Attachment, Host, IpAddress, IpNetwork, Topology
 
 PREFIX = "isthmus-lab-"
-_WALL = "wall"
+#: The host that is no host: the firewall between the networks.
+WALL = "wall"
 _ANYWHERE = {4: "0.0.0.0", 6: "::"}
 
 # Of every namespace, by IP version. What is "default" is for links that are made later.
@@ -67,7 +68,7 @@ class Names:
     @property
     def wall(self) -> str:
         """The namespace that holds the networks and stands between them."""
-        return self.prefix + _WALL
+        return self.prefix + WALL
 
     def host(self, name: str) -> str:
         """The namespace of a host.
@@ -75,8 +76,8 @@ class Names:
         Raises:
             ValueError: the host has the wall's name.
         """
-        if name == _WALL:
-            raise ValueError(f"a host cannot be called {_WALL}")
+        if name == WALL:
+            raise ValueError(f"a host cannot be called {WALL}")
         return self.prefix + name
 
     def bridge(self, network: str) -> str:
@@ -174,8 +175,11 @@ def host_routes(topology: Topology, host: Host) -> list[Hop]:
     hops = []
     for version in versions(topology):
         gateway = _gateway(topology, host, version)
+        anywhere = ip_network((_ANYWHERE[version], 0))
+        if any(route.to == anywhere for route in host.routes):
+            continue  # the topology knows better
         if gateway is not None:
-            hops.append(Hop(ip_network((_ANYWHERE[version], 0)), gateway))
+            hops.append(Hop(anywhere, gateway))
             continue
         # Translation comes after routing: a service needs some way out to be sent at all.
         link = next((at.network for at in host.attachments if _has(at, version)), "")

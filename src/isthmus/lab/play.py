@@ -7,20 +7,20 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from isthmus.app.signals import noting_signals
+from isthmus.app.signals import Told, noting_signals
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.lab import catalog, fabric, reading, removal
 from isthmus.lab.picture import Live
-from isthmus.lab.processes import runs, was_started
-from isthmus.lab.stage import Stage, Told, enter, standing
+from isthmus.lab.processes import last_words, runs, was_started
+from isthmus.lab.stage import Stage, enter, standing
 from isthmus.lab.state import Lab
-from isthmus.lab.steps import Seen, perform, snapshot
+from isthmus.lab.steps import Seen, describe, perform, snapshot
 from isthmus.lab.topology import Step, Topology
 
-_OWNER_TIMEOUT_S = 40.0
+_OWNER_TIMEOUT_S = 15.0
 _LOOK_AGAIN_S = 0.05
 
 
@@ -52,8 +52,8 @@ class Report:
 
     @property
     def held(self) -> bool:
-        """Whether every step was done, and held."""
-        return len(self.steps) == self.of and all(seen.held for seen in self.steps)
+        """Whether every step was done and held, and no program failed."""
+        return all(seen.held for seen in self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,11 @@ def run(name: str, wishes: Wishes, display: Display) -> Report:
 
 def _load(name: str, wishes: Wishes, display: Display) -> tuple[Topology, str]:
     if wishes.path:
-        os.environ["PATH"] = os.pathsep.join([*wishes.path, os.environ.get("PATH", os.defpath)])
+        # Programs of a lab have another working directory.
+        paths = [os.path.abspath(path) for path in wishes.path]
+        os.environ["PATH"] = os.pathsep.join([*paths, os.environ.get("PATH", os.defpath)])
     source = catalog.text(name)
-    topology, sentences = fabric.effective(catalog.load(name))
+    topology, sentences = fabric.effective(catalog.parse(name, source))
     for sentence in sentences:
         display.say(sentence)
     _check(wishes.without, topology)
@@ -135,24 +137,33 @@ def _check(without: Collection[str], topology: Topology) -> None:
 
 
 def _perform(stage: Stage, steps: Sequence[Step], display: Display) -> list[Seen]:
-    done: list[Seen] = []
+    done = [describe(stage.topology, step) for step in steps]
     for number, step in enumerate(steps, 1):
         stage.wait(0)
         display.doing(f"step {number} of {len(steps)}")
+        broken = False
         try:
             seen = perform(stage, step)
-        except (IsthmusError, OSError) as exc:
-            # The rest makes no sense without it, and the lab is taken down as ever.
-            seen = Seen(
-                source="", what=f"step {number}", through="", expected="is done",
-                seen=str(exc), held=False,
-            )  # fmt: skip
-            display.seen(number, len(steps), seen)
-            return [*done, seen]
+        except (IsthmusError, OSError, ValueError) as exc:
+            seen, broken = replace(done[number - 1], seen=str(exc)), True
+        done[number - 1] = seen
         display.seen(number, len(steps), seen)
-        done.append(seen)
+        if broken:
+            break  # the rest makes no sense without it
     stage.wait(0)
-    return done
+    return [*done, *_unasked(stage)]
+
+
+def _unasked(stage: Stage) -> list[Seen]:
+    """The programs that failed though no step made them."""
+    return [
+        Seen(
+            source="", what=name, through="", expected="runs",
+            seen=f"ended with exit code {code}: {last_words(stage.lab, name)}",
+        )
+        for name, code in stage.programs.ended()
+        if code
+    ]  # fmt: skip
 
 
 def up(name: str, wishes: Wishes, display: Display) -> Lab:
@@ -186,15 +197,25 @@ def down(labs: Iterable[Lab]) -> None:
     """
     need_root()
     for lab in labs:
+        _end_owner(lab)
+        with lab.owned():  # or it is gone by now, which is as well
+            removal.remove(lab.token)
+
+
+def _end_owner(lab: Lab) -> None:
+    """Ask the command that works on a lab to end, and end it if it does not."""
+    # One that was stopped hears nothing until it goes on.
+    for numbers in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
         give_up_at = time.monotonic() + _OWNER_TIMEOUT_S
-        if owner := lab.owner:
+        if not (owner := lab.owner):
+            return
+        for number in numbers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(owner, signal.SIGTERM)
-        while lab.owner:
-            if time.monotonic() > give_up_at:
-                raise ConfigError(f"lab {lab.token}: process {owner} works on it and does not end")
+                os.kill(owner, number)
+        while lab.owner and time.monotonic() < give_up_at:
             time.sleep(_LOOK_AGAIN_S)
-        removal.remove(lab.token)
+    if owner := lab.owner:
+        raise ConfigError(f"lab {lab.token}: process {owner} works on it and does not end")
 
 
 def topology_of(lab: Lab) -> Topology:
@@ -203,7 +224,8 @@ def topology_of(lab: Lab) -> Topology:
     Raises:
         ConfigError: the lab is not whole.
     """
-    return reading.read(lab.source, name=lab.topology, source=f"lab {lab.token}")
+    read = reading.read(lab.source, name=lab.topology, source=f"lab {lab.token}")
+    return fabric.effective(read)[0]
 
 
 def look(lab: Lab) -> tuple[Topology, Live]:

@@ -31,6 +31,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from isthmus.dialers.direct import DirectDialer
 from isthmus.errors import DialError, IsthmusError
@@ -45,6 +46,10 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.values import HostPort
 
+if TYPE_CHECKING:
+    from isthmus.dialers.through_payload import PayloadDialer
+    from isthmus.dialers.through_server import ServerPlace
+
 MOST_LINE_BYTES = 4 * 1024 * 1024
 
 
@@ -57,6 +62,7 @@ class Probe:
         self._poller = Poller(loop)
         self._resolver = Resolver(loop)
         self._direct = DirectDialer(loop, self._poller, self._resolver)
+        self._payload_dialers: dict[tuple[Way, TlsFiles], PayloadDialer] = {}
         self._traffic: dict[str, Background] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -65,7 +71,7 @@ class Probe:
         request: Json = {}
         try:
             request = as_object(json.loads(line))
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             self._answer({"id": None, "error": f"not a request: {exc}"})
             return
         task = self._loop.create_task(self._serve(request), name=f"request:{request.get('do')}")
@@ -78,6 +84,8 @@ class Probe:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for dialer in self._payload_dialers.values():
+            dialer.close()
         self._resolver.close()
         self._poller.shut_down()
 
@@ -93,6 +101,8 @@ class Probe:
             answer = {"error": f"the request has no {exc}"}
         except (IsthmusError, attempts.WrongAnswerError, ValueError, TypeError) as exc:
             answer = {"error": str(exc) or type(exc).__name__}
+        except Exception as exc:  # whatever it is, who asked waits for an answer
+            answer = {"error": f"{type(exc).__name__}: {exc}"}
         self._answer({"id": request.get("id"), **answer})
 
     async def _do(self, request: Json) -> Json:
@@ -147,7 +157,7 @@ class Probe:
         # Only what is asked for is imported: most probes never speak gRPC.
         from isthmus.dialers.through_server import ServerPlace
 
-        alpn = "h2" if way.protocol is Protocol.GRPC else ""
+        alpn = "" if way.protocol is Protocol.HTTP_CONNECT else "h2"
         if way.uds:
             place = ServerPlace(uds=way.uds)
         else:
@@ -156,9 +166,21 @@ class Probe:
             from isthmus.dialers.through_grpc import GrpcDialer
 
             return GrpcDialer(self._loop, self._poller, self._resolver, place)
+        if way.protocol is Protocol.PAYLOAD:
+            return self._payload_dialer(way, tls, place)
         from isthmus.dialers.through_connect import ConnectDialer
 
         return ConnectDialer(self._loop, self._poller, self._resolver, place)
+
+    def _payload_dialer(self, way: Way, tls: TlsFiles, place: ServerPlace) -> Dialer:
+        """Give the one of this way: it keeps its connection to the server for the next attempt."""
+        from isthmus.dialers.through_payload import PayloadDialer
+
+        found = self._payload_dialers.get((way, tls))
+        if found is None:
+            found = PayloadDialer(self._loop, self._poller, self._resolver, place)
+            self._payload_dialers[way, tls] = found
+        return found
 
 
 # TLS.

@@ -12,7 +12,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from typing import Any, Self
 
 from isthmus.lab.outcome import Outcome, TlsFiles, TrafficCount
 from isthmus.lab.probe_words import Json, read_outcome, write_attempt, write_way
+from isthmus.lab.python import module
 from isthmus.lab.topology import Attempt, Traffic, Way
 
 #: What a probe may take for an answer besides what it was given for the thing itself; on a busy
@@ -48,7 +48,7 @@ class Prober:
         self._gone = ""
         self._traffic_s: dict[str, float] = {}
         inside = ["ip", "netns", "exec", namespace] if namespace is not None else []
-        self._process = _start([*inside, sys.executable, "-m", "isthmus.lab.probe"], log)
+        self._process = _start([*inside, *module("isthmus.lab.probe")], log)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self._reader = threading.Thread(target=self._read, name=f"probe:{self._where}", daemon=True)
@@ -190,10 +190,10 @@ class Prober:
                 id_ = answer["id"]
             except (ValueError, TypeError, KeyError):
                 continue
-            with self._lock:
+            with self._lock:  # also while it is told: _lose() may be in another thread
                 waiting = self._waiting.get(id_)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._lose(f"it ended with exit code {self._process.returncode}")
@@ -203,11 +203,10 @@ class Prober:
             if self._gone:
                 return
             self._gone = why
-            lost = [waiting for waiting in self._waiting.values() if not waiting.done()]
-        for waiting in lost:
-            waiting.set_exception(
-                ProbeLostError(errno.ESRCH, f"the probe in {self._where} is gone: {why}")
-            )
+            error = f"the probe in {self._where} is gone: {why}"
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(ProbeLostError(errno.ESRCH, error))
 
     def __enter__(self) -> Self:
         return self
@@ -227,6 +226,7 @@ def _start(argv: list[str], log: Path | None) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
+            cwd="/",
             start_new_session=True,
         )
 

@@ -10,15 +10,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from isthmus.errors import ConfigError
 from isthmus.lab.placeholders import fill
 from isthmus.lab.plan import Names
-from isthmus.lab.removal import NETNS
-from isthmus.lab.state import MARK, Lab
+from isthmus.lab.python import module
+from isthmus.lab.removal import NETNS, began_at, space_of
+from isthmus.lab.state import LOGS, MARK, PIDS, Lab
 from isthmus.lab.topology import Deed, Process
 from isthmus.net.namespaces import in_namespace
 
@@ -29,7 +29,7 @@ _SIGNALS = {
     Deed.FREEZE: signal.SIGSTOP,
     Deed.THAW: signal.SIGCONT,
 }
-ISTHMUS = (sys.executable, "-m", "isthmus.cli.main")
+ISTHMUS = tuple(module("isthmus.cli.main"))
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
 
 
@@ -53,6 +53,7 @@ class Programs:
         self._names = Names(lab.token)
         self._values = values
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._told: set[str] = set()
 
     def start(self, process: Process) -> None:
         """Start a process of the topology.
@@ -68,6 +69,7 @@ class Programs:
         """Start a command in a namespace and remember it by a name."""
         if self.running(name):
             raise ConfigError(f"{name} runs already")
+        self._told.discard(name)
         path = log_of(self._lab, name)
         path.parent.mkdir(exist_ok=True)
         with path.open("ab") as log:
@@ -82,7 +84,7 @@ class Programs:
             )
         pid_file = _pid_file(self._lab, name)
         pid_file.parent.mkdir(exist_ok=True)
-        pid_file.write_text(str(child.pid))
+        pid_file.write_text(f"{child.pid} {began_at(child.pid)}")
 
     def running(self, name: str) -> bool:
         """Whether a process was started and has not ended."""
@@ -95,9 +97,9 @@ class Programs:
         return None if child is None else child.poll()
 
     def ended(self) -> list[tuple[str, int]]:
-        """Those that were started and have ended, with their exit codes."""
+        """Those that were started and have ended though nobody told them to, and how."""
         codes = ((name, child.poll()) for name, child in self._children.items())
-        return [(name, code) for name, code in codes if code is not None]
+        return [(name, code) for name, code in codes if code is not None and name not in self._told]
 
     def signal(self, name: str, deed: Deed) -> None:
         """Do something to a running process; one that is told to end is waited for.
@@ -110,6 +112,7 @@ class Programs:
             raise ConfigError(f"{name} does not run")
         child.send_signal(_SIGNALS[deed])
         if deed in (Deed.STOP, Deed.KILL):
+            self._told.add(name)
             try:
                 child.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired as exc:
@@ -119,7 +122,7 @@ class Programs:
 
 def log_of(lab: Lab, name: str) -> Path:
     """Where a process writes what it says."""
-    return lab.directory / "logs" / f"{name}.log"
+    return lab.directory / LOGS / f"{name}.log"
 
 
 def last_words(lab: Lab, name: str) -> str:
@@ -131,7 +134,7 @@ def last_words(lab: Lab, name: str) -> str:
 
 
 def _pid_file(lab: Lab, name: str) -> Path:
-    return lab.directory / "pids" / name
+    return lab.directory / PIDS / name
 
 
 def was_started(lab: Lab, process: Process) -> bool:
@@ -142,9 +145,9 @@ def was_started(lab: Lab, process: Process) -> bool:
 def runs(lab: Lab, process: Process) -> bool:
     """Whether a process runs, asked by somebody who did not start it."""
     try:
-        pid = int(_pid_file(lab, process.name).read_text())
-        theirs = Path(f"/proc/{pid}/ns/net").stat().st_ino
-        # A number may have a new owner by now; nobody else's would be in our namespace.
-        return theirs == (NETNS / Names(lab.token).host(process.host)).stat().st_ino
+        pid, began = _pid_file(lab, process.name).read_text().split()
+        # A number may have a new owner by now.
+        there = space_of(NETNS / Names(lab.token).host(process.host))
+        return began_at(int(pid)) == began and space_of(Path(f"/proc/{pid}/ns/net")) == there
     except (OSError, ValueError):
         return False

@@ -83,6 +83,8 @@ def _draft(
         address = one.read(words.address)
         if address is not None and address in (*host.addresses, *also):
             one.error(f"{address} is an address of this host already")
+        elif address and (address.is_loopback or address.is_multicast or address.is_unspecified):
+            one.error(f"{address} is no address that a host could be reached at")
         also += [address] if address is not None else []
     return _Draft(replace(host, also=tuple(also)), found)
 

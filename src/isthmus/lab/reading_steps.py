@@ -34,6 +34,7 @@ MAX_COUNT = 1_000_000_000
 MAX_ECHO_BYTES = 100_000_000
 MAX_MBIT = 100_000
 MAX_CLIENTS = 100
+MAX_CLIENTS_OF_ALL = 1000  # what one probe takes
 LEAST_S = 0.1  # of a time without which nothing could be done
 
 VERB_KEYS = tuple(verb.value for verb in Verb)
@@ -73,6 +74,7 @@ class StepsReader:
         self._placeholders = placeholders
         self._begun: set[str] = set()
         self._ended: set[str] = set()
+        self._places: dict[str, Located] = {}
         self._others: dict[str, Callable[[Located], Step]] = {
             "agents": self._agents,
             "windows": self._windows,
@@ -90,6 +92,8 @@ class StepsReader:
             if len(steps) > MAX_STEPS:
                 node.error(f"are more than {MAX_STEPS} when lists are expanded")
                 return ()
+        for name in sorted(self._begun - self._ended):
+            self._places[name].error("is never ended, so nobody would see what became of it")
         return tuple(steps)
 
     def _step(self, node: Located) -> Sequence[Step]:
@@ -180,7 +184,7 @@ class StepsReader:
             found["windows"].error(f"{process} is no isthmus server or agent, which could be asked")
         return WindowsGrow(
             process=process,
-            at_least_bytes=found.integer("at_least_bytes", 0, 0, MAX_COUNT),
+            at_least_bytes=found.integer("at_least_bytes", 1, 1, MAX_COUNT),
             within_s=_within(found),
         )
 
@@ -212,10 +216,15 @@ class StepsReader:
         if name and name in self._begun:
             found["traffic"].error(f"{short(name)} has been begun already")
         self._begun.add(name)
+        self._places.setdefault(name, found["traffic"])
+        attempts = tuple(self._attempts(node, found))
+        clients = found.integer("clients", 2, 1, MAX_CLIENTS)
+        if clients * len(attempts) > MAX_CLIENTS_OF_ALL:
+            node.error(f"has {clients * len(attempts)} clients, more than {MAX_CLIENTS_OF_ALL}")
         return Traffic(
             name=name,
-            attempts=tuple(self._attempts(node, found)),
-            clients=found.integer("clients", 2, 1, MAX_CLIENTS),
+            attempts=attempts,
+            clients=clients,
             pause_s=found.number("pause_s", 0.05, 0, words.LONGEST_S),
         )
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from isthmus.config.located import Fields, Located, near
 from isthmus.lab.placeholders import unknown
+from isthmus.lab.state import OWN_FILES
 from isthmus.lab.topology import IpAddress
 from isthmus.values import HostPort, is_address
 
@@ -111,12 +112,17 @@ def dns_name(text: str) -> str:
         HostPort(text, 1)
     except ValueError as error:
         raise ValueError(f"is {error}") from None
+    if "_" in text:
+        raise ValueError("has an underscore, which no certificate can name")
     return text
 
 
 def file_name(text: str) -> str:
     """A file of the lab's directory."""
-    return _matching(_FILE_NAME, text, "is no file name of letters, digits, dots and hyphens")
+    _matching(_FILE_NAME, text, "is no file name of letters, digits, dots and hyphens")
+    if text in OWN_FILES:
+        raise ValueError("is a name that the lab needs itself")
+    return text
 
 
 def program(text: str) -> str:

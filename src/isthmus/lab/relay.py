@@ -27,6 +27,7 @@ from functools import partial
 from typing import NoReturn
 
 from isthmus.errors import ConfigError
+from isthmus.lab.python import module
 from isthmus.lab.shaping import Line
 from isthmus.lab.topology import Shape
 
@@ -94,7 +95,7 @@ def command(*, namespace: str, near: str, far: str, shape: Shape, seed: int = 0)
     line of its own when both are attached, and ends by SIGTERM or SIGINT.
     """
     return [
-        *(sys.executable, "-m", "isthmus.lab.relay"),
+        *module("isthmus.lab.relay"),
         f"--namespace={namespace}",
         f"--near={near}",
         f"--far={far}",

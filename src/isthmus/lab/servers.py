@@ -22,6 +22,7 @@ from typing import NamedTuple
 import h11
 
 from isthmus.errors import ConfigError
+from isthmus.lab.python import module
 from isthmus.lab.topology import Host, Serve, Serving
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.listen import Listener, bind_tcp
@@ -42,7 +43,7 @@ def command(host: Host, *, cert: str, key: str) -> list[str]:
     """Write the command that serves what a host serves; empty if that is nothing."""
     if not host.serves:
         return []
-    argv = [sys.executable, "-m", "isthmus.lab.servers", "--name", host.name]
+    argv = module("isthmus.lab.servers", "--name", host.name)
     if any(serve.kind is Serving.HTTPS for serve in host.serves):
         argv += ["--cert", cert, "--key", key]
     return argv + [f"{serve.kind.value}={serve.port}" for serve in host.serves]

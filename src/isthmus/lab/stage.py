@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from isthmus.app import pki
 from isthmus.app.pki import PkiFiles
+from isthmus.app.signals import Told
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.lab import fabric, relay, removal, servers, state
 from isthmus.lab.guardian import Guardian
@@ -25,12 +28,12 @@ from isthmus.lab.outcome import TlsFiles
 from isthmus.lab.placeholders import fill, values
 from isthmus.lab.plan import Names
 from isthmus.lab.prober import Prober
-from isthmus.lab.processes import Programs, last_words, log_of
-from isthmus.lab.state import MARK, Lab
-from isthmus.lab.topology import Attempt, Host, Process, Topology, Verb, Way
+from isthmus.lab.processes import Programs, argv, last_words, log_of
+from isthmus.lab.state import MARK, PKI, Lab
+from isthmus.lab.topology import Attempt, Host, Process, Run, Topology, Verb, Way
 
+T = TypeVar("T")
 Progress = Callable[[str], None]
-Told = threading.Event
 
 READY_TIMEOUT_S = 60.0
 _ASK_TIMEOUT_S = 2.0
@@ -72,7 +75,7 @@ class Stage:
                 client_cert=str(self.files.client_cert),
                 client_key=str(self.files.client_key),
             )
-            log = log_of(self.lab, f"probe-{host}")
+            log = log_of(self.lab, f"probe.{host}")
             self._probers[host] = Prober(self.names.host(host), tls=tls, log=log)
         return self._probers[host]
 
@@ -90,10 +93,25 @@ class Stage:
         if self.told.wait(seconds):
             raise ToldToStopError
 
+    def during(self, work: Callable[[], T]) -> T:
+        """Do something that waits for a probe, or stop when told to.
+
+        Raises:
+            ToldToStopError: a signal came; the work goes on until the probes are closed.
+        """
+        one = ThreadPoolExecutor(1)
+        try:
+            done = one.submit(work)
+            while not wait([done], _LOOK_AGAIN_S).done:
+                self.wait(0)
+            return done.result()
+        finally:
+            one.shutdown(wait=False)
+
 
 def enter(lab: Lab, topology: Topology, told: Told) -> Stage:
     """Come to a lab that is there."""
-    files = PkiFiles.in_directory(lab.directory / "pki")
+    files = PkiFiles.in_directory(lab.directory / PKI)
     known = values(topology, directory=str(lab.directory), files=files)
     return Stage(
         lab=lab,
@@ -126,34 +144,53 @@ def standing(
         LabError: a program did not come up; nothing is left behind.
         ToldToStopError: a signal came; nothing is left behind.
     """
+    _check_programs(topology)
+    removal.sweep()
+    token = state.new_token()
+    with _guarded(token, progress) as kept, contextlib.ExitStack() as stack:
+        os.environ[MARK] = token  # for every child, from its first moment on
+        stack.callback(os.environ.pop, MARK, None)
+        born = state.made(token, topology=topology.name, source=source, firewall=firewall)
+        lab = stack.enter_context(born)
+        stage = stack.enter_context(contextlib.closing(enter(lab, topology, told)))
+        try:
+            _make(stage, firewall, without, progress)
+        except OSError as exc:
+            raise LabError(f"cannot make the lab: {exc}") from exc
+        yield stage
+        kept.append(lab.kept)
+
+
+def _check_programs(topology: Topology) -> None:
+    """See before anything is made that everything to be run is there.
+
+    Raises:
+        ConfigError: a program is missing.
+    """
     missing = [name for name in topology.needs if shutil.which(name) is None]
     if missing:
         raise ConfigError(f"{topology.name} needs {', '.join(missing)}, not found in the PATH")
-    for left in filter(state.is_left_over, state.labs()):
-        removal.remove(left.token)
-    token = state.new_token()
+    runs = [step.command for step in topology.steps if isinstance(step, Run)]
+    for command in (*(process.command for process in topology.processes), *runs):
+        program = argv(command, {"python": sys.executable})[0]
+        if "{" not in program and shutil.which(program) is None:
+            raise ConfigError(f"{topology.name} runs {program}, not found in the PATH")
+
+
+@contextlib.contextmanager
+def _guarded(token: str, progress: Progress) -> Iterator[list[bool]]:
+    """Have a lab guarded; it is taken down at the end unless the list says that it is kept."""
     guardian = Guardian(token)
+    kept: list[bool] = []
     try:
-        os.environ[MARK] = token  # for every child, from its first moment on
-        lab = state.make(token, topology=topology.name, source=source, firewall=firewall)
-        with lab.owned(), contextlib.closing(enter(lab, topology, told)) as stage:
-            _make(stage, firewall, without, progress)
-            yield stage
-    except BaseException:
-        _take_down(guardian, progress)
-        raise
+        yield kept
     finally:
-        os.environ.pop(MARK, None)
-    if lab.kept:
-        guardian.keep()
-    else:
-        _take_down(guardian, progress)
-
-
-def _take_down(guardian: Guardian, progress: Progress) -> None:
-    with contextlib.suppress(OSError):  # perhaps nobody reads what we say any more
-        progress("taking it down")
-    guardian.finish()
+        if any(kept):
+            guardian.keep()
+        else:
+            with contextlib.suppress(OSError):  # perhaps nobody reads what we say any more
+                progress("taking it down")
+            guardian.finish()
 
 
 def _make(stage: Stage, firewall: str, without: Collection[str], progress: Progress) -> None:
@@ -165,10 +202,14 @@ def _make(stage: Stage, firewall: str, without: Collection[str], progress: Progr
     step("certificates")
     pki.init(stage.files.directory, server_names=_names_of(topology), days=1)
     for name, text in topology.files:
-        (stage.lab.directory / name).write_text(fill(text, stage.values))
+        with (stage.lab.directory / name).open("x") as file:
+            file.write(fill(text, stage.values))
     for what, deed in fabric.deeds(topology, stage.names, firewall=firewall):
         step(what)
-        deed()
+        try:
+            deed()
+        except ConfigError as exc:
+            raise ConfigError(f"{topology.name}: {what}: {exc}") from exc
     for host in topology.hosts:
         _furnish(stage, host, step)
     started = [one for one in topology.processes if one.start and one.name not in without]
@@ -180,10 +221,28 @@ def _make(stage: Stage, firewall: str, without: Collection[str], progress: Progr
             step(f"waiting for the servers of {host.name}")
             for serve in host.serves:
                 _wait_ready(stage, _servers_of(host), host.name, f"tcp:{serve.port}")
-    for process in started:
+    # An agent is not ready without the server that somebody wants to start by hand.
+    for process in () if without else started:
         step(f"waiting for {process.name}")
         wait_ready(stage, process)
+    _check_running(stage)
     step("ready")
+
+
+def _check_running(stage: Stage) -> None:
+    """See that no program failed at once.
+
+    Raises:
+        LabError: one did.
+    """
+    for name, code in stage.programs.ended():
+        if code:
+            raise LabError(_ended(stage, name, code))
+
+
+def _ended(stage: Stage, name: str, code: int) -> str:
+    said = last_words(stage.lab, name)
+    return f"{name} ended with exit code {code}: {said or 'it said nothing'}"
 
 
 def _names_of(topology: Topology) -> list[str]:
@@ -195,7 +254,7 @@ def _names_of(topology: Topology) -> list[str]:
 
 
 def _servers_of(host: Host) -> str:
-    return f"servers-{host.name}"
+    return f"servers.{host.name}"  # with a dot, as no process of a topology
 
 
 def _furnish(stage: Stage, host: Host, step: Progress) -> None:
@@ -203,7 +262,7 @@ def _furnish(stage: Stage, host: Host, step: Progress) -> None:
     for attachment in host.attachments:
         if attachment.shape is not None:
             step(f"line of {host.name} to {attachment.network}")
-            name = f"line-{host.name}-{attachment.network}"
+            name = f"line.{host.name}.{attachment.network}"
             command = relay.command(
                 namespace=stage.names.host(host.name),
                 near=attachment.network,
@@ -217,6 +276,8 @@ def _furnish(stage: Stage, host: Host, step: Progress) -> None:
             host, cert=str(stage.files.server_cert), key=str(stage.files.server_key)
         )
         stage.programs.launch(_servers_of(host), stage.names.host(host.name), command)
+    if host.serves or any(process.ready for process in host.processes):
+        stage.prober(host.name)  # it will be asked, and takes its time to begin
 
 
 def wait_ready(stage: Stage, process: Process) -> None:
@@ -228,17 +289,22 @@ def wait_ready(stage: Stage, process: Process) -> None:
     """
     if process.ready:
         _wait_ready(stage, process.name, process.host, fill(process.ready, stage.values))
+    elif code := stage.programs.exit_code(process.name):
+        raise LabError(_ended(stage, process.name, code))
 
 
 def _wait_ready(stage: Stage, name: str, host: str, ready: str) -> None:
     give_up_at = time.monotonic() + READY_TIMEOUT_S
     prober = stage.prober(host)
     is_ready = partial(_listens if ready.startswith("tcp:") else _answers, prober, ready)
-    while not is_ready():
+    while True:
+        answers = is_ready()
+        # Asked afterwards: somebody else may answer where it was to.
         code = stage.programs.exit_code(name)
         if code is not None:
-            said = last_words(stage.lab, name)
-            raise LabError(f"{name} ended with exit code {code}: {said or 'it said nothing'}")
+            raise LabError(_ended(stage, name, code))
+        if answers:
+            return
         if time.monotonic() > give_up_at:
             said = last_words(stage.lab, name)
             raise LabError(f"{name} is not ready after {READY_TIMEOUT_S:g} s: {said or 'silent'}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -27,6 +31,7 @@ from isthmus.lab.topology import (
     Process,
     Run,
     Step,
+    Topology,
     Traffic,
     TrafficEnds,
     Verb,
@@ -37,6 +42,10 @@ from isthmus.net.namespaces import in_namespace
 _LOOK_AGAIN_S = 0.1
 _SNAPSHOT_TIMEOUT_S = 2.0
 _SAID_CHARS = 100
+_LOOK_AT_CHILD_S = 0.02
+_MAX_OUTPUT_BYTES = 1_000_000
+
+Verdict = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +56,8 @@ class Seen:
     what: str
     through: str
     expected: str
-    seen: str
-    held: bool
+    seen: str = "not done"
+    held: bool = False
     took_s: float = 0.0
 
 
@@ -63,48 +72,73 @@ def perform(stage: Stage, step: Step) -> Seen:
     began = time.monotonic()
     match step:
         case Expectation():
-            seen = _until(stage, step.within_s, lambda: _expect(stage, step))
+            seen, held = _until(stage, step.within_s, lambda: _expect(stage, step))
         case AgentsAre():
-            seen = _until(stage, step.within_s, lambda: _agents(stage, step))
+            seen, held = _until(stage, step.within_s, lambda: _agents(stage, step))
         case WindowsGrow():
-            seen = _until(stage, step.within_s, lambda: _windows(stage, step))
+            seen, held = _until(stage, step.within_s, lambda: _windows(stage, step))
         case Run():
-            seen = _until(stage, step.within_s, lambda: _run(stage, step))
+            seen, held = _until(stage, step.within_s, lambda: _run(stage, step))
         case Act():
-            seen = _act(stage, step)
+            seen, held = _act(stage, step)
         case Traffic():
-            seen = _begin_traffic(stage, step)
+            seen, held = _begin_traffic(stage, step)
         case TrafficEnds():
-            seen = _end_traffic(stage, step)
+            seen, held = _end_traffic(stage, step)
         case _:
             assert_never(step)
-    return replace(seen, took_s=time.monotonic() - began)
+    took_s = time.monotonic() - began
+    return replace(describe(stage.topology, step), seen=seen, held=held, took_s=took_s)
 
 
-def _until(stage: Stage, within_s: float, look: Callable[[], Seen]) -> Seen:
+def _until(stage: Stage, within_s: float, look: Callable[[], Verdict]) -> Verdict:
     """Look again and again until it holds or the time is over."""
     give_up_at = time.monotonic() + within_s
-    while not (seen := look()).held and time.monotonic() < give_up_at:
+    while not (verdict := look())[1] and time.monotonic() < give_up_at:
         stage.wait(_LOOK_AGAIN_S)
     stage.wait(0)
-    return seen
+    return verdict
 
 
-# What is tried.
+# What a step is.
 
 
-def _expect(stage: Stage, step: Expectation) -> Seen:
-    attempt = step.attempt
-    way = stage.ways[attempt.through] if attempt.through else None
-    outcome = stage.prober(attempt.source).attempt(attempt, way)
-    return Seen(
-        source=attempt.source,
-        what=f"{attempt.verb.value} {attempt.target}",
-        through=attempt.through or "direct",
-        expected=_expected(step),
-        seen=_said(attempt, outcome),
-        held=_holds(step, outcome),
-    )
+def describe(topology: Topology, step: Step) -> Seen:
+    """Say what a step is and what has to come of it, before it is done."""
+    match step:
+        case Expectation(attempt=attempt):
+            return _seen(
+                attempt.source,
+                f"{attempt.verb.value} {attempt.target}",
+                _expected(step),
+                through=attempt.through or "direct",
+            )
+        case AgentsAre():
+            return _seen(step.server, "agents", _list(sorted(step.agents)))
+        case WindowsGrow():
+            expected = f"grew by ≥ {step.at_least_bytes / 1024:.0f} KiB"
+            return _seen(step.process, "windows of its links", expected)
+        case Run():
+            wish = "fails" if step.fails else "works"
+            expected = f"{wish}, prints {step.prints}" if step.prints else wish
+            return _seen(step.source, _short(" ".join(step.command)), expected)
+        case Act():
+            host = process_named(topology, step.process).host
+            return _seen(host, f"{step.deed.value} {step.process}", "")
+        case Traffic(attempts=attempts):
+            what = f"begin {step.name}: {attempts[0].verb.value} {_all(attempts, 'target')}"
+            through = _all(attempts, "through") or "direct"
+            return _seen(", ".join(_sources(step)), what, "", through=through)
+        case TrafficEnds(at_most_failed=most):
+            expected = "some worked" + ("" if most is None else f", ≤ {most} failed")
+            sources = _sources(traffic_named(topology, step.name))
+            return _seen(", ".join(sources), f"end {step.name}", expected)
+        case _:
+            assert_never(step)
+
+
+def _seen(source: str, what: str, expected: str, *, through: str = "") -> Seen:
+    return Seen(source=source, what=what, through=through, expected=expected)
 
 
 def _expected(step: Expectation) -> str:
@@ -114,6 +148,40 @@ def _expected(step: Expectation) -> str:
     if step.at_least_mbit:
         wishes.append(f"≥ {step.at_least_mbit:g} Mbit/s")
     return ", ".join(wishes) or "works"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _all(attempts: tuple[Attempt, ...], what: str) -> str:
+    return ", ".join(dict.fromkeys(str(getattr(one, what)) for one in attempts))
+
+
+def _sources(traffic: Traffic) -> list[str]:
+    return sorted({attempt.source for attempt in traffic.attempts})
+
+
+def process_named(topology: Topology, name: str) -> Process:
+    """A process by its name."""
+    return next(one for one in topology.processes if one.name == name)
+
+
+def traffic_named(topology: Topology, name: str) -> Traffic:
+    """A traffic by its name."""
+    found = (one for one in topology.steps if isinstance(one, Traffic))
+    return next(one for one in found if one.name == name)
+
+
+# What is tried.
+
+
+def _expect(stage: Stage, step: Expectation) -> Verdict:
+    attempt = step.attempt
+    way = stage.ways[attempt.through] if attempt.through else None
+    prober = stage.prober(attempt.source)
+    outcome = stage.during(lambda: prober.attempt(attempt, way))
+    return _said(attempt, outcome), _holds(step, outcome)
 
 
 def _holds(step: Expectation, outcome: Outcome) -> bool:
@@ -138,10 +206,6 @@ def _short(text: str) -> str:
 # What programs say of themselves.
 
 
-def _process(stage: Stage, name: str) -> Process:
-    return next(one for one in stage.topology.processes if one.name == name)
-
-
 def snapshot(stage: Stage, process: Process) -> dict[str, Any] | None:
     """Ask a program what it looks like; None when it has nothing to say."""
     url = fill(commands.admin_url(process.command), stage.values)
@@ -157,125 +221,92 @@ def snapshot(stage: Stage, process: Process) -> dict[str, Any] | None:
     return picture if isinstance(picture, dict) else None
 
 
-def _agents(stage: Stage, step: AgentsAre) -> Seen:
-    picture = snapshot(stage, _process(stage, step.server))
-    there = None if picture is None else sorted(agent["id"] for agent in picture["agents"])
-    return Seen(
-        source=step.server,
-        what="agents",
-        through="",
-        expected=_list(sorted(step.agents)),
-        seen="no answer" if there is None else _list(there),
-        held=there == sorted(step.agents),
-    )
+def _agents(stage: Stage, step: AgentsAre) -> Verdict:
+    picture = snapshot(stage, process_named(stage.topology, step.server))
+    if picture is None:
+        return "no answer", False
+    there = sorted(agent["id"] for agent in picture["agents"])
+    return _list(there), there == sorted(step.agents)
 
 
-def _list(names: list[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def _windows(stage: Stage, step: WindowsGrow) -> Seen:
-    picture = snapshot(stage, _process(stage, step.process))
-    links = [] if picture is None else picture["links"]
-    grown = sum(link["windowGrowthPeakBytes"] for link in links)
-    return Seen(
-        source=step.process,
-        what="windows of its links",
-        through="",
-        expected=f"grew by ≥ {step.at_least_bytes / 1024:.0f} KiB",
-        seen="no answer" if picture is None else f"grew by {grown / 1024:.0f} KiB",
-        held=grown >= step.at_least_bytes,
-    )
+def _windows(stage: Stage, step: WindowsGrow) -> Verdict:
+    picture = snapshot(stage, process_named(stage.topology, step.process))
+    if picture is None:
+        return "no answer", False
+    grown = sum(link["windowGrowthPeakBytes"] for link in picture["links"])
+    return f"grew by {grown / 1024:.0f} KiB", grown >= step.at_least_bytes
 
 
 # What is done.
 
 
-def _run(stage: Stage, step: Run) -> Seen:
-    try:
-        done = subprocess.run(
+def _run(stage: Stage, step: Run) -> Verdict:
+    printed, code = _output(stage, step)
+    found = re.search(step.prints, printed)
+    said = _short(found.group() if found and step.prints else printed)
+    failed = code != 0
+    why = f"not done after {step.timeout_s:g} s" if code is None else f"exit code {code}"
+    seen = ": ".join(filter(None, (why if failed else "", said))) or "works"
+    return seen, found is not None and failed == step.fails
+
+
+def _output(stage: Stage, step: Run) -> tuple[str, int | None]:
+    """Run a command: what it printed, and its exit code, None if it had to be ended.
+
+    Raises:
+        ToldToStopError: a signal came; the command is ended first.
+    """
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        stdin.write(fill(step.stdin, stage.values).encode())
+        stdin.seek(0)
+        child = subprocess.Popen(
             in_namespace(stage.names.host(step.source), argv(step.command, stage.values)),
-            input=fill(step.stdin, stage.values),
-            stdout=subprocess.PIPE,
+            stdin=stdin,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=step.timeout_s,
             cwd=stage.lab.directory,
             env=environment(stage.lab.token),
             start_new_session=True,
-            check=False,
         )
-        printed, failed = done.stdout, done.returncode != 0
-        code = f"exit code {done.returncode}" if failed else ""
-    except subprocess.TimeoutExpired:
-        printed, failed, code = "", True, f"not done after {step.timeout_s:g} s"
-    found = re.search(step.prints, printed)
-    seen = _short(found.group() if found and step.prints else printed)
-    wish = "fails" if step.fails else "works"
-    return Seen(
-        source=step.source,
-        what=_short(" ".join(step.command)),
-        through="",
-        expected=f"{wish}, prints {step.prints}" if step.prints else wish,
-        seen=": ".join(filter(None, (code, seen))) or "works",
-        held=found is not None and failed == step.fails,
-    )
+        give_up_at = time.monotonic() + step.timeout_s
+        try:
+            while child.poll() is None and time.monotonic() < give_up_at:
+                stage.wait(_LOOK_AT_CHILD_S)
+        finally:
+            code = child.poll()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # its children, too
+            child.wait()
+        output.seek(0)
+        return output.read(_MAX_OUTPUT_BYTES).decode(errors="replace"), code
 
 
-def _act(stage: Stage, step: Act) -> Seen:
-    process = _process(stage, step.process)
+def _act(stage: Stage, step: Act) -> Verdict:
+    process = process_named(stage.topology, step.process)
     if step.deed is Deed.START:
         stage.programs.start(process)
         wait_ready(stage, process)
     else:
         stage.programs.signal(process.name, step.deed)
-    return Seen(
-        source=process.host,
-        what=f"{step.deed.value} {process.name}",
-        through="",
-        expected="",
-        seen="done",
-        held=True,
-    )
+    return "done", True
 
 
-def _begin_traffic(stage: Stage, step: Traffic) -> Seen:
+def _begin_traffic(stage: Stage, step: Traffic) -> Verdict:
     by_source = attrgetter("source")
-    sources = []
-    attempts = step.attempts
-    for source, own in groupby(sorted(attempts, key=by_source), by_source):
-        sources.append(source)
+    for source, own in groupby(sorted(step.attempts, key=by_source), by_source):
         stage.prober(source).start_traffic(replace(step, attempts=tuple(own)), stage.ways)
-    return Seen(
-        source=", ".join(sources),
-        what=f"begin {step.name}: {attempts[0].verb.value} {_all(attempts, 'target')}",
-        through=_all(attempts, "through") or "direct",
-        expected="",
-        seen=f"{step.clients * len(attempts)} clients",
-        held=True,
-    )
+    return f"{step.clients * len(step.attempts)} clients", True
 
 
-def _all(attempts: tuple[Attempt, ...], what: str) -> str:
-    return ", ".join(dict.fromkeys(str(getattr(one, what)) for one in attempts))
-
-
-def _end_traffic(stage: Stage, step: TrafficEnds) -> Seen:
-    traffic = next(
-        one for one in stage.topology.steps if isinstance(one, Traffic) and one.name == step.name
-    )
-    sources = sorted({attempt.source for attempt in traffic.attempts})
-    count = _sum([stage.prober(source).end_traffic(step.name) for source in sources])
+def _end_traffic(stage: Stage, step: TrafficEnds) -> Verdict:
+    probers = [stage.prober(one) for one in _sources(traffic_named(stage.topology, step.name))]
+    counts = stage.during(lambda: [prober.end_traffic(step.name) for prober in probers])
+    count = _sum(counts)
     most = step.at_most_failed
     failed = f"{count.failures} failed{_reasons(count.failed)}"
-    return Seen(
-        source=", ".join(sources),
-        what=f"end {step.name}",
-        through="",
-        expected="some worked" + ("" if most is None else f", ≤ {most} failed"),
-        seen=f"{count.worked} worked, {failed}, slowest {count.slowest_s * 1000:.0f} ms",
-        held=count.worked > 0 and (most is None or count.failures <= most),
+    return (
+        f"{count.worked} worked, {failed}, slowest {count.slowest_s * 1000:.0f} ms",
+        count.worked > 0 and (most is None or count.failures <= most),
     )
 
 

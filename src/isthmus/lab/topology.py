@@ -142,6 +142,7 @@ class Protocol(Enum):
 
     HTTP_CONNECT = "http-connect"
     GRPC = "grpc"
+    PAYLOAD = "payload"  # gRPC, too, as KEP-1281 has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,14 @@ from isthmus.errors import DialFailure
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
 from isthmus.values import Identity
+from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 
 _MAX_DETAIL_CHARS = 1000
-_MAX_EARLY_BYTES = 4096
+#: More than the longest Dial (wire/asking.py has the bounds of what a client may say).
+_MAX_EARLY_BYTES = 16 * 1024
+_MAX_CONNECTION_ID_CHARS = 64
 
 
 class AnswerReader(Early):
@@ -93,9 +96,30 @@ class IncomingDial:
         return self.dial.timeout_ms / 1000
 
     @property
+    def connection_id(self) -> str:
+        """What the other program calls it; empty if it does not say."""
+        return self.dial.connection_id[:_MAX_CONNECTION_ID_CHARS]
+
+    @property
     def requester(self) -> Identity:
         """Who wants it, as the other program says."""
         return _identity(self.dial.requester, tuple(self.dial.requester_groups))
+
+    @property
+    def asking(self) -> Asking:
+        """What else is said about it, and its trace, as the other program passes it on."""
+        dial = self.dial
+        if not (dial.traceparent or dial.network or dial.user or dial.tenant or dial.object):
+            return NOTHING
+        return Asking(
+            network=dial.network,
+            user=dial.user,
+            groups=tuple(dial.user_groups),
+            tenant=dial.tenant,
+            object=dial.object,
+            traceparent=dial.traceparent,
+            tracestate=dial.tracestate,
+        )
 
     def accept(self, address: str) -> Stream:
         """Say that the target is reached; raw bytes follow."""
@@ -113,6 +137,16 @@ class IncomingDial:
     def _settle(self) -> None:
         self.answered = True
         self.on_cancelled = None
+
+
+def say_asking(dial: Dial, asking: Asking) -> None:
+    """Write into a Dial what the client said; the network is the server's to choose."""
+    dial.user = asking.user
+    dial.user_groups.extend(asking.groups)
+    dial.tenant = asking.tenant
+    dial.object = asking.object
+    dial.traceparent = asking.traceparent
+    dial.tracestate = asking.tracestate
 
 
 @lru_cache(maxsize=1024)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 PATH = b"/AgentService/Connect"
 #: Our own programs agree by this header on a packet for half-close (wire/packet.py, end_of_data).
 HALF_CLOSE = b"isthmus-half-close"
+#: What the server's connection ids begin with. Konnectivity's packets have room for a number only:
+#: the rest of the id, which is what Go's programs log as dialID.
+PROCESS = b"isthmus-process"
 #: What the whole link may send ahead at first; it grows. What each connection may make us keep is
 #: bounded by the brake (tunnel/packet_brake.py).
 _WINDOW_BYTES = MIB

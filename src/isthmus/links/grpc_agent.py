@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from isthmus import __version__
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.links.go_errors import go_text
-from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.grpc import HALF_CLOSE, PATH, PROCESS, GrpcTalk
 from isthmus.links.hello import NETWORK
 from isthmus.links.talk import Told
 from isthmus.tunnel.end import BaseEnd, Ending
@@ -16,6 +16,7 @@ from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
 from isthmus.values import ANONYMOUS, DialId, HostPort, Identity
+from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.grpc import CONTENT_TYPE, Status, read_status, response_problem
 from isthmus.wire.http2 import Headers
 
@@ -34,6 +35,7 @@ class IncomingPacketDial:
         "_random",
         "_talk",
         "answered",
+        "connection_id",
         "host",
         "link_id",
         "on_cancelled",
@@ -48,6 +50,7 @@ class IncomingPacketDial:
         self.port = target.port
         self.timeout_s = 0.0
         self.link_id = talk.link.id
+        self.connection_id = talk.connection_id(random)
         self.answered = False
         self.on_cancelled: Callable[[], None] | None = None
 
@@ -55,6 +58,11 @@ class IncomingPacketDial:
     def requester(self) -> Identity:
         """Konnectivity does not say who wants it."""
         return ANONYMOUS
+
+    @property
+    def asking(self) -> Asking:
+        """Nor anything else."""
+        return NOTHING
 
     def accept(self, address: str) -> BaseEnd:
         """Say that the target is reached; gives the end to join to it."""
@@ -91,6 +99,7 @@ class GrpcAgentTalk(GrpcTalk):
         )
         self._server_link = link
         self._dials: dict[int, IncomingPacketDial] = {}
+        self._process = ""
 
     @property
     def load(self) -> int:
@@ -156,6 +165,8 @@ class GrpcAgentTalk(GrpcTalk):
                 return
             assert self.packets is not None
             self.packets.half_closes = any(name == HALF_CLOSE for name, _ in headers)
+            processes = [value for name, value in headers if name == PROCESS]
+            self._process = processes[0].decode("ascii", "replace")[:64] if processes else ""
             link.welcome(ids[0].decode("utf-8", "replace"), int(counts[0][:9]))
 
     def _refused(self, status: Status, text: str) -> None:
@@ -174,11 +185,17 @@ class GrpcAgentTalk(GrpcTalk):
         timeout_s: float,
         requester: Identity,
         told: Told,
+        connection_id: str = "",
+        asking: Asking = NOTHING,
     ) -> LinkedEnd | None:
         """Konnectivity's servers do not dial for agents."""
         return None
 
     # Dials.
+
+    def connection_id(self, random: int) -> str:
+        """What a server of ours calls a dial, and by which number Go's server logs it."""
+        return f"{self._process}-{random:x}" if self._process else f"dial-{random}"
 
     def asked(self, protocol: str, address: str, random: int) -> None:
         """The server wants a connection."""

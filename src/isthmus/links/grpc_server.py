@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from isthmus.config.identifiers import Identifiers
 from isthmus.links.go_errors import failure_in
-from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.grpc import HALF_CLOSE, PATH, PROCESS, GrpcTalk
 from isthmus.links.hello import NETWORK, Unwelcome
 from isthmus.links.talk import Told
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
 from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
 from isthmus.wire.http2 import Headers, header
 from isthmus.wire.link import TO_WIRE
@@ -113,7 +114,9 @@ class GrpcServerTalk(GrpcTalk):
         """Say who we are, and how many."""
         assert self._call is not None and self.packets is not None
         self._call.handler = self.packets
-        extra = ((HALF_CLOSE, b"1"),) if self._half_closes else ()
+        # An agent that can half-close is one of ours.
+        process = self._agent_link.process.encode()
+        extra = ((HALF_CLOSE, b"1"), (PROCESS, process)) if self._half_closes else ()
         self._call.send_headers(
             (
                 (b":status", b"200"),
@@ -147,6 +150,8 @@ class GrpcServerTalk(GrpcTalk):
         timeout_s: float,
         requester: Identity,
         told: Told,
+        connection_id: str = "",
+        asking: Asking = NOTHING,
     ) -> LinkedEnd | None:
         """Ask the agent to dial."""
         packets = self.packets
@@ -162,8 +167,10 @@ class GrpcServerTalk(GrpcTalk):
                 failure = TO_WIRE[failure_in(error)]
                 told(DialResult(failure=failure, detail=error[:_MAX_DETAIL_CHARS]))
 
-        # Like Go's: a number that nobody can guess is not needed, only one that is not used.
-        return packets.dial(str(target), int(dial_id), answered)
+        # Like Go's: a number that nobody can guess is not needed, only one that is not used. A
+        # connection has one dial in a link at most, so that the number of its id will do.
+        number = int(connection_id.rpartition("-")[2], 16) if connection_id else int(dial_id)
+        return packets.dial(str(target), number, answered)
 
 
 _REACHED = DialResult()

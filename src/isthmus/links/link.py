@@ -21,6 +21,7 @@ from isthmus.net.poller import Poller
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.limits import Limits
 from isthmus.values import ANONYMOUS, DialId, HostPort, Identity
+from isthmus.wire.asking import NOTHING, Asking
 
 HANDSHAKE_S = 10.0
 GOODBYE_S = 2.0
@@ -192,12 +193,20 @@ class Link:
         timeout_s: float,
         requester: Identity,
         told: Told,
+        connection_id: str = "",
+        asking: Asking = NOTHING,
     ) -> BaseEnd | None:
         """Ask the peer to dial; None when the link cannot take one more."""
         if self.talk is None or not self.ready:
             return None
         return self.talk.open_dial(
-            target, dial_id=dial_id, timeout_s=timeout_s, requester=requester, told=told
+            target,
+            dial_id=dial_id,
+            timeout_s=timeout_s,
+            requester=requester,
+            told=told,
+            connection_id=connection_id,
+            asking=asking,
         )
 
     @property

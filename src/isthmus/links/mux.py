@@ -9,13 +9,14 @@ import time
 from typing import TYPE_CHECKING
 
 from isthmus.errors import LinkStage
-from isthmus.links.dials import AnswerReader, DialReader, IncomingDial
+from isthmus.links.dials import AnswerReader, DialReader, IncomingDial, say_asking
 from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Ended
 from isthmus.wire.yamux import GoAwayCode
@@ -230,6 +231,8 @@ class MuxTalk:
         timeout_s: float,
         requester: Identity,
         told: Told,
+        connection_id: str = "",
+        asking: Asking = NOTHING,
     ) -> Stream | None:
         """Ask the peer to dial; None when the link cannot take one more stream."""
         dial = Dial(
@@ -239,7 +242,10 @@ class MuxTalk:
             timeout_ms=int(timeout_s * 1000),
             requester=requester.name,
             requester_groups=requester.groups,
+            connection_id=connection_id,
         )
+        if asking is not NOTHING:
+            say_asking(dial, asking)
         return self.session.open(AnswerReader(told), to_bytes(dial))
 
     def accept_stream(self, stream: Stream) -> None:

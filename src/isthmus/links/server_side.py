@@ -68,6 +68,7 @@ class AgentLink(Link):
         packets: Packets | None = None,
         handshake_s: float = HANDSHAKE_S,
         limits: Limits = Limits(),
+        process: str = "",
     ) -> None:
         self.agent_id = AgentId("")
         self.identifiers = Identifiers()
@@ -78,6 +79,7 @@ class AgentLink(Link):
         self.audited = False  # why it was refused has been said
         self.refused_as = Unwelcome.NO_PROOF
         self.packets = packets if packets is not None else Packets()
+        self.process = process  # what connection ids begin with
         self._membership = membership
         self._on_ready = on_ready
         self._admit = admit

@@ -9,6 +9,7 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.carriers import Carried
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import is_ours
 from isthmus.wire.link_pb2 import DialResult
 
@@ -99,8 +100,13 @@ class Talk(Protocol):
         timeout_s: float,
         requester: Identity,
         told: Told,
+        connection_id: str = "",
+        asking: Asking = NOTHING,
     ) -> BaseEnd | None:
-        """Ask the peer to dial; None when it can take no more."""
+        """Ask the peer to dial; None when it can take no more.
+
+        ``asking`` is what may be passed on of what the client said, the trace included.
+        """
 
     def drain(self) -> None:
         """Say that we take no new dials."""
@@ -147,8 +153,16 @@ class Incoming(Protocol):
         """By which link it came."""
 
     @property
+    def connection_id(self) -> str:
+        """What the other program calls it; empty if it does not say."""
+
+    @property
     def requester(self) -> Identity:
         """Who wants it, as the other program says."""
+
+    @property
+    def asking(self) -> Asking:
+        """What else is said about it, and its trace, as the other program passes it on."""
 
     def accept(self, address: str) -> BaseEnd:
         """Say that the target is reached; gives the end to join to it."""

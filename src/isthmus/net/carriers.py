@@ -12,12 +12,9 @@ import ssl
 from typing import TYPE_CHECKING, Protocol
 
 from isthmus.errors import ProtocolError
-from isthmus.net.poller import Poller
+from isthmus.net.poller import CARRIED_BYTES, CIPHER_BYTES, Poller
 from isthmus.net.raw import MOST_LAST_READS, RawSocket
 from isthmus.net.tls import TlsSocket
-
-_READ_BYTES = 256 * 1024
-_buffer = memoryview(bytearray(_READ_BYTES))
 
 
 class Carried(Protocol):
@@ -119,8 +116,9 @@ class PlainCarrier(CarrierBase, RawSocket):
 
     def readable(self) -> None:
         """Read once and feed the session; the poller comes back if more may be there."""
+        buffer = self.poller.carried
         try:
-            size = self.sock.recv_into(_buffer)
+            size = self.sock.recv_into(buffer)
         except BlockingIOError:
             return
         except OSError:
@@ -129,19 +127,20 @@ class PlainCarrier(CarrierBase, RawSocket):
         if not size:
             self.owner.lost("closed by the peer")
             return
-        self.feed(_buffer[:size])
-        if (size == _READ_BYTES or self.peer_shut) and not self.closed and not self._queued:
+        self.feed(buffer[:size])
+        if (size == CARRIED_BYTES or self.peer_shut) and not self.closed and not self._queued:
             self._queued = True
             self.poller.again(self.read_again)
 
     def last_words(self) -> None:
         """Feed what arrived before a reset."""
+        buffer = self.poller.carried
         with contextlib.suppress(OSError):
             for _ in range(MOST_LAST_READS):
-                size = self.sock.recv_into(_buffer)
+                size = self.sock.recv_into(buffer)
                 if not size or self.closed:
                     return
-                self.feed(_buffer[:size])
+                self.feed(buffer[:size])
 
     def send(self, data: bytes) -> bool:
         """Send a batch of frames."""
@@ -173,7 +172,7 @@ class TlsCarrier(CarrierBase, TlsSocket):
     ) -> None:
         self.init_carrier(owner)
         TlsSocket.__init__(
-            self, sock, poller, context, server_hostname=server_hostname, read_bytes=_READ_BYTES
+            self, sock, poller, context, server_hostname=server_hostname, read_bytes=CIPHER_BYTES
         )
 
     def handshake_done(self) -> None:
@@ -183,6 +182,11 @@ class TlsCarrier(CarrierBase, TlsSocket):
     def handshake_failed(self, error: ssl.SSLError) -> None:
         """Tell the owner."""
         self.owner.insecure(error)
+
+    def tls_failed(self, error: ssl.SSLError) -> None:
+        """Tell a client that has not heard a word yet: in TLS 1.3 a refusal comes so late."""
+        if not self.bytes_in and not self.tls.server_side:
+            self.owner.insecure(error)
 
     def deliver(self, plain: memoryview) -> bool:
         """Feed the session; a carrier is never paused."""

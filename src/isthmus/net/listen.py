@@ -7,17 +7,21 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import stat
 from collections.abc import Callable
 
 from isthmus.errors import ConfigError
 from isthmus.net.poller import IN, Poller
+from isthmus.values import HostPort
 
 _BACKLOG = 4096
 _ACCEPTS_PER_EVENT = 64
 _REST_S = 0.2
 _QUIET_S = 60.0
+#: How long a connection may wait while nothing is accepted before something is wrong.
+UNDRAINED_S = 10.0
 _log = logging.getLogger("isthmus.net")
 
 Accepted = Callable[[socket.socket], None]
@@ -104,6 +108,25 @@ def _make_way(path: str, *, delete_existing: bool, flag: str) -> None:
         os.unlink(path)
 
 
+def not_listening(sock: socket.socket) -> str:
+    """Say why a listening socket is none any more; empty while it is one."""
+    try:
+        # Also tells when somebody closed the descriptor and its number is another file's by now.
+        # A UNIX socket that was shut down still says that it listens.
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and not _events(sock) & select.POLLHUP:
+            return ""
+    except OSError:
+        return "its socket is closed"
+    return "its socket does not listen"
+
+
+def _events(sock: socket.socket) -> int:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return next((mask for _, mask in poll.poll(0)), 0)
+
+
 class Listener:
     """Accepts connections from one bound socket until stopped.
 
@@ -126,8 +149,13 @@ class Listener:
         self._resting: asyncio.TimerHandle | None = None
         self._quiet_until = float("-inf")
         self._path = "" if self._is_tcp else str(sock.getsockname())
+        #: The path of a UNIX socket, or the address and port that were bound.
+        self.name = self._path or str(HostPort(*self.address))
         self._inode = os.stat(self._path).st_ino if self._path else 0
         self._stopped = False
+        #: How many connections were accepted.
+        self.accepted = 0
+        self._waiting: tuple[int, float] | None = None
         poller.register(sock.fileno(), IN, self._readable)
 
     @property
@@ -140,6 +168,39 @@ class Listener:
         """The bound TCP address and port."""
         host, port = self._sock.getsockname()[:2]
         return str(host), int(port)
+
+    def trouble(self, now: float) -> str:
+        """Say why nobody can come in here; empty while all is well, and once stopped.
+
+        Asked now and then, it notices as well when connections wait and none is accepted. A few
+        system calls.
+        """
+        if self._stopped:
+            return ""
+        closed = not_listening(self._sock)
+        if closed:
+            return closed
+        if self._path and not self._has_its_file():
+            return "its file was removed or replaced"
+        if not self._poller.rearm(self._sock.fileno(), IN):
+            return "its events are not watched"
+        return self._undrained(now)
+
+    def _has_its_file(self) -> bool:
+        try:
+            return os.stat(self._path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _undrained(self, now: float) -> str:
+        # Out of descriptors is no reason to end what has them: that is said in the log.
+        if self._resting is not None or not _events(self._sock):
+            self._waiting = None
+            return ""
+        if self._waiting is None or self._waiting[0] != self.accepted:
+            self._waiting = (self.accepted, now)
+        since = now - self._waiting[1]
+        return f"nothing was accepted for {since:.0f} s" if since >= UNDRAINED_S else ""
 
     def _readable(self, mask: int) -> None:
         self._accept()
@@ -157,6 +218,7 @@ class Listener:
             except OSError as exc:
                 self._rest(exc)
                 return
+            self.accepted += 1
             sock.setblocking(False)
             if self._is_tcp:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -188,7 +250,6 @@ class Listener:
         if self._resting is not None:
             self._resting.cancel()
         self._poller.close(self._sock)
-        if self._path:
+        if self._path and self._has_its_file():
             with contextlib.suppress(OSError):
-                if os.stat(self._path).st_ino == self._inode:
-                    os.unlink(self._path)
+                os.unlink(self._path)

@@ -12,22 +12,32 @@ from collections.abc import Callable
 
 from isthmus.errors import ProtocolError
 from isthmus.net.poller import HUP, IN, OUT, RDHUP, Poller
-from isthmus.wire.client_hello import MAX_HELLO_BYTES, alpn_in
+from isthmus.wire.client_hello import MAX_HELLO_BYTES, ClientHello, hello_in
 
-#: Takes the look, what the client offers, and the events whose edge will not come again.
-Seen = Callable[["HelloPeek", tuple[str, ...], int], None]
+#: Takes the look, what the client said, and the events whose edge will not come again.
+Seen = Callable[["HelloPeek", ClientHello, int], None]
 
 
 class HelloPeek:
     """One look; ``seen`` or ``lost`` is called once, unless it is closed before.
 
-    ``seen`` gets an empty offer for what is no hello, is too long for one, or ended too early: TLS
-    has the right words for those. The socket is its own from then on; it is registered with the
+    ``seen`` gets an empty hello for what is none, is too much for one, or ended too early: TLS has
+    the right words for those. The socket is its own from then on; it is registered with the
     poller, so that its next owner only takes the place of the handler, and has to be told the
     events. ``lost`` hears that there will be nothing to look at; then the socket is closed.
     """
 
-    __slots__ = ("_events", "_lost", "_over", "_poller", "_seen", "_timer", "due_at", "sock")
+    __slots__ = (
+        "_events",
+        "_lost",
+        "_over",
+        "_poller",
+        "_seen",
+        "_timer",
+        "_wanted",
+        "due_at",
+        "sock",
+    )
 
     def __init__(
         self,
@@ -47,6 +57,7 @@ class HelloPeek:
         self._lost = lost
         self._events = 0
         self._over = False
+        self._wanted = 1
         self._timer = loop.call_at(self.due_at, self._end, True)
         # With OUT, which a link wants, too: the registration stays as it is.
         poller.register(sock.fileno(), IN | OUT | RDHUP, self._on_events)
@@ -57,19 +68,23 @@ class HelloPeek:
             return
         try:
             data = self.sock.recv(MAX_HELLO_BYTES, socket.MSG_PEEK)
-            names = alpn_in(data)
+            # Not read again from its start for each of its bytes: they may come one by one.
+            hello = hello_in(data) if len(data) >= self._wanted else self._wanted
         except BlockingIOError:
             return
         except OSError:
             self._end(False)
             return
         except ProtocolError:
-            names = ()
-        if names is None and not self._events & (RDHUP | HUP):
-            return
+            hello = ClientHello()
+        if isinstance(hello, int):
+            self._wanted = hello
+            if not self._events & (RDHUP | HUP):
+                return
+            hello = ClientHello()
         self._over = True
         self._timer.cancel()
-        self._seen(self, names or (), self._events | IN)
+        self._seen(self, hello, self._events | IN)
 
     def _end(self, late: bool) -> None:
         if not self._over:

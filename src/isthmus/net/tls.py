@@ -2,7 +2,7 @@
 
 Not uvloop's TLS: that cannot half-close (the reply is dropped), takes 1.1 s of CPU per GB where
 this takes 0.7 to 0.9, and 610 kB per busy connection where this takes 104. Buffers for reading
-are shared by all connections, because nothing is kept in them between two calls.
+are the poller's and shared by all its connections.
 
 Contexts and their reload are net/contexts.py.
 """
@@ -13,18 +13,13 @@ import contextlib
 import socket
 import ssl
 
-from isthmus.net.poller import Poller
+from isthmus.net.poller import CIPHER_BYTES, RECORD_BYTES, Poller
 from isthmus.net.raw import MOST_LAST_READS, RawSocket
 from isthmus.net.socket_end import SOCKET_END_SLOTS, SocketEndBase
 from isthmus.tunnel.end import Early
 
-_CIPHER_BYTES = 256 * 1024
-_RECORD_BYTES = 16 * 1024
 #: A peer that makes us answer (key updates) but never reads is cut off here.
 _MOST_UNREAD_BYTES = 16 * 1024 * 1024
-_PLAIN_BYTES = _CIPHER_BYTES + _RECORD_BYTES
-_cipher = memoryview(bytearray(_CIPHER_BYTES))
-_plain = memoryview(bytearray(_PLAIN_BYTES))
 
 
 class TlsSocket(RawSocket):
@@ -64,7 +59,7 @@ class TlsSocket(RawSocket):
         self._tls_read = self.tls.read
         self._tls_write = self.tls.write
         self._recv_into = sock.recv_into
-        self._read_bytes = min(read_bytes, _CIPHER_BYTES)
+        self._read_bytes = min(read_bytes, CIPHER_BYTES)
         self._unsecured: list[bytes | None] = []  # written before the handshake; None is the end
         self.secured = False
         self.peer_done = False
@@ -86,6 +81,9 @@ class TlsSocket(RawSocket):
     def handshake_failed(self, error: ssl.SSLError) -> None:
         """The handshake cannot succeed; broken() follows."""
 
+    def tls_failed(self, error: ssl.SSLError) -> None:
+        """The peer sent an alert, or broke TLS, after the handshake; broken() follows."""
+
     # Reading.
 
     def begin(self) -> None:
@@ -94,15 +92,16 @@ class TlsSocket(RawSocket):
 
     def readable(self) -> None:
         """Read ciphertext once and deliver all plaintext that is in it."""
+        cipher = self.poller.cipher
         try:
-            size = self._recv_into(_cipher, self._read_bytes)
+            size = self._recv_into(cipher, self._read_bytes)
         except BlockingIOError:
             return
         except OSError:
             self.broken()
             return
         if size:
-            self._incoming.write(_cipher[:size])
+            self._incoming.write(cipher[:size])
         else:
             self._incoming.write_eof()
         if not self.secured:
@@ -118,12 +117,13 @@ class TlsSocket(RawSocket):
 
     def last_words(self) -> None:
         """Deliver what arrived before a reset."""
+        cipher = self.poller.cipher
         with contextlib.suppress(OSError):
             for _ in range(MOST_LAST_READS):
-                size = self._recv_into(_cipher, self._read_bytes)
+                size = self._recv_into(cipher, self._read_bytes)
                 if not size or not self.secured or self.closed:
                     return
-                self._incoming.write(_cipher[:size])
+                self._incoming.write(cipher[:size])
                 self._decrypt()
 
     def _shake_hands(self) -> None:
@@ -158,12 +158,14 @@ class TlsSocket(RawSocket):
 
     def _decrypt(self) -> None:
         read, incoming, pending = self._tls_read, self._incoming, self.tls.pending
+        plain = self.poller.plain
         total = 0
         over = broken = False
+        fault: ssl.SSLError | None = None
         try:
             # One SSL_read gives one record; gather them, so that frames and writes are whole.
             while incoming.pending or pending():
-                size = read(_RECORD_BYTES, _plain[total:])
+                size = read(RECORD_BYTES, plain[total:])
                 if not size:
                     over = True
                     break
@@ -174,9 +176,9 @@ class TlsSocket(RawSocket):
             pass
         except ssl.SSLZeroReturnError:
             over = True
-        except ssl.SSLError:
-            broken = True
-        if total and not self.deliver(_plain[:total]):
+        except ssl.SSLError as exc:
+            broken, fault = True, exc
+        if total and not self.deliver(plain[:total]):
             self.paused = True
         if self._outgoing.pending and not self.closed:
             self.put(self._outgoing.read())  # key updates are answered
@@ -187,7 +189,10 @@ class TlsSocket(RawSocket):
             self.peer_done = True
             self.ended()
         elif broken and not self.peer_done:
-            self.broken()
+            if fault is not None:
+                self.tls_failed(fault)
+            if not self.closed:
+                self.broken()
 
     # Writing.
 

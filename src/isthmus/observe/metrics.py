@@ -8,8 +8,10 @@ docs/reference/metrics.md is written from here by reference.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
+from isthmus.core.policy import Decision
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.counters import (
     Family,
@@ -40,11 +42,16 @@ AGENT_DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 CONNECTION_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
 
 
+#: A policy that is reloaded may name its rules otherwise each time.
+MOST_RULES = 200
+
+
 class TlsPort(Enum):
     """Which of the server's TLS ports."""
 
     AGENT = "agent"
     FRONTEND = "frontend"
+    ADMIN = "admin"
 
 
 class TlsRefusal(Enum):
@@ -62,7 +69,7 @@ class HandOn(Enum):
     JOINED = "joined to the server that it asked for"
     UNREACHED = "that server's address could not be reached"
     LEFT = "the agent left while the server was dialed"
-    TOO_MANY = "too many others were waiting for an answer"
+    TOO_MANY = "too many others wait for an answer or pass through already"
     LOOP = "that server's address leads back to this one"
 
 
@@ -106,6 +113,10 @@ class ServerMetrics(ProgramMetrics):
         self.requests_refused = dict.fromkeys(REFUSAL_STATUSES, 0)
         self.stream_errors: dict[tuple[str, str], int] = {}
         self.hand_ons = dict.fromkeys(HandOn, 0)
+        #: Records written, records dropped, failed writes; replaced where there is an audit log.
+        self.audit_counts: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
+        self.policy_denials: dict[str, int] = {}
+        self.policy_reload_failures = 0
         super().__init__(SERVER_DIAL_BUCKETS_S)
 
     def dial_failed(self, failure: DialFailure, seconds: float, *, answered: bool = True) -> None:
@@ -140,6 +151,17 @@ class ServerMetrics(ProgramMetrics):
         """Count a connection of an agent that asked for another server."""
         self.hand_ons[result] += 1
 
+    def policy_denied(self, decision: Decision) -> None:
+        """Count a dial that a rule, or the networks, denied."""
+        rule = decision.rule
+        if rule not in self.policy_denials and len(self.policy_denials) >= MOST_RULES:
+            rule = "(other)"
+        self.policy_denials[rule] = self.policy_denials.get(rule, 0) + 1
+
+    def policy_reload_failed(self) -> None:
+        """Count a changed policy file that could not be used."""
+        self.policy_reload_failures += 1
+
     def stream_failed(self, segment: str, code: str) -> None:
         """Count a gRPC call that did not end well."""
         key = (segment, code)
@@ -158,9 +180,30 @@ class ServerMetrics(ProgramMetrics):
             for (port, why), number in self.tls_refusals.items()
         ]
 
+    def _audit_families(self) -> list[Family]:
+        ours = "isthmus_server_audit_"
+        return [
+            counter(
+                f"{ours}records_total",
+                "Records written to the audit log.",
+                one(lambda: self.audit_counts()[0]),
+            ),
+            counter(
+                f"{ours}records_dropped_total",
+                "Audit records dropped because too many waited to be written.",
+                one(lambda: self.audit_counts()[1]),
+            ),
+            counter(
+                f"{ours}write_errors_total",
+                "Failed attempts to write the audit log.",
+                one(lambda: self.audit_counts()[2]),
+            ),
+        ]
+
     def _own_families(self) -> list[Family]:
         return [
             *self._go_families(),
+            *self._audit_families(),
             counter(
                 "isthmus_server_tls_refused_total",
                 "TLS handshakes refused, by port and reason: agents and clients with a wrong"
@@ -179,6 +222,18 @@ class ServerMetrics(ProgramMetrics):
                 "Connections of agents that asked for another server, by what became of them.",
                 by_enum(self.hand_ons),
                 ("result",),
+            ),
+            counter(
+                "isthmus_server_policy_denials_total",
+                "Dials denied, by the name of the rule; (default) when none matched, (network) when"
+                " the destination is in no network.",
+                lambda: by_name(self.policy_denials)(),
+                ("rule",),
+            ),
+            counter(
+                "isthmus_server_policy_reload_failures_total",
+                "Changed policy files that could not be used.",
+                one(lambda: self.policy_reload_failures),
             ),
             gauge(
                 "isthmus_server_agent_connections_passing",

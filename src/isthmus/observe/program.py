@@ -27,6 +27,7 @@ from isthmus.observe.counters import (
 from isthmus.observe.leases import LeaseMetrics
 from isthmus.tunnel.end import Ending
 
+LAG_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 5.0, 30.0)
 PACKET_TYPES = ("DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN")
 
 
@@ -91,6 +92,8 @@ class ProgramMetrics:
         self.bytes_to_target = 0
         self.bytes_to_client = 0
         self.streams_reset_for_budget = 0
+        self.loop_lag = Histogram(LAG_BUCKETS_S)
+        self.loop_stalls = 0
         self.leases = LeaseMetrics()
         self._families = Families([*self._own_families(), *self._shared_families()])
         self.registry = self._families.registry
@@ -104,9 +107,13 @@ class ProgramMetrics:
         """Write the metrics in the Prometheus text format."""
         return self._families.render()
 
-    def dial_succeeded(self, seconds: float) -> None:
-        """Count a dial that was answered with a connection."""
-        self.dials.observe(seconds)
+    def render_open(self) -> bytes:
+        """Write the metrics in the OpenMetrics format, with ids of connections as exemplars."""
+        return self._families.render_open()
+
+    def dial_succeeded(self, seconds: float, connection_id: str = "") -> None:
+        """Count a dial that was answered with a connection; its id may serve as an example."""
+        self.dials.observe(seconds, connection_id)
 
     def dial_failed(self, failure: DialFailure, seconds: float) -> None:
         """Count a dial that was answered with a failure."""
@@ -149,6 +156,11 @@ class ProgramMetrics:
     def stream_reset_for_budget(self) -> None:
         """Count a stream reset because its link held too many bytes."""
         self.streams_reset_for_budget += 1
+
+    def loop_lagged(self, seconds: float, *, stalled: bool) -> None:
+        """Count a heartbeat of the event loop, and whether it was so late as to be a stall."""
+        self.loop_lag.observe(seconds)
+        self.loop_stalls += stalled
 
     def bytes_carried(self) -> tuple[int, int]:
         """Give the bytes to targets and to clients so far, running tunnels included."""
@@ -211,6 +223,16 @@ class ProgramMetrics:
                 one(lambda: self.streams_reset_for_budget),
             ),
             *self._certificate_families(),
+            histogram(
+                f"{ours}loop_lag_seconds",
+                "How late the event loop came to a heartbeat that was due; one each second.",
+                self.loop_lag,
+            ),
+            counter(
+                f"{ours}loop_stalls_total",
+                "Heartbeats of the event loop that came more than 5 seconds late.",
+                one(lambda: self.loop_stalls),
+            ),
             gauge(
                 f"{ours}draining",
                 "1 while no new dials are taken, else 0.",

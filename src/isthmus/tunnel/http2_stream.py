@@ -78,6 +78,7 @@ class Http2Stream:
         "open",
         "out_bytes",
         "owed",
+        "patient",
         "receive_credit",
         "remote_done",
         "unconsumed",
@@ -97,6 +98,7 @@ class Http2Stream:
         self.in_turn = False
         self.headers_sent = False
         self.local_done = False
+        self.patient = False  # our end does not cut what the client still sends
         self._ending: bytes | None = None  # trailers (or b"") that follow what waits
         # Receiving.
         self.window = self.receive_credit = connection.limits.stream_window_bytes
@@ -114,16 +116,19 @@ class Http2Stream:
 
     # Sending.
 
-    def send_headers(self, headers: Headers, *, end: bool = False, secret: bool = False) -> None:
+    def send_headers(
+        self, headers: Headers, *, end: bool = False, secret: bool = False, more: bytes = b""
+    ) -> None:
         """Send the request or the response; at once, whatever else waits.
 
-        ``secret``: it holds a token, which no cache may keep.
+        ``secret``: it holds a token, which no cache may keep. ``more`` is encoded already, by
+        ``literal_header``: what differs each time and would only fill the cache.
         """
         if not self.open or self.local_done:
             return
         self.headers_sent = True
         block = encode_headers.__wrapped__(headers) if secret else encode_headers(headers)
-        self.connection.emit(_headers_frames(self, block, end))
+        self.connection.emit(_headers_frames(self, block + more if more else block, end))
         if end:
             self._local_end()
 
@@ -225,7 +230,7 @@ class Http2Stream:
         self.local_done = True
         if self.remote_done:
             self._close()
-        elif not self.connection.client:
+        elif not self.connection.client and not self.patient:
             # As grpc-go does: the call is answered, the client need not end its side first.
             self.reset(ErrorCode.NO_ERROR)
 

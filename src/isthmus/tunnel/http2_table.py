@@ -166,7 +166,9 @@ class StreamTable(Output):
         if not self._lingering:
             return
         for stream, (waiting, since) in list(self._lingering.items()):
-            if stream.out_bytes != waiting:
+            if stream.local_done:
+                del self._lingering[stream]  # its end has gone, and the peer's may take its time
+            elif stream.out_bytes != waiting:
                 self._lingering[stream] = (stream.out_bytes, now)
             elif now - since >= self.limits.linger_s:
                 self._fail_stream(stream, ErrorCode.CANCEL, "the peer does not read")

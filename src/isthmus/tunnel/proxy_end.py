@@ -112,6 +112,7 @@ class ProxyEnd(BaseEnd):
         "_settling",
         "client",
         "clock",
+        "named",
         "stage",
         "stream",
     )
@@ -131,6 +132,8 @@ class ProxyEnd(BaseEnd):
         self._packets = PacketReader()
         self._pieces: list[memoryview | bytes] = []
         self._settling: _Settling | None = None
+        #: A header of the response that tells the client how this connection is called, encoded.
+        self.named = b""
 
     def __repr__(self) -> str:
         return f"<ProxyEnd {self.stream.id} {self.stage.value}>"
@@ -281,7 +284,7 @@ class ProxyEnd(BaseEnd):
     def _say(self, kind: int, message: bytes) -> None:
         self._packet_counts.sent[kind] += 1
         if not self.stream.headers_sent:
-            self.stream.send_headers(RESPONSE)
+            self.stream.send_headers(RESPONSE, more=self.named)
         self.stream.write(message, b"")
 
     def _reply(self, kind: int, message: bytes) -> None:
@@ -294,7 +297,7 @@ class ProxyEnd(BaseEnd):
 
     def _end_call(self, status: Status, text: str) -> None:
         if not self.stream.headers_sent:
-            self.stream.send_headers(RESPONSE)
+            self.stream.send_headers(RESPONSE, more=self.named)
         self.stream.end(tuple(status_headers(status, text)))
 
     def _over(self, ending: Ending) -> None:

@@ -26,11 +26,20 @@ GROW_WITHIN_ROUND_TRIPS = 4
 #: Within this a window grows in any case: a round trip over loopback is shorter than a scheduler's
 #: turn and says nothing about whether a window is too small.
 GROW_WITHIN_S = 0.002
+#: Beyond this it grows in no case. The round trip is that of the last ping, whose answer can wait
+#: behind others' data or come from a peer that takes its time: one late answer must not let the
+#: window of every stream grow.
+GROW_WITHIN_MOST_S = 2.0
 
 
 def wants_growth(half_took_s: float, round_trip_s: float) -> bool:
-    """Whether half a window was consumed so fast that the sender waits for us, not the network."""
-    return half_took_s <= max(GROW_WITHIN_ROUND_TRIPS * round_trip_s, GROW_WITHIN_S)
+    """Whether half a window was consumed so fast that the window may be what the sender waits for.
+
+    That is within GROW_WITHIN_ROUND_TRIPS of ``round_trip_s``, the last one that was measured (0:
+    none yet), but at least GROW_WITHIN_S and at most GROW_WITHIN_MOST_S.
+    """
+    most_s = max(GROW_WITHIN_ROUND_TRIPS * round_trip_s, GROW_WITHIN_S)
+    return half_took_s <= min(most_s, GROW_WITHIN_MOST_S)
 
 
 class Stream(BaseEnd):

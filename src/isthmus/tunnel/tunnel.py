@@ -15,6 +15,7 @@ class Tunnel:
         "_left",
         "agent_id",
         "client",
+        "connection_id",
         "ended_by",
         "ending",
         "far",
@@ -22,6 +23,7 @@ class Tunnel:
         "id",
         "link_id",
         "on_done",
+        "on_ended",
         "opened_at",
         "requester",
         "target",
@@ -40,7 +42,10 @@ class Tunnel:
         link_id: int,
         frontend: str,
         on_done: Callable[[Tunnel], None],
+        connection_id: str = "",
+        on_ended: Callable[[Tunnel, float], None] | None = None,
     ) -> None:
+        """``on_ended`` is for whoever keeps the table to call, with how long it lived."""
         self.id = tunnel_id
         self.client = client
         self.far = far
@@ -51,6 +56,8 @@ class Tunnel:
         self.link_id = link_id
         self.frontend = frontend
         self.on_done = on_done
+        self.connection_id = connection_id
+        self.on_ended = on_ended
         self.ending = Ending.CLEAN
         self.ended_by = ""
         self._left = 2

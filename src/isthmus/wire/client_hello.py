@@ -1,47 +1,70 @@
 """What a TLS client offers in its ClientHello, read before anybody has answered it.
 
 Nothing is decrypted or checked beyond what it takes to find the ALPN names (RFC 7301); TLS itself
-reads the same bytes afterwards and has the last word on them.
+reads the same bytes afterwards and has the last word on them. Whoever sends them has proved
+nothing yet: what is dearer to read than a real hello is not read.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from isthmus.errors import ProtocolError
 
 #: A larger one is not looked at; post-quantum key shares make one of about 2 KiB.
 MAX_HELLO_BYTES = 16 * 1024
-# A hello is read again from its start whenever more of it is here: many tiny records would make
-# that dear. Real ones come in one record, or in two.
-_MAX_RECORDS = 64
+# Real ones come in one record, or in two; browsers have some twenty extensions.
+_MAX_RECORDS = 4
+_MAX_EXTENSIONS = 64
+_MAX_NAMES = 16
 _RECORD_HEADER = 5
 _HANDSHAKE_HEADER = 4
 _MAX_FRAGMENT_BYTES = 1 << 14
-_HANDSHAKE = 22
 _CLIENT_HELLO = 1
 _ALPN_EXTENSION = 16
-_FIXED_BYTES = 2 + 32  # legacy_version and random, RFC 8446 §4.1.2
+_VERSION_BYTES = 2
+_RANDOM_BYTES = 32
+_FIXED_BYTES = _VERSION_BYTES + _RANDOM_BYTES  # RFC 8446 §4.1.2
 
 
-def alpn_in(data: bytes) -> tuple[str, ...] | None:
-    """The protocols that the ClientHello at the front of the data offers, in its order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientHello:
+    """What a hello says: ``random``, which no other connection has, and the protocols it offers.
 
-    Empty for a client that offers none; None when not all of the hello is here yet. Names are
-    bytes (RFC 7301 §3.1) and come as Latin-1. What follows the hello is not looked at.
+    ``alpn`` is in the client's order, and empty for one that offers none. Names are bytes
+    (RFC 7301 §3.1) and come as Latin-1.
+    """
+
+    random: bytes = b""
+    alpn: tuple[str, ...] = ()
+
+
+def hello_in(data: bytes) -> ClientHello | int:
+    """Read the ClientHello at the front of the data; what follows it is not looked at.
+
+    When not all of it is here, how many bytes it takes at least until there is more to say.
 
     Raises:
-        ProtocolError: it is no ClientHello, or one of more than 16 KiB or 64 records.
+        ProtocolError: it is no ClientHello, or one of more than 16 KiB, 4 records, 64 extensions
+            or 16 ALPN names.
     """
     message = _message(data[:MAX_HELLO_BYTES])
-    if message is None:
+    if isinstance(message, int):
         if len(data) >= MAX_HELLO_BYTES:
             raise ProtocolError(f"TLS: a ClientHello of more than {MAX_HELLO_BYTES} bytes")
-        return None
-    # Views: slices of bytes would copy the rest for each of thousands of tiny names.
-    return _names(_extension(memoryview(message), _ALPN_EXTENSION))
+        return min(message, MAX_HELLO_BYTES)
+    if len(message) < _FIXED_BYTES:
+        raise ProtocolError("TLS: the ClientHello is cut short")
+    # A view: slices of bytes would copy the rest for each extension and name.
+    names = _names(_extension(memoryview(message)[_FIXED_BYTES:], _ALPN_EXTENSION))
+    return ClientHello(random=message[_VERSION_BYTES:_FIXED_BYTES], alpn=names)
 
 
-def _message(data: bytes) -> bytes | None:
-    """The body of the first handshake message, gathered from its records (RFC 8446 §5.1)."""
+def _message(data: bytes) -> bytes | int:
+    """The body of the first handshake message, gathered from its records (RFC 8446 §5.1).
+
+    Or how many bytes it takes to go on: the next one within a header, else all that is announced.
+    """
     body = bytearray()
     at = 0
     for _ in range(_MAX_RECORDS):
@@ -50,18 +73,19 @@ def _message(data: bytes) -> bytes | None:
         if record[:1] not in (b"", b"\x16") or record[1:2] not in (b"", b"\x03"):
             raise ProtocolError("TLS: no handshake record")
         if len(record) < _RECORD_HEADER:
-            return None
+            return len(data) + 1
         size = int.from_bytes(record[3:5], "big")
         if not 0 < size <= _MAX_FRAGMENT_BYTES:
             raise ProtocolError(f"TLS: a handshake record of {size} bytes")
         at += _RECORD_HEADER
+        before = len(body)
         body += data[at : at + size]
-        at += size
         wanted = _size_of(body)
         if wanted is not None and len(body) >= wanted:
             return bytes(body[_HANDSHAKE_HEADER:wanted])
-        if at > len(data):
-            return None
+        if at + size > len(data):
+            return len(data) + 1 if wanted is None else at + min(size, wanted - before)
+        at += size
     raise ProtocolError(f"TLS: a ClientHello in more than {_MAX_RECORDS} records")
 
 
@@ -77,11 +101,9 @@ def _size_of(body: bytearray) -> int | None:
     return size
 
 
-def _extension(hello: memoryview, kind: int) -> memoryview:
-    """The content of one extension; empty without it."""
-    if len(hello) < _FIXED_BYTES:
-        raise ProtocolError("TLS: the ClientHello is cut short")
-    _session, rest = _vector(hello[_FIXED_BYTES:], 1)
+def _extension(fields: memoryview, kind: int) -> memoryview:
+    """The content of one extension; empty without it. The fields are those after the random."""
+    _session, rest = _vector(fields, 1)
     _suites, rest = _vector(rest, 2)
     _compression, rest = _vector(rest, 1)
     if not rest:
@@ -89,13 +111,17 @@ def _extension(hello: memoryview, kind: int) -> memoryview:
     extensions, rest = _vector(rest, 2)
     if rest:
         raise ProtocolError("TLS: bytes after the extensions")
-    while extensions:
+    for _ in range(_MAX_EXTENSIONS):
+        if not extensions:
+            return extensions
         if len(extensions) < 2:
             raise ProtocolError("TLS: the ClientHello is cut short")
         found = int.from_bytes(extensions[:2], "big")
         content, extensions = _vector(extensions[2:], 2)
         if found == kind:
             return content
+    if extensions:
+        raise ProtocolError(f"TLS: a ClientHello with more than {_MAX_EXTENSIONS} extensions")
     return extensions
 
 
@@ -107,6 +133,8 @@ def _names(content: memoryview) -> tuple[str, ...]:
         raise ProtocolError("TLS: bytes after the ALPN names")
     found: list[str] = []
     while names:
+        if len(found) == _MAX_NAMES:
+            raise ProtocolError(f"TLS: more than {_MAX_NAMES} ALPN names")
         name, names = _vector(names, 1)
         if not name:
             raise ProtocolError("TLS: an empty ALPN name")

@@ -5,6 +5,7 @@ The other side of it, a proxy's, is wire/http_connect.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import h11
@@ -37,20 +38,30 @@ class ConnectAsking:
 
     With ``keep_early`` the target may speak first: what follows the head of a 2xx is then in
     ``early``. After any other answer ``receive_refusal`` reads its body, if somebody wants it.
+    ``headers`` are sent along.
     """
 
     def __init__(
-        self, target: HostPort, *, authorization: str | None = None, keep_early: bool = False
+        self,
+        target: HostPort,
+        *,
+        authorization: str | None = None,
+        keep_early: bool = False,
+        headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         self._keep_early = keep_early
         self._rest = b""  # what came with the head and is behind MAX_ANSWER_BYTES
         self._refusal = bytearray()
         self.early = b""
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_ANSWER_BYTES)
-        headers = [("Host", str(target)), ("User-Agent", f"isthmus/{__version__}")]
+        sent = [
+            (b"Host", str(target).encode()),
+            (b"User-Agent", f"isthmus/{__version__}".encode()),
+            *headers,
+        ]
         if authorization is not None:
-            headers.append(("Proxy-Authorization", authorization))
-        request = self._h11.send(h11.Request(method="CONNECT", target=str(target), headers=headers))
+            sent.append((b"Proxy-Authorization", authorization.encode()))
+        request = self._h11.send(h11.Request(method="CONNECT", target=str(target), headers=sent))
         assert request is not None  # only a closed connection has no bytes
         self.request = request
         self._h11.send(h11.EndOfMessage())

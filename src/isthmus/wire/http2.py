@@ -194,6 +194,18 @@ def encode_headers(headers: Headers) -> bytes:
     return block[1:] if block[:1] == b"\x20" else block
 
 
+def literal_header(name: bytes, value: bytes) -> bytes:
+    """Encode one short header by hand, to follow a block: literal, never indexed, not Huffman.
+
+    Raises:
+        ValueError: the name or the value has more than 126 bytes, so that a length is not one byte.
+    """
+    if len(name) > 126 or len(value) > 126:
+        raise ValueError("too long for a short header")
+    # RFC 7541 §6.2.3 and §5.2.
+    return b"\x10%c%b%c%b" % (len(name), name, len(value), value)
+
+
 class HeaderReader:
     """Decodes the header blocks of one connection, in order.
 

@@ -18,6 +18,7 @@ import h11
 
 from isthmus.errors import ProtocolError
 from isthmus.values import HostPort
+from isthmus.wire.asking import NOTHING, Asking, asking_in
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # without its line feed
@@ -26,6 +27,8 @@ MAX_HEADER_LINES = 128
 # RFC 9110 §9.3.6: a 2xx reply to CONNECT has neither Content-Length nor Transfer-Encoding; the
 # bytes after the blank line are the target's. The phrase is the one Go's konnectivity sends.
 ESTABLISHED = b"HTTP/1.1 200 Connection Established\r\n\r\n"
+CONNECTION_ID = "Isthmus-Connection-Id"
+_ESTABLISHED_AS = ESTABLISHED[:-2] + CONNECTION_ID.encode() + b": %b\r\n\r\n"
 
 _TCHAR = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # RFC 9110 §5.6.2
 _TOKEN = re.compile(_TCHAR + rb"+")
@@ -74,6 +77,13 @@ class ConnectRequest:
 
     target: HostPort
     header_lines: bytes = b""
+    #: Some header may say more about the request than the target.
+    says_more: bool = False
+
+    @property
+    def asking(self) -> Asking:
+        """What the client says about its request besides the target."""
+        return asking_in(self.headers) if self.says_more else NOTHING
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -106,6 +116,11 @@ def take_connect(
     return _take_any(buffer, max_head_bytes)
 
 
+def established(connection_id: str) -> bytes:
+    """The reply that begins a tunnel, with the id under which it is in logs and audit."""
+    return _ESTABLISHED_AS % connection_id.encode("ascii")
+
+
 def reply(status: int, body: str, *, headers: Iterable[tuple[str, str]] = ()) -> bytes:
     """A whole response of plain text that announces the close of the connection.
 
@@ -131,11 +146,13 @@ def _take_plain(buffer: bytearray) -> ConnectRequest | None:
     if match is None:
         return None
     authority, lines, rest = match.groups()
+    more = False
     if rest:
         names = rest.lower()
         if b"\nhost:" in names or b"\ncontent-length:" in names or b"\ntransfer-enc" in names:
             return None
-    request = ConnectRequest(_target(authority), lines)
+        more = _says_more(names)
+    request = ConnectRequest(_target(authority), lines, more)
     del buffer[: match.end()]
     return request
 
@@ -218,7 +235,12 @@ def _read_head(head: bytes) -> ConnectRequest:
         if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
             raise BadRequest(400, f"a CONNECT request has no body, but {name.decode()} was sent")
     lines = b"".join(b"%b: %b\r\n" % pair for pair in event.headers)
-    return ConnectRequest(_target(authority), lines)
+    return ConnectRequest(_target(authority), lines, _says_more(b"\n" + lines))
+
+
+def _says_more(lines: bytes) -> bool:
+    """Tell whether some header line, in lower case, may be one of wire/asking.py's."""
+    return b"\nisthmus-" in lines or b"\ntrace" in lines
 
 
 # kube-apiserver dials the same kubelets and webhooks over and over; a HostPort never changes.

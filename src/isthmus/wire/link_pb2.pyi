@@ -117,7 +117,7 @@ class Ended(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ...) -> None: ...
 
 class Dial(_message.Message):
-    __slots__ = ("network", "host", "port", "dial_id", "timeout_ms", "requester", "requester_groups", "traceparent")
+    __slots__ = ("network", "host", "port", "dial_id", "timeout_ms", "requester", "requester_groups", "traceparent", "connection_id", "tracestate", "user", "user_groups", "tenant", "object")
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,12 @@ class Dial(_message.Message):
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_GROUPS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    USER_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
     network: str
     host: str
     port: int
@@ -134,7 +140,13 @@ class Dial(_message.Message):
     requester: str
     requester_groups: _containers.RepeatedScalarFieldContainer[str]
     traceparent: str
-    def __init__(self, network: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., dial_id: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., requester: _Optional[str] = ..., requester_groups: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    connection_id: str
+    tracestate: str
+    user: str
+    user_groups: _containers.RepeatedScalarFieldContainer[str]
+    tenant: str
+    object: str
+    def __init__(self, network: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., dial_id: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., requester: _Optional[str] = ..., requester_groups: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., connection_id: _Optional[str] = ..., tracestate: _Optional[str] = ..., user: _Optional[str] = ..., user_groups: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., object: _Optional[str] = ...) -> None: ...
 
 class DialResult(_message.Message):
     __slots__ = ("failure", "detail", "address")

@@ -30,7 +30,7 @@ class Nobody:
     def dial(self, request: Request, target: HostPort) -> Dial:
         raise NotImplementedError
 
-    def refused(self, status: int) -> None:
+    def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         """Nothing."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -20,10 +21,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.app import ports
+from isthmus.app import https_site, ports
 from isthmus.app.ports import PING, Check, Port, Routes, serve
 from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
 from isthmus.errors import ConfigError
+from isthmus.net.contexts import HotContext, TlsFiles, server_context
 from isthmus.observe.metrics import AgentMetrics, ServerMetrics
 from isthmus.values import AgentId, ServerId, TunnelId
 
@@ -91,13 +93,23 @@ async def asking(routes: Routes, **more: object) -> AsyncIterator[Ask]:
 
 
 def test_the_servers_health_port() -> None:
+    alive = [PING, Check("listener:8091")]
     checks = [Check("agents", "no connection to any proxy agent")]
 
     async def main() -> None:
-        routes = ports.server_health(ready=lambda: checks, metrics=ServerMetrics().render)
+        routes = ports.server_health(
+            live=lambda: alive, ready=lambda: checks, metrics=ServerMetrics().render
+        )
         async with asking(routes) as ask:
-            answer = await ask("/healthz")
-            assert (answer.status, answer.text) == (200, "ok")
+            for path in ("/healthz", "/livez"):
+                answer = await ask(path)
+                assert (answer.status, answer.text) == (200, "ok")
+                answer = await ask(f"{path}?verbose")
+                assert answer.text == "[+]ping ok\n[+]listener:8091 ok\ncheck passed\n"
+            alive[1] = Check("listener:8091", "its socket is closed")
+            answer = await ask("/livez")
+            assert answer.status == 500
+            assert answer.text == ("[+]ping ok\n[-]listener:8091 failed: its socket is closed\n")
             for path in ("/readyz", "/ready"):
                 answer = await ask(path)
                 assert (answer.status, answer.text) == (500, "no connection to any proxy agent")
@@ -114,11 +126,17 @@ def test_the_servers_health_port() -> None:
 
 
 def test_the_agents_health_port() -> None:
+    alive = [PING, Check("task:servers", "ended")]
     checks = [PING, Check("server-connected", "no servers connected")]
 
     async def main() -> None:
-        routes = ports.agent_health(ready=lambda: checks, metrics=AgentMetrics().render)
+        routes = ports.agent_health(
+            live=lambda: alive, ready=lambda: checks, metrics=AgentMetrics().render
+        )
         async with asking(routes) as ask:
+            answer = await ask("/healthz")
+            assert answer.status == 503
+            assert answer.text == "[+]ping ok\n[-]task:servers failed: ended\n"
             answer = await ask("/readyz")
             assert answer.status == 503
             assert answer.text == ("[+]ping ok\n[-]server-connected failed: no servers connected\n")
@@ -136,7 +154,7 @@ def test_metrics_are_prometheus_text() -> None:
     metrics.gauges.tunnels = lambda: 12
 
     async def main() -> None:
-        routes = ports.server_admin(snapshot=view, metrics=metrics.render)
+        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=metrics.render)
         async with asking(routes, admin=True) as ask:
             answer = await ask("/metrics")
             assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -152,7 +170,7 @@ def test_metrics_are_prometheus_text() -> None:
 
 def test_the_snapshot_and_its_limit() -> None:
     async def main() -> None:
-        routes = ports.server_admin(snapshot=view, metrics=bytes)
+        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
         async with asking(routes, admin=True) as ask:
             for query, shown in (
                 ("", 1000),
@@ -189,7 +207,9 @@ def test_other_work_goes_on_while_a_large_snapshot_is_written() -> None:
             turns = 0
             return shown
 
-        async with asking(ports.server_admin(snapshot=counting, metrics=bytes)) as ask:
+        async with asking(
+            ports.server_admin(live=list, ready=list, snapshot=counting, metrics=bytes)
+        ) as ask:
             work = asyncio.create_task(other_work())
             await ask("/snapshot?limit=2500")
             assert turns > 2500 // 100
@@ -201,7 +221,7 @@ def test_other_work_goes_on_while_a_large_snapshot_is_written() -> None:
 
 def test_the_agents_admin_port_redirects_metrics_as_go_does() -> None:
     async def main() -> None:
-        routes = ports.agent_admin(snapshot=view, health_port=8093)
+        routes = ports.agent_admin(live=list, ready=list, snapshot=view, health_port=8093)
         async with asking(routes, admin=True) as ask:
             answer = await ask("/metrics?x=1")
             assert answer.status == 301
@@ -215,7 +235,7 @@ def test_the_agents_admin_port_redirects_metrics_as_go_does() -> None:
 
 def test_only_get_and_head() -> None:
     async def main() -> None:
-        routes = ports.server_health(ready=list, metrics=bytes)
+        routes = ports.server_health(live=list, ready=list, metrics=bytes)
         async with asking(routes) as ask:
             for method in ("POST", "PUT", "DELETE", "OPTIONS"):
                 answer = await ask("/healthz", method)
@@ -248,7 +268,7 @@ def test_only_get_and_head() -> None:
 )
 def test_the_admin_port_answers_only_to_loopback_names(host: str, status: int) -> None:
     async def main() -> None:
-        routes = ports.server_admin(snapshot=view, metrics=bytes)
+        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
         async with asking(routes, admin=True) as ask:
             assert (await ask("/snapshot?limit=0", headers={"Host": host})).status == status
 
@@ -257,7 +277,7 @@ def test_the_admin_port_answers_only_to_loopback_names(host: str, status: int) -
 
 def test_the_health_port_answers_to_any_name() -> None:
     async def main() -> None:
-        async with asking(ports.server_health(ready=list, metrics=bytes)) as ask:
+        async with asking(ports.server_health(live=list, ready=list, metrics=bytes)) as ask:
             assert (await ask("/healthz", headers={"Host": "node-1.example"})).status == 200
 
     asyncio.run(main())
@@ -286,7 +306,9 @@ async def raw(port: Port, request: bytes) -> bytes:
 )
 def test_odd_requests(request_head: bytes, status: int | None) -> None:
     async def main() -> None:
-        port = await listen(ports.server_admin(snapshot=view, metrics=bytes), admin=True)
+        port = await listen(
+            ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes), admin=True
+        )
         answered = int((await raw(port, request_head)).split()[1])
         await port.close()
         if status is None:
@@ -302,7 +324,7 @@ def test_a_failing_callable_is_500_without_its_text(caplog: pytest.LogCaptureFix
         raise RuntimeError("inner detail")
 
     async def main() -> None:
-        async with asking(ports.server_health(ready=list, metrics=broken)) as ask:
+        async with asking(ports.server_health(live=list, ready=list, metrics=broken)) as ask:
             for _ in range(3):
                 answer = await ask("/metrics")
                 assert answer.status == 500
@@ -317,7 +339,7 @@ def test_a_failing_callable_is_500_without_its_text(caplog: pytest.LogCaptureFix
 
 def test_broken_requests_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        port = await listen(ports.server_health(ready=list, metrics=bytes))
+        port = await listen(ports.server_health(live=list, ready=list, metrics=bytes))
         for _ in range(5):
             assert b" 400 " in await raw(port, b"BREW /healthz HTTP/1.1\r\n\r\n")
         await port.close()
@@ -364,7 +386,7 @@ async def _listen(host: str, **more: object) -> None:
 
 def test_every_address_is_one_port_for_both_families() -> None:
     async def main() -> None:
-        port = await listen(ports.server_health(ready=list, metrics=bytes), "")
+        port = await listen(ports.server_health(live=list, ready=list, metrics=bytes), "")
         hosts = ["127.0.0.1", *(["::1"] if _has_ipv6_loopback() else [])]
         for host in hosts:
             reader, writer = await asyncio.open_connection(host, port.number)
@@ -388,7 +410,9 @@ def _has_ipv6_loopback() -> bool:
 def test_localhost_is_loopback_and_a_closed_port_refuses() -> None:
     async def main() -> None:
         port = await listen(
-            ports.server_admin(snapshot=view, metrics=bytes), "localhost", admin=True
+            ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes),
+            "localhost",
+            admin=True,
         )
         assert b" 200 " in await raw(port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await port.close()
@@ -404,7 +428,7 @@ def test_an_unfinished_head_does_not_hold_a_connection_forever(
     monkeypatch.setattr(ports, "IDLE_S", 0.05)
 
     async def main() -> None:
-        port = await listen(ports.server_health(ready=list, metrics=bytes))
+        port = await listen(ports.server_health(live=list, ready=list, metrics=bytes))
         reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x")
         async with asyncio.timeout(20):
@@ -447,13 +471,18 @@ def certificate(tmp_path: Path) -> Path:
     return file
 
 
-def test_with_tls_an_admin_port_may_be_anywhere(certificate: Path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
+def hot(certificate: Path, *, ca: str = "") -> HotContext:
+    files = TlsFiles(cert=str(certificate), key=str(certificate), ca=ca)
+    return HotContext(files, server_context, purpose="server")
+
+
+def test_with_client_certificates_an_admin_port_may_be_anywhere(certificate: Path) -> None:
+    context = hot(certificate, ca=str(certificate))
     trust = ssl.create_default_context(cafile=str(certificate))
+    trust.load_cert_chain(certificate)
 
     async def main() -> None:
-        routes = ports.agent_admin(snapshot=view, health_port=8093)
+        routes = ports.agent_admin(live=list, ready=list, snapshot=view, health_port=8093)
         port = await listen(routes, "", admin=True, tls=context)
         base = f"https://127.0.0.1:{port.number}"
         headers = {"Host": "node-1.example"}
@@ -463,14 +492,86 @@ def test_with_tls_an_admin_port_may_be_anywhere(certificate: Path) -> None:
                 assert (await response.json())["kind"] == "ServerSnapshot"
             async with session.get(f"{base}/metrics", allow_redirects=False) as response:
                 assert response.headers["Location"] == "http://node-1.example:8093/metrics"
+        assert port.trouble() == ""
+        await port.close()
+        assert port.trouble() == "its socket is closed"
+
+    uvloop.run(main())
+
+
+def test_tls_alone_keeps_an_admin_port_on_loopback(certificate: Path) -> None:
+    async def main() -> None:
+        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        with pytest.raises(ConfigError, match=r"^--h: every address is not loopback, "):
+            await listen(routes, "", admin=True, tls=hot(certificate))
+        port = await listen(routes, admin=True, tls=hot(certificate))
+        trust = ssl.create_default_context(cafile=str(certificate))
+        connector = aiohttp.TCPConnector(ssl=trust)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            url = f"https://127.0.0.1:{port.number}/livez"
+            async with session.get(url) as response:
+                assert response.status == 200
+            async with session.get(url, headers={"Host": "evil.example"}) as response:
+                assert response.status == 403
         await port.close()
 
     uvloop.run(main())
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_silent_connections_do_not_shut_others_out(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[Awaitable[None]], None]
+) -> None:
+    monkeypatch.setattr(https_site, "MOST_HANDSHAKES", 2)
+    monkeypatch.setattr(https_site, "HANDSHAKE_S", 0.1)
+    refused: list[OSError] = []
+
+    async def main() -> None:
+        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        port = await listen(routes, admin=True, tls=hot(certificate), refused=refused.append)
+        silent = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(5)]
+        trust = ssl.create_default_context(cafile=str(certificate))
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session,
+            session.get(f"https://127.0.0.1:{port.number}/livez") as response,
+        ):
+            assert response.status == 200  # after the silent ones had their time
+        for reader, writer in silent:
+            assert await reader.read() == b""
+            writer.close()
+        await port.close()
+
+    run(main())
+    assert len(refused) == 5 and not any(isinstance(it, ssl.SSLError) for it in refused)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_handshake_is_given_up_when_its_port_closes(
+    certificate: Path, run: Callable[[Awaitable[None]], None]
+) -> None:
+    async def main() -> None:
+        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        port = await listen(routes, admin=True, tls=hot(certificate))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+        writer.write(b"\x16\x03\x01")
+        await writer.drain()
+        (site,) = port._sites
+        async with asyncio.timeout(20):
+            while not site._handshakes:
+                await asyncio.sleep(0)
+        await port.close()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+
+    run(main())
+
+
 def test_the_same_on_uvloop() -> None:
     async def main() -> None:
-        routes = ports.server_admin(snapshot=view, metrics=ServerMetrics().render)
+        routes = ports.server_admin(
+            live=list, ready=list, snapshot=view, metrics=ServerMetrics().render
+        )
         async with asking(routes, admin=True) as ask:
             assert len(json.loads((await ask("/snapshot")).text)["tunnels"]) == 1000
             assert (await ask("/metrics")).status == 200

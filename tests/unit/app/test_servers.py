@@ -341,6 +341,89 @@ def test_an_address_that_leads_to_a_linked_server_is_used_to_ask(files: pki.PkiF
     run(files, test)
 
 
+def test_an_address_that_is_dead_keeps_nobody_from_looking_at_the_others(
+    files: pki.PkiFiles,
+) -> None:
+    async def test(bed: Bed) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            dead = literal(*sock.getsockname())
+        # As many addresses as servers, named or not.
+        named, _ = bed.listen_and_hand_on(["one"], ["one", "two"], count=2, reachable=["two"])
+        for found, ids in ((named, {"one", "two"}), (bed.listen(["x", "y"], count=2), {"x", "y"})):
+            bed.names.known = {"localhost": [found, dead]}
+            servers = bed.start(["localhost"])
+            async with keeping(servers):
+                await bed.until(lambda ids=ids, servers=servers: set(servers.links) == ids)
+                await bed.until(lambda: keepers() == 2)  # and nobody looks any more
+            servers.close()
+            await servers.wait_closed()
+
+    run(files, test)
+
+
+def test_a_dead_address_is_not_probed_as_well(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            dead = literal(*sock.getsockname())
+        bed.names.known = {"localhost": [bed.listen(["one"], count=3), dead]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: len(bed.ready) > 3)
+            assert keepers() == 3  # one for each, and one that probes where somebody answers
+
+    run(files, test)
+
+
+def test_who_found_nobody_asks_for_somebody_else(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        # One address names two; the other takes only connections that ask for it.
+        first, _ = bed.listen_and_hand_on(["one"], ["one", "two"], count=2, reachable=[])
+        asking_only = server_context(bed._tls, alpn=(alpn_asking_for("two"),))
+        asked: list[str | None] = []
+
+        def accept(sock: socket.socket) -> None:
+            def told() -> Membership:
+                asked.append(link.carrier.tls.selected_alpn_protocol())
+                known = asked[-1] == alpn_asking_for("two")
+                return Membership(server_id=ServerId("two" if known else ""), server_count=2)
+
+            link = AgentLink(
+                bed.loop,
+                bed.poller,
+                sock,
+                asking_only,
+                membership=told,
+                on_ready=bed.ready.append,
+                on_dial=lambda _: pytest.fail("an agent dials"),
+                on_closed=bed.open.discard,
+            )
+            bed.open.add(link)
+
+        (sock,) = bind_tcp("127.0.0.1", 0, flag="--port")
+        bed._listeners.append(Listener(bed.loop, bed.poller, sock, accept))
+        bed.names.known = {"localhost": [first, literal("127.0.0.1", bed._listeners[-1].port)]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "two"})
+            assert asked[0] is None  # the first time it asked for nobody
+
+    run(files, test)
+
+
+def test_one_that_nobody_names_does_not_count_for_one_that_is_missing(
+    files: pki.PkiFiles,
+) -> None:
+    async def test(bed: Bed) -> None:
+        named, _ = bed.listen_and_hand_on(["one"], ["one", "two"], count=2, reachable=["two"])
+        bed.names.known = {"localhost": [named, bed.listen(["stranger"], count=2)]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "two", "stranger"})
+            await bed.until(lambda: keepers() == 2)
+
+    run(files, test)
+
+
 def test_names_that_cannot_be_asked_for_are_passed_over(files: pki.PkiFiles) -> None:
     async def test(bed: Bed) -> None:
         bed.names.known = {"localhost": [bed.listen(["one"])]}

@@ -189,12 +189,22 @@ def test_the_lines_go_through_the_lab(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://p")
-    enter_it = ["-m", "isthmus.cli.main", "lab", "shell", "--lab", "3fa9c1", "near-side", "curl"]
+    enter_it = [
+        "-P",
+        "-m",
+        "isthmus.cli.main",
+        "lab",
+        "shell",
+        "--lab",
+        "3fa9c1",
+        "near-side",
+        "curl",
+    ]
     said = lab_demo.lines(stage, pid=42)
     *ways, kill = said[said.index("") + 1 :]
     assert kill == "kill 42"
     for line in ways:
-        assert shlex.split(line)[:9] == [sys.executable, *enter_it]
+        assert shlex.split(line)[:10] == [sys.executable, *enter_it]
     urls = [
         "http://10.200.0.6:8080/",
         "http://demo.internal:8080/",

@@ -89,10 +89,13 @@ def test_settings_are_validated_before_anything_runs() -> None:
 
 
 def test_flags_without_effect_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    good("--xfr-channel-size=1", "--enable-profiling", "--log-dir=/x", "--logtostderr=true")
+    good(
+        "--xfr-channel-size=1", "--enable-profiling", "--enable-contention-profiling",
+        "--log-dir=/x", "--logtostderr=true",
+    )  # fmt: skip
     assert capsys.readouterr().err == (
         "isthmus: these flags have no effect here:"
-        " --logtostderr, --log-dir, --enable-profiling, --xfr-channel-size\n"
+        " --xfr-channel-size, --enable-contention-profiling, --logtostderr, --log-dir\n"
     )
     good("--v=4", "--backend-dial-timeout=3s")
     assert capsys.readouterr().err == ""

@@ -157,8 +157,26 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
         (
             UDS,
             {"admin_bind_address": "0.0.0.0"},
-            "--admin-bind-address 0.0.0.0 would open the admin port to the network without TLS,"
-            " use a loopback address",
+            "--admin-bind-address 0.0.0.0 would open the admin port to the network, which needs"
+            " --admin-cert and --admin-key, and --admin-client-ca; or use a loopback address",
+        ),
+        (
+            UDS,
+            {"admin_bind_address": ""},
+            "--admin-bind-address empty would open the admin port to the network, which needs"
+            " --admin-cert and --admin-key, and --admin-client-ca; or use a loopback address",
+        ),
+        (
+            UDS,
+            {"admin_bind_address": "10.0.0.1", "admin_cert": "c", "admin_key": "k"},
+            "--admin-bind-address 10.0.0.1 would show everybody in the network who talks to whom,"
+            " so it needs --admin-client-ca as well; or use a loopback address",
+        ),
+        (UDS, {"admin_cert": "c"}, "--admin-cert needs --admin-key as well"),
+        (
+            UDS,
+            {"admin_client_ca": "c"},
+            "--admin-client-ca needs --admin-cert and --admin-key as well",
         ),
         (
             UDS,
@@ -209,6 +227,16 @@ def test_compat_keeps_gos_rules(base: ServerSettings, changes: dict[str, Any], f
         (UDS, {"cluster_ca_cert": "", **TOKENS}),
         (TCP, {"uds_name": "/run/x.sock", "server_port": 9000}),
         (UDS, {"admin_bind_address": "::1"}),
+        (UDS, {"admin_cert": "c", "admin_key": "k"}),
+        (
+            UDS,
+            {
+                "admin_bind_address": "0.0.0.0",
+                "admin_cert": "c",
+                "admin_key": "k",
+                "admin_client_ca": "ca",
+            },
+        ),
         (UDS, {"server_port": 0, "compat": "konnectivity"}),
         (UDS, {"tls_min_version": "VersionTLS13", "cipher_suites": ("TLS_AES_128_GCM_SHA256",)}),
     ],
@@ -223,9 +251,14 @@ def test_no_dial_limit_means_the_ceiling() -> None:
 
 
 def test_flags_without_effect_are_told() -> None:
-    used = ("kubeconfig", "enable_profiling", "xfr_channel_size", "warn_on_channel_limit")
+    used = (
+        "kubeconfig",
+        "enable_contention_profiling",
+        "xfr_channel_size",
+        "warn_on_channel_limit",
+    )
     assert given_in_vain(ServerSettings, {name: ["1"] for name in used}) == [
-        "--enable-profiling",
         "--xfr-channel-size",
         "--warn-on-channel-limit",
+        "--enable-contention-profiling",
     ]

@@ -111,6 +111,7 @@ def test_a_tunnel_in_json_has_camel_case_keys_in_order() -> None:
         ("bytesToTarget", 10),
         ("bytesToClient", 20),
         ("stalled", ""),
+        ("connectionId", ""),
     ]
 
 

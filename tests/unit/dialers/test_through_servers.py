@@ -376,7 +376,7 @@ def test_no_http2(tmp_path: Path, said: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"uds": "/x", "tcp": TARGET}, {"tcp": TARGET}, {"uds": "/x", "context": print}]
+    "wrong", [{}, {"uds": "/x", "tcp": TARGET}, {"uds": "/x", "context": print}]
 )
 def test_a_place_is_one_or_the_other(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):

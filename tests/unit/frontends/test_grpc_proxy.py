@@ -84,7 +84,7 @@ class Notes:
         self.at_once(dial)
         return dial
 
-    def refused(self, status: int) -> None:
+    def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         self.statuses.append(status)
 
     def handshake_failed(self, error: ssl.SSLError) -> None:

@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from isthmus.lab import prober as prober_module
 from isthmus.lab.outcome import TlsFiles
+from isthmus.lab.probe_words import Json
 from isthmus.lab.prober import ProbeLostError, Prober
 from isthmus.lab.topology import Attempt, Failing, Protocol, Traffic, Verb, Way
 
@@ -94,6 +97,9 @@ def test_pages(prober: Prober, web: str, silent: str) -> None:
         prober.fetch("ftp://x/", timeout_s=10.0)
     with pytest.raises(FileNotFoundError):
         prober.fetch(f"https://{web}/", timeout_s=10.0)
+    for path in ("a b", "\x01", "\N{LATIN SMALL LETTER U WITH DIAERESIS}", "\x7f"):
+        with pytest.raises(OSError, match="not a URL, for its characters"):
+            prober.fetch(f"http://{web}/{path}", timeout_s=10.0)
 
 
 def test_nobody_listens(prober: Prober) -> None:
@@ -154,6 +160,28 @@ def test_a_probe_that_dies_is_missed_at_once(silent: str, tmp_path: Path) -> Non
         with pytest.raises(ProbeLostError, match="gone"):
             prober.fetch("http://127.0.0.1:1/", timeout_s=60.0)
     assert log.exists()
+
+
+def test_who_waits_is_told_by_one_thread_at_a_time(
+    web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    class Watched(Future[Json]):
+        def set_result(self, result: Json) -> None:
+            told.append(prober._lock.locked())
+            super().set_result(result)
+
+        def set_exception(self, exception: BaseException | None) -> None:
+            told.append(prober._lock.locked())
+            super().set_exception(exception)
+
+    monkeypatch.setattr(prober_module, "Future", Watched)
+    with Prober(None, tls=NO_TLS) as prober:
+        assert prober.attempt(get(web), None).worked
+        waiting = prober._waiting[0] = Watched()
+    assert isinstance(waiting.exception(0), ProbeLostError)
+    assert told == [True, True]
 
 
 def test_closing_ends_the_process_and_who_waits(silent: str) -> None:
@@ -223,6 +251,9 @@ def test_nonsense_is_answered() -> None:
             b'"client_key": ""}, "attempt": {"verb": "connect", "target": "x:1", "source": "", '
             b'"timeout_s": "soon"}}',
             b'{"id": 6, "do": "traffic-end", "name": "none"}',
+            b'{"id": 7, "do": "traffic-start", "name": "x", "attempts": [], "clients": Infinity, '
+            b'"pause_s": 0, "tls": {"ca_cert": "", "client_cert": "", "client_key": ""}}',
+            b"[" * 100_000,
         ]
         answers = []
         for request in requests:
@@ -231,7 +262,7 @@ def test_nonsense_is_answered() -> None:
             answers.append(json.loads(process.stdout.readline()))
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
-    assert [answer["id"] for answer in answers] == [None, None, 1, 2, 3, 4, 5, 6]
+    assert [answer["id"] for answer in answers] == [None, None, 1, 2, 3, 4, 5, 6, 7, None]
     assert all(answer["error"] for answer in answers)
 
 

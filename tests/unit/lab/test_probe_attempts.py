@@ -382,6 +382,20 @@ def test_what_is_no_page(text: str) -> None:
         Page.parse(text)
 
 
+@pytest.mark.parametrize("path", ["/a b", "/\x01", "/a\r\nHost: b"])
+def test_what_no_request_can_name_is_refused_before_it_is_sent(path: str) -> None:
+    async def test(bed: Bed) -> None:
+        async with serving(page(OK_PAGE)) as target:
+            outcome = await bed.attempt(Verb.GET, f"http://{target}{path}")
+            assert outcome.failing is Failing.OTHER
+            assert outcome.said.startswith("not a URL, for its characters")
+            made = Page(at=HostPort.parse(target), host=target, path=path, https=False)
+            with pytest.raises(ValueError, match="cannot ask for"):
+                await attempts.get(made, bed.means, timeout_s=10.0)
+
+    run(test)
+
+
 # Traffic.
 
 

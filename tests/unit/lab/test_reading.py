@@ -151,7 +151,8 @@ def test_all_errors_come_at_once_with_their_places() -> None:
         ),
         (
             "ways: {w: {protocol: grcp, uds: /x}}",
-            "9:22: ways.w.protocol: must be http-connect or grpc, not 'grcp', did you mean grpc?",
+            "9:22: ways.w.protocol: must be http-connect, grpc or payload, not 'grcp', "
+            "did you mean grpc?",
         ),
         ("ways: {w: {protocol: grpc}}", "9:11: ways.w: needs uds or tcp, and not both"),
         (

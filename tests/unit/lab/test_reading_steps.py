@@ -127,11 +127,12 @@ def test_deeds(deed: Deed) -> None:
 
 
 def test_traffic() -> None:
-    begun, ended, _ = steps(
+    begun, ended, _, _ = steps(
         "{traffic: t, from: a, get: [b:1, b:2], through: one, clients: 5, pause_s: 0,"
         " timeout_s: 1}",
         "{end_traffic: t, at_most_failed: 0}",
         "{traffic: u, from: a, connect: b:1}",
+        "end_traffic: u",
     )
     assert begun == Traffic(
         name="t",
@@ -241,7 +242,12 @@ def test_what_is_wrong_with_a_step(step: str, said: str) -> None:
 
 def test_traffic_begins_once_and_ends_once() -> None:
     begin, end = "{traffic: t, from: a, connect: b:1}", "end_traffic: t"
-    assert errors(begin, begin) == ["t.yaml:11:13: steps[1].traffic: 't' has been begun already"]
+    assert errors(begin, begin, end) == [
+        "t.yaml:11:13: steps[1].traffic: 't' has been begun already"
+    ]
+    assert errors(begin) == [
+        "t.yaml:10:13: steps[0].traffic: is never ended, so nobody would see what became of it"
+    ]
     assert errors(begin, end, end) == [
         "t.yaml:12:16: steps[2].end_traffic: 't' has been ended already"
     ]

@@ -142,8 +142,8 @@ def test_frames_are_carried_both_ways_until_told_to_stop() -> None:
 def test_the_command_is_read_as_it_was_meant() -> None:
     shape = Shape(delay_ms=12.3456789, loss=1e-7, rate_mbit=2.5e9)
     argv = command(namespace="lab-host", near="control", far="host-control", shape=shape, seed=7)
-    assert argv[1:3] == ["-m", "isthmus.lab.relay"]
-    flags = parse(argv[3:])
+    assert argv[1:4] == ["-P", "-m", "isthmus.lab.relay"]
+    flags = parse(argv[4:])
     assert (flags.namespace, flags.near, flags.far) == ("lab-host", "control", "host-control")
     assert (flags.shape, flags.seed) == (shape, 7)
 

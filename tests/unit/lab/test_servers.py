@@ -333,7 +333,7 @@ def test_the_command_of_a_host(kind: Serving, tls: bool) -> None:
     argv = command(Host(name="pod", attachments=(), serves=serves), cert="c.crt", key="c.key")
     files = ["--cert", "c.crt", "--key", "c.key"] if tls else []
     assert argv == [
-        *(sys.executable, "-m", "isthmus.lab.servers", "--name", "pod"),
+        *(sys.executable, "-P", "-m", "isthmus.lab.servers", "--name", "pod"),
         *files,
         *("http=80", f"{kind.value}=99"),
     ]

@@ -148,6 +148,17 @@ def test_a_slow_stream_does_not_grow() -> None:
     assert tunnel.receiver.window == tunnel.sender.credit == INITIAL_WINDOW
 
 
+@pytest.mark.parametrize(("took_s", "grows"), [(1.9, True), (2.1, False)])
+def test_a_late_answer_to_a_ping_does_not_let_slow_streams_grow(took_s: float, grows: bool) -> None:
+    clock, link = make()
+    link.server.round_trip_s = 15.0
+    tunnel = Tunnel(link)
+    for _ in range(5):
+        clock.advance(took_s)
+        tunnel.send(tunnel.receiver.window // 2 - tunnel.receiver.owed)
+    assert (tunnel.receiver.window > INITIAL_WINDOW) == grows
+
+
 def test_growth_comes_from_a_pool_that_runs_dry_and_is_refilled() -> None:
     _, link = make(Limits(growth_pool_bytes=100_000))
     first, second = Tunnel(link), Tunnel(link)

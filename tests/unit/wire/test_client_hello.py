@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ProtocolError
-from isthmus.wire.client_hello import MAX_HELLO_BYTES, alpn_in
+from isthmus.wire.client_hello import MAX_HELLO_BYTES, ClientHello, hello_in
 
 
 def vector(width: int, data: bytes) -> bytes:
@@ -39,6 +39,12 @@ def records(message: bytes, *sizes: int) -> bytes:
     return b"".join(b"\x16\x03\x01" + vector(2, part) for part in parts if part)
 
 
+def alpn_in(data: bytes) -> tuple[str, ...] | None:
+    """What is offered, or None when not all of the hello is here."""
+    found = hello_in(data)
+    return found.alpn if isinstance(found, ClientHello) else None
+
+
 OFFER = alpn(b"isthmus/1@b", b"isthmus/1", b"h2")
 NAMES = ("isthmus/1@b", "isthmus/1", "h2")
 
@@ -54,6 +60,9 @@ NAMES = ("isthmus/1@b", "isthmus/1", "h2")
         (b"\x00\x10" + vector(2, b""), ()),
         (alpn(b"\x0a\x0a", b"h2"), ("\n\n", "h2")),  # GREASE, RFC 8701 §3.1
         (alpn(b"x" * 255), ("x" * 255,)),
+        (alpn(*[b"h2"] * 16), ("h2",) * 16),
+        (b"\xff\xff\x00\x00" * 63 + OFFER, NAMES),
+        (b"\xff\xff\x00\x00" * 64, ()),
     ],
 )
 def test_what_is_offered(extensions: bytes | None, names: tuple[str, ...]) -> None:
@@ -67,7 +76,27 @@ def test_a_hello_that_is_not_all_here_says_nothing() -> None:
     assert [alpn_in(data[:size]) for size in range(len(data))] == [None] * len(data)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (3, 1), (4,), (5, 60), (1, 1, 1, 1, 1), (1,) * 63])
+def test_its_random_tells_it_from_all_others() -> None:
+    found = hello_in(records(hello(OFFER)))
+    assert found == ClientHello(random=bytes(range(32)), alpn=NAMES)
+
+
+def test_it_is_not_read_again_before_all_that_is_announced_is_here() -> None:
+    message = hello(SERVER_NAME + OFFER)
+    data = records(message)
+    # Within its two headers each byte is judged; then nothing before the last.
+    assert [hello_in(data[:size]) for size in range(8)] == list(range(1, 9))
+    assert {hello_in(data[:size]) for size in range(9, len(data))} == {len(data)}
+    # In two records: the end of the first, the header of the second, and the end of the message.
+    data = records(message, 60) + b"what follows"
+    end = 5 + 60 + 5 + len(message) - 60
+    assert {hello_in(data[:size]) for size in range(9, 65)} == {65}
+    assert [hello_in(data[:size]) for size in range(65, 70)] == list(range(66, 71))
+    assert {hello_in(data[:size]) for size in range(70, end)} == {end}
+    assert isinstance(hello_in(data[:end]), ClientHello)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 1), (4,), (5, 60), (1, 1, 1)])
 def test_a_hello_in_several_records(sizes: tuple[int, ...]) -> None:
     data = records(hello(SERVER_NAME + OFFER), *sizes)
     assert all(alpn_in(data[:size]) is None for size in range(len(data)))
@@ -86,7 +115,10 @@ def test_a_hello_in_several_records(sizes: tuple[int, ...]) -> None:
         (records(b"\x02" + bytes(40)), "no ClientHello"),
         (records(b"\x01\x00\x3f\xfd"), "a ClientHello of 16385 bytes"),
         (records(b"\x01" + vector(3, bytes(33))), "cut short"),
-        (records(hello(OFFER), *(1,) * 64), "more than 64 records"),
+        (records(hello(OFFER), *(1,) * 4), "more than 4 records"),
+        (records(hello(b"\xff\xff\x00\x00" * 65)), "more than 64 extensions"),
+        (records(hello(b"\xff\xff\x00\x00" * 64 + OFFER)), "more than 64 extensions"),
+        (records(hello(alpn(*[b"h2"] * 17))), "more than 16 ALPN names"),
         (records(b"\x01" + vector(3, bytes(34) + b"\x21")), "cut short"),
         (records(hello(b"\x00")), "cut short"),
         (records(hello(b"\x00\x10\x00\x05\x00")), "cut short"),

@@ -1,0 +1,192 @@
+"""The audit of a server's requests: what its programs know, made into records for the log.
+
+A request has one record when it is refused or fails, and two when it becomes a tunnel. The record
+is core/audit.py, the file observe/audit_log.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from isthmus.config.audit import AuditSettings
+from isthmus.core.audit import (
+    Record,
+    Stage,
+    claimed_by,
+    cut,
+    requester_of,
+    rfc3339,
+    to_line,
+)
+from isthmus.errors import DialFailure
+from isthmus.observe.audit_backups import Backups
+from isthmus.observe.audit_log import AuditLog
+from isthmus.tunnel.end import Ending
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from isthmus.dialers.through_agent import AgentDial
+    from isthmus.frontends.backend import Request
+    from isthmus.links.server_side import AgentLink
+    from isthmus.tunnel.tunnel import Tunnel
+    from isthmus.values import Identity
+
+#: What is refused by a decision; everything else was tried and failed.
+_REFUSALS = frozenset({DialFailure.DENIED})
+LEFT = "the client left before the answer"
+
+
+class Auditor:
+    """Writes what becomes of each request."""
+
+    def __init__(self, log: AuditLog, *, server_id: str, believes: Callable[[Identity], bool]):
+        self.log = log
+        self._server_id = server_id
+        self._believes = believes
+
+    # Requests.
+
+    def refused(self, request: Request, status: int, reason: str) -> None:
+        """A request was answered without a dial."""
+        requester = request.requester
+        self._put(
+            Record(
+                time=rfc3339(time.time()),
+                stage=Stage.REFUSED,
+                connection_id=request.connection_id,
+                server_id=self._server_id,
+                frontend=request.frontend,
+                client=request.client_address,
+                requester=requester_of(requester),
+                claimed=claimed_by(request.asking, believed=self._believes(requester)),
+                status=status,
+                reason=cut(reason),
+            )
+        )
+
+    def failed(
+        self,
+        request: Request,
+        client: str,
+        dial: AgentDial,
+        failure: DialFailure | None,
+        reason: str,
+    ) -> None:
+        """A dial was denied or failed; no failure: its client left."""
+        stage = Stage.REFUSED if failure in _REFUSALS else Stage.FAILED
+        record = self._of_dial(stage, request, client, dial)
+        self._put(
+            replace(
+                record,
+                end_time=record.time,
+                duration_s=_seconds(time.monotonic() - dial.started_at),
+                failure=failure.value if failure is not None else "",
+                reason=cut(reason),
+            )
+        )
+
+    def began(
+        self, request: Request, client: str, dial: AgentDial, link: AgentLink | None
+    ) -> Callable[[Tunnel, float], None]:
+        """A tunnel begins; gives what wants to know its end."""
+        record = self._of_dial(Stage.BEGIN, request, client, dial, link)
+        self._put(record)
+        return partial(self._ended, record)
+
+    def _ended(self, record: Record, tunnel: Tunnel, duration_s: float) -> None:
+        now = rfc3339(time.time())
+        self._put(
+            replace(
+                record,
+                time=now,
+                stage=Stage.END,
+                end_time=now,
+                duration_s=_seconds(duration_s),
+                bytes_to_target=tunnel.far.bytes_written,
+                bytes_to_client=tunnel.client.bytes_written,
+                ending=tunnel.ending.value,
+                # A clean end takes both: each has closed its direction.
+                ended_by="both" if tunnel.ending is Ending.CLEAN else tunnel.ended_by,
+            )
+        )
+
+    # Records.
+
+    def _of_dial(
+        self,
+        stage: Stage,
+        request: Request,
+        client: str,
+        dial: AgentDial,
+        link: AgentLink | None = None,
+    ) -> Record:
+        now, decision, requester = time.time(), dial.decision, dial.requester
+        verdict = ""
+        if decision is not None:
+            verdict = "allow" if decision.allowed else "deny"
+        # In one piece: a copy with other fields costs as much again.
+        return Record(
+            time=rfc3339(now),
+            stage=stage,
+            connection_id=request.connection_id,
+            server_id=self._server_id,
+            frontend=request.frontend,
+            client=client,
+            requester=requester_of(requester),
+            claimed=claimed_by(request.asking, believed=self._believes(requester)),
+            network=decision.network if decision is not None else "",
+            destination=str(dial.target),
+            address=cut(dial.address),
+            agent_id=link.agent_id if link is not None else "",
+            link_id=link.id if link is not None else 0,
+            decision=verdict,
+            rule=decision.rule if decision is not None else "",
+            start_time=rfc3339(now - (time.monotonic() - dial.started_at)),
+        )
+
+    def _put(self, record: Record) -> None:
+        self.log.put(to_line(record))
+
+
+def open_audit(
+    settings: AuditSettings, *, server_id: str, believes: Callable[[Identity], bool]
+) -> Auditor | None:
+    """Open the audit log, if one is asked for.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    if not settings.audit_log_path:
+        return None
+    rotated = Backups(most=settings.audit_log_maxbackup, max_age_days=settings.audit_log_maxage)
+    log = AuditLog(
+        settings.audit_log_path,
+        max_bytes=settings.audit_max_bytes,
+        backups=rotated if settings.audit_max_bytes else None,
+    )
+    return Auditor(log, server_id=server_id, believes=believes)
+
+
+def reopen_on_hangup(loop: asyncio.AbstractEventLoop, log: AuditLog) -> None:
+    """Open the file again at SIGHUP, as programs that rotate logs expect."""
+    # Only the main thread hears signals; where the loop runs in another, somebody else does.
+    with contextlib.suppress(ValueError, RuntimeError):
+        loop.add_signal_handler(signal.SIGHUP, log.reopen)
+
+
+def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
+    """Leave SIGHUP to whoever had it."""
+    with contextlib.suppress(ValueError, RuntimeError):
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _seconds(duration_s: float) -> float:
+    return round(duration_s, 6)

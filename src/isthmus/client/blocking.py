@@ -1,0 +1,144 @@
+"""The library for code without an event loop: connections as ordinary blocking sockets.
+
+The loop is in a thread of its own, which moves the bytes; it ends with ``close()`` or the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from isthmus.client.context import NetworkContext
+from isthmus.client.dialer import DIAL_TIMEOUT_S
+from isthmus.client.service import ConnectivityService, read_file
+from isthmus.core.connectivity import ConnectivityConfig
+from isthmus.values import HostPort
+
+#: A dial ends by its own deadline; this much later something is wrong with the loop.
+_SPARE_S = 10.0
+
+T = TypeVar("T")
+
+
+class BlockingService:
+    """A ConnectivityService for threads: any of them may call any method.
+
+    Raises:
+        ConfigError: the file cannot be read, or something in it is wrong.
+    """
+
+    def __init__(self, config: ConnectivityConfig | str | Path) -> None:
+        if not isinstance(config, ConnectivityConfig):
+            config = read_file(config)
+        self._service = ConnectivityService(config)
+        self._pid = os.getpid()
+        self._closed = False
+        self._started = threading.Event()
+        self._over: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="isthmus-client", daemon=True)
+        self._failure: BaseException | None = None
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<BlockingService {', '.join(self.networks)}>"
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The names of the networks, in order."""
+        return self._service.networks
+
+    def connect(
+        self,
+        context: NetworkContext | str,
+        address: str | HostPort,
+        timeout_s: float = DIAL_TIMEOUT_S,
+    ) -> socket.socket:
+        """Open a connection; a blocking socket without a timeout, and the caller's to close.
+
+        Raises:
+            UnknownNetworkError: the configuration has no such network.
+            DialError: the target was not reached.
+            ValueError: the address is none.
+            RuntimeError: the service is closed, or belongs to the process before a fork.
+        """
+        future = self._submit(self._dial(context, address, timeout_s))
+        try:
+            sock = future.result(timeout_s + _SPARE_S)
+        except BaseException:
+            future.cancel()
+            future.add_done_callback(_close_unwanted)  # it may have come at the last moment
+            raise
+        sock.setblocking(True)
+        return sock
+
+    def context_for(self, address: str | HostPort) -> NetworkContext:
+        """Derive the context of a destination; see ConnectivityService."""
+        return self._service.context_for(address)
+
+    def close(self) -> None:
+        """Reset what is open, and end the thread."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(self._service.grace_s + _SPARE_S)
+
+    # In the loop.
+
+    async def _dial(
+        self, context: NetworkContext | str, address: str | HostPort, timeout_s: float
+    ) -> socket.socket:
+        return await self._service.dialer(context).dial_socket(address, timeout_s=timeout_s)
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        wrong = ""
+        if os.getpid() != self._pid:
+            wrong = "the service was made before a fork, and its thread is not in this process"
+        elif self._closed or not self._thread.is_alive():
+            wrong = "the service is closed"
+        if wrong:
+            work.close()
+            raise RuntimeError(wrong)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self) -> None:
+        import uvloop
+
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as exc:
+            if self._started.is_set():
+                raise
+            self._failure = exc  # no more descriptors, as a rule
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        async with self._service:
+            self._started.set()
+            await self._over.wait()
+
+
+def _close_unwanted(future: Future[socket.socket]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()

@@ -1,0 +1,61 @@
+"""Who asks for what: the network of a request, and what is sent along with it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from isthmus.wire.asking import Asking, headers_of
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkContext:
+    """The network that a connection belongs to, and optionally on whose behalf it is asked for.
+
+    ``name`` is controlplane (or master), cluster, etcd, direct or a name of your own; it is
+    compared without case. The rest is sent along to a connectivity server, which believes it only
+    of clients that proved who they are, and writes it into its audit log.
+
+    Raises:
+        ValueError: the name is empty, or a value is too long or cannot be shown.
+    """
+
+    name: str
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    tenant: str = ""
+    object: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a network context needs the name of a network")
+        headers_of(self.asking())
+
+    def asking(self) -> Asking:
+        """What a server is told, within the trace that is current now."""
+        traceparent, tracestate = current_trace()
+        return Asking(
+            network=self.name.lower(),
+            user=self.user,
+            groups=tuple(self.groups),
+            tenant=self.tenant,
+            object=self.object,
+            traceparent=traceparent,
+            tracestate=tracestate,
+        )
+
+
+def current_trace() -> tuple[str, str]:
+    """The W3C trace context of OpenTelemetry's current span; empty without one.
+
+    A program that makes spans has imported OpenTelemetry: it is not imported for others.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return "", ""
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return "", ""
+    # Trace Context §3.2: version, trace id, parent id, flags.
+    traceparent = f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags) & 255:02x}"
+    return traceparent, str(span.trace_state.to_header())

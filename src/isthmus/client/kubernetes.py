@@ -1,0 +1,74 @@
+"""The official ``kubernetes`` client and ``kubernetes_asyncio`` through the connectivity service.
+
+Nothing is patched: an ApiClient sends its requests by the ``pool_manager`` of its REST client,
+which is given another one with the same TLS settings. Neither package is imported here.
+
+The official client opens WebSockets (exec, attach, port-forward by ``kubernetes.stream``) by
+another library, which these connections do not reach; kubernetes_asyncio's go through.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, Protocol
+
+from isthmus.client.blocking import BlockingService
+from isthmus.client.context import NetworkContext
+from isthmus.client.dialer import Dialer
+
+#: As kubernetes_asyncio's own: a watch event can be larger than aiohttp's buffer.
+_READ_BYTES = 2 * 1024 * 1024
+
+
+class _Rest(Protocol):
+    pool_manager: Any
+
+
+class ApiClient(Protocol):
+    """What both packages' ApiClient have."""
+
+    configuration: Any
+    rest_client: Any
+
+
+def use(api_client: ApiClient, service: BlockingService, context: NetworkContext | str) -> None:
+    """Let an ApiClient of ``kubernetes`` send its requests through the service."""
+    from isthmus.client.urllib3 import PoolManager
+
+    rest: _Rest = api_client.rest_client
+    before = rest.pool_manager
+    # Certificates, verification, the number of connections: as the client has made them. A
+    # proxy's own settings go: it would be gone round.
+    options = {k: v for k, v in before.connection_pool_kw.items() if not k.startswith("_proxy")}
+    rest.pool_manager = PoolManager(service, context, **options)
+    before.clear()
+
+
+async def use_async(api_client: ApiClient, dialer: Dialer) -> None:
+    """Let an ApiClient of ``kubernetes_asyncio`` send its requests through the service."""
+    import aiohttp
+
+    from isthmus.client.aiohttp import Connector
+
+    rest = api_client.rest_client
+    before: aiohttp.ClientSession = rest.pool_manager
+    configuration = api_client.configuration
+    connector = Connector(
+        dialer, ssl=_context(configuration), limit=configuration.connection_pool_maxsize or 0
+    )
+    rest.pool_manager = aiohttp.ClientSession(connector=connector, read_bufsize=_READ_BYTES)
+    rest.proxy = None
+    await before.close()
+
+
+def _context(configuration: Any) -> ssl.SSLContext:
+    """The TLS settings of a Configuration, as kubernetes_asyncio reads them."""
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if getattr(configuration, "disable_strict_ssl_verification", False):
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context

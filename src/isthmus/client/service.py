@@ -1,0 +1,189 @@
+"""The connectivity service: the networks of a configuration, and dialers for them.
+
+The configuration is read once; the certificates it names are picked up when they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from isthmus.client.context import NetworkContext
+from isthmus.client.dialer import Dialer
+from isthmus.client.errors import UnknownNetworkError
+from isthmus.client.ways import Ground, Way, describe
+from isthmus.core.connectivity import ConnectivityConfig, NetworkConfig
+from isthmus.errors import ConfigError
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.tunnel.end import BaseEnd, End, Ending
+from isthmus.values import HostPort
+
+_MOST_FILE_BYTES = 4 * 1024 * 1024
+
+
+class ConnectivityService:
+    """Connections to destinations in named networks; an async context manager.
+
+    It belongs to the event loop that entered it. Leaving it waits ``grace_s`` for what closed
+    connections still have to send, and resets what is left.
+    """
+
+    def __init__(self, config: ConnectivityConfig, *, grace_s: float = 1.0) -> None:
+        self.config = config
+        self.grace_s = grace_s
+        self._ground: Ground | None = None
+        self._ways: dict[str, Way] = {}
+        self._ends: set[BaseEnd] = set()
+        self._emptied: asyncio.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<ConnectivityService {', '.join(self.networks)}; {len(self._ends)} open>"
+
+    @classmethod
+    def from_config(cls, config: ConnectivityConfig) -> Self:
+        """Make a service of networks that are known already."""
+        return cls(config)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a ConnectivityServiceConfiguration or an EgressSelectorConfiguration.
+
+        Raises:
+            ConfigError: the file cannot be read, or something in it is wrong; each fault has its
+                line and column.
+        """
+        return cls(read_file(path))
+
+    # Its life.
+
+    async def __aenter__(self) -> Self:
+        if self._ground is not None:
+            raise RuntimeError("the service is open already")
+        loop = asyncio.get_running_loop()
+        self._ground = Ground(loop=loop, poller=Poller(loop), resolver=Resolver(loop))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let connections finish for a moment, then reset them; dialers do not work any more."""
+        ground = self._ground
+        if ground is None:
+            return
+        try:
+            if self._ends:
+                self._emptied = asyncio.Event()
+                async with asyncio.timeout(self.grace_s):
+                    await self._emptied.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._shut_down(ground)
+
+    def _shut_down(self, ground: Ground) -> None:
+        self._ground = None
+        for end in tuple(self._ends):
+            end.abort(Ending.CANCELLED)
+        for way in self._ways.values():
+            way.close()
+        self._ways.clear()
+        ground.resolver.close()
+        ground.poller.shut_down()
+
+    # Networks.
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The names of the networks, in order."""
+        return tuple(sorted(self.config.networks))
+
+    def how(self, name: str) -> str:
+        """Say how a network is reached, for people.
+
+        Raises:
+            UnknownNetworkError: the configuration has no such network.
+        """
+        return describe(self._network(name).connection)
+
+    def dialer(self, context: NetworkContext | str) -> Dialer:
+        """Give the dialer of a context, or of a network by its name.
+
+        Raises:
+            UnknownNetworkError: the configuration has no such network.
+            ConfigError: its custom dialer is not installed, or cannot be loaded.
+        """
+        if isinstance(context, str):
+            context = NetworkContext(context)
+        network = self._network(context.name)
+        if self._ground is None:
+            raise RuntimeError("the service is not open: use it with 'async with'")
+        way = self._ways.get(network.name)
+        if way is None:
+            way = self._ways[network.name] = Way(network, self._ground)
+        return Dialer(context, way, self._ground.poller, self._opened)
+
+    def context_for(
+        self,
+        address: str | HostPort,
+        *,
+        user: str = "",
+        groups: Iterable[str] = (),
+        tenant: str = "",
+        object: str = "",
+    ) -> NetworkContext:
+        """Derive the context of a destination by the configured rules: the narrowest that fits.
+
+        Raises:
+            UnknownNetworkError: no network names the destination.
+            ValueError: the address is none.
+        """
+        target = address if isinstance(address, HostPort) else HostPort.parse(address)
+        network = self.config.network_of(target)
+        if network is None:
+            raise UnknownNetworkError("", self.networks, destination=str(target))
+        return NetworkContext(network.name, user, tuple(groups), tenant, object)
+
+    def _network(self, name: str) -> NetworkConfig:
+        network = self.config.network(name)
+        if network is None:
+            raise UnknownNetworkError(name, self.networks)
+        return network
+
+    # Connections.
+
+    def _opened(self, end: BaseEnd) -> None:
+        """Keep an end until it is done, so that none outlives the service."""
+        if self._ground is None:
+            end.abort(Ending.CANCELLED)
+        elif end.ending is None:
+            self._ends.add(end)
+            end.on_done = self._done
+
+    def _done(self, end: End, ending: Ending) -> None:
+        self._ends.discard(end)
+        if self._emptied is not None and not self._ends:
+            self._emptied.set()
+
+
+def read_file(path: str | Path) -> ConnectivityConfig:
+    """Read a configuration of either kind.
+
+    Raises:
+        ConfigError: see ConnectivityService.from_file.
+    """
+    from isthmus.config.connectivity import read
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_FILE_BYTES + 1)
+        if len(data) > _MOST_FILE_BYTES:
+            raise ConfigError(f"{path}: too large for a configuration")
+        return read(data.decode("utf-8"), name=str(path))
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: not UTF-8 text") from exc

@@ -1,0 +1,301 @@
+"""A connection as coroutines see it: read, write, drain, half-close, close.
+
+It is the peer of the tunnel's end, with nothing in between: what the end reads lands in a buffer
+here, and what is written goes straight to the end. A real socket is client/sockets.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Self
+
+from isthmus.net.reaching import TunnelResetError
+from isthmus.tunnel.end import GONE, BaseEnd, End, Ending, join
+
+#: What may wait here for a reader; past it the end stops reading.
+BUFFER_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
+#: How long a target may take to end its side once we have ended ours, before close() returns.
+GRACE_S = 1.0
+#: And how long until its side is reset, in the background.
+LINGER_S = 60.0
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Connection:
+    """A byte stream to a target; for one event loop, one reader at a time.
+
+    Every await can be cancelled without losing a byte. A reset raises ConnectionResetError, after
+    what came before it was read, and never looks like the end of the stream. As a context manager
+    it is closed at the end, or aborted when the block raised.
+    """
+
+    def __init__(self, end: BaseEnd, info: dict[str, object] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._info = info or {}
+        self._end = end
+        self._inbox = _Inbox(self._changed)
+        self._waiters: list[asyncio.Future[None]] = []
+        self._reading = False
+        self._full = False
+        self._eof_written = False
+        self._closing = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._on_done = end.on_done
+        end.on_done = self._done
+        join(end, self._inbox)
+
+    def __repr__(self) -> str:
+        target = self._info.get("target", "?")
+        return f"<Connection to {target} {self._end.ending.value if self._end.ending else 'open'}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self.abort()
+
+    # Reading.
+
+    async def read(self, size: int = READ_BYTES, *, timeout_s: float | None = None) -> bytes:
+        """Give some bytes, ``size`` at most; none at the clean end.
+
+        Raises:
+            ConnectionResetError: the connection was reset, here or anywhere on the way.
+            TimeoutError: nothing came in time; the connection can still be used.
+        """
+        if self._reading:
+            raise RuntimeError("somebody else is reading this connection")
+        inbox = self._inbox
+        self._reading = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (inbox.buffer or inbox.eof or inbox.broken):
+                    await self._change()
+        finally:
+            self._reading = False
+        if inbox.buffer:
+            return inbox.take(size)
+        if not inbox.eof:
+            self._check()
+        return b""
+
+    # Writing.
+
+    def write(self, data: Buffer) -> None:
+        """Send bytes, or keep what the way there does not take now; drain() waits for room.
+
+        Raises:
+            ConnectionResetError: the connection was reset.
+            RuntimeError: write_eof() or close() was called before.
+        """
+        self._check()
+        if self._eof_written:
+            raise RuntimeError("the connection is closed for writing")
+        if data:
+            self._full = not self._end.write(data if type(data) is bytes else bytes(data))
+
+    async def drain(self, *, timeout_s: float | None = None) -> None:
+        """Wait until more may be written.
+
+        Raises:
+            ConnectionResetError: the connection was reset.
+            TimeoutError: there was no room in time.
+        """
+        async with asyncio.timeout(timeout_s):
+            while self._full and not self._inbox.broken and self._end.ending is None:
+                await self._change()
+        self._check()
+
+    def write_eof(self) -> None:
+        """Half-close: the target reads everything written, then the end; reading goes on."""
+        if not self._eof_written:
+            self._eof_written = True
+            self._end.write_eof()
+
+    # Ending.
+
+    async def close(self, *, timeout_s: float = 30.0, grace_s: float = GRACE_S) -> None:
+        """Send what was written, half-close, and wait ``grace_s`` for the target to do the same.
+
+        What the target still sends is thrown away. One that sends a lot, or keeps its side open
+        for a minute, is reset in the background.
+
+        Raises:
+            TimeoutError: what was written did not leave in time; the connection is reset.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        self.write_eof()
+        self._inbox.discard()
+        self._wake()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._full and self._end.ending is None:
+                    await self._change()
+        except BaseException:
+            self.abort()
+            raise
+        try:
+            async with asyncio.timeout(min(grace_s, timeout_s)):
+                while self._end.ending is None:
+                    await self._change()
+        except TimeoutError:
+            self._linger = self._loop.call_later(LINGER_S, self._end.abort, Ending.CANCELLED)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Reset it at once; the target sees a reset wherever the way there can say one."""
+        self._closing = self._eof_written = True
+        self._end.abort(Ending.CANCELLED)
+        if self._inbox.broken is None and not self._inbox.eof:
+            self._inbox.abort(Ending.CANCELLED)
+
+    @property
+    def is_closing(self) -> bool:
+        """Nothing can be sent or received any more, or soon."""
+        return self._closing or self._end.ending is not None
+
+    @property
+    def readable(self) -> bool:
+        """A read would not wait: bytes, the end or a reset are here."""
+        inbox = self._inbox
+        return bool(inbox.buffer or inbox.eof or inbox.broken)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Give what is known: ``target`` (HostPort), ``network``, ``peername``."""
+        return self._info.get(name, default)
+
+    # Plumbing.
+
+    def _check(self) -> None:
+        why = self._inbox.broken
+        if why is None and self._end.ending not in (None, Ending.CLEAN):
+            why = self._end.ending
+        if why is not None:
+            raise TunnelResetError(f"the connection was reset: {why.value}")
+
+    def _done(self, end: End, ending: Ending) -> None:
+        self._on_done(end, ending)
+        if ending is not Ending.CLEAN and self._inbox.broken is None:
+            self._inbox.broken = ending
+        if self._linger is not None:
+            self._linger.cancel()
+        self._wake()
+
+    def _changed(self, room: bool) -> None:
+        """Something came, or there is room to write."""
+        if room:
+            self._full = False
+        if self._inbox.overrun:
+            self._loop.call_soon(self._end.abort, Ending.CANCELLED)  # not in the middle of a read
+        self._wake()
+
+    async def _change(self) -> None:
+        """Wait until anything changes; callers look at what they wait for again."""
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Inbox:
+    """The end that a tunnel's end is joined to: keeps what comes until it is read."""
+
+    __slots__ = (
+        "_changed",
+        "_discarded",
+        "_discards",
+        "_stopped",
+        "broken",
+        "buffer",
+        "bytes_written",
+        "eof",
+        "peer",
+    )
+
+    def __init__(self, changed: Callable[[bool], None]) -> None:
+        self.peer: End = GONE
+        self.bytes_written = 0
+        self.buffer = bytearray()
+        self.eof = False
+        self.broken: Ending | None = None
+        self._changed = changed
+        self._stopped = False
+        self._discards = False
+        self._discarded = 0
+
+    @property
+    def overrun(self) -> bool:
+        """More was thrown away than a target sends that does not know yet."""
+        return self._discarded > BUFFER_BYTES
+
+    def take(self, size: int) -> bytes:
+        """Take bytes out, and let more come."""
+        data = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        if self._stopped and len(self.buffer) <= BUFFER_BYTES // 2:
+            self._stopped = False
+            self.peer.resume_reading()
+        return data
+
+    def discard(self) -> None:
+        """Throw away what is here and what comes: nobody reads any more."""
+        self._discards = True
+        self.take(len(self.buffer))
+
+    # What the tunnel's end calls; see End.
+
+    def write(self, data: bytes) -> bool:
+        """Keep bytes; False when there are enough."""
+        self.bytes_written += len(data)
+        if self._discards:
+            self._discarded += len(data)
+            if self._discarded > BUFFER_BYTES:  # as a kernel does once a socket is closed
+                self._changed(False)
+            return True
+        self.buffer += data
+        self._stopped = len(self.buffer) >= BUFFER_BYTES
+        self._changed(False)
+        return not self._stopped
+
+    def write_eof(self) -> None:
+        """The target is done."""
+        self.eof = True
+        self._changed(False)
+
+    def abort(self, reason: Ending) -> None:
+        """It was reset."""
+        if self.broken is None:
+            self.broken = reason
+        self._changed(False)
+
+    def pause_reading(self) -> None:
+        """Whoever writes asks drain(), and knows by what write() answered."""
+
+    def resume_reading(self) -> None:
+        """There is room."""
+        self._changed(True)
+
+    def start(self) -> None:
+        """Nothing came early from here."""
+
+    def let_go(self) -> None:
+        """The half-close said all that there is to say."""

@@ -1,0 +1,72 @@
+"""Joining a connection to the standard streams of a process: what ``isthmus dial`` does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+from isthmus.client.tls import Stream
+
+_READ_BYTES = 64 * 1024
+
+
+async def join_standard_streams(stream: Stream, stdin: int, stdout: int) -> None:
+    """Send what comes from ``stdin`` and write what comes back to ``stdout``, until it ends.
+
+    The end of stdin half-closes; the end of the target's stream is the end.
+
+    Raises:
+        OSError: the connection was reset, or nobody reads stdout any more.
+    """
+    loop = asyncio.get_running_loop()
+    over = threading.Event()
+    # A thread, since stdin may be anything; and one that the process does not wait for, since
+    # nothing can end a read of a terminal.
+    reading = threading.Thread(
+        target=_read, args=(stdin, stream, loop, over), name="stdin", daemon=True
+    )
+    reading.start()
+    try:
+        while data := await stream.read(_READ_BYTES):
+            await asyncio.to_thread(_write_all, stdout, data)
+    finally:
+        over.set()
+    await stream.close()
+
+
+def _read(
+    stdin: int, stream: Stream, loop: asyncio.AbstractEventLoop, over: threading.Event
+) -> None:
+    async def send(data: bytes) -> None:
+        if not over.is_set():
+            stream.write(data)
+            await stream.drain()
+
+    async def end() -> None:
+        if not over.is_set():
+            stream.write_eof()
+
+    # A reset is the reader's to tell; RuntimeError: the loop has ended before us.
+    with contextlib.suppress(OSError, RuntimeError):
+        while (data := os.read(stdin, _READ_BYTES)) and not over.is_set():
+            _wait_for(send(data), loop)
+        _wait_for(end(), loop)
+
+
+def _wait_for(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:
+        work.close()
+        raise
+    future.result()
+
+
+def _write_all(stdout: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(stdout, view) :]

@@ -1,0 +1,159 @@
+"""From a configured connection to the dialer that speaks its protocol, and the TLS it needs.
+
+Dialers are imported when a network needs them: most programs speak one protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.core.connectivity import ClientTls, Connection, NetworkConfig, Protocol
+from isthmus.dialers.through_server import ServerPlace
+from isthmus.errors import ConfigError
+from isthmus.net.connect import Failed
+from isthmus.net.contexts import HotContext, TlsFiles, client_context
+from isthmus.net.poller import Poller
+from isthmus.net.reaching import AnyDialer, Dialing, Reached
+from isthmus.net.resolver import Resolver
+from isthmus.values import HostPort
+from isthmus.wire.asking import Asking
+
+#: How often files are looked at while dials are made; a look is three stat calls.
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What every dialer stands on."""
+
+    loop: asyncio.AbstractEventLoop
+    poller: Poller
+    resolver: Resolver
+
+
+class Trust:
+    """The TLS context of a way, as its files are now.
+
+    Nothing is read before the first connection, so that a network whose files are missing does
+    not keep the others from working; the dial then says which file it is.
+    """
+
+    def __init__(self, files: ClientTls, alpn: tuple[str, ...]) -> None:
+        self._files = TlsFiles(files.client_cert, files.client_key, files.ca_bundle)
+        self._alpn = alpn
+        self._hot: HotContext | None = None
+        self._looked_at = 0.0
+
+    def __call__(self) -> ssl.SSLContext:
+        """Give the context for a new connection.
+
+        Raises:
+            ConfigError: the files were never usable.
+        """
+        now = time.monotonic()
+        if self._hot is None:
+            self._hot = HotContext(self._files, self._build, purpose="client")
+            self._looked_at = now
+        elif now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self._hot.check(time.time())
+        return self._hot.current
+
+    def _build(self, files: TlsFiles) -> ssl.SSLContext:
+        return client_context(files, alpn=self._alpn)
+
+
+class Way:
+    """How one network is reached: a dialer, and whether it can say who asks."""
+
+    def __init__(self, network: NetworkConfig, ground: Ground) -> None:
+        self.network = network
+        protocol = network.connection.protocol
+        self._says = protocol not in (Protocol.DIRECT, Protocol.CUSTOM)
+        self._dialer: Any = _dialer(network.connection, ground)
+
+    def __str__(self) -> str:
+        return describe(self.network.connection)
+
+    def dial(
+        self,
+        target: HostPort,
+        *,
+        timeout_s: float,
+        reached: Reached,
+        failed: Failed,
+        asking: Asking,
+    ) -> Dialing:
+        """Open a connection; see DirectDialer."""
+        said = {"asking": asking} if self._says else {}
+        dialing: Dialing = self._dialer.dial(
+            target, timeout_s=timeout_s, reached=reached, failed=failed, **said
+        )
+        return dialing
+
+    def close(self) -> None:
+        """Let go of connections that are kept for later dials, where the protocol has such."""
+        close = getattr(self._dialer, "close", None)
+        if close is not None:
+            close()
+
+
+def _dialer(connection: Connection, ground: Ground) -> AnyDialer:
+    loop, poller, resolver = ground.loop, ground.poller, ground.resolver
+    match connection.protocol:
+        case Protocol.DIRECT:
+            from isthmus.dialers.direct import DirectDialer
+
+            return DirectDialer(loop, poller, resolver)
+        case Protocol.HTTP_CONNECT:
+            from isthmus.dialers.through_connect import ConnectDialer
+
+            return ConnectDialer(loop, poller, resolver, _place(connection, ()))
+        case Protocol.PACKET:
+            from isthmus.dialers.through_grpc import GrpcDialer
+
+            return GrpcDialer(loop, poller, resolver, _place(connection, ("h2",)))
+        case Protocol.PAYLOAD:
+            from isthmus.dialers.through_payload import PayloadDialer
+
+            return PayloadDialer(loop, poller, resolver, _place(connection, ("h2",)))
+        case Protocol.CUSTOM:
+            from isthmus.dialers.custom import ForeignDialer, load
+
+            return ForeignDialer(
+                loop,
+                poller,
+                load(connection.dialer),
+                name=connection.dialer,
+                options=connection.options,
+            )
+
+
+def _place(connection: Connection, alpn: tuple[str, ...]) -> ServerPlace:
+    tls = connection.tls
+    try:
+        return ServerPlace(
+            uds=connection.uds,
+            tcp=connection.tcp,
+            context=Trust(tls, alpn) if tls is not None else None,
+            server_hostname=tls.server_name if tls is not None else "",
+        )
+    except ValueError as exc:
+        raise ConfigError(f"{connection.protocol.value}: {exc}") from exc
+
+
+def describe(connection: Connection) -> str:
+    """Say how a network is reached, for people."""
+    if connection.protocol is Protocol.DIRECT:
+        return "directly"
+    if connection.protocol is Protocol.CUSTOM:
+        return f"by the custom dialer {connection.dialer!r}"
+    if connection.uds:
+        return f"by {connection.protocol.value} at the UNIX socket {connection.uds}"
+    tls = connection.tls
+    how = "in the clear" if tls is None else "with TLS" if tls.client_cert else "with TLS, unnamed"
+    return f"by {connection.protocol.value} at {connection.tcp} {how}"

@@ -1,0 +1,89 @@
+"""The settings of the admin port, which server and agent share: where, behind which TLS, profiling.
+
+Its number is declared by each program, because konnectivity's two have different flags for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from isthmus.config.checks import check_host, check_pair
+from isthmus.config.options import OURS, option
+from isthmus.config.tracing import TracingSettings
+from isthmus.errors import ConfigError
+from isthmus.values import is_address
+
+#: The group of flags that the health port's are in as well.
+PORTS = "Health and admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSettings(TracingSettings):
+    """The admin port, apart from its number; ``check_admin()`` says whether it makes sense."""
+
+    admin_bind_address: str = option(
+        "127.0.0.1",
+        help="Bind the admin port to this address; any but loopback needs --admin-cert, "
+        "--admin-key and --admin-client-ca",
+        group=PORTS,
+        metavar="ADDRESS",
+        go="127.0.0.1, any address allowed",
+    )
+    admin_cert: str = option(
+        "",
+        help="Speak HTTPS on the admin port, with this certificate",
+        group=PORTS,
+        metavar="FILE",
+        go=OURS,
+    )
+    admin_key: str = option(
+        "", help="Use this private key with --admin-cert", group=PORTS, metavar="FILE", go=OURS
+    )
+    admin_client_ca: str = option(
+        "",
+        help="Answer on the admin port only clients with a certificate from these authorities",
+        group=PORTS,
+        metavar="FILE",
+        go=OURS,
+    )
+    enable_profiling: bool = option(
+        False, help="Serve profiles under /debug/pprof/ on the admin port", group=PORTS
+    )
+    enable_contention_profiling: bool = option(
+        False, help="Serve lock profiles too", group=PORTS, inert=True
+    )
+
+    def check_admin(self) -> None:
+        """Hold the admin port's settings against each other.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_pair("admin-cert", self.admin_cert, "admin-key", self.admin_key)
+        if self.admin_client_ca and not self.admin_cert:
+            raise ConfigError("--admin-client-ca needs --admin-cert and --admin-key as well")
+        if self.enable_contention_profiling and not self.enable_profiling:
+            raise ConfigError("--enable-contention-profiling needs --enable-profiling as well")
+        host = self.admin_bind_address
+        if host:
+            check_host("admin-bind-address", host)
+        if not _is_loopback(host):
+            self._check_exposed(host or "empty")
+
+    def _check_exposed(self, host: str) -> None:
+        # The snapshot tells who talks to whom: whoever reads it over a network proves who they are.
+        if not self.admin_cert:
+            raise ConfigError(
+                f"--admin-bind-address {host} would open the admin port to the network, which needs"
+                " --admin-cert and --admin-key, and --admin-client-ca; or use a loopback address"
+            )
+        if not self.admin_client_ca:
+            raise ConfigError(
+                f"--admin-bind-address {host} would show everybody in the network who talks to"
+                " whom, so it needs --admin-client-ca as well; or use a loopback address"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    return ip_address(host).is_loopback if is_address(host) else host == "localhost"

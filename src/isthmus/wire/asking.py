@@ -1,0 +1,164 @@
+"""What a client says about its request besides the target: headers of CONNECT, metadata of gRPC.
+
+    isthmus-network   the network that it means
+    isthmus-user      on whose behalf it asks
+    isthmus-group     a group of that user; may come several times
+    isthmus-tenant    the tenant
+    isthmus-object    the Kubernetes object that is behind it
+    traceparent, tracestate   W3C Trace Context (wire/trace_context.py)
+
+Values of ours are percent-encoded UTF-8 (RFC 3986 §2.1). Whether any of it is believed is for the
+server, which knows who the client is; here it is only read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote_to_bytes
+
+from isthmus.wire.trace_context import is_traceparent, is_tracestate
+
+#: In UTF-8. All of it has to fit into the first message of a stream (links/dials.py).
+MAX_VALUE_BYTES = 1024
+MAX_GROUPS = 32
+MAX_GROUP_BYTES = 4096  # of all groups together
+
+_NETWORK = b"isthmus-network"
+_USER = b"isthmus-user"
+_GROUP = b"isthmus-group"
+_TENANT = b"isthmus-tenant"
+_OBJECT = b"isthmus-object"
+_TRACEPARENT = b"traceparent"
+_TRACESTATE = b"tracestate"
+_TEXTS = {_NETWORK: "network", _USER: "user", _TENANT: "tenant", _OBJECT: "object"}
+NAMES = frozenset({*_TEXTS, _GROUP, _TRACEPARENT, _TRACESTATE})
+
+_MOST_ENCODED_BYTES = 3 * MAX_VALUE_BYTES
+_ENCODED = re.compile(rb"(?:[!-$&-~]|%[0-9A-Fa-f]{2})+")
+# Names in Kubernetes are full of these; whatever else is encoded, so that a header is one line.
+_SAFE = ":/@.,=+()!*'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """What a client says about its request. Empty is not said."""
+
+    network: str = ""
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    tenant: str = ""
+    object: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+
+    @property
+    def claims(self) -> bool:
+        """It says something that may be believed or not; a trace is no claim."""
+        return bool(self.network or self.user or self.groups or self.tenant or self.object)
+
+    def only_trace(self) -> Asking:
+        """Forget everything but the trace."""
+        if not self.claims:
+            return self
+        return Asking(traceparent=self.traceparent, tracestate=self.tracestate)
+
+    def traced_as(self, traceparent: str, tracestate: str) -> Asking:
+        """The same within another span."""
+        return replace(self, traceparent=traceparent, tracestate=tracestate)
+
+
+NOTHING = Asking()
+
+
+def asking_in(headers: Iterable[tuple[bytes, bytes]]) -> Asking:
+    """Find what is said. What cannot be read, is too long or is said twice counts as not said.
+
+    Names are compared without case; groups and ``tracestate`` may come several times.
+    """
+    # Most requests say nothing: they cost a set lookup for each header.
+    found = [(name, value) for raw, value in headers if (name := raw.lower()) in NAMES]
+    if not found:
+        return NOTHING
+    said: dict[bytes, list[bytes]] = {}
+    for name, value in found:
+        said.setdefault(name, []).append(value)
+    texts = {field: _only(said.get(name)) for name, field in _TEXTS.items()}
+    groups = _groups(said.get(_GROUP, []))
+    parent = _ascii(said.get(_TRACEPARENT, ()))
+    if not is_traceparent(parent):
+        # Trace Context §4.3: without a valid parent the state is not read, either.
+        return Asking(**texts, groups=groups)
+    # §3.3.1: several headers are one, joined in order (RFC 9110 §5.3).
+    state = _ascii(said.get(_TRACESTATE, ()))
+    return Asking(
+        **texts,
+        groups=groups,
+        traceparent=parent,
+        tracestate=state if is_tracestate(state) else "",
+    )
+
+
+def headers_of(asking: Asking) -> list[tuple[bytes, bytes]]:
+    """Write it as headers, names in lower case; the inverse of ``asking_in`` within its bounds.
+
+    Raises:
+        ValueError: a value is too long, or has a character that cannot be shown.
+    """
+    headers: list[tuple[bytes, bytes]] = []
+    for name, field in _TEXTS.items():
+        value: str = getattr(asking, field)
+        if value:
+            headers.append((name, _encoded(value, field)))
+    if not _fits(asking.groups):
+        raise ValueError(f"more than {MAX_GROUPS} groups, or {MAX_GROUP_BYTES} bytes of them")
+    headers += [(_GROUP, _encoded(group, "group")) for group in asking.groups]
+    if asking.traceparent:
+        headers.append((_TRACEPARENT, asking.traceparent.encode("ascii")))
+        if asking.tracestate:
+            headers.append((_TRACESTATE, asking.tracestate.encode("ascii")))
+    return headers
+
+
+def _encoded(value: str, what: str) -> bytes:
+    if len(value.encode()) > MAX_VALUE_BYTES:
+        raise ValueError(f"the {what} is longer than {MAX_VALUE_BYTES} bytes")
+    if not value.isprintable():
+        raise ValueError(f"the {what} has characters that cannot be shown")
+    return quote(value, safe=_SAFE).encode("ascii")
+
+
+def _only(values: list[bytes] | None) -> str:
+    """The one value; of two nobody can say which was meant."""
+    return _text(values[0]) if values is not None and len(values) == 1 else ""
+
+
+def _groups(raw: list[bytes]) -> tuple[str, ...]:
+    """The groups without repetition; none if they are too many, as a part would mislead."""
+    if len(raw) > MAX_GROUPS:
+        return ()
+    groups = tuple(dict.fromkeys(filter(None, map(_text, raw))))
+    return groups if _fits(groups) else ()
+
+
+def _fits(groups: tuple[str, ...]) -> bool:
+    return len(groups) <= MAX_GROUPS and sum(map(len, map(str.encode, groups))) <= MAX_GROUP_BYTES
+
+
+def _text(raw: bytes) -> str:
+    """Decode a value; empty when it is garbage or too long."""
+    if len(raw) > _MOST_ENCODED_BYTES or not _ENCODED.fullmatch(raw):
+        return ""
+    try:
+        decoded = unquote_to_bytes(raw)
+        text = decoded.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+    return text if len(decoded) <= MAX_VALUE_BYTES and text.isprintable() else ""
+
+
+def _ascii(values: Iterable[bytes]) -> str:
+    """Several headers as one (RFC 9110 §5.3); empty when they are not ASCII."""
+    joined = b",".join(values)
+    return joined.decode("ascii") if joined.isascii() else ""
