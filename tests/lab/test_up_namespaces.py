@@ -158,7 +158,7 @@ def test_a_program_that_ends_ends_everything() -> None:
     with started() as process:
         one = lab_of(process)
         wait_lines(process)
-        os.kill(int((one.directory / "pids/agent").read_text()), signal.SIGKILL)
+        os.kill(int((one.directory / "pids/agent").read_text().split()[0]), signal.SIGKILL)
         code, err = ended(process)
     assert code == 1
     assert err.endswith("isthmus: agent ended with exit code -9\n")
