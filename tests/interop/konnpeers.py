@@ -157,6 +157,7 @@ class Peers(Programs):
 
     def go_server(self, *more: str, uds: str = "") -> GoPeer:
         """Start what stands in for konnectivity's server, and wait until it serves."""
+        Path(uds or self.uds).unlink(missing_ok=True)  # of one that was ended just now
         peer = self.start_go(
             "server", f"--uds={uds or self.uds}", "--id=go-server", *self._tls("server"), *more
         )
@@ -206,8 +207,10 @@ class Peers(Programs):
         )
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode == 0, f"{command}: {lines[-3:]}\n{done.stderr[-3000:]}"
-        assert lines[-1]["ok"] is True
-        return lines
+        # What came by another stream may be printed after the result.
+        result = next(line for line in lines if "ok" in line)
+        assert result["ok"] is True
+        return [*(line for line in lines if line is not result), result]
 
     def check(self, command: str, role: str, *flags: str, timeout_s: int = CHECK_S) -> Event:
         """Run a client against a role of the target; what it found."""

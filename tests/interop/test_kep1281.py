@@ -132,7 +132,8 @@ def test_go_sees_a_reset_as_an_error(ours: Ours) -> None:
         far.send(b"some")
         far.reset()
         out, _ = client.communicate(timeout=LIMIT_S)
-    assert json.loads(out)["code"] == "Aborted"
+    # Unavailable: it may have come before the agent had joined anything to the target.
+    assert json.loads(out)["code"] in ("Aborted", "Unavailable")
 
 
 @ways
