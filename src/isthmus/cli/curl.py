@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from isthmus.cli.dialing import way_options
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,28 +24,7 @@ _MOST_BODY_BYTES = 64 * 1024 * 1024
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("url", metavar="URL")
-@click.option(
-    "--config",
-    "path",
-    metavar="FILE",
-    required=True,
-    help="Read this connectivity service or egress selector configuration",
-)
-@click.option(
-    "--network",
-    default="",
-    metavar="NAME",
-    help="Use this network [default: the one that the configuration puts the URL's host in]",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0.001, 3600),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up when there is no whole answer in this time",
-)
+@way_options(whose="the URL's host", until="there is no whole answer")
 @click.option("-i", "--include", is_flag=True, help="Print the head of the answer, too")
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="Send this header"
@@ -53,7 +33,6 @@ _MOST_BODY_BYTES = 64 * 1024 * 1024
 @click.option("-X", "--request", "method", metavar="METHOD", help="Use this method")
 @click.option("--cacert", metavar="FILE", help="Trust the authorities in this file for https")
 @click.option("-k", "--insecure", is_flag=True, help="Accept any certificate of the target")
-@click.option("-v", "--verbose", is_flag=True, help="Say which network was chosen, and why")
 def command(
     url: str,
     path: str,

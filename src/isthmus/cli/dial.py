@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import click
 
+from isthmus.cli.dialing import way_options
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort
 
@@ -17,29 +18,7 @@ from isthmus.values import HostPort
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("address", metavar="ADDRESS")
-@click.option(
-    "--config",
-    "path",
-    metavar="FILE",
-    required=True,
-    help="Read this connectivity service or egress selector configuration",
-)
-@click.option(
-    "--network",
-    default="",
-    metavar="NAME",
-    help="Use this network [default: the one that the configuration puts ADDRESS in]",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0.001, 3600),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up when the target is not reached in this time",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Say which network was chosen, and why")
+@way_options(whose="ADDRESS", until="the target is not reached")
 def command(address: str, path: str, network: str, timeout_s: float, verbose: bool) -> int:
     """Open a connection through the connectivity service
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,43 @@ if TYPE_CHECKING:
     from isthmus.values import HostPort
 
 FAILED = 1
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
+    """Give a command the options that choose a way, and say how long and how loudly."""
+    options = (
+        click.option(
+            "--config",
+            "path",
+            metavar="FILE",
+            required=True,
+            help="Read this connectivity service or egress selector configuration",
+        ),
+        click.option(
+            "--network",
+            default="",
+            metavar="NAME",
+            help=f"Use this network [default: the one that the configuration puts {whose} in]",
+        ),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.FloatRange(0.001, 3600),
+            default=30.0,
+            show_default=True,
+            metavar="SECONDS",
+            help=f"Give up when {until} in this time",
+        ),
+        click.option("-v", "--verbose", is_flag=True, help="Say which network was chosen, and why"),
+    )
+
+    def add(command: _F) -> _F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:

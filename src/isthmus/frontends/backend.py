@@ -12,6 +12,8 @@ from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import Asking
 
+#: The metadata of a gRPC answer that has the connection id.
+CONNECTION_ID = b"isthmus-connection-id"
 #: The first part of every connection id of this process: another process has another.
 PROCESS = secrets.token_hex(4)
 _numbers = itertools.count(1)

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.frontends import payload
-from isthmus.frontends.backend import Backend, Dial, new_connection_id
+from isthmus.frontends.backend import CONNECTION_ID, Backend, Dial, new_connection_id
 from isthmus.frontends.peers import peer_address, uds_identity
 from isthmus.frontends.statuses import explain_to_konnectivity
 from isthmus.net.carriers import PlainCarrier, TlsCarrier
@@ -40,7 +40,6 @@ from isthmus.wire.http2 import Headers, header, literal_header
 from isthmus.wire.payload import names_target
 
 PATH = b"/ProxyService/Proxy"
-CONNECTION_ID = b"isthmus-connection-id"
 #: From the connection (or the handshake) to the preface.
 PREFACE_S = 10.0
 MOST_STRANGERS = 4096

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.frontends.backend import Dial, new_connection_id
+from isthmus.frontends.backend import CONNECTION_ID, Dial, new_connection_id
 from isthmus.frontends.peers import peer_address
 from isthmus.frontends.statuses import explain
 from isthmus.tunnel.end import BaseEnd
@@ -23,8 +23,6 @@ from isthmus.wire.payload import HALF_CLOSE, STATUS_OF_FAILURE, target_in
 
 if TYPE_CHECKING:
     from isthmus.frontends.grpc_proxy import ClientConnection
-
-CONNECTION_ID = b"isthmus-connection-id"
 
 
 class PayloadRequest:
