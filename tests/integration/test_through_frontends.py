@@ -124,9 +124,7 @@ def run(stack: Stack, kind: str, test: Callable[[Bed], Awaitable[None]]) -> None
         await asyncio.sleep(0)
         bed.poller.shut_down()
 
-    # In the loop of the programs: all connections of a process share their read buffers, so there
-    # can be no second one.
-    stack.run(main())
+    stack.run(main())  # in the loop of the programs
 
 
 @pytest.fixture(params=KINDS)

@@ -40,8 +40,6 @@ from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort, Identity, ServerId
 
 _log = logging.getLogger("isthmus.server")
-MOST_GREETING = 1024
-_QUIET_S = 60.0
 #: What each mode negotiates; a client that offers h2 to a CONNECT port must not be promised it.
 _ALPN: dict[str, tuple[str, ...]] = {GRPC: ("h2",), HTTP_CONNECT: ()}
 _LOOK_AGAIN_S = 0.05
