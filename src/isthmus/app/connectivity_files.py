@@ -27,9 +27,13 @@ _LABELS = ("clientCert", "clientKey", "caBundle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A configuration that was read, the kinds of its documents, and what is worth a warning."""
+    """A configuration that was read, the kinds of its documents, and what is worth a warning.
+
+    ``kube`` is what kube-apiserver would read, of the first file; None if that is not its kind.
+    """
 
     config: ConnectivityConfig
+    kube: ConnectivityConfig | None
     kinds: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
 
@@ -67,7 +71,11 @@ def load(paths: Sequence[str], *, check_files: bool = True) -> Loaded:
     if wrong:
         raise ConfigError("\n".join(wrong))
     kinds = tuple(kind for part in parts for kind in part.kinds)
-    return Loaded(config=config, kinds=kinds, warnings=tuple(warnings))
+    kube = None
+    if parts[0].kube is not None:
+        networks = {draft.network.name: draft.network for draft in parts[0].kube}
+        kube = ConnectivityConfig(networks=networks)
+    return Loaded(config=config, kube=kube, kinds=kinds, warnings=tuple(warnings))
 
 
 def _text(path: str) -> str:

@@ -63,11 +63,12 @@ def read_policy(path: str) -> Policy:
     Raises:
         ConfigError: it cannot be read or is wrong.
     """
-    from isthmus.config.policy import parse  # YAML is slow to import
+    from isthmus.config.located import MAX_CHARS  # YAML is slow to import
+    from isthmus.config.policy import parse
 
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            text = file.read(MAX_CHARS + 1)  # one more is told to be too long
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or no path"
         raise ConfigError(f"--policy-file {path}: {why}") from exc

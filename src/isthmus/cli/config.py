@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from isthmus.cli.texts import filled, one_line
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def command() -> None:
 
 
 @command.command(short_help="Check files, and list the networks that they define")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, callback=filled)
 @click.option(
     "--skip-files",
     is_flag=True,
@@ -83,14 +84,14 @@ def check(files: tuple[str, ...], skip_files: bool, output: str | None) -> None:
         _print_table(networks)
     else:
         for network in networks:
-            where = f" ({network.where})"
-            click.echo(" ".join(filter(None, (f"{network.name}:", *_way(network)))) + where)
+            words = (f"{network.name}:", *_way(network), f"({network.where})")
+            click.echo(one_line(" ".join(filter(None, words))))
     if not networks and output != "json":
         click.echo("no network is defined", err=True)
 
 
 @command.command(short_help="Print a configuration as the other kind, or in the other version")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, callback=filled)
 @click.option(
     "--to",
     "kind",
@@ -147,7 +148,7 @@ def _write(config: ConnectivityConfig, kind: str, version: str) -> str:
 
 
 @command.command(short_help="Explain a field of either kind")
-@click.argument("field")
+@click.argument("field", metavar="FIELD", callback=filled)
 def explain(field: str) -> None:
     """Explain a field of either kind
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from isthmus.cli.dialing import way_options
+from isthmus.cli.texts import filled
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
     from isthmus.client.http1 import Request
 
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.6.2
+_VALUE = re.compile(r"[\t -~]*")
 _MOST_BODY_BYTES = 64 * 1024 * 1024
 
 
@@ -30,13 +34,17 @@ _MOST_BODY_BYTES = 64 * 1024 * 1024
     "-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="Send this header"
 )
 @click.option("-d", "--data", metavar="DATA", help="Post this; @FILE is a file, @- standard input")
-@click.option("-X", "--request", "method", metavar="METHOD", help="Use this method")
-@click.option("--cacert", metavar="FILE", help="Trust the authorities in this file for https")
+@click.option(
+    "-X", "--request", "method", metavar="METHOD", callback=filled, help="Use this method"
+)
+@click.option(
+    "--cacert", metavar="FILE", callback=filled, help="Trust the authorities in this file for https"
+)
 @click.option("-k", "--insecure", is_flag=True, help="Accept any certificate of the target")
 def command(
     url: str,
     path: str,
-    network: str,
+    network: str | None,
     timeout_s: float,
     include: bool,
     headers: tuple[str, ...],
@@ -63,6 +71,8 @@ def command(
         where = Url.parse(url)
     except ValueError as exc:
         raise ConfigError(f"URL: {exc}") from exc
+    if method is not None and not _TOKEN.fullmatch(method):
+        raise ConfigError(f"-X {method!r}: not a method of HTTP")
     request = Request(
         method=method or ("GET" if data is None else "POST"),
         url=where,
@@ -76,7 +86,7 @@ def command(
 async def _fetch(
     request: Request,
     path: str,
-    network: str,
+    network: str | None,
     timeout_s: float,
     include: bool,
     verbose: bool,
@@ -120,10 +130,12 @@ def _write(data: bytes) -> None:
 
 
 def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
+    name, colon, value = (part.strip() for part in text.partition(":"))
+    if not colon or not _TOKEN.fullmatch(name):
         raise ConfigError(f"-H {text!r}: not a header, which is NAME: VALUE")
-    return name.strip(), value.strip()
+    if not _VALUE.fullmatch(value):
+        raise ConfigError(f"-H {text!r}: has more than the printable characters of ASCII")
+    return name, value
 
 
 def _body(data: str) -> bytes:

@@ -19,7 +19,7 @@ from isthmus.values import HostPort
 )
 @click.argument("address", metavar="ADDRESS")
 @way_options(whose="ADDRESS", until="the target is not reached")
-def command(address: str, path: str, network: str, timeout_s: float, verbose: bool) -> int:
+def command(address: str, path: str, network: str | None, timeout_s: float, verbose: bool) -> int:
     """Open a connection through the connectivity service
 
     Standard input is sent to ADDRESS (host:port), and what comes back is written to standard
@@ -40,7 +40,9 @@ def command(address: str, path: str, network: str, timeout_s: float, verbose: bo
     return run(_dial(target, path, network, timeout_s, verbose))
 
 
-async def _dial(target: HostPort, path: str, network: str, timeout_s: float, verbose: bool) -> int:
+async def _dial(
+    target: HostPort, path: str, network: str | None, timeout_s: float, verbose: bool
+) -> int:
     from isthmus.cli.dialing import Teller, dial
     from isthmus.client import ConnectivityService
     from isthmus.client.terminal import join_standard_streams

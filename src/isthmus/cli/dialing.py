@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from isthmus.cli.texts import filled
 from isthmus.errors import ConfigError, IsthmusError
 
 if TYPE_CHECKING:
@@ -26,18 +28,20 @@ def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
             "path",
             metavar="FILE",
             required=True,
+            callback=filled,
             help="Read this connectivity service or egress selector configuration",
         ),
         click.option(
             "--network",
-            default="",
             metavar="NAME",
+            callback=filled,
             help=f"Use this network [default: the one that the configuration puts {whose} in]",
         ),
         click.option(
             "--timeout",
             "timeout_s",
             type=click.FloatRange(0.001, 3600),
+            callback=_number,
             default=30.0,
             show_default=True,
             metavar="SECONDS",
@@ -52,6 +56,12 @@ def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
         return command
 
     return add
+
+
+def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # which is in every range, as click compares
+        raise ConfigError("--timeout: nan is not a number of seconds")
+    return value
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
@@ -93,7 +103,7 @@ class Teller:
 
 
 def choose(
-    service: ConnectivityService, target: HostPort, network: str, tell: Teller
+    service: ConnectivityService, target: HostPort, network: str | None, tell: Teller
 ) -> NetworkContext:
     """Choose the network: the one that was named, or the one that names the target.
 
@@ -123,7 +133,7 @@ def choose(
 async def dial(
     service: ConnectivityService,
     target: HostPort,
-    network: str,
+    network: str | None,
     timeout_s: float,
     tell: Teller,
 ) -> Connection:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from isthmus.cli.texts import filled
 from isthmus.errors import ConfigError
 
+_MOST_NOTES = 3  # more would be longer than the table
+
 if TYPE_CHECKING:
-    from isthmus.core.connectivity import ConnectivityConfig
+    from isthmus.app.connectivity_files import Loaded
     from isthmus.core.egress import Explanation
 
 
@@ -38,6 +40,7 @@ def command() -> None:
     "path",
     metavar="FILE",
     required=True,
+    callback=filled,
     help="Read this egress selector or connectivity service configuration",
 )
 @click.option("--destination", metavar="HOST:PORT", help="Explain a destination instead of a kind")
@@ -51,7 +54,9 @@ def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: 
     """Explain which network, protocol and socket a request takes
 
     Without a kind, all of them. The last column is what kube-apiserver itself does with the same
-    file: a network that is not configured is dialed directly.
+    file: a network that is not configured is dialed directly. A destination is in the network
+    whose cidrs or hosts name it; in a file without any, the kind of request decides, and each
+    network is shown.
 
     \b
     Example:
@@ -59,26 +64,22 @@ def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: 
       isthmus egress explain --config egress.yaml pods/exec admission-webhook/url
       isthmus egress explain --config service.yaml --destination 10.0.0.5:443
     """
-    config = _read(path)
-    found = _by_destination(config, destination) if destination else _by_kind(config, kinds)
+    from isthmus.app.connectivity_files import load
+
+    if kinds and destination is not None:
+        raise ConfigError(f"give a kind ({kinds[0]}) or --destination, not both")
+    loaded = load([path], check_files=False)
+    if destination is not None:
+        found = _by_destination(loaded, destination)
+    else:
+        found = _by_kind(loaded, kinds)
     if output == "table" or (output is None and sys.stdout.isatty()):
         _print_table(found)
     else:
         click.echo(json.dumps([_to_json(one) for one in found], indent=2, ensure_ascii=False))
 
 
-def _read(path: str) -> ConnectivityConfig:
-    from isthmus.config.connectivity import read
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "is not UTF-8 text"
-        raise ConfigError(f"--config={path}: {reason}") from exc
-    return read(text, name=path)
-
-
-def _by_kind(config: ConnectivityConfig, names: tuple[str, ...]) -> list[Explanation]:
+def _by_kind(loaded: Loaded, names: tuple[str, ...]) -> list[Explanation]:
     from isthmus.config.checks import nearest
     from isthmus.core import egress
 
@@ -87,31 +88,18 @@ def _by_kind(config: ConnectivityConfig, names: tuple[str, ...]) -> list[Explana
             close = nearest(name, list(egress.BY_NAME))
             raise ConfigError(f"{name}: no such kind of request{close}")
     kinds = [egress.BY_NAME[name] for name in names] or egress.KINDS
-    return [egress.explain(kind, config) for kind in kinds]
+    return [egress.explain(kind, loaded.config, loaded.kube) for kind in kinds]
 
 
-def _by_destination(config: ConnectivityConfig, destination: str) -> list[Explanation]:
-    from isthmus.core.egress import Explanation
+def _by_destination(loaded: Loaded, destination: str) -> list[Explanation]:
+    from isthmus.core.egress import explain_destination
     from isthmus.values import HostPort
 
     try:
         target = HostPort.parse(destination)
     except ValueError as exc:
         raise ConfigError(f"--destination={destination}: {exc}") from exc
-    if not any(one.cidrs or one.hosts for one in config.networks.values()):
-        raise ConfigError(
-            "--destination: the file says of no network which destinations belong to it"
-            " (cidrs, hosts); give a kind of request"
-        )
-    network = config.network_of(target)
-    return [
-        Explanation(
-            kind=None,
-            network=network.name if network else "",
-            way=network,
-            today="kube-apiserver chooses by the kind of request, never by destination",
-        )
-    ]
+    return explain_destination(target, loaded.config, loaded.kube)
 
 
 def _to_json(one: Explanation) -> dict[str, object]:
@@ -126,7 +114,7 @@ def _to_json(one: Explanation) -> dict[str, object]:
         "socket": (place_text(way.connection) or None) if way else None,
         "where": (way.where or None) if way else None,
         "kubeApiserver": one.today,
-        "note": one.kind.note if one.kind else "",
+        "note": one.note,
     }
 
 
@@ -146,5 +134,5 @@ def _print_table(found: list[Explanation]) -> None:
         table.add_row(Text(kind), Text(one.network or "none"), Text(how), Text(one.today))
     Console().print(table)
     for one in found:
-        if one.kind and one.kind.note and len(found) <= 3:
-            click.echo(f"{one.kind.name}: {one.kind.note}")
+        if one.note and len(found) <= _MOST_NOTES:
+            click.echo(f"{one.kind.name if one.kind else one.network}: {one.note}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from isthmus.cli.texts import filled
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +38,12 @@ def command() -> None:
 
 
 @command.command(short_help="Answer whether a dial would be allowed, and why")
-@click.option("--policy-file", metavar="FILE", help="Ask the rules of this file; none allows all")
+@click.option(
+    "--policy-file",
+    metavar="FILE",
+    callback=filled,
+    help="Ask the rules of this file; none allows all",
+)
 @click.option(
     "--cluster-network",
     "cluster_networks",
@@ -57,6 +63,7 @@ def command() -> None:
     "groups",
     multiple=True,
     metavar="NAME",
+    callback=filled,
     help="Put the requester into a group, an organization of its certificate; repeatable",
 )
 @click.option(
@@ -64,8 +71,8 @@ def command() -> None:
 )
 @click.option(
     "--network",
-    default="",
     metavar="NAME",
+    callback=filled,
     help="Ask for this network, as a client may; for a name also as its agents would",
 )
 @click.option("--all", "every", is_flag=True, help="Show what every rule says")
@@ -81,7 +88,7 @@ def test(
     requester: str,
     groups: tuple[str, ...],
     destination: str,
-    network: str,
+    network: str | None,
     every: bool,
     output: str | None,
 ) -> int:
@@ -98,9 +105,9 @@ def test(
     from isthmus.config.networks import parse_networks
 
     networks = parse_networks(cluster_networks)
-    policy = read_policy(policy_file) if policy_file else None
+    policy = read_policy(policy_file) if policy_file is not None else None
     target, who = _target(destination), _identity(requester, groups)
-    decision = _decide(networks, policy, target, who, network)
+    decision = _decide(networks, policy, target, who, network or "")
     answer = {
         "allowed": decision.allowed,
         "rule": decision.rule,

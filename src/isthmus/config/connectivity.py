@@ -17,7 +17,7 @@ import yaml
 from isthmus.config import connectivity_service, egress_selector
 from isthmus.config.connectivity_fields import BY_KIND, EGRESS, EGRESS_SELECTOR, Kind
 from isthmus.config.connectivity_parts import Draft
-from isthmus.config.go_yaml import expand_merges, without_tabs
+from isthmus.config.go_yaml import check_json, expand_merges
 from isthmus.config.located import Errors, Located, compose_all, near, short
 from isthmus.core.connectivity import CONTROL_PLANE, MASTER, ConnectivityConfig, IpNetwork
 
@@ -30,10 +30,12 @@ _EXPECTED = " or ".join(BY_KIND)
 class Part:
     """What one text says; its networks are good only if ``errors`` are none.
 
-    ``kinds`` are those of its documents, in their order, each with its version.
+    ``kinds`` are those of its documents, in their order, each with its version. ``kube`` is what
+    kube-apiserver reads of it, the first document, or None if that is not of its own kind.
     """
 
     drafts: tuple[Draft, ...]
+    kube: tuple[Draft, ...] | None
     kinds: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
     errors: Errors
@@ -57,12 +59,11 @@ def read_part(text: str, *, name: str) -> Part:
     Raises:
         ConfigError: it is not YAML at all, or empty.
     """
-    roots = compose_all(
-        without_tabs(text), name, expected=f"a document of kind {_EXPECTED} is expected"
-    )
+    roots = compose_all(text, name, expected=f"a document of kind {_EXPECTED} is expected")
     drafts: list[Draft] = []
     kinds: list[tuple[str, str]] = []
     warnings: list[str] = []
+    kube: tuple[Draft, ...] | None = None
     for number, root in enumerate(roots):
         expand_merges(root)
         kind = _kind(root)
@@ -71,13 +72,17 @@ def read_part(text: str, *, name: str) -> Part:
         version = _version(root, kind)
         if kind is EGRESS:
             drafts += egress_selector.read_document(root)
-            if number:
+            if number == 0:
+                check_json(text, root)
+                kube = tuple(drafts)
+            else:
                 warnings.append(f"{root.where}: kube-apiserver reads the first document only")
         else:
             drafts += connectivity_service.read_document(root)
         kinds.append((kind.name, version))
     return Part(
         drafts=tuple(drafts),
+        kube=kube,
         kinds=tuple(kinds),
         warnings=(*warnings, *(warning for draft in drafts for warning in draft.warnings)),
         errors=roots[0].errors,

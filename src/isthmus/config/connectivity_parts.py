@@ -15,6 +15,8 @@ from isthmus.config.connectivity_fields import Kind
 from isthmus.config.located import Fields, Located, near, short
 from isthmus.core.connectivity import IpNetwork, NetworkConfig
 
+MAX_UDS_BYTES = 107  # sun_path less its zero
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFile:
@@ -87,8 +89,10 @@ def file_of(found: Fields, name: str, path: str) -> NamedFile | None:
 
 def choice(node: Located, text: str, words: Sequence[str], hints: dict[str, str]) -> str:
     """The word if it is one of these; else notes a suggestion, whatever its case, and is empty."""
-    if text in words or not node.is_text:  # what is no text was told already
-        return text if text in words else ""
+    if text in words:
+        return text
+    if not text and not node.is_text:  # which was told already
+        return ""
     folded = {word.lower(): word for word in words}
     meant = hints.get(text) or hints.get(text.lower()) or folded.get(text.lower())
     hint = f", did you mean {meant}?" if meant else near(text, words)

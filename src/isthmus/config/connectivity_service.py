@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from isthmus.config.cidrs import cidr
 from isthmus.config.connectivity_fields import SERVICE
 from isthmus.config.connectivity_parts import (
+    MAX_UDS_BYTES,
     Draft,
     TlsPart,
     choice,
@@ -21,7 +23,7 @@ from isthmus.config.connectivity_parts import (
     file_of,
     missing,
 )
-from isthmus.config.located import Fields, Located, cidr, short
+from isthmus.config.located import Fields, Located, short
 from isthmus.core.connectivity import ClientTls, Connection, NetworkConfig, Protocol
 from isthmus.values import HostPort, is_address
 
@@ -37,7 +39,6 @@ TYPES = {
 MAX_CIDRS = 1024
 MAX_HOSTS = 1024
 MAX_OPTIONS = 64
-MAX_UDS_BYTES = 107  # sun_path less its zero
 UNIX = "unix://"
 
 _CONNECTION = "connectionService.connection"

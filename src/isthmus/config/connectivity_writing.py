@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from isthmus.config.connectivity_fields import (
     CONNECTIVITY_SERVICE,
     EGRESS,
@@ -18,7 +16,7 @@ from isthmus.config.connectivity_fields import (
 )
 from isthmus.config.connectivity_service import TYPES, UNIX
 from isthmus.config.egress_selector import NAMES, PROTOCOLS
-from isthmus.config.go_yaml import reads_as_text
+from isthmus.config.go_yaml_writing import to_yaml
 from isthmus.core.connectivity import (
     CONTROL_PLANE,
     MASTER,
@@ -36,30 +34,6 @@ _WORDS = {protocol: word for word, protocol in TYPES.items()}
 _EGRESS_WORDS = {protocol: word for word, protocol in PROTOCOLS.items()}
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes what Go's YAML would not take for text either."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None if reads_as_text(text) else "'"
-    if not text.isprintable():  # some would be folded, and read as spaces
-        style = '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def _dump(documents: list[dict[str, Any]]) -> str:
-    text: str = yaml.dump_all(
-        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
-    )
-    return text
-
-
 def to_connectivity_service(config: ConnectivityConfig) -> str:
     """Write a document of KEP-1281's kind for each network.
 
@@ -75,7 +49,7 @@ def to_connectivity_service(config: ConnectivityConfig) -> str:
         }
         for network in config.networks.values()
     ]
-    return _dump(documents)
+    return to_yaml(documents)
 
 
 def to_egress_selector(config: ConnectivityConfig, *, version: str = VERSIONS[0]) -> str:
@@ -91,7 +65,7 @@ def to_egress_selector(config: ConnectivityConfig, *, version: str = VERSIONS[0]
         for network in config.networks.values()
     ]
     document = {"apiVersion": api_version, "kind": EGRESS_SELECTOR, "egressSelections": selections}
-    return _dump([document])
+    return to_yaml([document])
 
 
 def _refuse_lost(kind: str, lost: Iterator[tuple[NetworkConfig | None, str]]) -> None:

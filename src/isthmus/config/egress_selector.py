@@ -1,9 +1,9 @@
 """Reading Kubernetes' EgressSelectorConfiguration, as strictly as kube-apiserver itself does.
 
-What kube-apiserver (v1.36) accepts is accepted and what it refuses is refused, except for URLs
-that pass its checks and then crash it or can never be dialed: those are errors here. Whether files
-exist, which it checks as well, is app/connectivity_files.py. Its strictness was measured with
-files given to the program; tests/interop/kube/test_egress_files.py does it again.
+What kube-apiserver (v1.36) accepts is accepted and what it refuses is refused, except for URLs and
+sockets that pass its checks and then crash it or can never be dialed: those are errors here.
+Whether files exist, which it checks as well, is app/connectivity_files.py. Its strictness was
+measured with files given to the program; tests/interop/kube/test_egress_files.py does it again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from isthmus.config.connectivity_fields import EGRESS
 from isthmus.config.connectivity_parts import (
+    MAX_UDS_BYTES,
     Draft,
     TlsPart,
     choice,
@@ -192,6 +193,8 @@ def _by_uds(transport: _Transport, protocol: Protocol) -> Connection:
         missing(at, "udsName", "the path of a socket is expected")
     elif at.is_text and not at.node.value:
         at.error("is empty, the path of a socket is expected")
+    elif len((transport.uds or "").encode()) > MAX_UDS_BYTES:
+        at.error(f"is too long for a UNIX socket, which has at most {MAX_UDS_BYTES} bytes")
     return Connection(protocol=protocol, uds=transport.uds or "")
 
 

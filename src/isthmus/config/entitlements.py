@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from isthmus.config.located import Located, cidr, compose, short
+from isthmus.config.cidrs import cidr
+from isthmus.config.located import Located, compose, short
 from isthmus.core.entitlements import (
     CERTIFICATE_KEYS,
     SUBJECT_KEYS,

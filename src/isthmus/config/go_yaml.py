@@ -1,7 +1,8 @@
 """Where Go's YAML, as kube-apiserver reads it, and PyYAML are of different minds.
 
-Measured with files given to kube-apiserver v1.36: merge keys are followed, JSON may be indented
-with tabs, and some plain words are text for one of the two and a number or a boolean for the other.
+Measured with files given to kube-apiserver v1.36: merge keys are followed, what begins like JSON
+has to be JSON, and some plain words are text for one of the two and a number or a boolean for the
+other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 
 import yaml
 
-from isthmus.config.located import MAX_CHARS, Located, short
+from isthmus.config.located import Located, short
 
 _MERGE = "tag:yaml.org,2002:merge"
 _MAX_MERGED = 1000  # aliases of aliases grow fast
@@ -21,22 +22,32 @@ _MAX_MERGE_DEPTH = 20
 _TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 _NOT_TEXT = re.compile(
-    r"[yYnN]|[-+]?0[oO][0-7]+|[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+"
+    r"[yYnN]|[-+]?0[oO][0-7]+|[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 )
 
 
-def without_tabs(text: str) -> str:
-    """The text with spaces for tabs if it is JSON, which may have them where YAML may not.
-
-    Places stay what they are, and no text changes: a string of JSON has no tabs (RFC 8259 §7).
-    """
-    if "\t" not in text or len(text) > MAX_CHARS or not text.lstrip().startswith("{"):
-        return text
+def check_json(text: str, root: Located) -> None:
+    """Note when a text looks like JSON, which kube-apiserver then insists on, and is none."""
+    if not text.lstrip().startswith("{"):
+        return
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return text.replace("\t", " ")
+        json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        root.errors.add(
+            error.lineno,
+            error.colno,
+            f"kube-apiserver reads what begins with {{ as JSON, and this is none: {error.msg}",
+        )
+    except _ConstantError as error:
+        root.error(f"kube-apiserver reads what begins with {{ as JSON, which has no {error}")
+
+
+class _ConstantError(Exception):
+    """A word that Python's JSON has and nobody else's."""
+
+
+def _no_constant(word: str) -> None:
+    raise _ConstantError(word)
 
 
 def reads_as_text(word: str) -> bool:
@@ -50,11 +61,18 @@ def go_text(node: Located) -> str:
     if isinstance(plain, yaml.ScalarNode) and plain.style is None:
         tag, value = plain.tag, str(plain.value)
         if tag in _TEXT_TAGS or _BASE_60.fullmatch(value) or tag.startswith("!"):
-            if reads_as_text(value):
+            if reads_as_text(value) or _is_tagged(plain):
                 return value
             node.error(f"must be text, not {short(value)}: put it in quotes")
             return ""
     return node.text() or ""
+
+
+def _is_tagged(node: yaml.ScalarNode) -> bool:
+    """Whether the file itself says what it is (``!!str 5``)."""
+    start, end = node.start_mark, node.end_mark
+    source = start.buffer[start.pointer : end.pointer] if start.buffer is not None else ""
+    return "!" in source.partition(node.value)[0]
 
 
 def expand_merges(root: Located) -> None:

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple, TypeVar
 
 import yaml
 
 from isthmus.config.checks import nearest
+from isthmus.config.yaml_loader import Loader
 from isthmus.errors import ConfigError
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 # YAML's own numbers have octals, base 60 and infinities too, which nobody means.
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,5})", re.ASCII)
-_PREFIX = re.compile(r"[^/%]+(/[0-9]{1,3})?", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")  # an escape in YAML can say one, no output can
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?", re.ASCII)
 
 
@@ -44,7 +44,7 @@ def compose(text: str, name: str, *, expected: str = "a document is expected") -
         ConfigError: it is too long, no YAML, empty or more than one document.
     """
     with _yaml_errors(text, name):
-        root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        root: yaml.Node | None = yaml.compose(text, Loader=Loader)
     if root is None:
         raise ConfigError(f"{name}: is empty, {expected}")
     return Located(root, "", Errors(name))
@@ -58,7 +58,7 @@ def compose_all(text: str, name: str, *, expected: str = "a document is expected
     """
     errors = Errors(name)
     with _yaml_errors(text, name):
-        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        nodes = list(yaml.compose_all(text, Loader=Loader))
     roots = [Located(node, "", errors) for node in nodes if not _is_nothing(node)]
     if not roots:
         raise ConfigError(f"{name}: is empty, {expected}")
@@ -77,6 +77,7 @@ def _yaml_errors(text: str, name: str) -> Iterator[None]:
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         what = ", ".join(filter(None, (error.context, error.problem)))
         hint = "; a value that begins with * needs quotes" if "alias" in what else ""
+        hint = "; indent with spaces" if r"'\t'" in what else hint
         raise ConfigError(f"{place}: not YAML: {what}{hint}") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
@@ -242,10 +243,14 @@ class Located:
     def text(self) -> str | None:
         """The text."""
         # YAML reads on, 1.5 and 2001:1 as something else than text; to guess would be worse.
-        if self.is_text:
-            return str(self.node.value)
-        self.error(f"must be text, not {self.kind}: put it in quotes")
-        return None
+        if not self.is_text:
+            self.error(f"must be text, not {self.kind}: put it in quotes")
+            return None
+        text = str(self.node.value)
+        if not text.isascii() and _SURROGATE.search(text):
+            self.error(f"{short(text)} has half a character (\\ud800 to \\udfff): write it whole")
+            return None
+        return text
 
     def text_or_number(self) -> str | None:
         """The text, or a whole number as it is written."""
@@ -364,23 +369,6 @@ class Fields(dict[str, Located]):
 def short(text: str) -> str:
     """The text in quotes, on one line and not too long for a sentence."""
     return repr(text if len(text) <= 100 else f"{text[:99]}…")
-
-
-def cidr(text: str) -> IPv4Network | IPv6Network:
-    """Read a network or an address; ipaddress would take netmasks and zones too.
-
-    Raises:
-        ValueError: it is none; a clause that goes behind the text.
-    """
-    try:
-        if not _PREFIX.fullmatch(text):
-            raise ValueError
-        network = ip_network(text, strict=False)
-    except ValueError:
-        raise ValueError("is not a network such as 10.0.0.0/8, nor an address") from None
-    if network.network_address != ip_address(text.partition("/")[0]):
-        raise ValueError(f"has bits below its prefix, did you mean {network}?")
-    return network
 
 
 def read_all(nodes: Sequence[Located], parse: Callable[[str], T]) -> tuple[T, ...]:

@@ -17,11 +17,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address, ip_network
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from isthmus.config.audit import AuditSettings
 from isthmus.config.checks import nearest
+from isthmus.config.cidrs import cidr
 from isthmus.config.options import OURS, option
 from isthmus.config.parsing import parse_bool
 from isthmus.core.connectivity import ClientTls, Connection, IpNetwork, Protocol
@@ -30,13 +30,13 @@ from isthmus.errors import ConfigError
 from isthmus.values import HostPort
 
 FLAG = "--cluster-network"
+METAVAR = "NAME=CIDR[,CIDR...][;via=WAY]"
 MAX_NETWORKS = 1000
 _GROUP = "Networks and policy"
 _EXAMPLE = "east=10.1.0.0/16,fd00:1::/48"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?", re.ASCII)
 # A list's texts come joined by commas or one by one: each network begins with its name.
 _BEGINS = re.compile(r",(?=[A-Za-z0-9._-]+=)", re.ASCII)
-_PREFIX = re.compile(r"[^/%]+(/[0-9]{1,3})?", re.ASCII)
 _DIALER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _MAX_UDS_BYTES = 107  # struct sockaddr_un, see config/server.py
 PROTOCOLS = {
@@ -64,7 +64,8 @@ class NetworkSettings(AuditSettings):
         "via is agents (its own, without via), direct, server:URL or dialer:NAME",
         repeat=True,
         group=_GROUP,
-        metavar="NAME=CIDR[,CIDR...][;via=WAY]",
+        metavar=METAVAR,
+        filled=True,
         go=OURS,
     )
     policy_file: str = option(
@@ -72,6 +73,7 @@ class NetworkSettings(AuditSettings):
         help="Allow only what the rules of this file allow; it is read again when it changes",
         group=_GROUP,
         metavar="FILE",
+        filled=True,
         go=OURS,
     )
 
@@ -99,9 +101,11 @@ def parse_networks(texts: Sequence[str]) -> Networks | None:
     Raises:
         ConfigError: one cannot be read, or two overlap.
     """
-    whole = ",".join(texts)
-    if not whole:
+    if not texts:
         return None
+    if not all(texts):
+        raise ConfigError(f"{FLAG} is empty: say {METAVAR}, or leave it out")
+    whole = ",".join(texts)
     parts = _BEGINS.split(whole)
     if len(parts) > MAX_NETWORKS:
         raise ConfigError(f"{FLAG}: more than {MAX_NETWORKS} networks")
@@ -145,14 +149,9 @@ def _network(text: str) -> ClusterNetwork:
 def _cidr(text: str) -> IpNetwork:
     text = text.strip()
     try:
-        if not _PREFIX.fullmatch(text):
-            raise ValueError
-        network = ip_network(text, strict=False)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8, nor an address") from None
-    if network.network_address != ip_address(text.partition("/")[0]):
-        raise ValueError(f"{text} has bits below its prefix, did you mean {network}?")
-    return network
+        return cidr(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} {error}") from None
 
 
 def _via(make: partial[ClusterNetwork], way: str) -> ClusterNetwork:
@@ -198,7 +197,7 @@ def _via_server(make: partial[ClusterNetwork], url: str) -> ClusterNetwork:
         connection = Connection(
             protocol=protocol, tcp=HostPort.parse(parts.netloc), tls=_tls(options)
         )
-    keeps = parse_bool(options[_HALF_CLOSE]) if _HALF_CLOSE in options else True
+    keeps = parse_bool(options[_HALF_CLOSE]) if _HALF_CLOSE in options else None
     return make(via=connection, keeps_half_close=keeps)
 
 
@@ -213,6 +212,8 @@ def _tls(options: dict[str, str]) -> ClientTls:
     if ("cert" in options) != ("key" in options):
         there, missing = ("cert", "key") if "cert" in options else ("key", "cert")
         raise ValueError(f"{there}= needs {missing}= as well")
+    if "name" in options:
+        HostPort(options["name"], 1)  # no certificate has anything else
     named = {field: options[key] for key, field in _TLS_OPTIONS.items() if key in options}
     return ClientTls(**named)
 

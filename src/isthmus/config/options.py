@@ -40,6 +40,7 @@ class Option:
     """One declared setting.
 
     ``go`` tells how konnectivity's flag differs: SAME, OURS (it has no such flag), or its default.
+    ``filled`` settings may be left out but not given empty, for that would lift a restriction.
     ``inert`` settings are accepted and have no effect here; ``ignored`` ones never will have, and
     help only lists their names. Either is said when it is given.
     """
@@ -55,6 +56,7 @@ class Option:
     flag: str = ""
     aliases: tuple[str, ...] = ()
     shown_default: str = ""
+    filled: bool = False
     inert: bool = False
     ignored: bool = False
     attribute: str = ""
@@ -86,6 +88,7 @@ def option(
     flag: str = "",
     aliases: tuple[str, ...] = (),
     shown_default: str = "",
+    filled: bool = False,
     inert: bool = False,
     ignored: bool = False,
 ) -> T:
@@ -106,6 +109,7 @@ def option(
         flag=flag,
         aliases=aliases,
         shown_default=shown_default,
+        filled=filled,
         inert=inert,
         ignored=ignored,
     )
@@ -138,9 +142,12 @@ def options_of(settings: type[Any]) -> tuple[Option, ...]:
 
 
 def _distance(settings: type[Any], field: dataclasses.Field[Any]) -> int:
-    """How many steps of inheritance lie between the class and the one that declares the field."""
+    """How many steps of inheritance lie between the class and the first that declares the field.
+
+    A class that only changes a default leaves the setting where its base has it.
+    """
     classes = enumerate(settings.__mro__)
-    return next(step for step, each in classes if field.name in get_annotations(each))
+    return max(step for step, each in classes if field.name in get_annotations(each))
 
 
 def _kind_of(hint: Any, declared: Option) -> Kind:

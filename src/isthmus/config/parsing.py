@@ -71,7 +71,8 @@ def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping
     only where the flag was not given, and an empty variable counts as none, as in Go.
 
     Raises:
-        ConfigError: a text cannot be read; the sentence names the flag.
+        ConfigError: a text cannot be read, or is empty where it may not be; the sentence names
+            the flag.
     """
     values: dict[str, object] = {}
     for declared in options_of(settings):
@@ -80,6 +81,8 @@ def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping
             texts = [environ[declared.env]]
         if not texts:
             continue
+        if declared.filled and not all(text.strip(", ") for text in texts):
+            raise ConfigError(f"--{declared.flag} is empty: say {declared.takes}, or leave it out")
         if declared.kind is Kind.LIST and declared.repeat:
             texts = [",".join(texts)]
         values[declared.attribute] = parse_value(declared, texts[-1])

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from isthmus.config.located import Located, cidr, compose, near, short
+from isthmus.config.cidrs import cidr
+from isthmus.config.located import Located, compose, near, short
 from isthmus.core.connectivity import IpNetwork
 from isthmus.core.networks import MAPPED
 from isthmus.core.patterns import Pattern

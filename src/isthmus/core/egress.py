@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.values import HostPort
 
 CLUSTER = "cluster"
 CONTROL_PLANE = "controlplane"
@@ -148,26 +149,58 @@ class Explanation:
     """What becomes of a request with a given configuration.
 
     ``network`` is the one that is asked for, ``way`` the connection that the configuration has for
-    it, None if it has none. ``today`` says what kube-apiserver does with the same configuration.
+    it, None if it has none. ``today`` says what kube-apiserver does with the same file.
+    ``kind`` is None where a destination was asked for.
     """
 
     kind: RequestKind | None
     network: str
     way: NetworkConfig | None
     today: str
+    note: str = ""
 
 
-def explain(kind: RequestKind, config: ConnectivityConfig) -> Explanation:
-    """Say where a kind of request goes."""
+def explain(
+    kind: RequestKind, config: ConnectivityConfig, kube: ConnectivityConfig | None
+) -> Explanation:
+    """Say where a kind of request goes.
+
+    ``kube`` is what kube-apiserver reads of the same file, None where it can read nothing.
+    """
     return Explanation(
         kind=kind,
         network=kind.network,
         way=config.network(kind.network),
-        today=_today(kind.today, config),
+        today=_today(kind.today, kube),
+        note=kind.note,
     )
 
 
-def _today(today: str | Today, config: ConnectivityConfig) -> str:
+def explain_destination(
+    target: HostPort, config: ConnectivityConfig, kube: ConnectivityConfig | None
+) -> list[Explanation]:
+    """Say where a destination is reached: in its network, if the configuration says of any.
+
+    Else that depends on the kind of request, and there is one answer for each network of
+    kube-apiserver, whose note names the kinds.
+    """
+    if any(one.cidrs or one.hosts for one in config.networks.values()):
+        found = config.network_of(target)
+        today = "kube-apiserver chooses by the kind of request, never by destination"
+        return [Explanation(kind=None, network=found.name if found else "", way=found, today=today)]
+    return [
+        Explanation(
+            kind=None,
+            network=name,
+            way=config.network(name),
+            today=_today(name, kube),
+            note="for " + ", ".join(kind.name for kind in KINDS if kind.today == name),
+        )
+        for name in SELECTABLE
+    ]
+
+
+def _today(today: str | Today, kube: ConnectivityConfig | None) -> str:
     match today:
         case Today.LOOPBACK:
             return "itself, by loopback"
@@ -176,7 +209,9 @@ def _today(today: str | Today, config: ConnectivityConfig) -> str:
         case Today.PER_ISSUER:
             return "as each issuer's egressSelectorType says, directly if it is empty"
         case str():
-            found = config.network(today)
+            if kube is None:
+                return f"{today}, of an egress selector: it cannot read this file"
+            found = kube.network(today)
             if found is None:
                 return f"directly: {today} is not configured"
             return f"{today}, {way_text(found.connection)}"

@@ -34,13 +34,14 @@ _MOST_SHOWN = 8
 class ClusterNetwork:
     """A named set of addresses, and the way there; ``via`` None is through its agents.
 
-    ``keeps_half_close`` is False for a konnectivity server on the way, which keeps none.
+    ``keeps_half_close`` is False for a server on the way that keeps none, as konnectivity's; None:
+    it is asked.
     """
 
     name: str
     cidrs: tuple[IpNetwork, ...]
     via: Connection | None = None
-    keeps_half_close: bool = True
+    keeps_half_close: bool | None = None
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(map(str, self.cidrs))})"
@@ -142,11 +143,10 @@ class Networks:
         ``asked`` is the network that the client named, or empty; ``claimed(host)`` are the names
         of the networks in which agents stand for a host name.
         """
+        # A client has names of its own: with an egress selector every network here is cluster.
         wanted = self.named(asked) if asked else None
-        if asked and wanted is None:
-            return Nowhere(f"there is no network {asked!r} here, only {self}")
         if not is_address(target.host):
-            return wanted or self.only or self._by_claim(target.host, claimed(target.host))
+            return wanted or self.only or self._by_claim(target.host, asked, claimed(target.host))
         found = self.holding(target.host)
         if found is None:
             return Nowhere(f"{target.host} is in none of the networks {self}")
@@ -156,14 +156,15 @@ class Networks:
             )
         return found
 
-    def _by_claim(self, host: str, claims: Collection[str]) -> ClusterNetwork | Nowhere:
+    def _by_claim(self, host: str, asked: str, claims: Collection[str]) -> ClusterNetwork | Nowhere:
         if len(claims) == 1:
             return self._by_name[next(iter(claims))]
         names = ", ".join(sorted(claims or self._by_name)[:_MOST_SHOWN])
         if claims:
             return Nowhere(f"agents of several networks stand for {host}: {names}")
+        said = f"said {asked!r} and not" if asked else "did not say"
         return Nowhere(
-            f"{host} is a name, no agent stands for it (host={host}), and the client did not say in"
+            f"{host} is a name, no agent stands for it (host={host}), and the client {said} in"
             f" which of the networks {names} it is"
         )
 

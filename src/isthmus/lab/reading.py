@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
-from isthmus.config.located import Fields, Located, cidr, compose, read_all
+from isthmus.config.cidrs import cidr
+from isthmus.config.located import Fields, Located, compose, read_all
 from isthmus.errors import ConfigError
 from isthmus.lab import reading_words as words
 from isthmus.lab.placeholders import addresses, fill, known
@@ -109,7 +110,7 @@ def _with_placeholders(topology: Topology, found: Fields) -> Topology:
         key.read(words.file_name)
     ways = _ways(found["ways"], names, addresses(topology)) if "ways" in found else ()
     steps = StepsReader(
-        hosts=[host.name for host in topology.hosts],
+        hosts={host.name: host for host in topology.hosts},
         processes={one.name: one for one in topology.processes},
         ways=[way.name for way in ways],
         placeholders=names,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import NamedTuple
 
-from isthmus.config.located import Fields, Located, cidr, near
+from isthmus.config.cidrs import cidr
+from isthmus.config.located import Fields, Located, near
 from isthmus.lab import reading_words as words
 from isthmus.lab.commands import ready_url
 from isthmus.lab.placeholders import addresses, fill, known
@@ -26,6 +28,7 @@ from isthmus.lab.topology import (
     Shape,
     Topology,
 )
+from isthmus.values import is_address
 
 MAX_HOSTS = 64
 MAX_HOST_CHARS = 40  # a namespace's name has the lab's prefix too
@@ -185,11 +188,16 @@ class _Second:
         found = node.mapping(SERVICE_KEYS, required=SERVICE_KEYS)
         place = found["address"].read(words.address_and_port) if "address" in found else None
         to = found["to"].read(words.host_and_port) if "to" in found else None
-        if to and to.host not in self._hosts:
+        fixed = ip_address(to.host) if to and is_address(to.host) else None
+        if to and not fixed and to.host not in self._hosts:
             found["to"].error(f"there is no host {to.host!r}{near(to.host, self._hosts)}")
-        if not place or not to or to.host not in self._hosts:
+        if not place or not to or not (fixed or to.host in self._hosts):
             return None
         address, port = place
+        if fixed is not None:
+            if fixed.version != address.version:
+                found["to"].error(f"{fixed} is no IPv{address.version} address")
+            return Service(address=address, port=port, to_address=fixed, to_port=to.port)
         if all(one.version != address.version for one in self._hosts[to.host].addresses):
             found["to"].error(f"{to.host} has no IPv{address.version} address")
         return Service(address=address, port=port, to_host=to.host, to_port=to.port)

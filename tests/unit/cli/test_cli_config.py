@@ -198,6 +198,31 @@ def test_refused(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -
     assert run(capsys, line) == (2, "", f"isthmus: {sentence}\n")
 
 
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [(("check", ""), "FILE"), (("convert", "a", " "), "FILE"), (("explain", ""), "FIELD")],
+)
+def test_what_is_empty(
+    args: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *args]) == 2
+    assert capsys.readouterr().err == f"isthmus: {what} is empty\n"
+
+
+def test_what_a_terminal_would_obey_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.yaml").write_text(EGRESS.replace("/run/x.sock", r'"/run/\e[31m\né.sock"'))
+    line = r"cluster: GRPC unix:///run/\x1b[31m\né.sock (odd.yaml:4)"
+    assert run(capsys, "check odd.yaml") == (0, f"{line}\n", "")
+
+
+@pytest.mark.parametrize("output", ["lines", "table", "json"])
+def test_what_cannot_be_printed_is_refused(output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.yaml").write_text(EGRESS.replace("/run/x.sock", r'"/run/\ud800.sock"'))
+    code, out, err = run(capsys, f"check odd.yaml -o {output}")
+    assert (code, out) == (2, "")
+    assert r"udsName: '/run/\ud800.sock' has half a character" in err
+
+
 def test_explained(capsys: pytest.CaptureFixture[str]) -> None:
     path = "egressSelections.connection.transport.tcp.url"
     code, out, err = run(capsys, f"explain {path}")

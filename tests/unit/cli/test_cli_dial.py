@@ -151,6 +151,12 @@ def test_a_dial_that_fails(config: str, listener: socket.socket) -> None:
     ("args", "sentence"),
     [
         (["127.0.0.1", "--config", "{config}"], "ADDRESS '127.0.0.1': no port in '127.0.0.1'"),
+        (["127.0.0.1:80", "--config", ""], "--config is empty"),
+        (["127.0.0.1:80", "--config", "{config}", "--network", ""], "--network is empty"),
+        (
+            ["127.0.0.1:80", "--config", "{config}", "--timeout", "nan"],
+            "--timeout: nan is not a number of seconds",
+        ),
         (["127.0.0.1:80", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file or directory"),
         (
             ["127.0.0.1:80", "--config", "{config}", "--network", "moon"],
@@ -251,9 +257,22 @@ def test_curl_has_a_deadline(config: str, listener: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["ftp://x/"], ["http://x y/"], ["http://x/", "-H", "nothing"], ["http://x/ü"]]
+    ("args", "sentence"),
+    [
+        (["ftp://x/"], "URL: not an http or https URL: 'ftp://x/'"),
+        (["http://x y/"], "URL: "),
+        (["http://x/ü"], "URL: "),
+        (["http://127.0.0.1/", "-H", "nothing"], "-H 'nothing': not a header, which is NAME: V"),
+        (["http://127.0.0.1/", "-H", "ü: a"], "-H 'ü: a': not a header, which is NAME: VALUE"),
+        (["http://127.0.0.1/", "-H", "a: ü"], "-H 'a: ü': has more than the printable"),
+        (["http://127.0.0.1/", "-H", "a: b\r\nc: d"], r"-H 'a: b\r\nc: d': has more than"),
+        (["http://127.0.0.1/", "-X", "GE T"], "-X 'GE T': not a method of HTTP"),
+        (["http://127.0.0.1/", "-X", ""], "--request is empty"),
+        (["https://127.0.0.1/", "--cacert", ""], "--cacert is empty"),
+    ],
 )
-def test_curl_of_wrong_words(config: str, args: list[str]) -> None:
+def test_curl_of_wrong_words(config: str, args: list[str], sentence: str) -> None:
     done = isthmus_command("curl", *args, "--config", config)
     assert done.returncode == 2
-    assert done.stderr.startswith(b"isthmus: ") and done.stderr.count(b"\n") == 1
+    said = done.stderr.decode()
+    assert said.startswith(f"isthmus: {sentence}") and said.count("\n") == 1

@@ -100,7 +100,8 @@ def test_a_destination(
     [
         (["pods/exce"], "pods/exce: no such kind of request, did you mean pods/exec?"),
         (["--destination", "10.0.0.1"], "--destination=10.0.0.1: no port in '10.0.0.1'"),
-        (["--destination", "10.0.0.1:1"], "the file says of no network which destinations"),
+        (["--destination", ""], "--destination=: no port in ''"),
+        (["kms", "--destination", "a:1"], "give a kind (kms) or --destination, not both"),
     ],
 )
 def test_mistakes(
@@ -113,4 +114,43 @@ def test_mistakes(
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["egress", "explain", "--config", "/nowhere.yaml"]) == 2
-    assert "--config=/nowhere.yaml: No such file or directory" in capsys.readouterr().err
+    assert capsys.readouterr().err == "isthmus: /nowhere.yaml: No such file or directory\n"
+    assert main(["egress", "explain", "--config", ""]) == 2
+    assert capsys.readouterr().err == "isthmus: --config is empty\n"
+
+
+def test_a_file_that_never_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["egress", "explain", "--config", "/dev/zero"]) == 2
+    assert "longer than" in capsys.readouterr().err
+
+
+def test_a_destination_in_an_egress_selector(
+    selector: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explained(capsys, "--config", selector, "--destination", "10.1.2.3:443")
+    assert [(one["network"], one["socket"]) for one in found] == [
+        ("controlplane", None),
+        ("cluster", "unix:/run/server.sock"),
+        ("etcd", None),
+    ]
+    args = ["egress", "explain", "--config", selector, "--destination", "10.1.2.3:443"]
+    assert main([*args, "-o", "table"]) == 0
+    assert "cluster: for pods/exec, " in capsys.readouterr().out
+
+
+def test_kube_apiserver_reads_the_first_document_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(SELECTOR.replace("cluster", "etcd") + "---\n" + SELECTOR)
+    (found,) = explained(capsys, "--config", str(path), "pods/exec")
+    assert found["configured"] is True
+    assert found["kubeApiserver"] == "directly: cluster is not configured"
+
+
+def test_kube_apiserver_reads_its_own_kind_only(
+    service: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = explained(capsys, "--config", service, "pods/exec")
+    assert found["protocol"] == "Payload"
+    assert found["kubeApiserver"] == "cluster, of an egress selector: it cannot read this file"

@@ -108,6 +108,11 @@ def test_a_table(capsys: pytest.CaptureFixture[str], policy: str) -> None:
         (("--destination=a:1", "--requester=pid:1"), "--requester is KIND:NAME with a kind of"),
         (("--destination=a:1", "--policy-file=/none"), "--policy-file /none: No such file"),
         (("--destination=a:1", EAST, "--cluster-network=b=10.0.0.0/8"), "overlap"),
+        (("--destination=a:1", "--policy-file="), "--policy-file is empty"),
+        (("--destination=a:1", "--cluster-network="), "--cluster-network is empty"),
+        (("--destination=a:1", EAST, "--network="), "--network is empty"),
+        (("--destination=a:1", "--group= "), "--group is empty"),
+        (("--destination=a:1", "--policy-file=/dev/zero"), "/dev/zero: longer than"),
         ((), "missing option '--destination'"),
     ],
 )

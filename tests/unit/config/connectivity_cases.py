@@ -21,7 +21,7 @@ class Verdict(Enum):
     REFUSED = "both refuse it"
     CRASHES = "it crashes, we refuse it"
     NEVER_DIALED = "it accepts what it can never dial, we refuse it"
-    NOT_HERE = "it accepts it, we do not know what it means"
+    NOT_HERE = "it accepts it, we refuse it on purpose"
     OURS = "it refuses it, we accept it"
 
 
@@ -49,40 +49,78 @@ def uds(name: str, protocol: str = "GRPC") -> str:
 _YES, _NO, _NEVER = Verdict.ACCEPTED, Verdict.REFUSED, Verdict.NEVER_DIALED
 BOTH = "transport: {tcp: {url: 'https://h:1'}, uds: {udsName: x}}"
 
+# The files of kube-apiserver's own tests have two networks like this.
+_PROXIED = (
+    "connection: {proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://127.0.0.1:8131',"
+    f" tlsConfig: {{caBundle: ca.crt, {PAIR}}}}}}}}}"
+)
+_EMPTY_TLS = "caBundle: '', clientKey: '', clientCert: ''"
+_SOCKET = "uds: {udsName: /etc/srv/kubernetes/konnectivity/konnectivity-server.socket}"
+_HTTP_AND_UDS = f"transport: {{tcp: {{url: 'http://127.0.0.1:8131'}}, {_SOCKET}}}"
+
 CASES: dict[str, tuple[Verdict, str]] = {
-    # kube-apiserver's own tests of reading
+    # kube-apiserver's own tests of reading, in their order; that of a file that is absent is in
+    # test_connectivity_kube.py
     "empty": (_NO, ""),
-    "only a comment": (_NO, "# nothing\n"),
-    "unknown field": (_NO, selected("{name: etcd, connection: {proxyProtocol: Direct}, foo: {}}")),
-    "unknown field without a value": (_NO, BETA + "foo:\n"),
+    "unknown field": (
+        _NO,
+        selected("{name: etcd, connection: {proxyProtocol: Direct}, foo: {bar: baz}}"),
+    ),
     "duplicate field": (
         _NO,
-        selected("{name: etcd, connection: {proxyProtocol: Direct}, connection: {}}"),
+        selected(
+            "{name: etcd, connection: {proxyProtocol: Direct},"
+            " connection: {proxyProtocol: Indirect}}"
+        ),
     ),
-    "duplicate field, one null": (_NO, BETA + "egressSelections:\negressSelections: []\n"),
-    "v1beta1 master": (_YES, selected(direct("master"))),
-    "v1beta1 Master": (_NO, selected(direct("Master"))),
-    "v1alpha1 master": (_YES, selected(direct("master"), head=ALPHA)),
-    "v1alpha1 Master": (_NO, selected(direct("Master"), head=ALPHA)),
-    "wrong kind": (_NO, "apiVersion: apps/v1\nkind: DaemonSet\n"),
-    "its neighbour": (_NO, BETA.replace("EgressSelector", "Tracing")),
+    "v1beta1": (
+        _YES,
+        selected(f"{{name: cluster, {_PROXIED}}}", f"{{name: controlplane, {_PROXIED}}}",
+                 direct("etcd")),
+    ),
+    "v1beta1 with master": (
+        _YES,
+        selected(f"{{name: cluster, {_PROXIED}}}", f"{{name: master, {_PROXIED}}}",
+                 direct("etcd")),
+    ),
+    "wrong type": (
+        _NO,
+        "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: proxy-agent}\n"
+        "spec: {selector: {matchLabels: {k8s-app: konnectivity-agent}}}\n",
+    ),
     "tls server name": (_YES, tcp("https://h:1", f"{PAIR}, tlsServerName: example.com")),
     # and of validating
     "direct": (_YES, selected(direct("controlplane"))),
     "direct with a transport": (_NO, connected("proxyProtocol: Direct, transport: {}")),
-    "direct with a null transport": (_YES, connected("proxyProtocol: Direct, transport: null")),
-    "http": (Verdict.CRASHES, tcp("http://127.0.0.1:8131", None)),
-    "http with tls": (_NO, tcp("http://127.0.0.1:8131")),
+    "http connect by http": (Verdict.CRASHES, tcp("http://127.0.0.1:8131", None)),
     "https without tls": (_NO, tcp("https://127.0.0.1:8131", None)),
-    "https without a certificate": (_NO, tcp("https://127.0.0.1:8131", "")),
-    "https without a key": (_NO, tcp("https://127.0.0.1:8131", "clientCert: client.crt")),
-    "tcp and uds": (_NO, connected(f"proxyProtocol: HTTPConnect, {BOTH}")),
-    "http connect by uds": (_YES, uds("/run/x.sock", "HTTPConnect")),
-    "grpc by tcp": (_NO, tcp("https://h:1", protocol="GRPC")),
-    "grpc by uds": (_YES, uds("/run/x.sock")),
+    "tcp and uds": (_NO, connected(f"proxyProtocol: HTTPConnect, {_HTTP_AND_UDS}")),
+    "http connect by uds": (
+        _YES,
+        connected(f"proxyProtocol: HTTPConnect, transport: {{{_SOCKET}}}"),
+    ),
+    "grpc by tcp": (_NO, tcp("http://127.0.0.1:8131", _EMPTY_TLS, protocol="GRPC")),
+    "grpc by uds": (_YES, connected(f"proxyProtocol: GRPC, transport: {{{_SOCKET}}}")),
     "bad name": (_NO, selected(direct("invalid"))),
     "duplicates": (_NO, selected(direct("controlplane"), direct("controlplane"))),
+    # what is like those
+    "only a comment": (_NO, "# nothing\n"),
+    "unknown field without a value": (_NO, BETA + "foo:\n"),
+    "duplicate field, one null": (_NO, BETA + "egressSelections:\negressSelections: []\n"),
+    "wrong kind": (_NO, "apiVersion: apps/v1\nkind: DaemonSet\n"),
+    "its neighbour": (_NO, BETA.replace("EgressSelector", "Tracing")),
+    "direct with a null transport": (_YES, connected("proxyProtocol: Direct, transport: null")),
+    "http with tls": (_NO, tcp("http://127.0.0.1:8131")),
+    "https without a certificate": (_NO, tcp("https://127.0.0.1:8131", "")),
+    "https with an empty certificate": (_NO, tcp("https://127.0.0.1:8131", _EMPTY_TLS)),
+    "https without a key": (_NO, tcp("https://127.0.0.1:8131", "clientCert: client.crt")),
+    "https tcp and uds": (_NO, connected(f"proxyProtocol: HTTPConnect, {BOTH}")),
+    "grpc by https": (_NO, tcp("https://h:1", protocol="GRPC")),
     # names
+    "v1beta1 master": (_YES, selected(direct("master"))),
+    "v1beta1 Master": (_NO, selected(direct("Master"))),
+    "v1alpha1 master": (_YES, selected(direct("master"), head=ALPHA)),
+    "v1alpha1 Master": (_NO, selected(direct("Master"), head=ALPHA)),
     "upper case": (_YES, selected(direct("Cluster"), direct("ETCD"))),
     "duplicates without case": (_NO, selected(direct("cluster"), direct("CLUSTER"))),
     "master and controlplane": (
@@ -101,6 +139,9 @@ CASES: dict[str, tuple[Verdict, str]] = {
     "a null selection": (_NO, BETA + "egressSelections:\n-\n"),
     "no connection": (_NO, selected("{name: etcd}")),
     "no protocol": (_NO, connected("transport: {uds: {udsName: x}}")),
+    "protocol that YAML takes for a time": (_NO, connected("proxyProtocol: 1:20")),
+    "protocol that YAML takes for a date": (_NO, connected("proxyProtocol: 2001-01-01")),
+    "protocol with a tag": (_NO, connected("proxyProtocol: !a Indirect")),
     "protocol in another case": (_NO, connected("proxyProtocol: direct")),
     "field in another case": (_NO, BETA + "egressselections: []\n"),
     "no transport": (_NO, connected("proxyProtocol: HTTPConnect")),
@@ -140,6 +181,9 @@ CASES: dict[str, tuple[Verdict, str]] = {
     "url in upper case": (_NO, tcp("HTTPS://h:1")),
     "url of another scheme": (_NO, tcp("grpc://h:1")),
     "url with an underscore": (_YES, tcp("https://a_b:1")),
+    # sockets
+    "socket with the longest name": (_YES, uds("/" + "x" * 106)),
+    "socket with too long a name": (_NEVER, uds("/" + "x" * 107)),
     # files
     "ca": (_YES, tcp("https://h:1", f"{PAIR}, caBundle: ca.crt")),
     "no such ca": (_NO, tcp("https://h:1", f"{PAIR}, caBundle: nope.crt")),
@@ -151,6 +195,12 @@ CASES: dict[str, tuple[Verdict, str]] = {
     "JSON with tabs": (_YES, f'{{\n\t{JSON},\n\t"egressSelections": []}}'),
     "JSON and more": (_NO, f"{{{JSON}}} {{}}"),
     "JSON with a duplicate": (_NO, f'{{{JSON}, "kind": "EgressSelectorConfiguration"}}'),
+    "JSON with a comment": (_NO, f"{{{JSON}}}\n# nothing\n"),
+    "JSON with a last comma": (_NO, f"{{{JSON},}}"),
+    "JSON without quotes": (_NO, "{" + ", ".join(BETA.splitlines()) + "}"),
+    "JSON with NaN": (_NO, f'{{{JSON}, "egressSelections": NaN}}'),
+    "no JSON, behind ---": (_YES, "--- {" + ", ".join(BETA.splitlines()) + "}"),
+    "JSON and a document": (_NO, f"{{{JSON}}}\n---\n{{{JSON}}}"),
     "byte order mark": (_YES, "\ufeff" + BETA),
     "a number for a name": (_NO, uds("5")),
     "a quoted number": (_YES, uds("'5'")),
@@ -159,6 +209,17 @@ CASES: dict[str, tuple[Verdict, str]] = {
     "y": (_NO, uds("y")),
     "octal": (_NO, uds("0o7")),
     "exponent": (_NO, uds("1e3")),
+    "a number with a zero in front": (_NO, uds("08")),
+    "a number with a sign": (_NO, uds("+.5")),
+    "a tagged letter": (_YES, uds("!!str y")),
+    "half a character": (_NO, uds('"\\ud800"')),
+    "tabs between words": (_YES, BETA.replace(": ", ":\t ").replace("\n", "\t# nothing\n")),
+    "a tab that indents": (_NO, BETA + "egressSelections:\n\t[]\n"),
+    "no space behind a colon": (_NO, selected("{name: etcd, connection:{proxyProtocol: Direct}}")),
+    "no space behind a quoted key": (
+        _YES,
+        selected("{name: etcd, 'connection':{proxyProtocol: Direct}}"),
+    ),
     "base 60": (_YES, uds("1:20")),
     "date": (_YES, uds("2001-01-01")),
     "equals": (_YES, uds("=")),
@@ -177,6 +238,10 @@ CASES: dict[str, tuple[Verdict, str]] = {
         selected("&a {name: etcd, connection: {proxyProtocol: Direct}}", "{<<: *a, name: cluster}"),
     ),
     "leading ---": (_YES, "---\n" + BETA),
+    "a bad document behind the first": (
+        Verdict.NOT_HERE,
+        selected(direct("etcd")) + "---\n" + selected(direct("invalid")),
+    ),
     "two documents": (_YES, selected(direct("etcd")) + "---\n" + selected(direct("cluster"))),
     "an empty document first": (Verdict.OURS, "---\n---\n" + BETA),
 }  # fmt: skip

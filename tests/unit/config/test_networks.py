@@ -28,11 +28,27 @@ def test_none_means_no_restriction() -> None:
     assert ServerSettings().networks is None
 
 
-@pytest.mark.parametrize("given", [[A, B], [f"{A},{B}"], [A, "", B]])
+@pytest.mark.parametrize("given", [[A, B], [f"{A},{B}"]])
 def test_flags_add_up(given: list[str]) -> None:
     settings = load(ServerSettings, {"cluster_network": given}, {})
     assert settings.networks is not None
     assert list(settings.networks) == [EAST, WEST]
+
+
+@pytest.mark.parametrize("given", [[""], [A, ""], [" "], [","]])
+def test_an_empty_flag_lifts_no_restriction(given: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(ServerSettings, {"cluster_network": given}, {})
+    said = "--cluster-network is empty: say NAME=CIDR[,CIDR...][;via=WAY], or leave it out"
+    assert str(caught.value) == said
+    with pytest.raises(ConfigError, match="--policy-file is empty: say FILE, or leave it out"):
+        load(ServerSettings, {"policy_file": ["policy.yaml", ""]}, {})
+
+
+@pytest.mark.parametrize("texts", [("",), (A, "")])
+def test_nor_does_an_empty_text(texts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--cluster-network is empty"):
+        parse_networks(texts)
 
 
 def test_settings_may_be_made_of_whole_texts() -> None:
@@ -95,11 +111,12 @@ def via(text: str) -> ClusterNetwork:
 def test_every_way(text: str, connection: Connection | None) -> None:
     found = via(text)
     assert found.via == connection
-    assert found.keeps_half_close
+    assert found.keeps_half_close is None  # the server says it
 
 
 def test_a_server_that_keeps_no_half_closes() -> None:
-    assert not via("server:konnectivity:///run/k.sock?half-close=false").keeps_half_close
+    found = via("server:konnectivity:///run/k.sock?half-close=false")
+    assert found.keeps_half_close is False
 
 
 @pytest.mark.parametrize(
@@ -113,7 +130,7 @@ def test_a_server_that_keeps_no_half_closes() -> None:
         ("east=10.0.0.0/33", "'10.0.0.0/33' is not a network"),
         ("east=10.0.0.0/255.0.0.0", "is not a network"),
         ("east=fe80::1%eth0", "is not a network"),
-        ("east=10.0.0.1/8", "10.0.0.1/8 has bits below its prefix, did you mean 10.0.0.0/8?"),
+        ("east=10.0.0.1/8", "'10.0.0.1/8' has bits below its prefix, did you mean 10.0.0.0/8?"),
         ("east=db.example", "'db.example' is not a network"),
         ("east=10.0.0.0/8;by=agents", "only ;via=WAY may follow the addresses, once"),
         ("east=10.0.0.0/8;via=direct;via=agents", "only ;via=WAY may follow"),
@@ -130,6 +147,10 @@ def test_a_server_that_keeps_no_half_closes() -> None:
         ("east=10.0.0.0/8;via=server:kep://proxy:1?crt=a", "unknown option 'crt', did you mean"),
         ("east=10.0.0.0/8;via=server:kep://proxy:1?ca=a&ca=b", "option ca is there twice"),
         ("east=10.0.0.0/8;via=server:kep://proxy:1?ca=", "option ca is empty"),
+        (
+            "east=10.0.0.0/8;via=server:kep://proxy:1?name=a%20b",
+            "not a host name or address: 'a b'",
+        ),
         ("east=10.0.0.0/8;via=server:kep:///x?ca=a", "unknown option 'ca'"),
         ("east=10.0.0.0/8;via=server:kep:///x?half-close=maybe", "neither true nor false"),
         (f"east=10.0.0.0/8;via=server:kep:///{'x' * 107}", "in 107 bytes"),

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.core import egress
 from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.core.egress import BY_NAME, KINDS, SELECTABLE, RequestKind, Today, explain, way_text
+from isthmus.core.egress import (
+    BY_NAME,
+    KINDS,
+    SELECTABLE,
+    Explanation,
+    RequestKind,
+    Today,
+    explain_destination,
+    way_text,
+)
 from isthmus.values import HostPort
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "egress-requests.md").read_text()
@@ -22,6 +32,10 @@ def config(**networks: Connection) -> ConnectivityConfig:
             for name, connection in networks.items()
         }
     )
+
+
+def explain(kind: RequestKind, config: ConnectivityConfig) -> Explanation:
+    return egress.explain(kind, config, config)
 
 
 # The seed's list and kube-apiserver's call sites, typed from them.
@@ -100,6 +114,28 @@ def test_master_is_the_control_plane() -> None:
 )
 def test_what_no_selection_changes(name: str, today: str) -> None:
     assert explain(BY_NAME[name], config(controlplane=UDS, cluster=UDS)).today == today
+
+
+def test_what_kube_apiserver_does_not_read_it_does_not_do() -> None:
+    kind, both = BY_NAME["pods/exec"], config(cluster=UDS, etcd=DIRECT)
+    found = egress.explain(kind, both, config(etcd=DIRECT))
+    assert found.way is not None
+    assert found.today == "directly: cluster is not configured"
+    found = egress.explain(kind, both, None)
+    assert found.today == "cluster, of an egress selector: it cannot read this file"
+
+
+def test_a_destination_without_a_network_depends_on_the_request() -> None:
+    selector = config(cluster=UDS, etcd=DIRECT)
+    found = explain_destination(HostPort("10.0.0.1", 443), selector, selector)
+    assert [(one.network, one.way is not None, one.today) for one in found] == [
+        ("controlplane", False, "directly: controlplane is not configured"),
+        ("cluster", True, "cluster, by GRPC at unix:/run/server.sock"),
+        ("etcd", True, "etcd, directly"),
+    ]
+    kinds = [kind for one in found for kind in one.note.removeprefix("for ").split(", ")]
+    assert len(kinds) == len(set(kinds))
+    assert set(kinds) == {kind.name for kind in KINDS if isinstance(kind.today, str)}
 
 
 def test_ways_in_words() -> None:
