@@ -209,6 +209,26 @@ def test_the_service_ends_what_is_left_open(stack: Stack, kind: str) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("kind", ["packet-uds", "packet-tls", "payload-uds", "payload-tls"])
+def test_calls_share_a_connection(stack: Stack, kind: str) -> None:
+    async def use(service: ConnectivityService, address: str) -> None:
+        async with await service.dialer(kind).dial("tcp", address) as connection:
+            connection.write(b"hello")
+            connection.write_eof()
+            while await connection.read():
+                continue
+
+    async def test() -> None:
+        async with opened(config(stack, [kind])) as service:
+            with echo_target() as target:
+                await asyncio.gather(*(use(service, target.name) for _ in range(30)))
+                pool = service._ways[kind]._dialer.pool
+                [shared] = pool.connections
+                await until(lambda: not shared.streams)
+
+    run(test)
+
+
 # Real sockets.
 
 

@@ -211,6 +211,8 @@ def test_aiohttp_errors_are_its_own(stack: Stack, certificates: PkiFiles) -> Non
                         await session.get(url)
                     async with session.get(url, ssl=False) as unverified:
                         assert unverified.status == 200
+                    with pytest.raises(aiohttp.ServerFingerprintMismatch):
+                        await session.get(url, ssl=aiohttp.Fingerprint(bytes(32)))
                 with pytest.raises(aiohttp.ClientError, match="exclude each other"):
                     await session.get("http://127.0.0.1:1/", proxy="http://127.0.0.1:2")
             await asyncio.sleep(0.05)

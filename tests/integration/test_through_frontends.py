@@ -14,6 +14,7 @@ from clients import MIB, Target, blocks, echo_target, free_port, full_target
 from stack import Stack, client_context
 
 from isthmus.app.pki import PkiFiles
+from isthmus.dialers.pooled_dial import PooledDialer
 from isthmus.dialers.through_connect import ConnectDialer
 from isthmus.dialers.through_grpc import GrpcDialer
 from isthmus.dialers.through_payload import PayloadDialer
@@ -117,7 +118,7 @@ def run(stack: Stack, kind: str, test: Callable[[Bed], Awaitable[None]]) -> None
     async def main() -> None:
         bed = Bed(stack, kind)
         await test(bed)
-        if isinstance(bed.dialer, PayloadDialer):
+        if isinstance(bed.dialer, PooledDialer):
             bed.dialer.close()
         assert not bed.ends and not bed.failures
         await bed.until(lambda: len(bed.poller) == 0)  # whatever was opened is closed

@@ -135,11 +135,10 @@ class ServerNetworks:
         self._close.append(resolver.close)
         if protocol is Protocol.HTTP_CONNECT:
             return ConnectDialer(self._loop, self._poller, resolver, place)
-        if protocol is Protocol.PACKET:
-            return GrpcDialer(self._loop, self._poller, resolver, place)
-        payload = PayloadDialer(self._loop, self._poller, resolver, place)
-        self._close.append(payload.close)
-        return payload
+        kind = GrpcDialer if protocol is Protocol.PACKET else PayloadDialer
+        shared = kind(self._loop, self._poller, resolver, place)
+        self._close.append(shared.close)
+        return shared
 
     def _custom(self, via: Connection) -> Way:
         from isthmus.dialers.custom import ForeignDialer, load

@@ -91,7 +91,11 @@ class Connector(aiohttp.BaseConnector):
             sock.close()
             raise
         if isinstance(req.ssl, aiohttp.Fingerprint):
-            req.ssl.check(transport)
+            try:
+                req.ssl.check(transport)
+            except BaseException:
+                transport.abort()
+                raise
         return protocol
 
     def _context(self, req: ClientRequest) -> tls.SSLContext | None:

@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from isthmus.client.context import NetworkContext
 from isthmus.client.dialer import DIAL_TIMEOUT_S
@@ -21,8 +21,12 @@ from isthmus.client.service import ConnectivityService, read_file
 from isthmus.core.connectivity import ConnectivityConfig
 from isthmus.values import HostPort
 
+if TYPE_CHECKING:
+    from isthmus.client.local_proxy import LocalProxy
+
 #: A dial ends by its own deadline; this much later something is wrong with the loop.
 _SPARE_S = 10.0
+_CLOSED = "the service is closed"
 
 T = TypeVar("T")
 
@@ -40,11 +44,13 @@ class BlockingService:
         self._service = ConnectivityService(config)
         self._pid = os.getpid()
         self._closed = False
+        self._submitting = threading.Lock()
         self._started = threading.Event()
         self._over: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="isthmus-client", daemon=True)
         self._failure: BaseException | None = None
+        self._proxies: list[asyncio.Task[None]] = []
         self._thread.start()
         self._started.wait()
         if self._failure is not None:
@@ -81,12 +87,26 @@ class BlockingService:
         future = self._submit(self._dial(context, address, timeout_s))
         try:
             sock = future.result(timeout_s + _SPARE_S)
+        except CancelledError:
+            raise RuntimeError(_CLOSED) from None  # by another thread, meanwhile
         except BaseException:
             future.cancel()
             future.add_done_callback(_close_unwanted)  # it may have come at the last moment
             raise
         sock.setblocking(True)
         return sock
+
+    def proxy(self, context: NetworkContext | str) -> LocalProxy:
+        """Open a proxy on loopback for a library that takes nothing else; it ends with the service.
+
+        Each call opens one. Whatever goes through it goes to the network of the context.
+
+        Raises:
+            UnknownNetworkError: the configuration has no such network.
+            OSError: there are no more descriptors, or there is no loopback.
+            RuntimeError: the service is closed, or belongs to the process before a fork.
+        """
+        return self._submit(self._open_proxy(context)).result(_SPARE_S)
 
     def context_for(self, address: str | HostPort) -> NetworkContext:
         """Derive the context of a destination; see ConnectivityService."""
@@ -96,9 +116,10 @@ class BlockingService:
         """Reset what is open, and end the thread."""
         if self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._over.set)
+        with self._submitting:
+            self._closed = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(self._service.grace_s + _SPARE_S)
 
     # In the loop.
@@ -108,16 +129,25 @@ class BlockingService:
     ) -> socket.socket:
         return await self._service.dialer(context).dial_socket(address, timeout_s=timeout_s)
 
+    async def _open_proxy(self, context: NetworkContext | str) -> LocalProxy:
+        from isthmus.client.local_proxy import ProxyPort
+
+        port = ProxyPort(self._service, context)
+        self._proxies.append(asyncio.create_task(port.serve(), name="isthmus-proxy-port"))
+        return port.proxy
+
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        wrong = ""
         if os.getpid() != self._pid:
-            wrong = "the service was made before a fork, and its thread is not in this process"
-        elif self._closed or not self._thread.is_alive():
-            wrong = "the service is closed"
-        if wrong:
             work.close()
-            raise RuntimeError(wrong)
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise RuntimeError(
+                "the service was made before a fork, and its thread is not in this process"
+            )
+        # What comes before close() is begun before the loop hears of the end, and none after it.
+        with self._submitting:
+            if self._closed or not self._thread.is_alive():
+                work.close()
+                raise RuntimeError(_CLOSED)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self) -> None:
         import uvloop
@@ -137,6 +167,9 @@ class BlockingService:
         async with self._service:
             self._started.set()
             await self._over.wait()
+            for task in self._proxies:
+                task.cancel()
+            await asyncio.gather(*self._proxies, return_exceptions=True)
 
 
 def _close_unwanted(future: Future[socket.socket]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from isthmus.wire.asking import Asking, headers_of
 
@@ -29,6 +31,10 @@ class NetworkContext:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a network context needs the name of a network")
+        groups = cast("Iterable[str]", self.groups)  # not everybody has a type checker
+        if isinstance(groups, str):
+            raise ValueError(f"groups are several names, and {groups!r} is one")
+        object.__setattr__(self, "groups", tuple(groups))
         headers_of(self.asking())
 
     def asking(self) -> Asking:
@@ -37,7 +43,7 @@ class NetworkContext:
         return Asking(
             network=self.name.lower(),
             user=self.user,
-            groups=tuple(self.groups),
+            groups=self.groups,
             tenant=self.tenant,
             object=self.object,
             traceparent=traceparent,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 
 from isthmus.client.context import NetworkContext
-from isthmus.client.sockets import bridge
+from isthmus.client.sockets import bridge, given
 from isthmus.client.stream import Connection
-from isthmus.client.ways import Way
+from isthmus.client.ways import Ground, Way
 from isthmus.net.connect import Failed
-from isthmus.net.poller import Poller
 from isthmus.net.reaching import Dialing, Reached, reach
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort
@@ -25,12 +25,12 @@ class Dialer:
         self,
         context: NetworkContext,
         way: Way,
-        poller: Poller,
+        ground: Ground,
         opened: Callable[[BaseEnd], None],
     ) -> None:
         self.context = context
         self._way = way
-        self._poller = poller
+        self._ground = ground
         self._opened = opened
 
     def __repr__(self) -> str:
@@ -49,6 +49,7 @@ class Dialer:
         Raises:
             DialError: the target was not reached; ``reason`` says why, as data.
             ValueError: the address is none, or the network is not tcp.
+            RuntimeError: the service is closed, or belongs to another event loop.
         """
         if network != "tcp":
             raise ValueError(f"unknown kind of connection {network!r}: only tcp is carried")
@@ -75,9 +76,33 @@ class Dialer:
             OSError: there are no more descriptors.
         """
         end = await self._reach(_target(address), timeout_s)
-        return bridge(end, self._poller, self._opened)
+        return bridge(end, self._ground.poller, self._opened)
+
+    async def join_socket(
+        self,
+        sock: socket.socket,
+        address: str | HostPort,
+        *,
+        answer: bytes = b"",
+        early: bytes = b"",
+        timeout_s: float = DIAL_TIMEOUT_S,
+    ) -> None:
+        """Open a connection and join a client's non-blocking socket to it, which is ours then.
+
+        ``answer`` is for the client, before anything else; ``early`` is what it said already.
+
+        Raises:
+            DialError: the target was not reached; the socket is still the caller's.
+        """
+        end = await self._reach(_target(address), timeout_s)
+        given(end, sock, self._ground.poller, self._opened, answer=answer, early=early)
 
     async def _reach(self, target: HostPort, timeout_s: float) -> BaseEnd:
+        ground = self._ground
+        if asyncio.get_running_loop() is not ground.loop:
+            raise RuntimeError("the service belongs to another event loop")
+        if ground.closed:
+            raise RuntimeError("the service is closed")
         asking = self.context.asking()
 
         def start(timeout_s: float, reached: Reached, failed: Failed) -> Dialing:
@@ -85,7 +110,7 @@ class Dialer:
                 target, timeout_s=timeout_s, reached=reached, failed=failed, asking=asking
             )
 
-        end = await reach(start, target, timeout_s)
+        end = await reach(start, target, timeout_s, ground.under_way)
         self._opened(end)
         return end
 

@@ -4,11 +4,13 @@ Nothing is patched: an ApiClient sends its requests by the ``pool_manager`` of i
 which is given another one with the same TLS settings. Neither package is imported here.
 
 The official client opens WebSockets (exec, attach, port-forward by ``kubernetes.stream``) by
-another library, which these connections do not reach; kubernetes_asyncio's go through.
+another library, which knows proxies and nothing else: it is given one (local_proxy.py).
+kubernetes_asyncio's WebSockets (its WsApiClient) go by the pool, as all its requests.
 """
 
 from __future__ import annotations
 
+import copy
 import ssl
 from typing import Any, Protocol
 
@@ -18,6 +20,8 @@ from isthmus.client.dialer import Dialer
 
 #: As kubernetes_asyncio's own: a watch event can be larger than aiohttp's buffer.
 _READ_BYTES = 2 * 1024 * 1024
+#: A name that no server has (RFC 6761 §6.4).
+_NOBODY = "nobody.invalid"
 
 
 class _Rest(Protocol):
@@ -32,16 +36,24 @@ class ApiClient(Protocol):
 
 
 def use(api_client: ApiClient, service: BlockingService, context: NetworkContext | str) -> None:
-    """Let an ApiClient of ``kubernetes`` send its requests through the service."""
+    """Let an ApiClient of ``kubernetes`` send its requests and streams through the service.
+
+    Its configuration becomes a copy of its own: other clients keep theirs.
+    """
     from isthmus.client.urllib3 import PoolManager
 
     rest: _Rest = api_client.rest_client
     before = rest.pool_manager
     # Certificates, verification, the number of connections: as the client has made them. A
     # proxy's own settings go: it would be gone round.
-    options = {k: v for k, v in before.connection_pool_kw.items() if not k.startswith("_proxy")}
+    options = {k: v for k, v in before.connection_pool_kw.items() if not k.startswith("_")}
     rest.pool_manager = PoolManager(service, context, **options)
     before.clear()
+    proxy = service.proxy(context)
+    configuration = api_client.configuration = copy.copy(api_client.configuration)
+    configuration.proxy = proxy.url
+    configuration.proxy_headers = {"proxy-authorization": proxy.authorization}
+    configuration.no_proxy = _NOBODY  # or those of the environment would go round it
 
 
 async def use_async(api_client: ApiClient, dialer: Dialer) -> None:

@@ -15,7 +15,7 @@ from isthmus.client.dialer import Dialer
 from isthmus.client.errors import UnknownNetworkError
 from isthmus.client.ways import Ground, Way, describe
 from isthmus.core.connectivity import ConnectivityConfig, NetworkConfig
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DialFailure
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import BaseEnd, End, Ending
@@ -86,6 +86,9 @@ class ConnectivityService:
 
     def _shut_down(self, ground: Ground) -> None:
         self._ground = None
+        ground.closed = True
+        for give_up in tuple(ground.under_way):
+            give_up(DialFailure.INTERNAL, "the service was closed")
         for end in tuple(self._ends):
             end.abort(Ending.CANCELLED)
         for way in self._ways.values():
@@ -124,7 +127,7 @@ class ConnectivityService:
         way = self._ways.get(network.name)
         if way is None:
             way = self._ways[network.name] = Way(network, self._ground)
-        return Dialer(context, way, self._ground.poller, self._opened)
+        return Dialer(context, way, self._ground, self._opened)
 
     def context_for(
         self,

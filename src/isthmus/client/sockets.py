@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
-from isthmus.tunnel.end import BaseEnd, Ending, join
+from isthmus.tunnel.end import BaseEnd, Early, Ending, join
 
 _LOOPBACK = "127.0.0.1"
 _PAIRING_S = 5.0
@@ -40,6 +40,24 @@ def bridge(end: BaseEnd, poller: Poller, opened: Callable[[BaseEnd], None]) -> s
     opened(inside)
     join(end, inside)
     return given
+
+
+def given(
+    end: BaseEnd,
+    sock: socket.socket,
+    poller: Poller,
+    opened: Callable[[BaseEnd], None],
+    *,
+    answer: bytes,
+    early: bytes,
+) -> None:
+    """Join an end to a socket that somebody gave us; see Dialer.join_socket."""
+    kept = Early()
+    kept.buffer += early
+    inside = SocketEnd(sock, poller, kept)
+    inside.write(answer)
+    opened(inside)
+    join(end, inside)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -148,6 +148,8 @@ class Connection:
                     await self._change()
         except TimeoutError:
             self._linger = self._loop.call_later(LINGER_S, self._end.abort, Ending.CANCELLED)
+            # Where a server keeps no half-closes nothing was said yet: this ends the connection.
+            self._end.let_go()
         except BaseException:
             self.abort()
             raise

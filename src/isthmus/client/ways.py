@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.core.connectivity import ClientTls, Connection, NetworkConfig, Protocol
@@ -26,13 +26,15 @@ from isthmus.wire.asking import Asking
 LOOK_EVERY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Ground:
-    """What every dialer stands on."""
+    """What every dialer of a service stands on, and the dials that are under way."""
 
     loop: asyncio.AbstractEventLoop
     poller: Poller
     resolver: Resolver
+    under_way: set[Failed] = field(default_factory=set)
+    closed: bool = False
 
 
 class Trust:

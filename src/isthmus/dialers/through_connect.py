@@ -3,7 +3,8 @@
 The tunnel's end is the very connection to the server. A half-close is one of that connection; a
 reset is one by TCP. A UNIX socket cannot be reset, it closes: a server that keeps half-closes does
 that without having been told our end only when the tunnel broke, so that reads as a reset. With a
-konnectivity server it is how every tunnel ends, and reads as a clean end.
+konnectivity server, which does not say that it keeps them, it is how every tunnel ends, and reads
+as a clean end.
 
 An HTTP proxy on an agent's way to its server is net/through_proxy.py.
 """
@@ -28,7 +29,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import Early, Ending
 from isthmus.values import HostPort
-from isthmus.wire.asking import headers_of
+from isthmus.wire.asking import HALF_CLOSE, headers_of
 from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
 
 #: What a status says when the text says nothing that we know (frontends/statuses.py).
@@ -40,19 +41,19 @@ FAILURE_OF_STATUS = {
 
 
 class _UnixServer(SocketEnd):
-    """The connection to a server at a UNIX socket."""
+    """The connection to a server at a UNIX socket, or at a TCP port in the clear."""
 
-    __slots__ = ("_keeps_half_close",)
+    __slots__ = ("keeps_half_close",)
 
     def __init__(
-        self, sock: socket.socket, poller: Poller, early: Early, *, keeps_half_close: bool
+        self, sock: socket.socket, poller: Poller, early: Early, *, keeps_half_close: bool | None
     ) -> None:
-        self._keeps_half_close = keeps_half_close
+        self.keeps_half_close = keeps_half_close  # None: until the server has said it
         super().__init__(sock, poller, early)
 
     def got_eof(self) -> None:
         """Tell a server that closed from one that half-closed."""
-        if self._keeps_half_close and not self._eof_in and not self._eof_out and self._gone():
+        if self.keeps_half_close and not self._eof_in and not self._eof_out and self._gone():
             self.broken()
         else:
             super().got_eof()
@@ -98,7 +99,8 @@ class _Question(Early):
     def __init__(self, dial: ConnectDial) -> None:
         super().__init__()
         self._dial: ConnectDial | None = dial
-        self._asking = ConnectAsking(dial.target, keep_early=True, headers=headers_of(dial.asking))
+        said = [*headers_of(dial.asking), (HALF_CLOSE, b"1")]
+        self._asking = ConnectAsking(dial.target, keep_early=True, headers=said)
         self._answer: ConnectAnswer | None = None
 
     @property
@@ -123,7 +125,7 @@ class _Question(Early):
         elif self._answer is not None:
             self.buffer += self._asking.early
             dial, self._dial = self._dial, None
-            dial.connected()
+            dial.connected(keeps_half_close=self._answer.header(HALF_CLOSE) is not None)
             # Whoever joined the end there and then has taken the buffer, and paused it if need be.
         return len(self.buffer) < self.limit
 
@@ -194,10 +196,12 @@ class ConnectDial(ServerDial):
         end.write(question.request)
         end.read_again()  # what came while nobody owned the socket made its edge already
 
-    def connected(self) -> None:
-        """The connection leads to the target from here on."""
+    def connected(self, *, keeps_half_close: bool) -> None:
+        """The connection leads to the target from here on; the server keeps half-closes or not."""
         end, self._end, self._question = self._end, None, None
         assert end is not None
+        if isinstance(end, _UnixServer) and end.keeps_half_close is None:
+            end.keeps_half_close = keeps_half_close
         self.won(end)
 
     def broke(self) -> None:

@@ -1,24 +1,16 @@
 """The dialer through a connectivity server that speaks KEP-1281's own protocol.
 
-One call per dial, many calls in one HTTP/2 connection (http2_pool.py). What a call can say of
+One call per dial, many calls in one HTTP/2 connection (pooled_dial.py). What a call can say of
 half-closes and resets is told in tunnel/payload_call.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
-from isthmus import __version__
-from isthmus.dialers.http2_pool import Http2Pool, Waiting
-from isthmus.dialers.through_server import (
-    Reached,
-    ServerDial,
-    ServerDialer,
-    ServerPlace,
-    failure_said,
-)
+from isthmus.dialers.pooled_dial import PooledDial, PooledDialer
+from isthmus.dialers.through_server import Reached, ServerPlace, failure_said
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Failed
 from isthmus.net.poller import Poller
@@ -28,40 +20,21 @@ from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload_call import PayloadCall
 from isthmus.values import HostPort
 from isthmus.wire.asking import NOTHING, Asking, headers_of
-from isthmus.wire.grpc import CONTENT_TYPE, Status
+from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import Header, Headers
-from isthmus.wire.payload import (
-    CONNECT_OPTIONS,
-    FAILURE_OF_STATUS,
-    HALF_CLOSE,
-    PATH,
-    connect_options,
-)
-
-#: How often a call is made again that the server refused unseen: it goes away, or is full.
-_MOST_REPEATS = 3
+from isthmus.wire.payload import CONNECT_OPTIONS, FAILURE_OF_STATUS, connect_options
 
 
-class PayloadDial(ServerDial):
-    """One dial; see ServerDial. It is its call's Caller, too (tunnel/payload_call.py)."""
+class PayloadDial(PooledDial):
+    """One dial; see PooledDial. It is its call's Caller, too (tunnel/payload_call.py)."""
 
     _dialer: PayloadDialer
     headers: Headers = ()
-    _waiting: Waiting | None = None
     _call: PayloadCall | None = None
-    _called_at = 0.0
-    _repeats = 0
 
-    def begin(self, resolver: Resolver) -> None:
-        """Have a stream opened, in a connection that others use, too."""
-        waiting = self._dialer.pool.ask(self._opened, self._not_opened)
-        if self._call is None and not self.done:
-            self._waiting = waiting
-
-    def _opened(self, stream: Http2Stream) -> None:
-        self._waiting = None
+    def call(self, stream: Http2Stream) -> None:
+        """Ask for the target."""
         self._call = call = PayloadCall(self)
-        self._called_at = time.monotonic()
         headers = (
             *self._dialer.headers,
             (CONNECT_OPTIONS, connect_options(self.target)),
@@ -72,26 +45,11 @@ class PayloadDial(ServerDial):
         if not self._dialer.answers_dials:
             call.open_unheard()
 
-    def _not_opened(self, why: str) -> None:
-        self._waiting = None
-        self.fail(DialFailure.INTERNAL, why)
-
-    def drop(self) -> None:
-        """Take it back."""
-        waiting, self._waiting = self._waiting, None
+    def take_back(self) -> None:
+        """End the call."""
         call, self._call = self._call, None
-        if waiting is not None:
-            waiting.cancel()
         if call is not None:
             call.abort(Ending.CANCELLED)
-
-    def too_late(self) -> tuple[DialFailure, str]:
-        """What is known when the time is over."""
-        if self._waiting is not None:
-            return DialFailure.TIMED_OUT, f"no room at the connectivity server {self.place} in time"
-        if self._call is not None and self._call.stream is not None:
-            self._dialer.pool.doubt(self._call.stream, self._called_at)
-        return super().too_late()
 
     # The call reports: see payload_call.Caller.
 
@@ -116,20 +74,16 @@ class PayloadDial(ServerDial):
     def not_called(self, text: str) -> None:
         """Nothing was done: ask again, elsewhere."""
         self._call = None
-        self._repeats += 1
-        if self._repeats > _MOST_REPEATS:
-            self.server_failed(text)
-        elif not self.done:
-            self.begin(self._dialer.resolver)
+        super().not_called(text)
 
     def connection_lost(self, text: str) -> None:
         """There is no answer."""
         self._call = None
-        self.server_failed(text)
+        super().connection_lost(text)
 
 
-class PayloadDialer(ServerDialer):
-    """Dials by KEP-1281's protocol; see ServerDialer. ``close`` ends what it keeps open.
+class PayloadDialer(PooledDialer):
+    """Dials by KEP-1281's protocol; see PooledDialer.
 
     ``answers_dials``: the server sends its response's headers when the target is reached, as
     Isthmus' do. The KEP does not ask for it: with a server that says nothing until the target does,
@@ -148,17 +102,6 @@ class PayloadDialer(ServerDialer):
     ) -> None:
         super().__init__(loop, poller, resolver, place)
         self.answers_dials = answers_dials
-        self.pool = Http2Pool(self)
-        self.headers: Headers = (
-            (b":method", b"POST"),
-            (b":scheme", b"https" if place.context is not None else b"http"),
-            (b":path", PATH),
-            (b":authority", str(place.tcp).encode() if place.tcp is not None else b"localhost"),
-            (b"content-type", CONTENT_TYPE),
-            (b"user-agent", f"isthmus/{__version__}".encode()),
-            (b"te", b"trailers"),
-            (HALF_CLOSE, b"1"),
-        )
 
     def make_dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
@@ -188,7 +131,3 @@ class PayloadDialer(ServerDialer):
         dial.asking, dial.headers = asking, said
         dial.begin(self.resolver)
         return dial
-
-    def close(self) -> None:
-        """End every connection to the server, and the tunnels in them."""
-        self.pool.close()

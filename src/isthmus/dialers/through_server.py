@@ -1,13 +1,14 @@
-"""What both dialers through a connectivity server share: reaching it, one deadline, its words.
+"""What the dialers through a connectivity server share: reaching it, one deadline, its words.
 
-How it is asked is through_connect.py (HTTP CONNECT) and through_grpc.py (konnectivity's packets).
+How it is asked is through_connect.py (HTTP CONNECT), through_grpc.py (konnectivity's packets) and
+through_payload.py (KEP-1281's payloads).
 
 A failure of the server itself is INTERNAL, with its place in the detail: REFUSED and UNREACHABLE
 are about the target, and only who tried to reach it can say them.
 
 By CONNECT over a UNIX socket, which cannot be reset, a tunnel that is cut is told from one that
 ended only as long as we have not half-closed it ourselves: after that, a cut reads as a clean end
-of file. The other ways tell it always.
+of file, and with a konnectivity server always. The other ways tell it always.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ class ServerPlace:
     in its certificate, that of ``tcp`` when empty.
 
     ``keeps_half_close`` is what Isthmus' servers do and konnectivity's do not: there the end of
-    one direction ends both. What hangs on it is told by each dialer.
+    one direction ends both. None: the server says it itself (wire/asking.py, HALF_CLOSE). What
+    hangs on it is told by each dialer.
     """
 
     uds: str = ""
     tcp: HostPort | None = None
     context: Callable[[], ssl.SSLContext] | None = None
     server_hostname: str = ""
-    keeps_half_close: bool = True
+    keeps_half_close: bool | None = None
 
     def __post_init__(self) -> None:
         if bool(self.uds) == (self.tcp is not None):
@@ -265,7 +267,7 @@ class ServerDial:
 
 
 class ServerDialer:
-    """Dials targets through one server; each dial has a connection of its own."""
+    """Dials targets through one server."""
 
     def __init__(
         self,

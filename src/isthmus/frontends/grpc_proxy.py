@@ -34,7 +34,7 @@ from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.packets import Packets
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
 from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import Asking, asking_in
+from isthmus.wire.asking import HALF_CLOSE, asking_in
 from isthmus.wire.grpc import Refusal, Status, request_problem
 from isthmus.wire.http2 import Headers, header, literal_header
 from isthmus.wire.payload import names_target
@@ -52,6 +52,7 @@ _MOST_CONNECT_ID = 2**28
 #: Calls within this time are one crowd, and the longest that one makes a target's first bytes wait.
 _MOMENT_S = 0.25
 _LONGEST_SETTLE_S = 0.5
+_KEEPS_HALF_CLOSE = literal_header(HALF_CLOSE, b"1")
 _log = logging.getLogger("isthmus.frontend")
 
 
@@ -62,13 +63,15 @@ class ProxyCall:
 
     frontend = "grpc"
 
-    def __init__(self, connection: ClientConnection, end: ProxyEnd, asking: Asking) -> None:
+    def __init__(self, connection: ClientConnection, end: ProxyEnd, headers: Headers) -> None:
         self._connection = connection
-        self.asking = asking
+        self.asking = asking_in(headers)
         self.connection_id = new_connection_id()
         self.accepted_at = time.monotonic()
         if not connection.frontend.compat:
             end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
+        if header(headers, HALF_CLOSE):
+            end.named += _KEEPS_HALF_CLOSE
         self._end: ProxyEnd | None = end
         self._dial: Dial | None = None
         self.target: HostPort | None = None
@@ -218,7 +221,7 @@ class ClientConnection:
             return payload.serve(self, stream, headers)
         self.frontend.crowd.came()
         end = ProxyEnd(stream, time.monotonic, self.frontend.packets)
-        end.client = ProxyCall(self, end, asking_in(headers))
+        end.client = ProxyCall(self, end, headers)
         return end
 
     # The carrier reports.

@@ -29,7 +29,6 @@ from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.http_connect import (
     CONNECTION_ID,
-    ESTABLISHED,
     BadRequest,
     established,
     reply,
@@ -52,6 +51,7 @@ class ConnectClient(Early):
     __slots__ = (
         "_dial",
         "_frontend",
+        "_half_closes",
         "_head_done",
         "accepted_at",
         "asking",
@@ -66,6 +66,7 @@ class ConnectClient(Early):
         super().__init__()
         self._frontend = frontend
         self._head_done = False
+        self._half_closes = False
         self._dial: Dial | None = None
         self.end: SocketEnd | TlsEnd | None = None
         self.target: HostPort | None = None
@@ -111,6 +112,7 @@ class ConnectClient(Early):
                 self._frontend.heads.remove(self)
                 self.target = request.target
                 self.asking = request.asking
+                self._half_closes = request.half_closes
                 self.connection_id = new_connection_id()
                 dial = self._frontend.backend.dial(self, request.target)
                 if self.end is None:  # answered at once
@@ -143,7 +145,8 @@ class ConnectClient(Early):
         end, self.end, self._dial = self.end, None, None
         if end is None or end.ending is not None:
             return None
-        end.write(ESTABLISHED if self._frontend.compat else established(self.connection_id))
+        named = "" if self._frontend.compat else self.connection_id
+        end.write(established(named, keeps_half_close=self._half_closes))
         return end
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:

@@ -16,10 +16,10 @@ from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload_end import PayloadEnd
 from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import asking_in
+from isthmus.wire.asking import HALF_CLOSE, asking_in
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import Headers, header, literal_header
-from isthmus.wire.payload import HALF_CLOSE, STATUS_OF_FAILURE, target_in
+from isthmus.wire.payload import STATUS_OF_FAILURE, target_in
 
 if TYPE_CHECKING:
     from isthmus.frontends.grpc_proxy import ClientConnection
@@ -36,7 +36,8 @@ class PayloadRequest:
         self._connection = connection
         self.asking = asking_in(headers)
         self.connection_id = new_connection_id()
-        end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
+        if not connection.frontend.compat:
+            end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
         self._end: PayloadEnd | None = end
         self._dial: Dial | None = None
         self.target: HostPort | None = None

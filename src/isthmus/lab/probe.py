@@ -47,7 +47,7 @@ from isthmus.net.resolver import Resolver
 from isthmus.values import HostPort
 
 if TYPE_CHECKING:
-    from isthmus.dialers.through_payload import PayloadDialer
+    from isthmus.dialers.pooled_dial import PooledDialer
     from isthmus.dialers.through_server import ServerPlace
 
 MOST_LINE_BYTES = 4 * 1024 * 1024
@@ -62,7 +62,7 @@ class Probe:
         self._poller = Poller(loop)
         self._resolver = Resolver(loop)
         self._direct = DirectDialer(loop, self._poller, self._resolver)
-        self._payload_dialers: dict[tuple[Way, TlsFiles], PayloadDialer] = {}
+        self._shared_dialers: dict[tuple[Way, TlsFiles], PooledDialer] = {}
         self._traffic: dict[str, Background] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -84,7 +84,7 @@ class Probe:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for dialer in self._payload_dialers.values():
+        for dialer in self._shared_dialers.values():
             dialer.close()
         self._resolver.close()
         self._poller.shut_down()
@@ -162,24 +162,22 @@ class Probe:
             place = ServerPlace(uds=way.uds)
         else:
             place = ServerPlace(tcp=HostPort.parse(way.tcp), context=partial(context, tls, alpn))
-        if way.protocol is Protocol.GRPC:
-            from isthmus.dialers.through_grpc import GrpcDialer
-
-            return GrpcDialer(self._loop, self._poller, self._resolver, place)
-        if way.protocol is Protocol.PAYLOAD:
-            return self._payload_dialer(way, tls, place)
+        if way.protocol is not Protocol.HTTP_CONNECT:
+            return self._shared_dialer(way, tls, place)
         from isthmus.dialers.through_connect import ConnectDialer
 
         return ConnectDialer(self._loop, self._poller, self._resolver, place)
 
-    def _payload_dialer(self, way: Way, tls: TlsFiles, place: ServerPlace) -> Dialer:
+    def _shared_dialer(self, way: Way, tls: TlsFiles, place: ServerPlace) -> Dialer:
         """Give the one of this way: it keeps its connection to the server for the next attempt."""
+        from isthmus.dialers.through_grpc import GrpcDialer
         from isthmus.dialers.through_payload import PayloadDialer
 
-        found = self._payload_dialers.get((way, tls))
+        found = self._shared_dialers.get((way, tls))
         if found is None:
-            found = PayloadDialer(self._loop, self._poller, self._resolver, place)
-            self._payload_dialers[way, tls] = found
+            kind = GrpcDialer if way.protocol is Protocol.GRPC else PayloadDialer
+            found = kind(self._loop, self._poller, self._resolver, place)
+            self._shared_dialers[way, tls] = found
         return found
 
 

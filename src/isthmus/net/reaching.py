@@ -38,8 +38,12 @@ class AnyDialer(Protocol):
 Start = Callable[[float, Reached, Failed], Dialing]
 
 
-async def reach(start: Start, target: HostPort, timeout_s: float) -> BaseEnd:
+async def reach(
+    start: Start, target: HostPort, timeout_s: float, under_way: set[Failed] | None = None
+) -> BaseEnd:
     """Dial, and wait; when cancelled, nothing of the dial is left.
+
+    ``under_way`` holds, as long as it waits, a call that ends the dial for the reason it is given.
 
     Raises:
         DialError: the target was not reached.
@@ -56,7 +60,13 @@ async def reach(start: Start, target: HostPort, timeout_s: float) -> BaseEnd:
         if not answer.done():
             answer.set_exception(DialError(failure, target, detail))
 
+    def give_up(failure: DialFailure, detail: str) -> None:
+        dial.cancel()
+        failed(failure, detail)
+
     dial = start(timeout_s, reached, failed)
+    if under_way is not None:
+        under_way.add(give_up)
     try:
         return await answer
     except asyncio.CancelledError:
@@ -64,6 +74,9 @@ async def reach(start: Start, target: HostPort, timeout_s: float) -> BaseEnd:
         if answer.done() and not answer.cancelled() and answer.exception() is None:
             answer.result().abort(Ending.CANCELLED)  # it came before we heard of it
         raise
+    finally:
+        if under_way is not None:
+            under_way.discard(give_up)
 
 
 async def reach_by(dialer: AnyDialer, target: HostPort, timeout_s: float) -> BaseEnd:

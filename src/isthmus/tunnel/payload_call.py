@@ -21,9 +21,9 @@ from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload_stream import PayloadStream
+from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import Status, read_status, response_problem
 from isthmus.wire.http2 import ErrorCode, Headers
-from isthmus.wire.payload import HALF_CLOSE
 
 
 class Stage(Enum):

@@ -25,9 +25,10 @@ from isthmus.errors import ProtocolError
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload_stream import PayloadStream
+from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import MessageTooLarge, Refusal, Status, status_headers
 from isthmus.wire.http2 import ErrorCode, Headers
-from isthmus.wire.payload import END_OF_DATA, HALF_CLOSE
+from isthmus.wire.payload import END_OF_DATA
 
 RESPONSE: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _AGREED: Headers = (*RESPONSE, (HALF_CLOSE, b"1"))

@@ -6,9 +6,9 @@ connections, where nobody may do that, are tunnel/packet_link.py.)
 
 What of a tunnel's life the protocol can say:
 
-- our half-close: by END_STREAM. Isthmus' servers pass it on and the reply still comes. For
-  konnectivity's it ends both directions, so there nothing is said (``half_closes`` is false): when
-  the reply has paused for long, CLOSE_REQ ends the connection;
+- our half-close: by END_STREAM. Isthmus' servers say that they pass it on (HALF_CLOSE in the
+  response), and the reply still comes. For konnectivity's it ends both directions, so there nothing
+  is said: when the reply has paused for long, CLOSE_REQ ends the connection;
 - the target's half-close: not at all. CLOSE_RSP ends both directions; it reads as an end of file,
   and what is written after it resets the writer, as a kernel would;
 - our reset: RST_STREAM, which servers pass on as a reset;
@@ -27,6 +27,7 @@ from isthmus.tunnel.end import END_SLOTS, BaseEnd, Ending
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import Status, read_status, response_problem
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -41,7 +42,6 @@ from isthmus.wire.packet import (
     dial_request,
 )
 
-PATH = b"/ProxyService/Proxy"
 #: How long a reply may pause after our half-close, where that cannot be said.
 REPLY_PAUSE_S = 10.0
 _LOOK_S = 1.0
@@ -59,7 +59,7 @@ class Stage(Enum):
 
 
 class Caller(Protocol):
-    """Who makes a call. One of the first three is told, once."""
+    """Who makes a call. One of the first five is told, once."""
 
     def dialed(self) -> None:
         """The target is reached; the end may be joined."""
@@ -70,15 +70,24 @@ class Caller(Protocol):
     def call_failed(self, status: Status, text: str) -> None:
         """The call was over before its answer."""
 
-    def hang_up(self) -> None:
-        """Nothing more is to be said or heard: close the connection when this batch is written."""
+    def not_called(self, text: str) -> None:
+        """The server refused the stream unseen: nothing was done, and the call may be repeated."""
 
-    def look_later(self, delay_s: float) -> None:
-        """Call ``look`` then."""
+    def connection_lost(self, text: str) -> None:
+        """The connection went, and the answer with it."""
+
+    def hang_up(self, stream: Http2Stream) -> None:
+        """Nothing more is said or heard: end the stream if this batch does not end it."""
+
+    def look_later(self, end: CallEnd, delay_s: float) -> None:
+        """Call ``end.look`` then."""
 
 
 class CallEnd(BaseEnd):
-    """The end at the client's side of one call; a handler of its stream."""
+    """The end at the client's side of one call; a handler of its stream.
+
+    ``half_closes`` tells whether the server keeps half-closes; None: it says so itself.
+    """
 
     __slots__ = (
         *END_SLOTS,
@@ -99,7 +108,12 @@ class CallEnd(BaseEnd):
     )
 
     def __init__(
-        self, caller: Caller, *, random: int, clock: Callable[[], float], half_closes: bool
+        self,
+        caller: Caller,
+        *,
+        random: int,
+        clock: Callable[[], float],
+        half_closes: bool | None = None,
     ) -> None:
         self.init_end()
         self.caller: Caller | None = caller
@@ -130,10 +144,13 @@ class CallEnd(BaseEnd):
         """Exactly one direction has ended."""
         return self.ending is None and (self._eof_out or self.stage is Stage.LEFT)
 
-    def call(self, stream: Http2Stream, headers: Headers, address: str) -> None:
-        """Ask for a connection."""
+    def call(
+        self, stream: Http2Stream, headers: Headers, address: str, *, secret: bool = False
+    ) -> None:
+        """Ask for a connection; ``secret``: the headers are not for a cache."""
         self.stream = stream
-        stream.send_headers(headers)
+        stream.handler = self
+        stream.send_headers(headers, secret=secret)
         stream.write(dial_request("tcp", address, self._random), b"")
 
     # Towards the server.
@@ -186,7 +203,7 @@ class CallEnd(BaseEnd):
 
     def _look_later(self) -> None:
         if self.caller is not None:
-            self.caller.look_later(_LOOK_S)
+            self.caller.look_later(self, _LOOK_S)
 
     def let_go(self) -> None:
         """Nobody waits for a reply: do not wait for it, either."""
@@ -229,11 +246,11 @@ class CallEnd(BaseEnd):
     def _hang_up(self) -> None:
         self._pieces.clear()
         stream, self.stream = self.stream, None
+        caller, self.caller = self.caller, None
         if stream is not None:
             stream.handler = NOBODY
-        caller, self.caller = self.caller, None
-        if caller is not None:
-            caller.hang_up()
+            if stream.open and caller is not None:
+                caller.hang_up(stream)
 
     def pause_reading(self) -> None:
         """The sink's False answers do the work."""
@@ -252,6 +269,8 @@ class CallEnd(BaseEnd):
             if problem is not None:
                 self._call_over(*problem)
                 return
+            if self.half_closes is None:
+                self.half_closes = any(name == HALF_CLOSE for name, _ in headers)
         if end:
             self._status = read_status(headers)
 
@@ -331,7 +350,8 @@ class CallEnd(BaseEnd):
             return
         peer = self.peer
         if self._eof_out:
-            self._over(Ending.CLEAN)
+            # What was still to be sent has nobody to read it: no clean end of ours.
+            self._over(Ending.RESET if self.backlog_bytes else Ending.CLEAN)
             peer.write_eof()
             return
         self.stage = Stage.LEFT
@@ -347,8 +367,17 @@ class CallEnd(BaseEnd):
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
         """The call is gone."""
-        gone = stream.connection.closed
-        self._call_over(Status.UNAVAILABLE, text, Ending.LINK_LOST if gone else Ending.RESET)
+        gone, caller = stream.connection.closed, self.caller
+        reason = Ending.LINK_LOST if gone else Ending.RESET
+        refused = code == ErrorCode.REFUSED_STREAM
+        if self.stage is not Stage.DIALING or caller is None or not (gone or refused):
+            self._call_over(Status.UNAVAILABLE, text, reason)
+            return
+        self._over(reason)
+        if refused:
+            caller.not_called(text)
+        else:
+            caller.connection_lost(text)
 
     def _call_over(self, status: Status, text: str, reason: Ending = Ending.RESET) -> None:
         if self.stage is Stage.DIALING:

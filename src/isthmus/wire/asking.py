@@ -6,6 +6,7 @@
     isthmus-tenant    the tenant
     isthmus-object    the Kubernetes object that is behind it
     traceparent, tracestate   W3C Trace Context (wire/trace_context.py)
+    isthmus-half-close        it understands half-closes; a server that keeps them answers the same
 
 Values of ours are percent-encoded UTF-8 (RFC 3986 §2.1). Whether any of it is believed is for the
 server, which knows who the client is; here it is only read.
@@ -33,6 +34,9 @@ _OBJECT = b"isthmus-object"
 _TRACEPARENT = b"traceparent"
 _TRACESTATE = b"tracestate"
 _TEXTS = {_NETWORK: "network", _USER: "user", _TENANT: "tenant", _OBJECT: "object"}
+#: Both say it of a tunnel that is to end as TCP does, one direction at a time. Whoever hears
+#: nothing of it has a konnectivity server before it, which closes both.
+HALF_CLOSE = b"isthmus-half-close"
 NAMES = frozenset({*_TEXTS, _GROUP, _TRACEPARENT, _TRACESTATE})
 
 _MOST_ENCODED_BYTES = 3 * MAX_VALUE_BYTES

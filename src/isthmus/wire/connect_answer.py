@@ -6,7 +6,7 @@ The other side of it, a proxy's, is wire/http_connect.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import h11
 
@@ -26,11 +26,17 @@ class ConnectAnswer:
 
     status: int
     line: str
+    #: Names in lower case.
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), compare=False)
 
     @property
     def connected(self) -> bool:
         """The connection leads to the target from here on (RFC 9110 §9.3.6: any 2xx)."""
         return 200 <= self.status < 300
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of the first header of this name, given in lower case; None if absent."""
+        return next((value for key, value in self.headers if key == name), None)
 
 
 class ConnectAsking:
@@ -102,7 +108,7 @@ class ConnectAsking:
     def _verdict(self, event: h11.Response) -> ConnectAnswer:
         parts = (b"HTTP/" + event.http_version, b"%d" % event.status_code, event.reason)
         line = b" ".join(part for part in parts if part).decode("latin-1")
-        answer = ConnectAnswer(event.status_code, _printable(line))
+        answer = ConnectAnswer(event.status_code, _printable(line), tuple(event.headers))
         if answer.connected:
             self.early, self._rest = self._h11.trailing_data[0] + self._rest, b""
             if self.early and not self._keep_early:

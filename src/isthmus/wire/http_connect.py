@@ -18,7 +18,7 @@ import h11
 
 from isthmus.errors import ProtocolError
 from isthmus.values import HostPort
-from isthmus.wire.asking import NOTHING, Asking, asking_in
+from isthmus.wire.asking import HALF_CLOSE, NOTHING, Asking, asking_in
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # without its line feed
@@ -28,6 +28,7 @@ MAX_HEADER_LINES = 128
 # bytes after the blank line are the target's. The phrase is the one Go's konnectivity sends.
 ESTABLISHED = b"HTTP/1.1 200 Connection Established\r\n\r\n"
 CONNECTION_ID = "Isthmus-Connection-Id"
+_KEEPS_HALF_CLOSE = b"Isthmus-Half-Close: 1\r\n\r\n"
 _ESTABLISHED_AS = ESTABLISHED[:-2] + CONNECTION_ID.encode() + b": %b\r\n\r\n"
 
 _TCHAR = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # RFC 9110 §5.6.2
@@ -86,6 +87,11 @@ class ConnectRequest:
         return asking_in(self.headers) if self.says_more else NOTHING
 
     @property
+    def half_closes(self) -> bool:
+        """The client understands half-closes, and asks whether they are kept."""
+        return self.says_more and self.header(HALF_CLOSE) is not None
+
+    @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """Every header in order, the name in lower case, the value without outer blanks."""
         pairs = (line.partition(b":") for line in self.header_lines.split(b"\r\n") if line)
@@ -116,9 +122,13 @@ def take_connect(
     return _take_any(buffer, max_head_bytes)
 
 
-def established(connection_id: str) -> bytes:
-    """The reply that begins a tunnel, with the id under which it is in logs and audit."""
-    return _ESTABLISHED_AS % connection_id.encode("ascii")
+def established(connection_id: str = "", *, keeps_half_close: bool = False) -> bytes:
+    """The reply that begins a tunnel, with the id under which it is in logs and audit.
+
+    ``keeps_half_close``: say that half-closes are kept; for clients that have asked.
+    """
+    said = _ESTABLISHED_AS % connection_id.encode("ascii") if connection_id else ESTABLISHED
+    return said[:-2] + _KEEPS_HALF_CLOSE if keeps_half_close else said
 
 
 def reply(status: int, body: str, *, headers: Iterable[tuple[str, str]] = ()) -> bytes:

@@ -23,9 +23,6 @@ from isthmus.wire.kep1281_pb2 import ConnectOptions, Payload
 PATH = b"/ProxyService/Proxy"
 #: "metadata["x-kube-net-proxy"] = base64.Encode(proto.Marshal(connectOptions))" (KEP-1281).
 CONNECT_OPTIONS = b"x-kube-net-proxy"
-#: Our own programs agree by this header, in request and response, on a message for the target's
-#: half-close; the same as between server and agent (links/grpc.py).
-HALF_CLOSE = b"isthmus-half-close"
 #: The data of one payload that we write; a message may have 4 MiB.
 MOST_DATA = 64 * 1024
 

@@ -36,11 +36,18 @@ def test_it_cannot_be_changed() -> None:
         {"name": "cluster", "user": "x" * 5000},
         {"name": "cluster", "user": "two\nlines"},
         {"name": "cluster", "groups": ("g",) * 100},
+        {"name": "cluster", "groups": "ops"},  # would be o, p and s
     ],
 )
 def test_what_cannot_be_said_is_refused_when_it_is_made(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         NetworkContext(**wrong)  # type: ignore[arg-type]
+
+
+def test_groups_of_any_kind() -> None:
+    given = NetworkContext("cluster", groups=["a", "b"])  # type: ignore[arg-type]
+    assert given == NetworkContext("cluster", groups=("a", "b"))
+    assert hash(given)
 
 
 def test_the_current_span_is_the_parent() -> None:

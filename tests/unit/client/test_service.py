@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
 
 from isthmus.client import ConnectivityService, DialError, NetworkContext, UnknownNetworkError
+from isthmus.client.blocking import BlockingService
 from isthmus.core.connectivity import (
     ClientTls,
     Connection,
@@ -19,6 +24,7 @@ from isthmus.core.connectivity import (
     NetworkConfig,
     Protocol,
 )
+from isthmus.dialers import custom
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort
 from isthmus.wire.asking import Asking, asking_in
@@ -138,6 +144,95 @@ connectionService:
                 await it.dialer("master").dial("tcp", "10.0.0.5:443")
 
     asyncio.run(main())
+
+
+@contextlib.contextmanager
+def full() -> Iterator[str]:
+    """The address of a listener whose queue is full: connecting to it never ends."""
+    with socket.socket() as listener, contextlib.ExitStack() as filling:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        for _ in range(4):
+            client = filling.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(address)
+        yield f"127.0.0.1:{address[1]}"
+
+
+class Sleeper:
+    """A custom dialer that never comes back."""
+
+    async def open(self, *_: object, **__: object) -> socket.socket:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+CUSTOM = Connection(protocol=Protocol.CUSTOM, dialer="sleeper")
+
+
+@pytest.mark.parametrize("kind", ["direct", "connect", "packet", "payload", "custom"])
+def test_closing_ends_dials_that_are_under_way(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(custom, "load", lambda name: Sleeper())
+    path = str(tmp_path / "silent.sock")
+    through = {
+        "connect": Protocol.HTTP_CONNECT, "packet": Protocol.PACKET, "payload": Protocol.PAYLOAD,
+    }  # fmt: skip
+    way = {"direct": DIRECT, "custom": CUSTOM}.get(kind) or Connection(
+        protocol=through[kind], uds=path
+    )
+
+    async def main() -> None:
+        with full() as address, socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(path)
+            silent.listen()
+            async with service(cluster=NetworkConfig(name="cluster", connection=way)) as it:
+                dialer = it.dialer("cluster")
+                dialing = asyncio.create_task(dialer.dial("tcp", address, timeout_s=3600))
+                await asyncio.sleep(0.01)  # any moment of it will do
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(DialError, match="the service was closed"):
+                    await dialing
+            with pytest.raises(RuntimeError, match="closed"):
+                await dialer.dial("tcp", address)
+
+    asyncio.run(main())
+
+
+def test_another_event_loop_is_told() -> None:
+    async def dial(it: ConnectivityService) -> None:
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await it.dialer("cluster").dial("tcp", "127.0.0.1:1")
+
+    async def main() -> None:
+        async with service(cluster=NetworkConfig(name="cluster", connection=DIRECT)) as it:
+            await asyncio.to_thread(lambda: asyncio.run(dial(it)))
+
+    asyncio.run(main())
+
+
+def test_a_blocking_service_that_is_closed_by_another_thread() -> None:
+    failures: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            blocking.connect("cluster", address, timeout_s=3600)
+        except BaseException as exc:
+            failures.append(exc)
+
+    with full() as address:
+        blocking = BlockingService(config(cluster=NetworkConfig(name="cluster", connection=DIRECT)))
+        thread = threading.Thread(target=connect)
+        thread.start()
+        while not blocking._service._ways:
+            time.sleep(0.001)
+        blocking.close()
+        thread.join(DEADLINE_S)
+    [failure] = failures
+    assert isinstance(failure, DialError | RuntimeError)
+    assert "closed" in str(failure)
 
 
 # What a server hears.

@@ -8,7 +8,7 @@ from isthmus.testing.http2 import Http2Pair, Recorder
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.proxy_call import PATH, REPLY_PAUSE_S, CallEnd, Stage
+from isthmus.tunnel.proxy_call import REPLY_PAUSE_S, CallEnd, Stage
 from isthmus.wire.grpc import MESSAGE_HEAD, Status, message_size, status_headers
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -26,7 +26,7 @@ RANDOM = 77
 REQUEST = (
     (b":method", b"POST"),
     (b":scheme", b"http"),
-    (b":path", PATH),
+    (b":path", b"/ProxyService/Proxy"),
     (b":authority", b"localhost"),
     (b"content-type", b"application/grpc"),
 )
@@ -36,17 +36,16 @@ RESPONSE = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 class Bed:
     """A call, its server's side and its caller in one."""
 
-    def __init__(self, *, half_closes: bool = True) -> None:
+    def __init__(self, *, half_closes: bool | None = True) -> None:
         self.clock = ManualClock()
         self.pair = Http2Pair(clock=self.clock)
         self.said: list[object] = []
-        self.hung_up = 0
+        self.hung_up: list[Http2Stream] = []
         self.looks = 0
         self.end = CallEnd(self, random=RANDOM, clock=self.clock, half_closes=half_closes)
         self.end.on_done = lambda _, ending: self.said.append(ending)
         stream = self.pair.client.open(NOBODY)
         assert stream is not None
-        stream.handler = self.end
         self.end.call(stream, REQUEST, "pod:80")
         self.pair.run()
         self.server: Http2Stream
@@ -62,10 +61,24 @@ class Bed:
     def call_failed(self, status: Status, text: str) -> None:
         self.said.append(("failed", status, text))
 
-    def hang_up(self) -> None:
-        self.hung_up += 1
+    def not_called(self, text: str) -> None:
+        self.said.append(("not called", text))
 
-    def look_later(self, delay_s: float) -> None:
+    def connection_lost(self, text: str) -> None:
+        self.said.append(("lost", text))
+
+    def hang_up(self, stream: Http2Stream) -> None:
+        self.hung_up.append(stream)
+
+    @property
+    def left(self) -> int:
+        """How many streams are open once the batch is over."""
+        for stream in self.hung_up:
+            stream.reset(ErrorCode.CANCEL)
+        return len(self.pair.client.streams)
+
+    def look_later(self, end: CallEnd, delay_s: float) -> None:
+        assert end is self.end
         self.looks += 1
 
     def say(self, *messages: bytes, end: Status | None = None) -> None:
@@ -157,7 +170,43 @@ def test_a_half_close_is_the_end_of_our_stream() -> None:
     assert bed.heard.calls[-1] == "end"
     bed.say(data_packet(5, b"answer"), close_response(5), end=Status.OK)
     assert client.received == b"answer" and client.eofs == 1
-    assert bed.said == [Ending.CLEAN] and bed.hung_up == 1
+    assert bed.said == [Ending.CLEAN] and not bed.left
+
+
+def test_a_server_is_asked_whether_it_keeps_half_closes() -> None:
+    for said, keeps in (((b"isthmus-half-close", b"1"),), True), ((), False):
+        bed = Bed(half_closes=None)
+        bed.server.send_headers((*RESPONSE, *said))
+        client = bed.open()
+        client.feed_eof()
+        bed.pair.run()
+        assert ("end" in bed.heard.calls) is keeps
+
+
+def test_a_target_that_ends_before_it_has_everything_is_no_clean_end() -> None:
+    bed = Bed()
+    client = bed.open()
+    bed.heard.full = True
+    client.feed(b"z" * 1_000_000)
+    client.feed_eof()
+    bed.pair.run()
+    assert bed.end.backlog_bytes
+    bed.say(data_packet(5, b"enough"), close_response(5), end=Status.OK)
+    assert client.received == b"enough" and client.eofs == 1
+    assert bed.said == [Ending.RESET] and not bed.left
+
+
+def test_a_call_that_was_not_seen_may_be_repeated() -> None:
+    bed = Bed()
+    bed.server.reset(ErrorCode.REFUSED_STREAM)
+    bed.pair.run()
+    assert bed.said == [Ending.RESET, ("not called", "reset by the peer")]
+
+
+def test_the_connection_is_lost_before_the_answer() -> None:
+    bed = Bed()
+    bed.pair.client.lost("gone")
+    assert bed.said == [Ending.LINK_LOST, ("lost", "gone")]
 
 
 def test_a_server_without_half_close_is_asked_to_close_when_the_reply_pauses() -> None:
@@ -206,9 +255,9 @@ def test_the_target_ends_first() -> None:
     client = bed.open()
     bed.say(data_packet(5, b"bye"), close_response(5), end=Status.OK)
     assert client.received == b"bye" and client.eofs == 1
-    assert not bed.said and bed.hung_up == 1 and bed.end.half_closed
+    assert not bed.said and not bed.left and bed.end.half_closed
     client.feed_eof()
-    assert bed.said == [Ending.CLEAN] and bed.hung_up == 1
+    assert bed.said == [Ending.CLEAN]
 
 
 def test_who_sends_to_a_target_that_has_ended_is_reset() -> None:
@@ -232,7 +281,7 @@ def test_resets_of_the_target() -> None:
         break_it(bed)  # type: ignore[no-untyped-call]
         assert client.received == b"before" and client.eofs == 0
         assert client.aborted is Ending.RESET and bed.said == [Ending.RESET]
-        assert bed.hung_up == 1
+        assert not bed.left
 
 
 def test_the_connection_is_lost() -> None:
@@ -249,13 +298,13 @@ def test_our_reset_is_one() -> None:
     bed.end.abort(Ending.ADMIN)
     bed.pair.run()
     assert bed.heard.reset is not None and bed.heard.reset[0] == ErrorCode.CANCEL
-    assert bed.said == [Ending.ADMIN] and bed.hung_up == 1
+    assert bed.said == [Ending.ADMIN] and not bed.left
 
 
 def test_refusals() -> None:
     bed = Bed()
     bed.say(dial_response(RANDOM, error="no such host"), end=Status.OK)
-    assert bed.said == [Ending.CLEAN, ("refused", "no such host")] and bed.hung_up == 1
+    assert bed.said == [Ending.CLEAN, ("refused", "no such host")] and not bed.left
     bed = Bed()
     bed.say(dial_response(RANDOM))
     assert bed.said[1:] == [("refused", "the server answered without a connection")]

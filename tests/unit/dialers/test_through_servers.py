@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.dialers.pooled_dial import PooledDialer
 from isthmus.dialers.through_connect import FAILURE_OF_STATUS, ConnectDialer
 from isthmus.dialers.through_grpc import GrpcDialer
 from isthmus.dialers.through_server import ServerDial, ServerDialer, ServerPlace, failure_said
@@ -23,7 +24,7 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.values import HostPort
 from isthmus.wire.http2 import PREFACE, settings
-from isthmus.wire.http_connect import reply
+from isthmus.wire.http_connect import established, reply
 
 TARGET = HostPort("pod.example", 8080)
 OK = b"HTTP/1.1 200 Connection Established\r\n\r\n"
@@ -32,7 +33,7 @@ OK = b"HTTP/1.1 200 Connection Established\r\n\r\n"
 class Bed:
     """A UNIX socket whose connections the test answers, and a dialer that knows it."""
 
-    def __init__(self, kind: type[ServerDialer], path: Path, keeps_half_close: bool) -> None:
+    def __init__(self, kind: type[ServerDialer], path: Path, keeps_half_close: bool | None) -> None:
         loop = asyncio.get_running_loop()
         self.poller = Poller(loop)
         self.listener = socket.socket(socket.AF_UNIX)
@@ -82,12 +83,14 @@ class Bed:
 
 @contextlib.asynccontextmanager
 async def bed_of(
-    kind: type[ServerDialer], path: Path, keeps_half_close: bool = True
+    kind: type[ServerDialer], path: Path, keeps_half_close: bool | None = None
 ) -> AsyncIterator[Bed]:
     bed = Bed(kind, path, keeps_half_close)
     yield bed
     for end in bed.ends:
         end.abort(Ending.CANCELLED)
+    if isinstance(bed.dialer, PooledDialer):
+        bed.dialer.close()
     bed.listener.close()
     await bed.until(lambda: len(bed.poller) == 0)
     await asyncio.sleep(0)
@@ -99,7 +102,7 @@ def run(
     tmp_path: Path,
     test: Callable[[Bed], Awaitable[None]],
     kind: type[ServerDialer] = ConnectDialer,
-    keeps_half_close: bool = True,
+    keeps_half_close: bool | None = None,
 ) -> None:
     async def main() -> None:
         async with bed_of(kind, tmp_path / "s", keeps_half_close) as bed:
@@ -265,16 +268,23 @@ def test_early_bytes_are_bounded_until_somebody_takes_them(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("keeps_half_close", "ending"), [(True, Ending.RESET), (False, Ending.CLEAN)]
+    ("keeps_half_close", "answer", "ending"),
+    [
+        (True, OK, Ending.RESET),
+        (False, OK, Ending.CLEAN),
+        # Asked, konnectivity's says nothing, and ours what it does.
+        (None, OK, Ending.CLEAN),
+        (None, established("1-1", keeps_half_close=True), Ending.RESET),
+    ],
 )
 def test_a_server_that_closes_has_reset_or_ended(
-    tmp_path: Path, keeps_half_close: bool, ending: Ending
+    tmp_path: Path, keeps_half_close: bool | None, answer: bytes, ending: Ending
 ) -> None:
     async def test(bed: Bed) -> None:
         bed.dial()
         client = MemoryEnd()
         with await bed.asked() as server:
-            server.sendall(OK)
+            server.sendall(answer)
             await bed.until(lambda: bed.ends)
             join(client, bed.ends[0])
             server.sendall(b"last")
@@ -409,9 +419,7 @@ def test_cancelled_it_keeps_nobody(tmp_path: Path, kind: type[ServerDialer]) -> 
                 caller.dial.cancel()
                 kept = weakref.ref(caller)
                 del caller
-                await bed.until(lambda: len(bed.poller) == 0)
-                await asyncio.sleep(0)
-                assert kept() is None
+                await bed.until(lambda: kept() is None)
         finally:
             gc.enable()
 

@@ -27,6 +27,7 @@ from isthmus.observe.logs import OncePer
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import join
 from isthmus.values import HostPort
+from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -39,6 +40,7 @@ from isthmus.wire.packet import (
     data_packet,
     dial_request,
 )
+from isthmus.wire.payload import CONNECT_OPTIONS, connect_options
 
 PATH = b"/ProxyService/Proxy"
 
@@ -239,6 +241,35 @@ def test_why_a_dial_failed_is_said(failure: DialFailure) -> None:
         assert call.status == (Status.OK, "")
 
     run(test)
+
+
+@pytest.mark.parametrize("compat", ["", "konnectivity"])
+@pytest.mark.parametrize("kind", ["packet", "payload"])
+@pytest.mark.parametrize("asks", [False, True], ids=["go", "ours"])
+def test_what_the_response_says_besides(compat: str, kind: str, asks: bool) -> None:
+    """With compat nothing that Go's server does not say, unless the client asked for it."""
+
+    async def test(bed: Bed) -> None:
+        target = ((CONNECT_OPTIONS, connect_options(HostPort("10.0.0.1", 443))),)
+        call = bed.connect().call(
+            PATH,
+            *(target if kind == "payload" else ()),
+            *(((HALF_CLOSE, b"1"),) if asks else ()),
+        )
+        if kind == "packet":
+            call.send(dial_request("tcp", "10.0.0.1:443", 4711))
+        await until(lambda: bed.notes.dials)
+        [dial] = bed.notes.dials
+        dial.reach()
+        await until(lambda: call.heard.headers)
+        said = {b":status": b"200", b"content-type": b"application/grpc"}
+        if not compat:
+            said[b"isthmus-connection-id"] = dial.request.connection_id.encode()
+        if asks:
+            said[b"isthmus-half-close"] = b"1"
+        assert call.response == said
+
+    run(test, compat=compat)
 
 
 def test_with_compat_no_agent_is_said_as_gos_server_says_it() -> None:
