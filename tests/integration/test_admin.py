@@ -409,7 +409,8 @@ def test_profiles_under_traffic(fresh: Stack, kind: str) -> None:
 
 def test_wrong_questions(fresh: Stack) -> None:
     server = fresh.add_server(enable_profiling=True)
-    for path in ("/profile?seconds=301", "/heap?seconds=-1", "/profile?seconds=x"):
+    wrong = ("301", "-1", "x", "0000000000301", "9" * 5000)
+    for path in (f"/{kind}?seconds={it}" for kind in ("profile", "heap") for it in wrong):
         assert get(server, path) == (400, b"seconds: not a whole number from 1 to 300\n")
     assert get(server, "/goroutine?debug=3") == (400, b"debug: not 0, 1 or 2\n")
     assert get(server, "/trace") == (

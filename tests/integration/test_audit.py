@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,12 @@ from clients import (
     tunnel,
 )
 from grpc_clients import GrpcCall
-from programs import Programs
+from programs import COMMAND, ENVIRONMENT, Programs
 from stack import Stack, client_context, metric, wait_until
 
 from isthmus.app.pki import PkiFiles
+from isthmus.tunnel.end import Ending
+from isthmus.tunnel.packet_brake import unsent
 
 Record = dict[str, Any]
 UP, DOWN = b"u" * 4321, b"d" * 12345
@@ -117,7 +122,7 @@ def carried(end: Record) -> tuple[int, int]:
 # Tunnels by CONNECT.
 
 
-def test_a_tunnel_has_a_begin_and_an_end_with_everything_known(stack: Stack, link: str) -> None:
+def test_a_tunnel_has_a_begin_and_an_end_with_everything_known(stack: Stack) -> None:
     since = Since(stack)
     with Target() as target:
         with tunnel(connect(stack), target.name, UP[:100]) as client, target.accept() as far:
@@ -135,7 +140,7 @@ def test_a_tunnel_has_a_begin_and_an_end_with_everything_known(stack: Stack, lin
     assert begin["requester"] == {"name": str(os.getuid()), "kind": "uid"}
     assert begin["frontend"] == "http-connect"
     assert begin["destination"] == target.name
-    assert begin.get("address") == (target.name if link == "auto" else None)
+    assert begin["address"] == target.name
     assert (begin["agentId"], begin["serverId"]) == ("node-1", "s-1")
     assert begin["linkId"] in {it.id for it in stack.server.links}
     assert "client" not in begin and "claimed" not in begin
@@ -338,6 +343,110 @@ def test_a_tunnel_whose_agent_is_lost_says_so(fresh: Stack) -> None:
     assert agent.id == end["agentId"]
 
 
+def fill(stack: Stack, far: Client) -> None:
+    """Send until the server has bytes that its client does not take."""
+    far.sock.setblocking(False)
+    [open_tunnel] = stack.do(lambda: list(stack.server.tunnels._open.values()))
+
+    def stuck() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                far.sock.send(bytes(65536))
+        return stack.do(lambda: unsent(open_tunnel.client)) > 0
+
+    wait_until(stuck, "the client's buffers are full")
+
+
+@pytest.mark.parametrize("how", ["agent lost", "target resets", "ended by us"])
+def test_what_a_client_never_got_is_not_counted(fresh: Stack, how: str) -> None:
+    add_server(fresh)
+    fresh.add_agent(agent_id="node-1")
+    since = Since(fresh)
+    with Target() as target:
+        with tunnel(connect(fresh), target.name, UP) as client, target.accept() as far:
+            fill(fresh, far)
+            if how == "agent lost":
+                [link] = fresh.server.links
+                fresh.do(lambda: link.lost("cut by the test"))
+            elif how == "target resets":
+                far.reset()
+            else:
+                fresh.do(lambda: fresh.server.tunnels.abort_all(Ending.DRAINED))
+            fresh.wait(lambda: not len(fresh.server.tunnels), "it has ended")
+            got = len(client.read_to_end())  # what the kernel has taken for it
+        _, end = since.tunnel()
+    assert carried(end) == (len(UP), got)
+
+
+@pytest.mark.parametrize("who", ["client", "target", "us"])
+def test_what_a_grpc_client_never_got_is_not_counted(stack: Stack, who: str) -> None:
+    since = Since(stack)
+    with Target() as target, stack.uds() as client:
+        call = GrpcCall(client)
+        assert call.dial(target.name) == ""
+        with target.accept() as far:
+            call.send(UP)
+            assert far.read_exactly(len(UP)) == UP
+            fill(stack, far)
+            if who == "client":
+                call.reset()
+            elif who == "target":
+                far.reset()
+            else:
+                stack.do(lambda: stack.server.tunnels.abort_all(Ending.ADMIN))
+            stack.wait(lambda: not len(stack.server.tunnels), "it has ended")
+        _, end = since.tunnel()
+    # It never gives credit, so it gets one window (RFC 9113 §6.9.2), heads of packets included.
+    assert end["bytesToTarget"] == len(UP)
+    assert 64_000 < end["bytesToClient"] <= 65_535
+
+
+def test_what_a_client_that_left_never_got_is_not_counted(stack: Stack) -> None:
+    since = Since(stack)
+    with Target() as target:
+        with tunnel(connect(stack), target.name, UP) as client, target.accept() as far:
+            fill(stack, far)
+            got = len(client.read_exactly(100_000))
+            client.close()
+            stack.wait(lambda: not len(stack.server.tunnels), "it has ended")
+        _, end = since.tunnel()
+    assert end["bytesToTarget"] == len(UP)
+    # More than it read by what waited in its socket, and less than what the server still had.
+    assert got <= end["bytesToClient"] < got + 500_000
+
+
+def test_the_decision_and_what_made_it_are_told(fresh: Stack, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "apiVersion: isthmus.dev/v1alpha1\nkind: ConnectivityPolicy\nrules:\n"
+        "- {name: no-ssh, effect: deny, match: {ports: [22]}}\n"
+        "- {name: pods, effect: allow, match: {networks: [pods]}}\n"
+    )
+    add_server(fresh, policy_file=str(policy), cluster_network=("pods=127.0.0.0/8;via=direct",))
+    since = Since(fresh)
+    with Target() as target:
+        with tunnel(connect(fresh), target.name, UP) as client, target.accept() as far:
+            assert far.read_exactly(len(UP)) == UP
+            far.send(DOWN)
+            assert client.read_exactly(len(DOWN)) == DOWN
+        begin, end = since.tunnel()
+    assert (begin["network"], begin["decision"], begin["rule"]) == ("pods", "allow", "pods")
+    assert carried(end) == (len(UP), len(DOWN))
+    assert "agentId" not in begin and "linkId" not in begin
+    for name, network, rule in (
+        ("127.0.0.1:22", "pods", "no-ssh"),
+        ("9.9.9.9:1", None, "(network)"),
+    ):
+        since = Since(fresh)
+        with connect(fresh) as client:
+            assert ask(client, head_for(name)).status == 403
+        record = since.one()
+        assert (record["stage"], record["failure"]) == ("Refused", "denied by policy")
+        assert (record["decision"], record["rule"]) == ("deny", rule)
+        assert (record["destination"], record.get("network")) == (name, network)
+        assert record["reason"] and "bytesToTarget" not in record
+
+
 # What clients say.
 
 CLAIMS = (
@@ -396,12 +505,36 @@ def test_a_server_that_stops_writes_everything(programs: Programs, tmp_path: Pat
     programs.agent(server)
     programs.wait_ready(server)
     with Target() as target, tunnel(programs.connect_uds(), target.name, UP), target.accept():
-        wait_until(lambda: path.stat().st_size, "the begin is written")
+        wait_until(lambda: path.stat().st_size > 0, "the begin is written")
         server.signal(signal.SIGTERM)
         assert server.wait_exit() == 0
     begin, end = read(path)
     assert (begin["stage"], end["stage"]) == ("Begin", "End")
     assert (end["ending"], end["endedBy"]) == ("drain deadline passed", "us")
+    assert carried(end) == (len(UP), 0)
+
+
+def test_an_agent_that_is_killed_ends_its_tunnels_with_what_they_carried(
+    programs: Programs, tmp_path: Path
+) -> None:
+    path = tmp_path / "audit.log"
+    server = programs.server(f"--audit-log-path={path}")
+    agent = programs.agent(server)
+    programs.wait_ready(server)
+    with (
+        Target() as target,
+        tunnel(programs.connect_uds(), target.name, UP) as client,
+        target.accept() as far,
+    ):
+        assert far.read_exactly(len(UP)) == UP
+        far.send(DOWN)
+        assert client.read_exactly(len(DOWN)) == DOWN
+        agent.signal(signal.SIGKILL)
+        assert client.recv() == b""  # a UNIX socket cannot say more
+        wait_until(lambda: b'"End"' in path.read_bytes(), "the end is written")
+    _, end = read(path)
+    assert (end["ending"], end["endedBy"]) == ("link lost", "target")
+    assert carried(end) == (len(UP), len(DOWN))
 
 
 def test_a_server_that_is_killed_leaves_whole_lines(programs: Programs, tmp_path: Path) -> None:
@@ -413,6 +546,7 @@ def test_a_server_that_is_killed_leaves_whole_lines(programs: Programs, tmp_path
         for _ in range(200):
             tunnel(programs.connect_uds(), target.name).close()
             target.accept().close()
+        wait_until(lambda: path.read_bytes().count(b'"Begin"') > 100, "some of it is written")
         server.signal(signal.SIGKILL)
         server.wait_exit()
     records = read(path)
@@ -440,3 +574,15 @@ def test_a_file_that_cannot_be_opened_is_one_sentence(programs: Programs, tmp_pa
     server = programs.start("server", *programs.server_flags(), f"--audit-log-path={tmp_path}/x/y")
     assert server.wait_exit() == 2
     assert f"--audit-log-path {tmp_path}/x/y: No such file or directory" in server.log
+
+
+def test_standard_output_that_is_closed_is_one_sentence(programs: Programs) -> None:
+    flags = [*programs.server_flags(), "--audit-log-path=-"]
+    command = [*COMMAND, "server", *flags]
+    # Whatever is opened first then would be 1, and get the records.
+    done = subprocess.run(
+        command, stderr=subprocess.PIPE, timeout=LIMIT_S, env=ENVIRONMENT,
+        preexec_fn=partial(os.close, 1),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"--audit-log-path -: standard output is closed" in done.stderr

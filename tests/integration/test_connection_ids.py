@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def check_everywhere(stack: Stack, found: str, target: Target) -> None:
     at_server = shown(stack, stack.server, "tunnels")[found]
     at_agent = shown(stack, stack.agent, "tunnels")[found]
     assert at_server["target"] == at_agent["target"] == target.name
+    assert at_server["requester"] == at_agent["requester"] == f"uid:{os.getuid()}"
     path = Path(stack.server.settings.audit_log_path)
     wait_until(lambda: found in path.read_text(), "the audit has it")
     [begin] = [
@@ -162,11 +164,14 @@ def test_compat_answers_as_go_does(certificates: PkiFiles) -> None:
         with Target() as target, stack.uds() as client:
             client.send(head_for(target.name))
             assert client.read_head() == b"HTTP/1.1 200 Connection Established\r\n\r\n"
+        with Target() as target, stack.uds() as client:  # unless it is asked, by a client of ours
+            client.send(head_for(target.name)[:-2] + b"isthmus-half-close: 1\r\n\r\n")
+            assert client.read_head().endswith(b"\r\nIsthmus-Half-Close: 1\r\n\r\n")
 
 
 @pytest.mark.parametrize("frontend", ["connect", "grpc"])
 def test_the_trace_is_passed_on_unchanged(
-    stack: Stack, link: str, frontend: str, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, frontend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = []
     agent = stack.agent
@@ -189,16 +194,11 @@ def test_the_trace_is_passed_on_unchanged(
         target.accept().close()
     stack.wait_idle()
     [asking] = heard
-    if link == "grpc":  # konnectivity's packets have no room for it
-        assert not asking.traceparent
-    else:
-        assert (asking.traceparent, asking.tracestate) == (PARENT, "a=1")
-        assert asking.user == "alice"
+    assert (asking.traceparent, asking.tracestate) == (PARENT, "a=1")
+    assert asking.user == "alice"
 
 
-def test_of_a_name_the_agent_says_which_address_it_reached(stack: Stack, link: str) -> None:
-    if link == "grpc":
-        return  # konnectivity's packets have no room for it
+def test_of_a_name_the_agent_says_which_address_it_reached(stack: Stack) -> None:
     with Target() as target:
         client, found = by_connect(stack, f"localhost:{target.port}")
         client.close()
@@ -213,7 +213,7 @@ def test_of_a_name_the_agent_says_which_address_it_reached(stack: Stack, link: s
 
 @pytest.mark.parametrize("frontend", ["connect", "grpc"])
 def test_the_spans_of_a_dial_are_one_trace_over_both_programs(
-    stack: Stack, link: str, frontend: str, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, frontend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
@@ -238,15 +238,12 @@ def test_the_spans_of_a_dial_are_one_trace_over_both_programs(
         assert (span.attributes or {})["isthmus.connection_id"] == found
     assert (dial.attributes or {})["isthmus.agent_id"] == stack.agent.id
     assert dial.parent is not None and f"{dial.parent.span_id:016x}" == PARENT[36:52]
-    if link == "grpc":  # konnectivity's packets have no room for it
-        assert agents.parent is None
-    else:
-        asked = spans["isthmus.ask"].context
-        assert agents.parent is not None and asked is not None
-        assert agents.parent.span_id == asked.span_id
-        assert {span.context.trace_id for span in spans.values() if span.context} == {
-            int(PARENT[3:35], 16)
-        }
+    asked = spans["isthmus.ask"].context
+    assert agents.parent is not None and asked is not None
+    assert agents.parent.span_id == asked.span_id
+    assert {span.context.trace_id for span in spans.values() if span.context} == {
+        int(PARENT[3:35], 16)
+    }
 
 
 def test_a_dial_that_fails_ends_its_spans(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 
 from isthmus.config.audit import AuditSettings
 from isthmus.core.audit import (
+    Claimed,
     Record,
     Stage,
     claimed_by,
     cut,
+    end_line,
     requester_of,
     rfc3339,
     to_line,
@@ -28,7 +30,9 @@ from isthmus.core.audit import (
 from isthmus.errors import DialFailure
 from isthmus.observe.audit_backups import Backups
 from isthmus.observe.audit_log import AuditLog
-from isthmus.tunnel.end import Ending
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.packet_brake import unsent
+from isthmus.wire.asking import NOTHING
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,7 +53,7 @@ class Auditor:
 
     def __init__(self, log: AuditLog, *, server_id: str, believes: Callable[[Identity], bool]):
         self.log = log
-        self._server_id = server_id
+        self.server_id = server_id
         self._believes = believes
 
     # Requests.
@@ -57,16 +61,16 @@ class Auditor:
     def refused(self, request: Request, status: int, reason: str) -> None:
         """A request was answered without a dial."""
         requester = request.requester
-        self._put(
+        self.put(
             Record(
                 time=rfc3339(time.time()),
                 stage=Stage.REFUSED,
                 connection_id=request.connection_id,
-                server_id=self._server_id,
+                server_id=self.server_id,
                 frontend=request.frontend,
                 client=request.client_address,
                 requester=requester_of(requester),
-                claimed=claimed_by(request.asking, believed=self._believes(requester)),
+                claimed=self._claimed(request, requester),
                 status=status,
                 reason=cut(reason),
             )
@@ -83,7 +87,7 @@ class Auditor:
         """A dial was denied or failed; no failure: its client left."""
         stage = Stage.REFUSED if failure in _REFUSALS else Stage.FAILED
         record = self._of_dial(stage, request, client, dial)
-        self._put(
+        self.put(
             replace(
                 record,
                 end_time=record.time,
@@ -97,24 +101,27 @@ class Auditor:
         self, request: Request, client: str, dial: AgentDial, link: AgentLink | None
     ) -> Callable[[Tunnel, float], None]:
         """A tunnel begins; gives what wants to know its end."""
-        record = self._of_dial(Stage.BEGIN, request, client, dial, link)
-        self._put(record)
-        return partial(self._ended, record)
+        return self.begin(self._of_dial(Stage.BEGIN, request, client, dial, link))
 
-    def _ended(self, record: Record, tunnel: Tunnel, duration_s: float) -> None:
-        now = rfc3339(time.time())
-        self._put(
-            replace(
-                record,
-                time=now,
-                stage=Stage.END,
-                end_time=now,
-                duration_s=_seconds(duration_s),
+    def begin(self, record: Record) -> Callable[[Tunnel, float], None]:
+        """A tunnel begins, as the record says; gives what wants to know its end."""
+        # The line is kept until the end, which repeats it: a record would be written twice.
+        begin = to_line(record)
+        self.log.put(begin)
+        return partial(self._ended, begin)
+
+    def _ended(self, begin: bytes, tunnel: Tunnel, duration_s: float) -> None:
+        ending = tunnel.ending
+        self.log.put(
+            end_line(
+                begin,
+                now=time.time(),
+                duration_s=duration_s,
                 bytes_to_target=tunnel.far.bytes_written,
-                bytes_to_client=tunnel.client.bytes_written,
-                ending=tunnel.ending.value,
+                bytes_to_client=_delivered(tunnel.client),
+                ending=ending.value,
                 # A clean end takes both: each has closed its direction.
-                ended_by="both" if tunnel.ending is Ending.CLEAN else tunnel.ended_by,
+                ended_by="both" if ending is Ending.CLEAN else tunnel.ended_by,
             )
         )
 
@@ -137,11 +144,11 @@ class Auditor:
             time=rfc3339(now),
             stage=stage,
             connection_id=request.connection_id,
-            server_id=self._server_id,
+            server_id=self.server_id,
             frontend=request.frontend,
             client=client,
             requester=requester_of(requester),
-            claimed=claimed_by(request.asking, believed=self._believes(requester)),
+            claimed=self._claimed(request, requester),
             network=decision.network if decision is not None else "",
             destination=str(dial.target),
             address=cut(dial.address),
@@ -152,7 +159,14 @@ class Auditor:
             start_time=rfc3339(now - (time.monotonic() - dial.started_at)),
         )
 
-    def _put(self, record: Record) -> None:
+    def _claimed(self, request: Request, requester: Identity) -> Claimed | None:
+        asking = request.asking
+        if asking is NOTHING:  # most clients, and then nobody has to be believed
+            return None
+        return claimed_by(asking, believed=self._believes(requester))
+
+    def put(self, record: Record) -> None:
+        """Write a record that somebody else made."""
         self.log.put(to_line(record))
 
 
@@ -186,6 +200,12 @@ def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
     """Leave SIGHUP to whoever had it."""
     with contextlib.suppress(ValueError, RuntimeError):
         loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _delivered(client: BaseEnd) -> int:
+    """What the client's socket has taken: the rest was thrown away at a reset."""
+    # What a TLS socket did not take is counted encrypted, which is a little more.
+    return max(0, client.bytes_written - unsent(client))
 
 
 def _seconds(duration_s: float) -> float:

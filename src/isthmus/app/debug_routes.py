@@ -78,7 +78,8 @@ async def _one_at_a_time(
     measure: Callable[[float | None], Awaitable[tuple[str, bytes]]], request: web.BaseRequest
 ) -> web.Response:
     asked = request.query.get("seconds", "")
-    if asked and not (asked.isascii() and asked.isdigit() and int(asked[:9]) <= MAX_SECONDS):
+    digits = asked.isascii() and asked.isdigit() and len(asked) < 10
+    if asked and not (digits and int(asked) <= MAX_SECONDS):
         return reply(400, f"seconds: not a whole number from 1 to {MAX_SECONDS}\n")
     if not _measuring.acquire(blocking=False):
         return reply(409, "another profile is being taken\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -71,6 +72,7 @@ async def run(
 
 def main(make: Callable[[], Program], settings: LogSettings, *, drain_s: float) -> int:
     """Configure logging and run a program in its own event loop; the exit code."""
+    _fill_standard_streams()
     configure(settings.v, "json" if settings.log_format == "json" else "text", sys.stderr)
 
     async def start() -> None:
@@ -82,3 +84,14 @@ def main(make: Callable[[], Program], settings: LogSettings, *, drain_s: float) 
     gc.freeze()
     uvloop.run(start())
     return 0
+
+
+def _fill_standard_streams() -> None:
+    """Open what we were started without: a socket of number 1 or 2 is one that libuv aborts at."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this
+    if sys.stderr is None:  # a closed one is None, whatever its type says
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.config.admin import AdminSettings
 from isthmus.config.checks import check_at_least
+from isthmus.config.gates import GateSettings
 from isthmus.config.options import OURS, option
 from isthmus.errors import ConfigError
 
@@ -14,7 +14,7 @@ STDOUT = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditSettings(AdminSettings):
+class AuditSettings(GateSettings):
     """Where the audit log goes and how it is rotated; ``check_audit()`` says whether it can."""
 
     audit_log_path: str = option(

@@ -1,7 +1,8 @@
 """The audit record: who asked for what, what was decided, what was carried and how it ended.
 
 A record is a value, ``to_line`` its JSON on one line. Metadata only: no byte that a tunnel carries
-is ever in one. The file is observe/audit_log.py; what the keys mean to a reader is docs/audit.md.
+is ever in one. The line of a tunnel's end is made out of that of its begin, which it repeats. The
+file is observe/audit_log.py; what the keys mean to a reader is docs/audit.md.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ class Requester(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the client said about its request; ``believed`` if it had proved who it is."""
+    """What the client said about its request; ``believed`` if it had proved who it is.
+
+    ``client`` is who connected at an agent, as that agent says.
+    """
 
     believed: bool
+    client: str = ""
     network: str = ""
     user: str = ""
     groups: tuple[str, ...] = ()
@@ -86,6 +91,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 _encode = msgspec.json.Encoder().encode
+# What is before and behind the part of a begin's line that the end's repeats; a time has always as
+# many digits, so that the part can be cut out.
+_END_HEAD = b'{"time":"%b","stage":"End"'
+_END_TAIL = (
+    b',"endTime":"%b","durationSeconds":%.6f,"bytesToTarget":%d,"bytesToClient":%d'
+    b',"ending":"%b","endedBy":"%b"}\n'
+)
+_SHARED = slice(len('{"time":"2026-01-02T15:04:05.000000Z","stage":"Begin"'), -len("}\n"))
 
 
 def to_line(record: Record) -> bytes:
@@ -93,7 +106,27 @@ def to_line(record: Record) -> bytes:
     try:
         return _encode(record) + b"\n"
     except UnicodeEncodeError:  # half a character, from a file name or a certificate
-        return json.dumps(msgspec.to_builtins(record)).encode("ascii") + b"\n"
+        text = json.dumps(msgspec.to_builtins(record), separators=(",", ":"))
+        return text.encode("ascii") + b"\n"
+
+
+def end_line(
+    begin: bytes,
+    *,
+    now: float,
+    duration_s: float,
+    bytes_to_target: int,
+    bytes_to_client: int,
+    ending: str,
+    ended_by: str,
+) -> bytes:
+    """Write the end of a tunnel out of the line of its begin.
+
+    The two words are ours, not a peer's: they are written as they are.
+    """
+    at = rfc3339(now).encode()
+    tail = (at, duration_s, bytes_to_target, bytes_to_client, ending.encode(), ended_by.encode())
+    return b"".join((_END_HEAD % at, begin[_SHARED], _END_TAIL % tail))
 
 
 def dropped(count: int, *, now: float) -> Record:

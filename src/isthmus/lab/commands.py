@@ -1,4 +1,4 @@
-"""Where a command's program will answer: the health and admin ports of ``isthmus server|agent``.
+"""Where a command's program will answer: the health and admin ports of those of Isthmus.
 
 Pure: looks at the words only. Flags and their defaults are those that config/ declares.
 """
@@ -9,47 +9,52 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from isthmus.config.agent import AgentSettings
+from isthmus.config.apiserver_proxy import ApiserverProxySettings
+from isthmus.config.https_proxy import HttpsProxySettings
 from isthmus.config.options import Option, options_of
 from isthmus.config.server import ServerSettings
+from isthmus.config.sni_router import SniRouterSettings
+from isthmus.config.socks5_proxy import Socks5ProxySettings
 
-Kind = Literal["server", "agent", ""]
+Kind = Literal[
+    "server", "agent", "sni-router", "socks5-proxy", "https-proxy", "apiserver-proxy", ""
+]
 
 
 class _Port(NamedTuple):
-    """The settings that say where one port is, by their attributes."""
+    """The settings that say where one port is, by their attributes; ``cert`` makes it HTTPS."""
 
     host: str
     port: str
+    cert: str = ""
 
 
 class _Program(NamedTuple):
-    settings: type[ServerSettings] | type[AgentSettings]
-    health: _Port
-    admin: _Port
-    ready_path: str
+    settings: type[object]
+    health: _Port = _Port("health_bind_address", "health_port")
+    admin: _Port = _Port("admin_bind_address", "admin_port", "admin_cert")
+    ready_path: str = "/readyz"
 
 
 # A server without agents is alive but not ready, and agents come later.
 _PROGRAMS: dict[Kind, _Program] = {
-    "server": _Program(
-        settings=ServerSettings,
-        health=_Port("health_bind_address", "health_port"),
-        admin=_Port("admin_bind_address", "admin_port"),
-        ready_path="/healthz",
-    ),
+    "server": _Program(settings=ServerSettings, ready_path="/healthz"),
     "agent": _Program(
         settings=AgentSettings,
         health=_Port("health_server_host", "health_server_port"),
-        admin=_Port("admin_bind_address", "admin_server_port"),
-        ready_path="/readyz",
+        admin=_Port("admin_bind_address", "admin_server_port", "admin_cert"),
     ),
+    "sni-router": _Program(settings=SniRouterSettings),
+    "socks5-proxy": _Program(settings=Socks5ProxySettings),
+    "https-proxy": _Program(settings=HttpsProxySettings),
+    "apiserver-proxy": _Program(settings=ApiserverProxySettings),
 }
 # What a program bound to all addresses is asked at.
 _ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def kind(command: Sequence[str]) -> Kind:
-    """Which of our two programs it is; empty for any other."""
+    """Which of our programs it is; empty for any other."""
     for one in _PROGRAMS:
         if tuple(command[:2]) == ("isthmus", one):
             return one
@@ -79,8 +84,9 @@ def _url(settings: type[object], where: _Port, command: Sequence[str]) -> str:
     if port == "0":
         return ""  # any free one
     host = _ALL_ADDRESSES.get(host, host)
+    scheme = "https" if where.cert and _given(declared[where.cert], command) else "http"
     bare = ":" in host or host.endswith("address6}")
-    return f"http://[{host}]:{port}" if bare else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if bare else f"{scheme}://{host}:{port}"
 
 
 def _given(option: Option, command: Sequence[str]) -> str:

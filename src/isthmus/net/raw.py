@@ -151,6 +151,7 @@ class RawSocket:
         except OSError:
             # What broke it is told by the poller too, but only once it is asked again.
             self.poller.again(self._break)
+            self.out_bytes += len(data)  # taken, and never sent
             return True
         if sent == len(data):
             return True

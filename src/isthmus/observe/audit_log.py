@@ -7,9 +7,11 @@ somebody else moved it away. What is in a record is core/audit.py.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
+import sys
 import threading
 import time
 from collections import deque
@@ -23,8 +25,9 @@ from isthmus.observe.logs import log
 
 MOST_BYTES = 16 * 1024 * 1024
 MOST_RECORDS = 50_000
-#: Lines that come within this time are one write.
-GATHER_S = 0.02
+#: Lines that come within this time after a write are the next: the first after a pause is written
+#: at once. Each write makes the event loop share the interpreter for a moment.
+GATHER_S = 0.1
 RETRY_S = 1.0
 STOP_S = 5.0
 _MOST_PIECE_BYTES = 256 * 1024
@@ -82,26 +85,21 @@ class AuditLog:
 
     def put(self, line: bytes) -> None:
         """Queue one line, or drop and count it; never waits."""
-        size = len(line)
-        if self._is_full(size):
+        size, queue = len(line), self._queue
+        waiting = self._put_bytes - self._taken_bytes
+        if waiting + size > self._most_bytes or len(queue) >= self._most_records:
             self.dropped += 1
             self._missing += 1
             return
         if self._missing:
             note = to_line(dropped(self._missing, now=self._clock()))
             self._missing = 0
-            self._queue.append(note)
+            queue.append(note)
             size += len(note)
-        self._queue.append(line)
+        queue.append(line)
         self._put_bytes += size
         if not self._wake.is_set():
             self._wake.set()
-
-    def _is_full(self, size: int) -> bool:
-        return (
-            len(self._queue) >= self._most_records
-            or self._put_bytes - self._taken_bytes + size > self._most_bytes
-        )
 
     def counts(self) -> tuple[int, int, int]:
         """How many records were written and dropped, and how often writing failed."""
@@ -126,17 +124,17 @@ class AuditLog:
     # The writer's thread.
 
     def _run(self) -> None:
-        wait_s: float | None = None
         while True:
-            self._wake.wait(wait_s)
+            self._wake.wait()
             self._wake.clear()
             stopping = self._stopping.is_set()
             done = self._drain()
             if stopping:
                 break
-            wait_s = None if done else RETRY_S
+            if not done:
+                self._wake.set()  # try again, whether more comes or not
             # Not at once again: lines that come meanwhile are written together.
-            self._stopping.wait(GATHER_S)
+            self._stopping.wait(GATHER_S if done else RETRY_S)
         left = len(self._unwritten) + len(self._queue)
         if left:
             log(_log, logging.ERROR, "audit records could not be written", records=left)
@@ -176,9 +174,7 @@ class AuditLog:
         piece = b"".join(lines[:fitting])
         if piece:
             self._write_whole(piece, fitting, regular)
-        del lines[:fitting]
-        self.written += fitting
-        self._taken_bytes += len(piece)
+        self._wrote(fitting, len(piece))
         if self._complained:
             self._complained = False
             log(_log, logging.INFO, "audit log is written again", path=self._path)
@@ -191,20 +187,28 @@ class AuditLog:
                 return count
         return len(self._unwritten)
 
+    def _wrote(self, lines: int, size: int) -> None:
+        del self._unwritten[:lines]
+        self.written += lines
+        self._taken_bytes += size
+
     def _write_whole(self, piece: bytes, lines: int, regular: bool) -> None:
-        """Write so many lines or, to a file, nothing: nobody finds half a line for long."""
+        """Write so many lines; to a file whole ones only: nobody finds half a line for long."""
         start = os.fstat(self._fd).st_size if regular else 0
         rest = memoryview(piece)
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError:
-            if len(rest) < len(piece):
-                if regular:
-                    os.ftruncate(self._fd, start)
-                else:  # what a pipe has taken is gone
-                    self._unwritten[:lines] = [bytes(rest)]
-                    self._taken_bytes += len(piece) - len(rest)
+            done = len(piece) - len(rest)
+            if regular:
+                whole = piece.rfind(b"\n", 0, done) + 1
+                if whole < done:
+                    os.ftruncate(self._fd, start + whole)
+                self._wrote(piece.count(b"\n", 0, whole), whole)
+            elif done:  # what a pipe has taken is gone
+                self._unwritten[:lines] = [bytes(rest)]
+                self._taken_bytes += done
             raise
 
     def _look_after(self) -> tuple[bool, int]:
@@ -250,6 +254,8 @@ class AuditLog:
 
     def _open(self) -> int:
         if self._path == "-":
+            if sys.__stdout__ is None:  # closed when we started: 1 may be anything by now
+                raise OSError(errno.EBADF, "standard output is closed")
             return 1
         # A pipe that nobody reads is an error, not something to wait for.
         fd = os.open(self._path, _FLAGS | os.O_NONBLOCK, 0o600)

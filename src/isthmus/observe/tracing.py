@@ -4,11 +4,14 @@ Nothing of OpenTelemetry is imported before that. Trace context itself is wire/t
 is passed on whether there are spans or not. Everything that OpenTelemetry's own environment
 variables can say is left to them: exporter, endpoint, headers, sampler, resource.
 
-    isthmus.dial          the server, from the client's connection or call to the answer
+    isthmus.dial          the server, from the client's connection or call to the answer; of a
+                          connection that a node opens, its agent
       isthmus.accept      until it had said what it wants
       isthmus.choose      network, policy and agent
       isthmus.ask         one agent, from the question to its answer; another for each that is asked
         isthmus.connect   the agent, from the question to the connection
+
+Of what a node opens the agent has the spans of the server, and the server the one of the agent.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
+from urllib.parse import urlsplit
 
 from isthmus import __version__
 from isthmus.errors import ConfigError, DialFailure
@@ -92,7 +96,12 @@ def _exporter(endpoint: str, environ: Mapping[str, str]) -> Any:
             raise ConfigError(f"OTEL_TRACES_EXPORTER names no exporter that is installed: {name!r}")
         raise ImportError(name)
     made: Callable[..., Any] = found[0].load()
-    return made(endpoint=endpoint) if endpoint else made()
+    return made(endpoint=_with_path(endpoint)) if endpoint else made()
+
+
+def _with_path(endpoint: str) -> str:
+    """Add the path of OTLP to an address without one, as OpenTelemetry does to its variable."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
 
 
 def _provider(environ: Mapping[str, str], service: str, instance: str) -> Any:
@@ -212,8 +221,12 @@ class Span:
 
     def failed(self, failure: DialFailure, detail: str) -> None:
         """It did not."""
-        self._span.set_attribute("error.type", failure.name.lower())
-        self._span.set_status(self._tracing.error(detail or failure.value))
+        self.given_up(failure.name.lower(), detail or failure.value)
+
+    def given_up(self, error: str, detail: str) -> None:
+        """It did not, for a reason that is none of a dial's."""
+        self._span.set_attribute("error.type", error)
+        self._span.set_status(self._tracing.error(detail))
         self._span.end()
 
     def cancelled(self) -> None:
@@ -223,15 +236,16 @@ class Span:
 
 
 class DialTrace:
-    """The spans of one request at the server."""
+    """The spans of one request, at who was asked for it first."""
 
-    __slots__ = ("_ask", "_began_ns", "_span", "_tracing")
+    __slots__ = ("_ask", "_began_ns", "_chosen", "_span", "_tracing")
 
     def __init__(self, tracing: Tracing, span: Any, began_ns: int) -> None:
         self._tracing = tracing
         self._span = span
         self._began_ns = began_ns
         self._ask: Any = None
+        self._chosen = False
 
     def target(self, target: HostPort) -> None:
         """Where it wants to go."""
@@ -240,11 +254,10 @@ class DialTrace:
     def ask(self, asking: Asking) -> Asking:
         """Somebody is asked now: give what to tell them, within a span for it."""
         tracing = self._tracing
-        if self._ask is None:
+        if not self._chosen:
+            self._chosen = True
             tracing.start_child("isthmus.choose", self._span, self._began_ns).end()
-        else:  # whoever was asked before was lost
-            self._ask.set_attribute("error.type", "agent_lost")
-            self._ask.end()
+        self.asked_in_vain("agent_lost")  # if nothing else was said of it
         self._ask = tracing.start_child("isthmus.ask", self._span)
         context = self._ask.get_span_context()
         flags = int(context.trace_flags)
@@ -252,6 +265,12 @@ class DialTrace:
             f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}",
             context.trace_state.to_header(),
         )
+
+    def asked_in_vain(self, error: str) -> None:
+        """Whoever is being asked was lost, or said no: others may be asked."""
+        if self._ask is not None:
+            self._ask.set_attribute("error.type", error)
+            self._end_ask()
 
     def reached(self, agent_id: str, address: str) -> None:
         """The target is reached, by this agent."""
@@ -265,6 +284,11 @@ class DialTrace:
         """It is not."""
         self._end_ask()
         Span(self._tracing, self._span).failed(failure, detail)
+
+    def given_up(self, error: str, detail: str) -> None:
+        """It is not, for a reason that is none of a dial's."""
+        self._end_ask()
+        Span(self._tracing, self._span).given_up(error, detail)
 
     def cancelled(self) -> None:
         """The client left."""

@@ -75,6 +75,7 @@ class Http2Stream:
         "in_turn",
         "kept",
         "local_done",
+        "lost_bytes",
         "open",
         "out_bytes",
         "owed",
@@ -95,6 +96,7 @@ class Http2Stream:
         self.credit = connection.peer_window
         self._out: deque[bytes | memoryview] | None = None
         self.out_bytes = 0
+        self.lost_bytes = 0  # of those, what was thrown away when it was closed
         self.in_turn = False
         self.headers_sent = False
         self.local_done = False
@@ -282,7 +284,7 @@ class Http2Stream:
     def _close(self) -> None:
         self.open = False
         self._out = None
-        self.out_bytes = 0
+        self.lost_bytes, self.out_bytes = self.out_bytes, 0
         self.connection.forget(self)
 
 

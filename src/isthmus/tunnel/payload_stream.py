@@ -31,8 +31,9 @@ class PayloadStream(BaseEnd):
 
     @property
     def backlog_bytes(self) -> int:
-        """How much waits to be sent."""
-        return self.stream.out_bytes if self.stream is not None else 0
+        """How much waits to be sent, or did when the call was reset; heads included."""
+        stream = self.stream
+        return stream.out_bytes + stream.lost_bytes if stream is not None else 0
 
     @property
     def half_closed(self) -> bool:

@@ -140,9 +140,10 @@ class ProxyEnd(BaseEnd):
 
     @property
     def backlog_bytes(self) -> int:
-        """How much waits for the client."""
-        settling = self._settling
-        return self.stream.out_bytes + (sum(map(len, settling.data)) if settling else 0)
+        """How much waits for the client, or did when the call was reset; heads included."""
+        stream, settling = self.stream, self._settling
+        kept = sum(map(len, settling.data)) if settling else 0
+        return stream.out_bytes + stream.lost_bytes + kept
 
     @property
     def half_closed(self) -> bool:

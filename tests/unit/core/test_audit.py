@@ -17,11 +17,13 @@ from isthmus.core.audit import (
     claimed_by,
     cut,
     dropped,
+    end_line,
     is_proven,
     requester_of,
     rfc3339,
     to_line,
 )
+from isthmus.tunnel.end import Ending
 from isthmus.values import ANONYMOUS, Identity
 from isthmus.wire.asking import NOTHING, Asking
 
@@ -99,6 +101,30 @@ def test_nothing_that_a_peer_says_can_make_a_second_line(text: str) -> None:
     line = to_line(Record(time="t", stage=Stage.FAILED, reason=text))
     assert line.count(b"\n") == 1
     assert json.loads(line)["reason"] == text
+
+
+@pytest.mark.parametrize("text", ["plain", '"}\n{"', "\ud800half", "ü"])
+@pytest.mark.parametrize("ending", Ending)
+def test_the_end_of_a_tunnel_is_its_begin_and_how_it_ended(text: str, ending: Ending) -> None:
+    fields = {
+        name: getattr(whole(), name)
+        for name in ("connection_id", "requester", "claimed", "destination", "link_id")
+    }
+    begin = Record(
+        time=rfc3339(1.0), stage=Stage.BEGIN, **fields, agent_id=text, start_time=rfc3339(0.5)
+    )
+    told = end_line(
+        to_line(begin), now=1767323045.000006, duration_s=0.000015, bytes_to_target=0,
+        bytes_to_client=2**40, ending=ending.value, ended_by="client",
+    )  # fmt: skip
+    at = rfc3339(1767323045.000006)
+    expected = Record(
+        time=at, stage=Stage.END, **fields, agent_id=text, start_time=rfc3339(0.5), end_time=at,
+        duration_s=0.000015, bytes_to_target=0, bytes_to_client=2**40, ending=ending.value,
+        ended_by="client",
+    )  # fmt: skip
+    assert told.count(b"\n") == 1 and told.endswith(b"\n")
+    assert list(json.loads(told).items()) == list(json.loads(to_line(expected)).items())
 
 
 def test_the_number_of_dropped_records_is_told() -> None:

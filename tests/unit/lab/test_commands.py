@@ -12,6 +12,10 @@ from isthmus.lab.commands import admin_url, kind, ready_url
     [
         ("isthmus server --x", "server"),
         ("isthmus agent", "agent"),
+        ("isthmus sni-router --config=x", "sni-router"),
+        ("isthmus socks5-proxy run --serving-port=1", "socks5-proxy"),
+        ("isthmus https-proxy", "https-proxy"),
+        ("isthmus apiserver-proxy --upstream=x:1", "apiserver-proxy"),
         ("isthmus pki init", ""),
         ("isthmus", ""),
         ("", ""),
@@ -41,6 +45,10 @@ def test_kinds(command: str, expected: str) -> None:
         ("isthmus server --health-port=0", ""),
         ("isthmus agent --health-server-port=1 --health-server-host=::1", "http://[::1]:1/readyz"),
         ("isthmus agent --health-port=1", "http://127.0.0.1:8093/readyz"),
+        ("isthmus sni-router", "http://127.0.0.1:8096/readyz"),
+        ("isthmus socks5-proxy --health-port=1", "http://127.0.0.1:1/readyz"),
+        ("isthmus https-proxy", "http://127.0.0.1:8100/readyz"),
+        ("isthmus apiserver-proxy", "http://127.0.0.1:8102/readyz"),
         ("python -m http.server", ""),
     ],
 )
@@ -56,7 +64,11 @@ def test_where_readiness_is_asked(command: str, expected: str) -> None:
         ("isthmus server --admin-port=1", "http://127.0.0.1:1"),
         ("isthmus agent --admin-server-port 1", "http://127.0.0.1:1"),
         ("isthmus agent --admin-bind-address=::1", "http://[::1]:8094"),
+        ("isthmus server --admin-cert={a.cert} --admin-key=k", "https://127.0.0.1:8095"),
+        ("isthmus agent --admin-cert c --admin-bind-address ::1", "https://[::1]:8094"),
+        ("isthmus server --admin-cert=", "http://127.0.0.1:8095"),
         ("isthmus server --admin-port=0", ""),
+        ("isthmus sni-router", "http://127.0.0.1:8097"),
         ("nginx", ""),
     ],
 )

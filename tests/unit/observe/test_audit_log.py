@@ -286,7 +286,10 @@ def test_a_full_disk_is_said_once_and_nothing_is_half_written(
         for number in range(1, 50):
             log.put(line(number, 100))
         until(lambda: log.errors >= 2, "it is tried again")
-        assert numbers(path.read_bytes())[:1] == [0]
+        there = numbers(path.read_bytes())
+        assert there == list(range(len(there))), "whole lines, in order"
+        assert len(path.read_bytes()) + len(line(49, 100)) > 1000, "as many as there is room for"
+        assert log.written == len(there)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     until(lambda: log.written == 50, "it is written when there is room")

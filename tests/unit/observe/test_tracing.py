@@ -219,8 +219,8 @@ class _Taker(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.mark.parametrize("by_flag", [True, False])
-def test_spans_go_out_by_otlp_over_http(monkeypatch: pytest.MonkeyPatch, by_flag: bool) -> None:
+@pytest.mark.parametrize("by_flag", ["{url}/v1/traces", "{url}", "{url}/", ""])
+def test_spans_go_out_by_otlp_over_http(monkeypatch: pytest.MonkeyPatch, by_flag: str) -> None:
     async def run(endpoint: str) -> None:
         tracing = open_tracing(endpoint, os.environ, service="isthmus-test", instance="i-1")
         assert tracing is not None
@@ -234,7 +234,7 @@ def test_spans_go_out_by_otlp_over_http(monkeypatch: pytest.MonkeyPatch, by_flag
         url = f"http://127.0.0.1:{collector.server_port}"
         if not by_flag:
             monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        asyncio.run(run(f"{url}/v1/traces" if by_flag else ""))
+        asyncio.run(run(by_flag.format(url=url)))
         collector.shutdown()
         thread.join()
     [(path, request)] = collector.taken
