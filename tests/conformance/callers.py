@@ -325,7 +325,7 @@ class Linker:
         )  # fmt: skip
         return self.link
 
-    def asked(self, protocol: str, address: str, random: int) -> None:
+    def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
         assert self.link is not None
         self.user = MemoryUser()
         join(self.link.accept(random), self.user)

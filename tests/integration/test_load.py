@@ -143,9 +143,9 @@ def inside(talk: Talk | None) -> tuple[int, ...]:
         return (len(it.streams), it._growth_left, kept)
     assert isinstance(talk, GrpcServerTalk | GrpcAgentTalk) and talk.packets is not None
     packets, brake = talk.packets, talk.packets._brake
-    queues = len(packets._turns) + len(packets._touched) + len(packets._replying)
+    queues = len(packets._turns) + len(packets._touched) + len(packets._replies)
     braked = len(brake.braking) + len(brake._slow)
-    return (len(talk.session.streams), queues, len(packets._closing), braked)
+    return (len(talk.session.streams), queues, packets._ids.closing, braked)
 
 
 DIALS = 5000

@@ -58,7 +58,7 @@ def test_data_is_written_as_protobuf_writes_it(connect_id: int, data: bytes) -> 
     agrees(framed[5:])
 
 
-@given(st.integers(1, 2**28 - 1), PAYLOAD.filter(bool), st.binary(max_size=9))
+@given(st.integers(1, 2**35 - 1), PAYLOAD.filter(bool), st.binary(max_size=9))
 def test_data_as_go_writes_it_never_needs_protobuf(
     connect_id: int, data: bytes, before: bytes
 ) -> None:
@@ -147,7 +147,7 @@ def test_fields_in_any_order_number_and_spelling_read_as_protobuf_reads_them(raw
         assert message == Packet.FromString(raw)
 
 
-@given(st.integers(1, 2**28 - 1), st.binary(min_size=1, max_size=300), st.data())
+@given(st.integers(1, 2**35 - 1), st.binary(min_size=1, max_size=300), st.data())
 def test_a_packet_cut_short_is_no_data(connect_id: int, data: bytes, draw: st.DataObject) -> None:
     raw = data_packet(connect_id, data)[5:]
     end = draw.draw(st.integers(0, len(raw) - 1))

@@ -28,13 +28,15 @@ _MAX_IDS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """What an agent says of itself."""
+    """What an agent says of itself; ``process`` is what its connection ids begin with."""
 
     agent_id: AgentId
     identifiers: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     network: str = ""
     token: str = field(default="", repr=False)
+    features: tuple[str, ...] = ()
+    process: str = ""
 
 
 def _wanted(link: ServerLink) -> bool:
@@ -54,7 +56,8 @@ class ServerLink(Link):
     knew is reset without an answer, so that it asks again elsewhere; konnectivity's protocol
     cannot say that, there it is served. ``on_membership()`` hears that ``server_count`` or
     ``servers``, the ids of all of them as far as this one knows, changed. ``alpn`` is what to offer
-    this time; empty leaves it to the context.
+    this time; empty leaves it to the context. ``features`` is what the server says that it can do;
+    None: it says nothing, as konnectivity's own, or it has not said welcome yet.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class ServerLink(Link):
         self.server_id = ServerId("")
         self.server_count = 1
         self.servers: frozenset[ServerId] = frozenset()
+        self.features: frozenset[str] | None = None
         self.spare = False
         self.greeting = greeting
         self.authority = server_hostname
@@ -104,13 +108,21 @@ class ServerLink(Link):
         """Our own protocol if the server knows it, else konnectivity's."""
         return MuxAgentTalk(self) if choose(alpn, self._only) else GrpcAgentTalk(self)
 
-    def welcome(self, server_id: str, server_count: int, servers: Iterable[str] = ()) -> None:
+    def welcome(
+        self,
+        server_id: str,
+        server_count: int,
+        servers: Iterable[str] = (),
+        *,
+        features: frozenset[str] | None,
+    ) -> None:
         """The server said who it is, and how many there are, perhaps by their ids."""
         if not server_id:
             raise ProtocolError("link: welcome without a server id")
         self.server_id = ServerId(server_id)
         self.server_count = max(1, server_count)
         self.servers = _askable(servers)
+        self.features = features
         self.spare = not self._claim(self)
         if self.spare:
             # Before the first ping, so that its answer also says: no further dial is coming.

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from isthmus.errors import DialFailure
+from google.protobuf.message import DecodeError
+
+from isthmus.errors import DialFailure, ProtocolError
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
 from isthmus.values import Identity
@@ -103,23 +105,12 @@ class IncomingDial:
     @property
     def requester(self) -> Identity:
         """Who wants it, as the other program says."""
-        return _identity(self.dial.requester, tuple(self.dial.requester_groups))
+        return requester_of(self.dial)
 
     @property
     def asking(self) -> Asking:
         """What else is said about it, and its trace, as the other program passes it on."""
-        dial = self.dial
-        if not (dial.traceparent or dial.network or dial.user or dial.tenant or dial.object):
-            return NOTHING
-        return Asking(
-            network=dial.network,
-            user=dial.user,
-            groups=tuple(dial.user_groups),
-            tenant=dial.tenant,
-            object=dial.object,
-            traceparent=dial.traceparent,
-            tracestate=dial.tracestate,
-        )
+        return asking_of(self.dial)
 
     def accept(self, address: str) -> Stream:
         """Say that the target is reached; raw bytes follow."""
@@ -149,9 +140,63 @@ def say_asking(dial: Dial, asking: Asking) -> None:
     dial.tracestate = asking.tracestate
 
 
+def said_about(requester: Identity, asking: Asking) -> bytes:
+    """Write who asks and what they say, for a dial whose target is said in another way."""
+    return _who(requester) if asking is NOTHING else _who_and_what(requester, asking)
+
+
 @lru_cache(maxsize=1024)
-def _identity(name: str, groups: tuple[str, ...]) -> Identity:
-    return Identity(name, groups)
+def _who(requester: Identity) -> bytes:
+    """The same clients come again and again, and most say nothing."""
+    return _who_and_what(requester, NOTHING)
+
+
+def _who_and_what(requester: Identity, asking: Asking) -> bytes:
+    dial = Dial(
+        requester=requester.name,
+        requester_groups=requester.groups,
+        requester_kind=requester.kind,
+    )
+    say_asking(dial, asking)
+    return dial.SerializeToString()
+
+
+@lru_cache(maxsize=256)
+def heard_about(said: bytes) -> tuple[Identity, Asking]:
+    """Read it; the same is said again and again where there are no traces.
+
+    Raises:
+        ProtocolError: it is nothing that ``said_about`` writes.
+    """
+    try:
+        dial = Dial.FromString(said)
+    except DecodeError as exc:
+        raise ProtocolError("link: not a Dial message in a packet") from exc
+    return requester_of(dial), asking_of(dial)
+
+
+def requester_of(dial: Dial) -> Identity:
+    """Who wants it, as the other program says."""
+    return _identity(dial.requester, tuple(dial.requester_groups), dial.requester_kind)
+
+
+def asking_of(dial: Dial) -> Asking:
+    """What else is said about it."""
+    asking = Asking(
+        network=dial.network,
+        user=dial.user,
+        groups=tuple(dial.user_groups),
+        tenant=dial.tenant,
+        object=dial.object,
+        traceparent=dial.traceparent,
+        tracestate=dial.tracestate,
+    )
+    return asking if asking != NOTHING else NOTHING
+
+
+@lru_cache(maxsize=1024)
+def _identity(name: str, groups: tuple[str, ...], kind: str) -> Identity:
+    return Identity(name, groups, kind or "certificate")  # empty: an older server
 
 
 @lru_cache(maxsize=1024)

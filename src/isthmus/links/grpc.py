@@ -10,10 +10,18 @@ import time
 from typing import TYPE_CHECKING
 
 from isthmus.errors import ProtocolError
+from isthmus.links.dials import said_about
+from isthmus.links.go_errors import detail_in, failure_in
+from isthmus.links.packet_dials import IncomingPacketDial
+from isthmus.links.talk import Told
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
-from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
+from isthmus.values import DialId, HostPort, Identity
+from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.http2 import ErrorCode
+from isthmus.wire.link import TO_WIRE
+from isthmus.wire.link_pb2 import DialResult
 
 if TYPE_CHECKING:
     from isthmus.links.link import Link
@@ -21,14 +29,14 @@ if TYPE_CHECKING:
 PATH = b"/AgentService/Connect"
 #: Our own programs agree by this header on a packet for half-close (wire/packet.py, end_of_data).
 HALF_CLOSE = b"isthmus-half-close"
-#: What the server's connection ids begin with. Konnectivity's packets have room for a number only:
-#: the rest of the id, which is what Go's programs log as dialID.
-PROCESS = b"isthmus-process"
 #: What the whole link may send ahead at first; it grows. What each connection may make us keep is
 #: bounded by the brake (tunnel/packet_brake.py).
 _WINDOW_BYTES = MIB
 #: Identifiers and a token may be 64 KiB each.
 _HEADER_BYTES = 256 * 1024
+_MAX_DETAIL_CHARS = 1000
+_MAX_SHOWN_CHARS = 300
+_REACHED = DialResult()
 
 
 class GrpcTalk:
@@ -41,6 +49,8 @@ class GrpcTalk:
     ) -> None:
         self.link = link
         self.packets: PacketLink | None = None
+        self.peer_process = ""  # what the peer's connection ids begin with
+        self._dials: dict[int, IncomingPacketDial] = {}  # that the peer asked for
         self._broken = ""
         self.session = Http2Connection(
             link.carrier,
@@ -75,7 +85,8 @@ class GrpcTalk:
     def load(self) -> int:
         """How many dials and connections it carries."""
         packets = self.packets
-        return len(packets.ends) + len(packets.dials) if packets is not None else 0
+        opened = len(packets.ends) + len(packets.dials) if packets is not None else 0
+        return opened + len(self._dials)
 
     @property
     def held_bytes(self) -> int:
@@ -147,22 +158,102 @@ class GrpcTalk:
         return self.session.tick()
 
     def lost(self, reason: Ending) -> None:
-        """The carrier is gone."""
+        """The carrier is gone: so are the dials."""
+        dials, self._dials = self._dials, {}
+        for incoming in dials.values():
+            incoming.cancel()
         packets, self.packets = self.packets, None
         if packets is not None:
             packets.lost(reason)
         self.session.lost()
 
-    # What the packets report: see packet_link.Owner.
+    # Dials that we ask for.
 
-    def asked(self, protocol: str, address: str, random: int) -> None:
-        """Only an agent is asked."""
+    def open_dial(
+        self,
+        target: HostPort,
+        *,
+        dial_id: DialId,
+        timeout_s: float,
+        requester: Identity,
+        told: Told,
+        connection_id: str = "",
+        asking: Asking = NOTHING,
+    ) -> LinkedEnd | None:
+        """Ask the peer to dial; a Go server never answers it."""
+        packets = self.packets
+        if packets is None or not self.can_open:
+            return None
+
+        def answered(error: str | None) -> None:
+            if error is None:
+                told(DialResult(address=end.reached) if end.reached else _REACHED)
+            elif not error:
+                told(None)  # the link was lost: nothing is known, so another may be asked
+            else:
+                failure = TO_WIRE[failure_in(error, target)]
+                detail = detail_in(error, target)[:_MAX_DETAIL_CHARS]
+                told(DialResult(failure=failure, detail=detail))
+
+        # Like Go's: a number that nobody can guess is not needed, only one that is not used. A
+        # connection has one dial in a link at most, so that the number of its id will do.
+        number = int(connection_id.rpartition("-")[2], 16) if connection_id else int(dial_id)
+        # Who can half-close is one of ours, and wants to know what Go's has no use for.
+        ours = said_about(requester, asking) if packets.half_closes else b""
+        end = packets.dial(str(target), number, answered, ours=ours)
+        return end
+
+    # Dials that the peer asks for.
+
+    def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
+        """The peer wants a connection."""
+        if protocol not in ("tcp", "tcp4", "tcp6", ""):
+            protocol = protocol[:_MAX_SHOWN_CHARS]
+            why = f"dial {protocol}: unknown network {protocol}"
+            self.nonsense(f"{protocol} {address}", random, ours, why)
+            return
+        try:
+            target = HostPort.parse(address)
+        except ValueError as exc:
+            why = f"dial tcp: address {address[:_MAX_SHOWN_CHARS]}: {exc}"
+            self.nonsense(address, random, ours, why)
+            return
+        self.take(target, random, ours)
+
+    def nonsense(self, asked: str, random: int, ours: bytes, why: str) -> None:
+        """What the peer asks for is no target: say so."""
+        assert self.packets is not None
+        self.packets.refuse(random, why[: 3 * _MAX_SHOWN_CHARS])
+
+    def take(self, target: HostPort | str, random: int, ours: bytes) -> None:
+        """Hand on what the peer asks for; a text that is no target is for who writes it down."""
+        assert self.packets is not None
+        # Also over a spare link: konnectivity cannot give a dial back, only fail it.
+        if random in self._dials:
+            self.packets.refuse(random, "dial tcp: this number is in use")
+            return
+        incoming = IncomingPacketDial(self, self.packets, target, random, ours)
+        self._dials[random] = incoming
+        self.link.on_dial(incoming)
 
     def taken_back(self, random: int) -> None:
-        """Only an agent is asked."""
+        """The peer does not want it any more."""
+        incoming = self._dials.pop(random, None)
+        if incoming is not None:
+            incoming.cancel()
+
+    def connection_id(self, random: int) -> str:
+        """What a program of ours calls its dial, and by which number Go's server logs it."""
+        return f"{self.peer_process}-{random:x}" if self.peer_process else f"dial-{random}"
+
+    def settled(self, random: int) -> None:
+        """The dial is answered."""
+        self._dials.pop(random, None)
+
+    # What else the packets report: see packet_link.Owner.
 
     def told_to_drain(self) -> None:
-        """The agent takes no new dials."""
+        """The peer takes no new dials."""
         self.link.draining = True
 
     def call_over(self, text: str) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.errors import DialFailure, LinkStage
-from isthmus.links.go_errors import go_text
-from isthmus.links.grpc import HALF_CLOSE, PATH, PROCESS, GrpcTalk
-from isthmus.links.hello import NETWORK
-from isthmus.links.talk import Told
-from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.errors import LinkStage
+from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.hello import (
+    FEATURES,
+    NETWORK,
+    PROCESS,
+    features_header,
+    features_in,
+    process_in,
+)
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
-from isthmus.values import ANONYMOUS, DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.grpc import CONTENT_TYPE, Status, read_status, response_problem
 from isthmus.wire.http2 import Headers
 
@@ -26,58 +27,6 @@ if TYPE_CHECKING:
 #: Go's server ends connections that ping more often than every 30 s (its enforcement policy).
 PING_EVERY_S = 31.0
 _PONG_S = 20.0
-
-
-class IncomingPacketDial:
-    """A dial that a server asked for by DIAL_REQ; see talk.Incoming."""
-
-    __slots__ = (
-        "_random",
-        "_talk",
-        "answered",
-        "connection_id",
-        "host",
-        "link_id",
-        "on_cancelled",
-        "port",
-        "timeout_s",
-    )
-
-    def __init__(self, talk: GrpcAgentTalk, target: HostPort, random: int) -> None:
-        self._talk = talk
-        self._random = random
-        self.host = target.host
-        self.port = target.port
-        self.timeout_s = 0.0
-        self.link_id = talk.link.id
-        self.connection_id = talk.connection_id(random)
-        self.answered = False
-        self.on_cancelled: Callable[[], None] | None = None
-
-    @property
-    def requester(self) -> Identity:
-        """Konnectivity does not say who wants it."""
-        return ANONYMOUS
-
-    @property
-    def asking(self) -> Asking:
-        """Nor anything else."""
-        return NOTHING
-
-    def accept(self, address: str) -> BaseEnd:
-        """Say that the target is reached; gives the end to join to it."""
-        return self._talk.accepted(self, self._random)
-
-    def refuse(self, failure: DialFailure, detail: str) -> None:
-        """Say why not."""
-        self.answered = True
-        self._talk.refused(self._random, go_text(failure, HostPort(self.host, self.port), detail))
-
-    def cancel(self) -> None:
-        """The server does not want it any more."""
-        if self.on_cancelled is not None:
-            cancelled, self.on_cancelled = self.on_cancelled, None
-            cancelled()
 
 
 class CalledPackets(PacketLink):
@@ -98,13 +47,6 @@ class GrpcAgentTalk(GrpcTalk):
             link, client=True, ping_every_s=PING_EVERY_S, dead_after_s=PING_EVERY_S + _PONG_S
         )
         self._server_link = link
-        self._dials: dict[int, IncomingPacketDial] = {}
-        self._process = ""
-
-    @property
-    def load(self) -> int:
-        """How many dials and connections it carries."""
-        return super().load + len(self._dials)
 
     def begin(self) -> None:
         """Call."""
@@ -136,6 +78,8 @@ class GrpcAgentTalk(GrpcTalk):
                 (b"agentid", greeting.agent_id.encode()),
                 (b"agentidentifiers", greeting.identifiers.encode()),
                 (HALF_CLOSE, b"1"),
+                features_header(greeting.features),
+                *(((PROCESS, greeting.process.encode()),) if greeting.process else ()),
                 *(((NETWORK, greeting.network.encode()),) if greeting.network else ()),
                 *(((b"authorization", b"Bearer " + token.encode()),) if token else ()),
             ),
@@ -165,9 +109,12 @@ class GrpcAgentTalk(GrpcTalk):
                 return
             assert self.packets is not None
             self.packets.half_closes = any(name == HALF_CLOSE for name, _ in headers)
-            processes = [value for name, value in headers if name == PROCESS]
-            self._process = processes[0].decode("ascii", "replace")[:64] if processes else ""
-            link.welcome(ids[0].decode("utf-8", "replace"), int(counts[0][:9]))
+            self.peer_process = process_in(value for name, value in headers if name == PROCESS)
+            link.welcome(
+                ids[0].decode("utf-8", "replace"),
+                int(counts[0][:9]),
+                features=features_in(value for name, value in headers if name == FEATURES),
+            )
 
     def _refused(self, status: Status, text: str) -> None:
         link = self._server_link
@@ -176,69 +123,3 @@ class GrpcAgentTalk(GrpcTalk):
 
     def refuse(self, reason: str) -> None:
         """Only a server refuses."""
-
-    def open_dial(
-        self,
-        target: HostPort,
-        *,
-        dial_id: DialId,
-        timeout_s: float,
-        requester: Identity,
-        told: Told,
-        connection_id: str = "",
-        asking: Asking = NOTHING,
-    ) -> LinkedEnd | None:
-        """Konnectivity's servers do not dial for agents."""
-        return None
-
-    # Dials.
-
-    def connection_id(self, random: int) -> str:
-        """What a server of ours calls a dial, and by which number Go's server logs it."""
-        return f"{self._process}-{random:x}" if self._process else f"dial-{random}"
-
-    def asked(self, protocol: str, address: str, random: int) -> None:
-        """The server wants a connection."""
-        assert self.packets is not None
-        if protocol not in ("tcp", "tcp4", "tcp6", ""):
-            self.packets.refuse(random, f"dial {protocol}: unknown network {protocol}")
-            return
-        try:
-            target = HostPort.parse(address)
-        except ValueError as exc:
-            self.packets.refuse(random, f"dial tcp: address {address}: {exc}")
-            return
-        # Also over a spare link: konnectivity cannot give a dial back, only fail it.
-        if random in self._dials:
-            self.packets.refuse(random, "dial tcp: this number is in use")
-            return
-        incoming = self._dials[random] = IncomingPacketDial(self, target, random)
-        self.link.on_dial(incoming)
-
-    def taken_back(self, random: int) -> None:
-        """The server does not want it any more."""
-        incoming = self._dials.pop(random, None)
-        if incoming is not None:
-            incoming.cancel()
-
-    def accepted(self, incoming: IncomingPacketDial, random: int) -> LinkedEnd:
-        """The target is reached."""
-        incoming.answered = True
-        incoming.on_cancelled = None
-        self._dials.pop(random, None)
-        packets = self.packets
-        assert packets is not None  # or the dial would have been cancelled with the link
-        return packets.accept(random)
-
-    def refused(self, random: int, text: str) -> None:
-        """The target is not reached."""
-        self._dials.pop(random, None)
-        if self.packets is not None:
-            self.packets.refuse(random, text)
-
-    def lost(self, reason: Ending) -> None:
-        """The carrier is gone: so are the dials."""
-        dials, self._dials = self._dials, {}
-        for incoming in dials.values():
-            incoming.cancel()
-        super().lost(reason)

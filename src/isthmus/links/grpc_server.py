@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isthmus.config.identifiers import Identifiers
-from isthmus.links.go_errors import failure_in
-from isthmus.links.grpc import HALF_CLOSE, PATH, PROCESS, GrpcTalk
-from isthmus.links.hello import NETWORK, Unwelcome
-from isthmus.links.talk import Told
+from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.hello import (
+    FEATURES,
+    NETWORK,
+    PROCESS,
+    Unwelcome,
+    features_header,
+    features_in,
+    process_in,
+)
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
-from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
-from isthmus.values import DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
 from isthmus.wire.http2 import Headers, header
-from isthmus.wire.link import TO_WIRE
-from isthmus.wire.link_pb2 import DialResult
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink, Membership
 
-_MAX_DETAIL_CHARS = 1000
 #: Go's agent logs the status and comes again whatever it is; people and other agents can tell.
 STATUS = {
     Unwelcome.BAD_HELLO: Status.INVALID_ARGUMENT,
@@ -88,6 +89,7 @@ class GrpcServerTalk(GrpcTalk):
             return _no(Status.INVALID_ARGUMENT, f"agentIdentifiers: {exc}")
         self._call = stream
         self._half_closes = HALF_CLOSE in fields
+        self.peer_process = process_in(fields.get(PROCESS, ()))
         # Heard when it is welcome: until then nobody has proved anything, and Go's agent waits for
         # our headers before it says a word.
         self.packets = PacketLink(
@@ -107,6 +109,7 @@ class GrpcServerTalk(GrpcTalk):
             network=_text(networks[0]),
             version=_text(header(headers, b"user-agent")),
             token=authorization.removeprefix("Bearer ").strip(),
+            features=features_in(fields.get(FEATURES, ())),
         )
         return None
 
@@ -116,7 +119,8 @@ class GrpcServerTalk(GrpcTalk):
         self._call.handler = self.packets
         # An agent that can half-close is one of ours.
         process = self._agent_link.process.encode()
-        extra = ((HALF_CLOSE, b"1"), (PROCESS, process)) if self._half_closes else ()
+        features = features_header(membership.features)
+        extra = ((HALF_CLOSE, b"1"), (PROCESS, process), features) if self._half_closes else ()
         self._call.send_headers(
             (
                 (b":status", b"200"),
@@ -140,40 +144,30 @@ class GrpcServerTalk(GrpcTalk):
             )
 
     def drain(self) -> None:
-        """Go's agent drops its tunnels at GOAWAY, so that it is told nothing; nobody dials."""
+        """Tell an agent of ours to open nothing more.
 
-    def open_dial(
-        self,
-        target: HostPort,
-        *,
-        dial_id: DialId,
-        timeout_s: float,
-        requester: Identity,
-        told: Told,
-        connection_id: str = "",
-        asking: Asking = NOTHING,
-    ) -> LinkedEnd | None:
-        """Ask the agent to dial."""
-        packets = self.packets
-        if packets is None or not self.can_open:
-            return None
+        Go's drops its tunnels at GOAWAY and opens nothing, so that it is told nothing.
+        """
+        if self._agent_link.features is not None:
+            super().drain()
 
-        def answered(error: str | None) -> None:
-            if error is None:
-                told(_REACHED)
-            elif not error:
-                told(None)  # the link was lost: nothing is known, so another may be asked
-            else:
-                failure = TO_WIRE[failure_in(error)]
-                told(DialResult(failure=failure, detail=error[:_MAX_DETAIL_CHARS]))
+    def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
+        """The agent wants a connection: one that is full, or leaves, gives none."""
+        if not self.link.ready:
+            return  # it hears that the link is gone, and asks elsewhere
+        if self.full:
+            assert self.packets is not None
+            self.packets.refuse(random, _FULL)
+            return
+        super().asked(protocol, address, random, ours)
 
-        # Like Go's: a number that nobody can guess is not needed, only one that is not used. A
-        # connection has one dial in a link at most, so that the number of its id will do.
-        number = int(connection_id.rpartition("-")[2], 16) if connection_id else int(dial_id)
-        return packets.dial(str(target), number, answered)
+    def nonsense(self, asked: str, random: int, ours: bytes, why: str) -> None:
+        """Let it be refused by who refuses the rest: it is counted and audited like that."""
+        self.take(asked[:_MAX_ASKED_CHARS], random, ours)
 
 
-_REACHED = DialResult()
+_MAX_ASKED_CHARS = 300
+_FULL = "dial tcp: socket: too many open files: this link carries all the connections it may"
 
 
 def _no(status: Status, message: str) -> Refusal:

@@ -242,6 +242,7 @@ class MuxTalk:
             timeout_ms=int(timeout_s * 1000),
             requester=requester.name,
             requester_groups=requester.groups,
+            requester_kind=requester.kind,
             connection_id=connection_id,
         )
         if asking is not NOTHING:

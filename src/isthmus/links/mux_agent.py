@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from isthmus import __version__
 from isthmus.errors import LinkStage, ProtocolError
+from isthmus.links.hello import features_said
 from isthmus.links.mux import MuxTalk
 from isthmus.wire.link_pb2 import Control, Hello, Welcome
 
@@ -35,6 +36,7 @@ class MuxAgentTalk(MuxTalk):
                     network=greeting.network,
                     token=greeting.token,
                     version=__version__,
+                    features=greeting.features,
                 )
             )
         )
@@ -57,4 +59,9 @@ class MuxAgentTalk(MuxTalk):
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.stream_window:
             self.session.first_window = min(self.session.first_window, welcome.stream_window)
-        self._server_link.welcome(welcome.server_id, welcome.server_count, welcome.servers)
+        self._server_link.welcome(
+            welcome.server_id,
+            welcome.server_count,
+            welcome.servers,
+            features=features_said(welcome.features),
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from isthmus import __version__
 from isthmus.config.identifiers import Identifiers
 from isthmus.errors import ProtocolError
-from isthmus.links.hello import Unwelcome
+from isthmus.links.hello import Unwelcome, features_said
 from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.link_pb2 import Control, Refusal, Welcome
@@ -55,6 +55,7 @@ class MuxServerTalk(MuxTalk):
                 network=hello.network,
                 version=hello.version,
                 token=hello.token,
+                features=features_said(hello.features),
             )
         elif not self._greeted:
             raise ProtocolError("link: hello expected first")
@@ -72,6 +73,7 @@ class MuxServerTalk(MuxTalk):
                     stream_window=STREAM_WINDOW_BYTES,
                     max_streams=self.link.limits.max_streams,
                     version=__version__,
+                    features=membership.features,
                 )
             )
         )

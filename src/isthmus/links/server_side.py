@@ -26,11 +26,15 @@ _MAX_NETWORK_CHARS = 253
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a server tells its agents about the set of servers; ``servers`` are ids, if known."""
+    """What a server tells its agents about itself and the set of servers.
+
+    ``servers`` are ids, if known; ``features`` are this one's, said once, in its welcome.
+    """
 
     server_id: ServerId
     server_count: int = 1
     servers: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
 
 class Decided(Protocol):
@@ -50,7 +54,12 @@ def _everybody(link: AgentLink, token: str, decided: Decided) -> None:
 
 
 class AgentLink(Link):
-    """A link to an agent, as a server sees it."""
+    """A link to an agent, as a server sees it.
+
+    ``features`` is what the agent says that it can do; None: it says nothing, as konnectivity's own
+    does. ``on_dial`` hears what the agent asks for: nothing that such a dial says of itself is
+    proved, only who the agent is.
+    """
 
     def __init__(
         self,
@@ -75,6 +84,7 @@ class AgentLink(Link):
         self.labels: dict[str, str] = {}
         self.network = ""  # konnectivity's agents name none
         self.version = ""
+        self.features: frozenset[str] | None = None
         self.is_extra = False  # this agent has another link already
         self.audited = False  # why it was refused has been said
         self.refused_as = Unwelcome.NO_PROOF
@@ -109,6 +119,7 @@ class AgentLink(Link):
         network: str,
         version: str,
         token: str,
+        features: frozenset[str] | None = None,
     ) -> None:
         """The agent said who it is: see whether it is welcome."""
         if not 0 < len(agent_id) <= _MAX_ID_CHARS:
@@ -122,6 +133,7 @@ class AgentLink(Link):
         self.labels = labels
         self.network = network
         self.version = version
+        self.features = features
         self._admit(self, token, self._decided)
 
     def turn_away(self, reason: str, kind: Unwelcome) -> None:

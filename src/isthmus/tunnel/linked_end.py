@@ -19,7 +19,7 @@ Told = Callable[[str | None], None]
 
 
 class LinkedEnd(BaseEnd):
-    """One connection of a call."""
+    """One connection of a call; ``opener``: we asked for it, and the other program accepted it."""
 
     __slots__ = (
         *END_SLOTS,
@@ -33,17 +33,23 @@ class LinkedEnd(BaseEnd):
         "connect_id",
         "in_turn",
         "link",
+        "opener",
         "pieces",
         "random",
+        "reached",
         "told",
     )
 
-    def __init__(self, link: PacketLink, random: int, early: Early | None = None) -> None:
+    def __init__(
+        self, link: PacketLink, random: int, early: Early | None = None, *, opener: bool
+    ) -> None:
         self.init_end(early)
         self.link = link
+        self.opener = opener
         self.random = random
         self.connect_id = 0
         self.told: Told | None = None
+        self.reached = ""  # the address, where the accepter says it
         self.pieces: list[memoryview | bytes] | None = None
         self.backlog_bytes = 0
         self.in_turn = False
@@ -151,7 +157,7 @@ class LinkedEnd(BaseEnd):
             link.say(DATA, end_of_data(self.connect_id))
             if self._eof_in:
                 self.over(Ending.CLEAN)
-        elif link.agent:
+        elif not self.opener:
             # The target has ended: Go closes the connection then, both ways.
             link.say(CLOSE_RSP, close_response(self.connect_id))
             if not self._eof_in:
@@ -217,7 +223,7 @@ class LinkedEnd(BaseEnd):
             return
         self.link.departed(self)
         self.peer.resume_reading()  # what it sends now resets it
-        if self.link.agent:
+        if not self.opener:
             self.peer.let_go()
 
     def let_go(self) -> None:

@@ -1,5 +1,8 @@
 """Many konnectivity connections in one call of /AgentService/Connect, either side of it.
 
+Either side may open connections. Which of the two opened one decides who asks to close it and who
+answers: the role is the connection's (LinkedEnd.opener), not the link's.
+
 Sending takes turns, so that no connection waits for another's bulk. Receiving has no flow control
 of its own in this protocol; what happens when a sink is full is tunnel/packet_brake.py. One
 connection is tunnel/linked_end.py.
@@ -12,14 +15,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from isthmus.errors import ProtocolError
+from isthmus.tunnel.connect_ids import ConnectIds
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.linked_end import TURN_BYTES, LinkedEnd, Told
 from isthmus.tunnel.packet_brake import BRAKE_S, BUDGET_BYTES, TOTAL_BUDGET_BYTES, Brake, unsent
+from isthmus.tunnel.packet_owner import Owner
 from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.packet_replies import REPLY_PAUSE_S, Replies
 from isthmus.tunnel.stream import MAX_WINDOW, wants_growth
 from isthmus.wire.http2 import Headers
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -52,34 +57,8 @@ __all__ = [
     "unsent",
 ]
 
-#: How long a reply may pause after its client half-closed. Konnectivity cannot say half-close, and
-#: its close loses the reply.
-REPLY_PAUSE_S = 10.0
 #: Packets that wait for a peer that asks and does not read; data is braked long before.
 MOST_WAITING_BYTES = 8 * 1024 * 1024
-_MOST_CLOSING = 4096
-
-
-class Owner(Protocol):
-    """The link around a call."""
-
-    def asked(self, protocol: str, address: str, random: int) -> None:
-        """The peer asks for a dial (we are an agent)."""
-
-    def taken_back(self, random: int) -> None:
-        """The peer does not want that dial any more."""
-
-    def told_to_drain(self) -> None:
-        """The peer, an agent, takes no new dials."""
-
-    def call_over(self, text: str) -> None:
-        """The call ended or was reset: so is the link."""
-
-    def ease_later(self, delay_s: float) -> None:
-        """Call ``ease`` then."""
-
-    def broke_rules(self, what: str) -> None:
-        """The peer sent what it may not."""
 
 
 class PacketLink:
@@ -111,12 +90,11 @@ class PacketLink:
         self._packets = PacketReader()
         self._turns: deque[LinkedEnd] = deque()
         self._touched: list[LinkedEnd] = []
-        self._closing: set[int] = set()
-        self._next_id = 1
+        self._ids = ConnectIds(agent=agent)
         self._told_over = False
         self._credit_since = 0.0
         self._brake = Brake(clock, owner.ease_later, self._give_credit)
-        self._replying: dict[LinkedEnd, tuple[int, float]] = {}
+        self._replies = Replies(clock)
         #: Connections that the peer closed and whose other side here is not done yet.
         self._departed: set[LinkedEnd] = set()
         self._fault = ""
@@ -131,31 +109,49 @@ class PacketLink:
 
     # Dials.
 
-    def dial(self, address: str, random: int, told: Told, early: Early | None = None) -> LinkedEnd:
-        """Ask the agent for a connection; ``told(None)`` or ``told(error)`` once.
+    def dial(
+        self,
+        address: str,
+        random: int,
+        told: Told,
+        early: Early | None = None,
+        *,
+        ours: bytes = b"",
+    ) -> LinkedEnd:
+        """Ask the peer for a connection; ``told(None)`` or ``told(error)`` once.
 
-        ``told("")`` means that the link is gone: another may be asked.
+        ``told("")`` means that the link is gone: another may be asked. ``ours`` is for a program of
+        ours, which says as ``reached`` of the end what it reached.
         """
-        end = LinkedEnd(self, random, early)
+        end = LinkedEnd(self, random, early, opener=True)
         if self.closed:
             end.over(Ending.LINK_LOST)
             told("")
             return end
         self.dials[random] = end
         end.told = told
-        self.say(DIAL_REQ, dial_request("tcp", address, random))
+        self.say(DIAL_REQ, dial_request("tcp", address, random, ours))
         return end
 
-    def accept(self, random: int, early: Early | None = None) -> LinkedEnd:
-        """Say that a target is reached; gives the end to join (we are the agent)."""
-        end = LinkedEnd(self, random, early)
-        if self.closed:  # its peer hears of it when they are joined
-            end.over(Ending.LINK_LOST)
-            return end
-        connect_id, self._next_id = self._next_id, self._next_id + 1
+    def accept(self, random: int, early: Early | None = None, *, reached: str = "") -> LinkedEnd:
+        """Say that a target is reached, to the peer that asked; gives the end to join.
+
+        The address is told to a program of ours only.
+        """
+        if self.closed:
+            return self.unwanted(random, Ending.LINK_LOST)
+        end = LinkedEnd(self, random, early, opener=False)
+        connect_id = self._ids.give(self.ends)
         end.opened(connect_id)
         self.ends[connect_id] = end
-        self.say(DIAL_RSP, dial_response(random, connect_id))
+        reached = reached if self.half_closes else ""
+        self.say(DIAL_RSP, dial_response(random, connect_id, reached=reached))
+        return end
+
+    def unwanted(self, random: int, why: Ending) -> LinkedEnd:
+        """Give the end of a dial that nobody waits for: whatever is joined to it is reset."""
+        end = LinkedEnd(self, random, opener=False)
+        end.over(why)
         return end
 
     def refuse(self, random: int, error: str) -> None:
@@ -163,9 +159,8 @@ class PacketLink:
         self.say(DIAL_RSP, dial_response(random, error=error))
 
     def drain(self) -> None:
-        """Tell the server to choose this agent for nothing new."""
-        if self.agent:
-            self.say(DRAIN, drain())
+        """Tell the peer to open nothing new; only programs of ours hear it from a server."""
+        self.say(DRAIN, drain())
 
     def say(self, kind: int, message: bytes) -> None:
         """Send one packet that is not data of a connection."""
@@ -181,23 +176,15 @@ class PacketLink:
         """Tell the other program that a connection or a dial is not wanted any more."""
         if not end.connect_id:
             self.say(DIAL_CLS, close_dial(end.random))
-        elif self.agent:
-            self.say(CLOSE_RSP, close_response(end.connect_id, reason.value))
-        else:
+        elif end.opener:
             self._close(end.connect_id)
+        else:
+            self.say(CLOSE_RSP, close_response(end.connect_id, reason.value))
 
     def _close(self, connect_id: int) -> None:
-        """Ask the agent to close, once: it may have sent much that we do not know any more."""
-        if self._first_close(connect_id):
+        """Ask the peer to close, once: it may have sent much that we do not know any more."""
+        if self._ids.first_close(connect_id):
             self.say(CLOSE_REQ, close_request(connect_id))
-
-    def _first_close(self, connect_id: int) -> bool:
-        if connect_id in self._closing:
-            return False
-        if len(self._closing) >= _MOST_CLOSING:
-            self._closing.clear()
-        self._closing.add(connect_id)
-        return True
 
     def forget(self, end: LinkedEnd) -> None:
         """Drop a finished connection."""
@@ -206,7 +193,7 @@ class PacketLink:
             del self.dials[end.random]
         if self.ends.get(end.connect_id) is end:
             del self.ends[end.connect_id]
-        self._replying.pop(end, None)
+        self._replies.forget(end)
         self._departed.discard(end)
         self._brake.relieved(end)
 
@@ -295,9 +282,9 @@ class PacketLink:
         self.received[DATA] += 1
         if connect_id in self.ends:
             self.more_payload(connect_id, piece)
-        elif not self.agent:
+        elif not self._ids.is_ours(connect_id):
             self._close(connect_id)
-        elif self._first_close(connect_id):
+        elif self._ids.first_close(connect_id):
             self.say(CLOSE_RSP, close_response(connect_id, "unrecognized connectID"))
 
     def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
@@ -334,21 +321,20 @@ class PacketLink:
             self.received[kind] += 1
         if kind == DATA:
             self._odd_data(packet)
-        elif kind == DIAL_RSP and not self.agent:
-            self._answered(packet)
-        elif kind == CLOSE_RSP and not self.agent:
-            self._closing.discard(packet.closeResponse.connectID)
-            self._closed(packet.closeResponse.connectID, packet.closeResponse.error)
-        elif kind == DIAL_REQ and self.agent:
+        elif kind == DIAL_REQ:
             dial = packet.dialRequest
-            self.owner.asked(dial.protocol, dial.address, dial.random)
-        elif kind == CLOSE_REQ and self.agent:
+            self.owner.asked(dial.protocol, dial.address, dial.random, dial.isthmus_dial)
+        elif kind == DIAL_RSP:
+            self._answered(packet)
+        elif kind == CLOSE_REQ:
             self._close_asked(packet.closeRequest.connectID)
-        elif kind == DIAL_CLS and self.agent:
+        elif kind == CLOSE_RSP:
+            self._closed(packet.closeResponse.connectID, packet.closeResponse.error)
+        elif kind == DIAL_CLS:
             self.owner.taken_back(packet.closeDial.random)
-        elif kind == DRAIN and not self.agent:
+        elif kind == DRAIN:
             self.owner.told_to_drain()
-        elif kind != DRAIN:
+        else:
             self.owner.broke_rules(f"a packet of type {kind}")
 
     def _odd_data(self, packet: Packet) -> None:
@@ -364,27 +350,36 @@ class PacketLink:
 
     def _answered(self, packet: Packet) -> None:
         answer = packet.dialResponse
+        connect_id = answer.connectID if not answer.error else 0
+        if connect_id and self._ids.is_ours(connect_id):
+            raise ProtocolError(f"konnectivity: the peer gave a number of ours: {connect_id}")
         end = self.dials.pop(answer.random, None)
         if end is None or end.told is None:
             if answer.connectID in self.ends:
                 self.owner.broke_rules("a second answer to a dial")
-            elif answer.connectID and not answer.error:
-                self._close(answer.connectID)  # taken back while the answer was on its way
+            elif connect_id:
+                self._close(connect_id)  # taken back while the answer was on its way
             return
         told, end.told = end.told, None
-        if answer.error or not answer.connectID:
+        if not connect_id:
             end.over(Ending.CLEAN)
-            told(answer.error or "the agent answered without a connection")
+            by = "server" if self.agent else "agent"
+            told(answer.error or f"the {by} answered without a connection")
             return
-        before = self.ends.get(answer.connectID)
+        before = self.ends.get(connect_id)
         if before is not None:
             before.lost(Ending.PROTOCOL)
-        self._closing.discard(answer.connectID)
-        end.opened(answer.connectID)
-        self.ends[answer.connectID] = end
+        self._ids.closed(connect_id)
+        end.opened(connect_id)
+        end.reached = answer.isthmus_address
+        self.ends[connect_id] = end
         told(None)
 
     def _closed(self, connect_id: int, error: str) -> None:
+        if self._ids.is_ours(connect_id):
+            self.owner.broke_rules("an answer to a close that only the peer may ask for")
+            return
+        self._ids.closed(connect_id)
         end = self.ends.get(connect_id)
         if end is not None:
             self._hand_on(end)  # what came before the close goes before it
@@ -392,6 +387,9 @@ class PacketLink:
             end.closed_by_peer(error)
 
     def _close_asked(self, connect_id: int) -> None:
+        if not self._ids.is_ours(connect_id):
+            self.owner.broke_rules("a request to close what only the peer may close")
+            return
         end = self.ends.get(connect_id)
         if end is None:
             self.say(CLOSE_RSP, close_response(connect_id, "Unknown connectID"))
@@ -414,11 +412,11 @@ class PacketLink:
 
     def await_reply(self, end: LinkedEnd) -> None:
         """The client half-closed: close there only when the reply has paused for long."""
-        self._replying[end] = (-1, self.clock())
+        self._replies.await_(end)
 
     def reply_unwanted(self, end: LinkedEnd) -> None:
         """Close there at once, if we waited for a reply."""
-        if end in self._replying:
+        if end in self._replies:
             peer = end.peer
             self._close(end.connect_id)
             end.over(Ending.CLEAN)
@@ -426,10 +424,5 @@ class PacketLink:
 
     def tick(self) -> None:
         """Look after replies, about once a second."""
-        now = self.clock()
-        for end, (seen, since) in list(self._replying.items()):
-            moved = end.peer.bytes_written
-            if moved != seen:
-                self._replying[end] = (moved, now)
-            elif now - since > REPLY_PAUSE_S:
-                self.reply_unwanted(end)
+        for end in self._replies.paused():
+            self.reply_unwanted(end)

@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fisthmus/wire/konnectivity.proto\"\x9b\x02\n\x06Packet\x12\x19\n\x04type\x18\x01 \x01(\x0e\x32\x0b.PacketType\x12#\n\x0b\x64ialRequest\x18\x02 \x01(\x0b\x32\x0c.DialRequestH\x00\x12%\n\x0c\x64ialResponse\x18\x03 \x01(\x0b\x32\r.DialResponseH\x00\x12\x15\n\x04\x64\x61ta\x18\x04 \x01(\x0b\x32\x05.DataH\x00\x12%\n\x0c\x63loseRequest\x18\x05 \x01(\x0b\x32\r.CloseRequestH\x00\x12\'\n\rcloseResponse\x18\x06 \x01(\x0b\x32\x0e.CloseResponseH\x00\x12\x1f\n\tcloseDial\x18\x07 \x01(\x0b\x32\n.CloseDialH\x00\x12\x17\n\x05\x64rain\x18\x08 \x01(\x0b\x32\x06.DrainH\x00\x42\t\n\x07payload\"@\n\x0b\x44ialRequest\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06random\x18\x03 \x01(\x03\"@\n\x0c\x44ialResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\x12\x0e\n\x06random\x18\x03 \x01(\x03\"!\n\x0c\x43loseRequest\x12\x11\n\tconnectID\x18\x01 \x01(\x03\"1\n\rCloseResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\"\x1b\n\tCloseDial\x12\x0e\n\x06random\x18\x01 \x01(\x03\"\x07\n\x05\x44rain\"6\n\x04\x44\x61ta\x12\x11\n\tconnectID\x18\x01 \x01(\x03\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*i\n\nPacketType\x12\x0c\n\x08\x44IAL_REQ\x10\x00\x12\x0c\n\x08\x44IAL_RSP\x10\x01\x12\r\n\tCLOSE_REQ\x10\x02\x12\r\n\tCLOSE_RSP\x10\x03\x12\x08\n\x04\x44\x41TA\x10\x04\x12\x0c\n\x08\x44IAL_CLS\x10\x05\x12\t\n\x05\x44RAIN\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fisthmus/wire/konnectivity.proto\"\x9b\x02\n\x06Packet\x12\x19\n\x04type\x18\x01 \x01(\x0e\x32\x0b.PacketType\x12#\n\x0b\x64ialRequest\x18\x02 \x01(\x0b\x32\x0c.DialRequestH\x00\x12%\n\x0c\x64ialResponse\x18\x03 \x01(\x0b\x32\r.DialResponseH\x00\x12\x15\n\x04\x64\x61ta\x18\x04 \x01(\x0b\x32\x05.DataH\x00\x12%\n\x0c\x63loseRequest\x18\x05 \x01(\x0b\x32\r.CloseRequestH\x00\x12\'\n\rcloseResponse\x18\x06 \x01(\x0b\x32\x0e.CloseResponseH\x00\x12\x1f\n\tcloseDial\x18\x07 \x01(\x0b\x32\n.CloseDialH\x00\x12\x17\n\x05\x64rain\x18\x08 \x01(\x0b\x32\x06.DrainH\x00\x42\t\n\x07payload\"W\n\x0b\x44ialRequest\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06random\x18\x03 \x01(\x03\x12\x15\n\x0cisthmus_dial\x18\xe8\x07 \x01(\x0c\"Z\n\x0c\x44ialResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\x12\x0e\n\x06random\x18\x03 \x01(\x03\x12\x18\n\x0fisthmus_address\x18\xe8\x07 \x01(\t\"!\n\x0c\x43loseRequest\x12\x11\n\tconnectID\x18\x01 \x01(\x03\"1\n\rCloseResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\"\x1b\n\tCloseDial\x12\x0e\n\x06random\x18\x01 \x01(\x03\"\x07\n\x05\x44rain\"6\n\x04\x44\x61ta\x12\x11\n\tconnectID\x18\x01 \x01(\x03\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*i\n\nPacketType\x12\x0c\n\x08\x44IAL_REQ\x10\x00\x12\x0c\n\x08\x44IAL_RSP\x10\x01\x12\r\n\tCLOSE_REQ\x10\x02\x12\r\n\tCLOSE_RSP\x10\x03\x12\x08\n\x04\x44\x41TA\x10\x04\x12\x0c\n\x08\x44IAL_CLS\x10\x05\x12\t\n\x05\x44RAIN\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'isthmus.wire.konnectivity_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PACKETTYPE']._serialized_start=633
-  _globals['_PACKETTYPE']._serialized_end=738
+  _globals['_PACKETTYPE']._serialized_start=682
+  _globals['_PACKETTYPE']._serialized_end=787
   _globals['_PACKET']._serialized_start=36
   _globals['_PACKET']._serialized_end=319
   _globals['_DIALREQUEST']._serialized_start=321
-  _globals['_DIALREQUEST']._serialized_end=385
-  _globals['_DIALRESPONSE']._serialized_start=387
-  _globals['_DIALRESPONSE']._serialized_end=451
-  _globals['_CLOSEREQUEST']._serialized_start=453
-  _globals['_CLOSEREQUEST']._serialized_end=486
-  _globals['_CLOSERESPONSE']._serialized_start=488
-  _globals['_CLOSERESPONSE']._serialized_end=537
-  _globals['_CLOSEDIAL']._serialized_start=539
-  _globals['_CLOSEDIAL']._serialized_end=566
-  _globals['_DRAIN']._serialized_start=568
-  _globals['_DRAIN']._serialized_end=575
-  _globals['_DATA']._serialized_start=577
-  _globals['_DATA']._serialized_end=631
+  _globals['_DIALREQUEST']._serialized_end=408
+  _globals['_DIALRESPONSE']._serialized_start=410
+  _globals['_DIALRESPONSE']._serialized_end=500
+  _globals['_CLOSEREQUEST']._serialized_start=502
+  _globals['_CLOSEREQUEST']._serialized_end=535
+  _globals['_CLOSERESPONSE']._serialized_start=537
+  _globals['_CLOSERESPONSE']._serialized_end=586
+  _globals['_CLOSEDIAL']._serialized_start=588
+  _globals['_CLOSEDIAL']._serialized_end=615
+  _globals['_DRAIN']._serialized_start=617
+  _globals['_DRAIN']._serialized_end=624
+  _globals['_DATA']._serialized_start=626
+  _globals['_DATA']._serialized_end=680
 # @@protoc_insertion_point(module_scope)

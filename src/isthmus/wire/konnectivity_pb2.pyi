@@ -44,24 +44,28 @@ class Packet(_message.Message):
     def __init__(self, type: _Optional[_Union[PacketType, str]] = ..., dialRequest: _Optional[_Union[DialRequest, _Mapping]] = ..., dialResponse: _Optional[_Union[DialResponse, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., closeRequest: _Optional[_Union[CloseRequest, _Mapping]] = ..., closeResponse: _Optional[_Union[CloseResponse, _Mapping]] = ..., closeDial: _Optional[_Union[CloseDial, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class DialRequest(_message.Message):
-    __slots__ = ("protocol", "address", "random")
+    __slots__ = ("protocol", "address", "random", "isthmus_dial")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RANDOM_FIELD_NUMBER: _ClassVar[int]
+    ISTHMUS_DIAL_FIELD_NUMBER: _ClassVar[int]
     protocol: str
     address: str
     random: int
-    def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., random: _Optional[int] = ...) -> None: ...
+    isthmus_dial: bytes
+    def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., random: _Optional[int] = ..., isthmus_dial: _Optional[bytes] = ...) -> None: ...
 
 class DialResponse(_message.Message):
-    __slots__ = ("error", "connectID", "random")
+    __slots__ = ("error", "connectID", "random", "isthmus_address")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CONNECTID_FIELD_NUMBER: _ClassVar[int]
     RANDOM_FIELD_NUMBER: _ClassVar[int]
+    ISTHMUS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     error: str
     connectID: int
     random: int
-    def __init__(self, error: _Optional[str] = ..., connectID: _Optional[int] = ..., random: _Optional[int] = ...) -> None: ...
+    isthmus_address: str
+    def __init__(self, error: _Optional[str] = ..., connectID: _Optional[int] = ..., random: _Optional[int] = ..., isthmus_address: _Optional[str] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("connectID",)

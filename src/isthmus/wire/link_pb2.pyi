@@ -26,7 +26,7 @@ class Control(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent_id", "identifiers", "labels", "network", "version", "token")
+    __slots__ = ("agent_id", "identifiers", "labels", "network", "version", "token", "features")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,29 +40,33 @@ class Hello(_message.Message):
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     identifiers: str
     labels: _containers.ScalarMap[str, str]
     network: str
     version: str
     token: str
-    def __init__(self, agent_id: _Optional[str] = ..., identifiers: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., network: _Optional[str] = ..., version: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, agent_id: _Optional[str] = ..., identifiers: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., network: _Optional[str] = ..., version: _Optional[str] = ..., token: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("server_id", "server_count", "servers", "stream_window", "max_streams", "version")
+    __slots__ = ("server_id", "server_count", "servers", "stream_window", "max_streams", "version", "features")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_COUNT_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     STREAM_WINDOW_FIELD_NUMBER: _ClassVar[int]
     MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     server_count: int
     servers: _containers.RepeatedScalarFieldContainer[str]
     stream_window: int
     max_streams: int
     version: str
-    def __init__(self, server_id: _Optional[str] = ..., server_count: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., stream_window: _Optional[int] = ..., max_streams: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, server_id: _Optional[str] = ..., server_count: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., stream_window: _Optional[int] = ..., max_streams: _Optional[int] = ..., version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason",)
@@ -117,7 +121,7 @@ class Ended(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ...) -> None: ...
 
 class Dial(_message.Message):
-    __slots__ = ("network", "host", "port", "dial_id", "timeout_ms", "requester", "requester_groups", "traceparent", "connection_id", "tracestate", "user", "user_groups", "tenant", "object")
+    __slots__ = ("network", "host", "port", "dial_id", "timeout_ms", "requester", "requester_groups", "requester_kind", "traceparent", "connection_id", "tracestate", "user", "user_groups", "tenant", "object")
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +129,7 @@ class Dial(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTER_KIND_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +144,7 @@ class Dial(_message.Message):
     timeout_ms: int
     requester: str
     requester_groups: _containers.RepeatedScalarFieldContainer[str]
+    requester_kind: str
     traceparent: str
     connection_id: str
     tracestate: str
@@ -146,7 +152,7 @@ class Dial(_message.Message):
     user_groups: _containers.RepeatedScalarFieldContainer[str]
     tenant: str
     object: str
-    def __init__(self, network: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., dial_id: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., requester: _Optional[str] = ..., requester_groups: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., connection_id: _Optional[str] = ..., tracestate: _Optional[str] = ..., user: _Optional[str] = ..., user_groups: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., object: _Optional[str] = ...) -> None: ...
+    def __init__(self, network: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., dial_id: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., requester: _Optional[str] = ..., requester_groups: _Optional[_Iterable[str]] = ..., requester_kind: _Optional[str] = ..., traceparent: _Optional[str] = ..., connection_id: _Optional[str] = ..., tracestate: _Optional[str] = ..., user: _Optional[str] = ..., user_groups: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., object: _Optional[str] = ...) -> None: ...
 
 class DialResult(_message.Message):
     __slots__ = ("failure", "detail", "address")

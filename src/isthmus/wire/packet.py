@@ -26,10 +26,10 @@ _CONNECT_ID_KEY = 0x08  # Data.connectID
 _BYTES_KEY = 0x1A  # Data.data
 _DATA_PREFIX = bytes((_TYPE_KEY, DATA, _DATA_KEY))
 
-# The first numbers whose varints have three, four and five bytes.
-_THREE_BYTES, _FOUR_BYTES, _FIVE_BYTES = 1 << 14, 1 << 21, 1 << 28
-#: Type 2, key 1 and length 3, connect id 1 + 4, key 1 and length 3.
-MOST_DATA_PREFIX = 15
+# The first numbers whose varints have three, four, five and six bytes.
+_THREE_BYTES, _FOUR_BYTES, _FIVE_BYTES, _SIX_BYTES = 1 << 14, 1 << 21, 1 << 28, 1 << 35
+#: Type 2, key 1 and length 3, connect id 1 + 5, key 1 and length 3.
+MOST_DATA_PREFIX = 16
 
 
 # Reading.
@@ -46,7 +46,7 @@ def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, in
     The payload reaches to ``end``, which may be past what has come: the first MOST_DATA_PREFIX
     bytes suffice. None means that it is not plainly that, or that too little has come; when it is
     whole, parse() has to look: another type, a field that is unusual, empty or out of order, a
-    connect id past 2**28 or negative, or nonsense. What is found here reads the same there.
+    connect id past 2**35 or negative, or nonsense. What is found here reads the same there.
     """
     try:
         if (
@@ -79,7 +79,10 @@ def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, in
                     connect_id += (buffer[pos] << 21) - _FOUR_BYTES
                     pos += 1
                     if connect_id >= _FIVE_BYTES:
-                        return None
+                        connect_id += (buffer[pos] << 28) - _FIVE_BYTES
+                        pos += 1
+                        if connect_id >= _SIX_BYTES:
+                            return None
         if buffer[pos] != _BYTES_KEY:
             return None
         size = buffer[pos + 1]
@@ -177,16 +180,22 @@ def end_of_data(connect_id: int) -> bytes:
     return _framed(DATA, data={"connectID": connect_id, "error": "EOF"})
 
 
-def dial_request(protocol: str, address: str, random: int) -> bytes:
-    """Write DIAL_REQ: open a connection; the answer will carry the same ``random``."""
-    dial = {"protocol": protocol, "address": address, "random": random}
+def dial_request(protocol: str, address: str, random: int, ours: bytes = b"") -> bytes:
+    """Write DIAL_REQ: open a connection; the answer will carry the same ``random``.
+
+    ``ours`` is what only our own agents read, a Dial of link.proto.
+    """
+    dial = {"protocol": protocol, "address": address, "random": random, "isthmus_dial": ours}
     return _framed(DIAL_REQ, dialRequest=dial)
 
 
-def dial_response(random: int, connect_id: int = 0, error: str = "") -> bytes:
-    """Write DIAL_RSP: the connection that was opened, or the error."""
+def dial_response(random: int, connect_id: int = 0, error: str = "", *, reached: str = "") -> bytes:
+    """Write DIAL_RSP: the connection that was opened, or the error.
+
+    ``reached`` is what only our own servers read, the address.
+    """
     answer = {"random": random, "connectID": connect_id, "error": _utf8(error)}
-    return _framed(DIAL_RSP, dialResponse=answer)
+    return _framed(DIAL_RSP, dialResponse={**answer, "isthmus_address": reached})
 
 
 def close_request(connect_id: int) -> bytes:

@@ -74,6 +74,8 @@ class Bench:
         address: Address | None = None,
         token: str = "",
         network: str = "",
+        features: tuple[str, ...] = (),
+        process: str = "",
         **more: Any,
     ) -> ServerLink:
         """Link as an agent does."""
@@ -86,7 +88,12 @@ class Bench:
             client_context(tls, alpn=alpn),
             server_hostname="localhost",
             greeting=Greeting(
-                agent_id=AgentId(agent_id), identifiers="host=n1", network=network, token=token
+                agent_id=AgentId(agent_id),
+                identifiers="host=n1",
+                network=network,
+                token=token,
+                features=features,
+                process=process,
             ),
             on_dial=self._dialed,
             **more,

@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.links.dials import AnswerReader, DialReader, IncomingDial
+from isthmus.links.dials import AnswerReader, DialReader, IncomingDial, heard_about, said_about
 from isthmus.links.mux import join_early
 from isthmus.testing.carriers import MemoryLink
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.stream import Stream
+from isthmus.values import ANONYMOUS, Identity
+from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import TO_WIRE, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 
@@ -156,3 +158,31 @@ def test_forgotten_it_tells_nobody() -> None:
     reader.forget()
     reader.write(to_bytes(DialResult()))
     reader.abort(Ending.RESET)
+
+
+# Who asks, and what they say.
+
+
+@pytest.mark.parametrize(
+    "requester", [Identity("cn", ("o", "p")), Identity("0", kind="uid"), ANONYMOUS]
+)
+@pytest.mark.parametrize(
+    "asking",
+    [NOTHING, Asking(groups=("g",)), Asking(user="u", tenant="t", object="o", traceparent="00-x")],
+)
+def test_who_asks_and_what_they_say_is_heard_as_it_was_said(
+    requester: Identity, asking: Asking
+) -> None:
+    said = said_about(requester, asking)
+    assert heard_about(said) == (requester, asking)
+    dial = IncomingDial(Pair().stream, Dial.FromString(said), 1)
+    assert (dial.requester, dial.asking) == (requester, asking)
+
+
+def test_nothing_said_is_nothing() -> None:
+    assert heard_about(said_about(ANONYMOUS, NOTHING))[1] is NOTHING
+
+
+def test_what_nobody_of_ours_would_say_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match="not a Dial"):
+        heard_about(b"\xff")

@@ -5,19 +5,10 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import DialFailure
-from isthmus.links.go_errors import failure_in, go_text
+from isthmus.links.go_errors import detail_in, failure_in, go_text
 from isthmus.values import HostPort
 
 TARGET = HostPort("10.0.0.1", 443)
-# Konnectivity's own agent can say these of a target; the others are ours alone.
-SAID = (
-    DialFailure.REFUSED,
-    DialFailure.TIMED_OUT,
-    DialFailure.UNREACHABLE,
-    DialFailure.UNRESOLVED,
-    DialFailure.TOO_MANY,
-    DialFailure.DENIED,
-)
 
 
 # As Go's net package writes them (net/dial.go, net/dnsclient.go, syscall's errno texts on Linux).
@@ -40,7 +31,7 @@ SAID = (
     ],
 )
 def test_what_go_says_is_understood(text: str, failure: DialFailure) -> None:
-    assert failure_in(text) is failure
+    assert failure_in(text, TARGET) is failure
 
 
 @pytest.mark.parametrize("failure", DialFailure)
@@ -48,7 +39,24 @@ def test_every_failure_can_be_said_and_is_understood_as_the_same(failure: DialFa
     text = go_text(failure, TARGET, "because")
     assert text.startswith("dial tcp")
     assert "10.0.0.1" in text
-    assert failure_in(text) is (failure if failure in SAID else DialFailure.INTERNAL)
+    assert failure_in(text, TARGET) is failure
+
+
+@pytest.mark.parametrize("failure", DialFailure)
+@pytest.mark.parametrize("words", ["timeout", "denied", "unreachable", "no-such-host"])
+def test_neither_a_name_nor_a_detail_is_taken_for_the_failure(
+    failure: DialFailure, words: str
+) -> None:
+    target = HostPort(f"{words}.example", 443)
+    text = go_text(failure, target, "timeout, connection refused, denied by policy")
+    assert failure_in(text, target) is failure
+
+
+def test_a_detail_of_ours_comes_out_as_it_went_in_and_what_go_says_stays() -> None:
+    ours = go_text(DialFailure.DENIED, TARGET, "10.0.0.1:443: it is not listed")
+    assert detail_in(ours, TARGET) == "10.0.0.1:443: it is not listed"
+    for text in ("dial tcp 10.0.0.1:443: connect: connection refused", "denied by somebody", ""):
+        assert detail_in(text, TARGET) == text
 
 
 def test_gos_server_finds_the_words_it_looks_for() -> None:

@@ -243,6 +243,17 @@ def test_a_dial_by_packets_from_request_to_close(files: pki.PkiFiles) -> None:
     run(files, test)
 
 
+def test_what_no_server_of_ours_would_say_ends_the_link(files: pki.PkiFiles) -> None:
+    async def test(bench: Bench) -> None:
+        async with serving(bench, welcome) as server:
+            link = await bench.connect(alpn=GRPC, address=server.address)
+            server.send(dial_request("tcp", "10.0.0.1:80", 1, b"\xff"))
+            await asyncio.wait_for(asyncio.shield(link.over), 20)
+            assert link.stage is LinkStage.PROTOCOL and not bench.dials
+
+    run(files, test)
+
+
 def test_a_dial_that_is_taken_back_twice_is_cancelled_once(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
         async with serving(bench, welcome) as server:

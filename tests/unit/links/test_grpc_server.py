@@ -224,6 +224,7 @@ def test_an_agent_without_our_half_close_is_told_by_packets_it_knows(files: pki.
         asked = call.packets[0]
         assert (asked.type, asked.dialRequest.protocol) == (DIAL_REQ, "tcp")
         assert asked.dialRequest.address == "[2001:db8::1]:443"
+        assert not asked.dialRequest.isthmus_dial, "nothing that it would not understand"
         call.send(dial_response(asked.dialRequest.random, 5), data_packet(5, b"220 hello"))
         await until(lambda: answers)
         client = MemoryEnd()

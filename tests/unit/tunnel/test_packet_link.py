@@ -29,10 +29,7 @@ from isthmus.wire.packet import (
     CLOSE_REQ,
     CLOSE_RSP,
     DATA,
-    DIAL_CLS,
-    DIAL_REQ,
     DIAL_RSP,
-    DRAIN,
     close_request,
     close_response,
     data_packet,
@@ -50,14 +47,16 @@ class Program:
 
     def __init__(self) -> None:
         self.dialed: list[tuple[str, str, int]] = []
+        self.said: list[bytes] = []
         self.taken: list[int] = []
         self.drains = 0
         self.overs: list[str] = []
         self.delays: list[float] = []
         self.complaints: list[str] = []
 
-    def asked(self, protocol: str, address: str, random: int) -> None:
+    def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
         self.dialed.append((protocol, address, random))
+        self.said.append(ours)
 
     def taken_back(self, random: int) -> None:
         self.taken.append(random)
@@ -142,7 +141,7 @@ class Bench:
         """Nothing is left of any connection on either side."""
         links = (self.server.link, self.agent.link)
         return not any(
-            link.ends or link.dials or link.held or link._replying or link._brake.braking
+            link.ends or link.dials or link.held or link._replies or link._brake.braking
             for link in links
         )
 
@@ -177,6 +176,18 @@ def test_a_dial_and_both_directions() -> None:
     assert bench.server.link.received == [0, 1, 0, 0, 1, 0, 0]
     assert repr(tunnel.near) == "<LinkedEnd 1 open, 0 waiting>"
     assert repr(bench.server.link) == "<PacketLink 1 connections, 0 dials>"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_was_reached_is_told_to_programs_of_ours_only(ours: bool) -> None:
+    bench = Bench()
+    bench.agent.link.half_closes = ours
+    near = bench.server.link.dial("a:1", 1, bench.told.append, ours=b"who")
+    bench.run()
+    assert bench.agent.said == [b"who"]
+    bench.agent.link.accept(1, reached="10.0.0.1:1")
+    bench.run()
+    assert (bench.told, near.reached) == ([None], "10.0.0.1:1" if ours else "")
 
 
 def test_packets_are_counted_and_not_their_pieces() -> None:
@@ -227,7 +238,7 @@ def test_a_dial_taken_back_while_its_answer_is_on_its_way() -> None:
     target.feed_eof()
     bench.run()
     assert target.ending is Ending.CLEAN and bench.idle()
-    assert not bench.server.link._closing
+    assert not bench.server.link._ids.closing
 
 
 def test_answers_twice_and_to_nobody() -> None:
@@ -363,7 +374,7 @@ def test_data_under_way_behind_a_close_is_dropped() -> None:
     tunnel.near.abort(Ending.ADMIN)
     bench.run()
     assert bench.server.link.sent[CLOSE_REQ] == 1 and tunnel.client.received == b""
-    assert not bench.server.link._closing
+    assert not bench.server.link._ids.closing
 
 
 # Endings with half-closes.
@@ -415,6 +426,97 @@ def test_a_half_close_is_said_once_also_when_it_had_to_wait() -> None:
     tunnel.target.make_room()
     bench.run()
     assert bench.server.link.sent[DATA] == before + 1 and tunnel.target.eofs == 1
+
+
+# Connections that the agent opens.
+
+
+class AgentTunnel:
+    """One connection: client ⇄ agent's end … server's end ⇄ target."""
+
+    def __init__(self, bench: Bench, random: int = 1) -> None:
+        self.client, self.target = Sink(), Sink()
+        self.told: list[str | None] = []
+        self.near = bench.agent.link.dial("a:1", random, self.told.append)
+        bench.run()
+        assert bench.server.dialed[-1] == ("tcp", "a:1", random)
+        self.far = bench.server.link.accept(random)
+        join(self.far, self.target)
+        bench.run()
+        join(self.near, self.client)
+
+
+def test_the_role_is_the_connections_and_not_the_links() -> None:
+    bench = Bench()
+    ours, theirs = bench.tunnel(1), AgentTunnel(bench, 1)
+    assert theirs.told == [None] and bench.told == [None]
+    assert (ours.near.connect_id, theirs.near.connect_id) == (1, 2**32)
+    assert (ours.near.opener, ours.far.opener) == (True, False)
+    assert (theirs.near.opener, theirs.far.opener) == (True, False)
+    for tunnel in (ours, theirs):
+        tunnel.client.feed(b"ping")
+        tunnel.target.feed(b"pong")
+        bench.run()
+        assert (tunnel.target.received, tunnel.client.received) == (b"ping", b"pong")
+
+
+def test_whoever_accepted_tells_of_the_end_and_whoever_opened_asks_for_it() -> None:
+    bench = Bench()
+    ended, closed = AgentTunnel(bench, 1), AgentTunnel(bench, 2)
+    ended.target.feed_eof()
+    bench.run()
+    assert bench.server.link.sent[CLOSE_RSP] == 1 and ended.client.eofs == 1
+    closed.client.feed_eof()
+    bench.agent.link.tick()
+    bench.clock.advance(REPLY_PAUSE_S + 0.1)
+    bench.agent.link.tick()
+    bench.run()
+    assert bench.agent.link.sent[CLOSE_REQ] == 1 and closed.target.eofs == 1
+    assert bench.agent.link.sent[CLOSE_RSP] == bench.server.link.sent[CLOSE_REQ] == 0
+    ended.client.feed_eof()
+    closed.target.feed_eof()
+    bench.run()
+    assert bench.idle() and not bench.agent.complaints and not bench.server.complaints
+
+
+@pytest.mark.parametrize("who", ["client", "target"])
+def test_resets_of_what_the_agent_opened(who: str) -> None:
+    bench = Bench(half_closes=True)
+    tunnel = AgentTunnel(bench)
+    one, two = (tunnel.client, tunnel.target)[:: 1 if who == "client" else -1]
+    one.reset()
+    bench.run()
+    assert two.aborted is Ending.RESET and bench.idle()
+    asked, said = bench.agent.link.sent[CLOSE_REQ], bench.server.link.sent[CLOSE_RSP]
+    assert (asked, said) == ((1, 1) if who == "client" else (0, 1))
+
+
+def test_a_dial_that_the_agent_takes_back() -> None:
+    bench = Bench()
+    told: list[str | None] = []
+    end = bench.agent.link.dial("a:1", 5, told.append)
+    bench.run()
+    end.abort(Ending.CANCELLED)
+    bench.run()
+    assert bench.server.taken == [5] and told == [] and bench.idle()
+
+
+def test_a_slow_target_of_what_the_agent_opened_is_ended_alone() -> None:
+    bench = Bench(half_closes=True)
+    slow, other = AgentTunnel(bench, 1), bench.tunnel(2)
+    slow.target.fill()
+    for _ in range(2 * BUDGET_BYTES // 60_000):
+        if slow.client.ending is not None:
+            break
+        slow.client.feed(bytes(60_000))
+        bench.run()
+        bench.ease()
+    bench.run()
+    assert slow.target.aborted is Ending.STALLED and slow.client.aborted is Ending.RESET
+    assert slow.target.bytes_written <= BUDGET_BYTES + WINDOW and bench.server.link.held == 0
+    other.client.feed(b"goes on")
+    bench.run()
+    assert other.target.received == b"goes on"
 
 
 # Turns.
@@ -655,24 +757,25 @@ def test_what_a_server_says_to_unknown_connections() -> None:
     assert [p.closeRequest.connectID for p in raw.packets] == [9, 9]
 
 
-def test_packets_that_the_other_role_takes() -> None:
-    ours = {True: (DIAL_RSP, CLOSE_RSP), False: (DIAL_REQ, CLOSE_REQ, DIAL_CLS)}
-    for agent, kinds in ours.items():
+def test_packets_of_no_known_type() -> None:
+    for agent in (True, False):
         raw = Raw(agent=agent)
-        for kind in (*kinds, 7, 99):
+        for kind in (7, 99):
             body = Packet(type=kind).SerializeToString()  # type: ignore[arg-type]  # plain int
             raw.send(len(body).to_bytes(5, "big") + body)
-        assert len(raw.program.complaints) == len(kinds) + 2
-        assert raw.program.overs == [] and raw.program.dialed == []
+        assert raw.program.complaints == ["a packet of type 7", "a packet of type 99"]
+        assert raw.program.overs == [] and raw.packets == []
 
 
 def test_drain() -> None:
     bench = Bench()
     bench.agent.link.drain()
+    bench.run()
+    assert (bench.server.drains, bench.agent.drains) == (1, 0)
     bench.server.link.drain()
     bench.run()
-    assert bench.server.drains == 1 and bench.server.link.sent[DRAIN] == 0
-    assert bench.agent.complaints == []
+    assert (bench.server.drains, bench.agent.drains) == (1, 1)
+    assert bench.agent.complaints == bench.server.complaints == []
 
 
 def test_data_of_an_unusual_form() -> None:

@@ -69,8 +69,9 @@ def test_plain_data_is_read_where_it_lies() -> None:
     "size", [1, 127, 128, 16_383, 16_384, 65_536, 2_000_000, 2_097_140, 2_097_152, 4_000_000]
 )
 @pytest.mark.parametrize(
-    "connect_id", [1, 127, 128, 16_383, 16_384, 2**21 - 1, 2**21, 2**28 - 1, 2**28, 2**63 - 1, -1]
-)
+    "connect_id", [1, 127, 128, 16_383, 16_384, 2**21 - 1, 2**21, 2**28 - 1, 2**28, 2**32,
+                   2**35 - 1, 2**35, 2**63 - 1, -1],
+)  # fmt: skip
 def test_data_of_every_width_reads_as_protobuf_reads_it(connect_id: int, size: int) -> None:
     data = b"x" * size
     raw = data_packet(connect_id, data)[5:]
@@ -78,18 +79,18 @@ def test_data_of_every_width_reads_as_protobuf_reads_it(connect_id: int, size: i
         raw == pb.Packet(type=4, data={"connectID": connect_id, "data": data}).SerializeToString()
     )
     found = read_data(raw)
-    plain = 0 < connect_id < 2**28 and size < 2**21
+    plain = 0 < connect_id < 2**35 and size < 2**21
     assert (found is not None) == plain
     assert found is None or found == (connect_id, data)
     message = parse(raw)
     assert (message.data.connectID, message.data.data) == (connect_id, data)
 
 
-def test_the_fifth_byte_of_a_connect_id_is_not_taken_for_the_key_of_the_payload() -> None:
+def test_the_sixth_byte_of_a_connect_id_is_not_taken_for_the_key_of_the_payload() -> None:
     # It is 0x1a, and the bytes behind it would do for a payload of 0x1a bytes.
-    raw = data_packet(0x1A << 28 | 5, bytes(25))[5:]
+    raw = data_packet(0x1A << 35 | 5, bytes(25))[5:]
     assert read_data(raw) is None
-    assert parse(raw).data.connectID == 0x1A << 28 | 5
+    assert parse(raw).data.connectID == 0x1A << 35 | 5
 
 
 def test_a_head_follows_the_size_back_and_forth() -> None:
