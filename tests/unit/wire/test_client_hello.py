@@ -1,4 +1,4 @@
-"""The ClientHello, built by hand from RFC 8446 §4.1.2 and RFC 7301 §3.1."""
+"""The ClientHello, built by hand from RFC 8446 §4.1.2, RFC 6066 §3 and RFC 7301 §3.1."""
 
 from __future__ import annotations
 
@@ -148,3 +148,59 @@ def test_the_bound_holds_for_all_of_it() -> None:
     assert alpn_in(data[: MAX_HELLO_BYTES - 1]) is None
     with pytest.raises(ProtocolError, match="more than 16384 bytes"):
         alpn_in(data)
+
+
+def server_names(*entries: bytes) -> bytes:
+    return b"\x00\x00" + vector(2, vector(2, b"".join(entries)))
+
+
+def host(name: bytes) -> bytes:
+    return b"\x00" + vector(2, name)
+
+
+@pytest.mark.parametrize(
+    ("extensions", "name"),
+    [
+        (SERVER_NAME, "a.b"),
+        (OFFER + SERVER_NAME, "a.b"),
+        (b"\x2a\x2a\x00\x00" + VERSIONS + SERVER_NAME, "a.b"),
+        (server_names(host(b"X." * 127 + b"y")), "X." * 127 + "y"),
+        (OFFER, ""),
+        (None, ""),
+    ],
+)
+def test_whom_the_client_wants(extensions: bytes | None, name: str) -> None:
+    found = hello_in(records(hello(extensions)))
+    assert isinstance(found, ClientHello)
+    assert found.server_name == name
+
+
+@pytest.mark.parametrize(
+    ("extensions", "why"),
+    [
+        (SERVER_NAME + OFFER + SERVER_NAME, "there twice"),
+        (OFFER + OFFER, "there twice"),
+        (server_names(), "not a list of server names"),
+        (b"\x00\x00\x00\x00", "cut short"),
+        (b"\x00\x00" + vector(2, vector(2, host(b"a")) + b"!"), "not a list of server names"),
+        (server_names(host(b"a"), host(b"b")), "a second one"),
+        (server_names(b"\x01" + vector(2, b"a")), "of another kind"),
+        (server_names(host(b"")), "no host name"),
+        (server_names(host(b"a" * 256)), "no host name"),
+        (server_names(host(b"a b")), "no host name"),
+        (server_names(host(b"a\x00.b")), "no host name"),
+        (server_names(host("ü.b".encode())), "no host name"),
+        (server_names(b"\x00\x00"), "cut short"),
+        (server_names(b"\x00\x00\x02a"), "cut short"),
+    ],
+)
+def test_what_is_no_server_name(extensions: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        hello_in(records(hello(extensions)))
+
+
+def test_more_records_where_they_are_allowed() -> None:
+    data = records(hello(OFFER), *(1,) * 31)
+    assert isinstance(hello_in(data, max_records=32), ClientHello)
+    with pytest.raises(ProtocolError, match="more than 31 records"):
+        hello_in(data, max_records=31)

@@ -1,0 +1,25 @@
+"""How many files and sockets this process may open."""
+
+from __future__ import annotations
+
+import resource
+
+#: What "unlimited" is taken for, and more than which is not asked for.
+_MANY = 1_048_576
+
+
+def descriptors() -> int:
+    """How many may be open at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MANY if soft == resource.RLIM_INFINITY else soft
+
+
+def allow_all() -> None:
+    """Raise the soft limit to the hard one, as Go's programs do by themselves.
+
+    It is 1,024 on most systems for the sake of select(2), which is not used here.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY if hard == resource.RLIM_INFINITY else min(hard, _MANY)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
