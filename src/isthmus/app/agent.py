@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import random
-import time
 import uuid
 from functools import lru_cache, partial
 
@@ -15,14 +14,20 @@ from isthmus.app import lifetime, ports
 from isthmus.app.admin_tls import admin_tls, say_refused
 from isthmus.app.agent_view import agent_view
 from isthmus.app.debug_routes import debug_routes
+from isthmus.app.descriptors import allow_all
+from isthmus.app.gate_watch import GateWatch
 from isthmus.app.health import Health
+from isthmus.app.node_traffic import NodeTraffic, remove_leftovers
 from isthmus.app.servers import Servers
+from isthmus.app.target_dial import TargetDial
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.agent import AgentSettings
+from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.core.backoff import Backoff
 from isthmus.core.proxies import ProxyRules
-from isthmus.dialers.direct import DirectDial, DirectDialer
+from isthmus.dialers.direct import DirectDialer
 from isthmus.errors import DialFailure, LinkError, LinkStage
+from isthmus.frontends.backend import PROCESS
 from isthmus.kube.api import Kube, open_kube
 from isthmus.kube.counter import LeaseCounter
 from isthmus.links.agent_side import Greeting
@@ -30,87 +35,17 @@ from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
-from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import AgentMetrics
-from isthmus.observe.tracing import Span, Tracing, open_tracing
+from isthmus.observe.tracing import Tracing, open_tracing
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.packets import Packets
-from isthmus.values import AgentId, HostPort, is_address
+from isthmus.values import AgentId, HostPort
 
 _LOOK_AGAIN_S = 0.05
 _MAX_TOKEN_CHARS = 64 * 1024
 _log = logging.getLogger("isthmus.agent")
-
-
-class TargetDial:
-    """One dial that a server asked for: the answer of the direct dialer goes back to it."""
-
-    __slots__ = ("_agent", "_dial", "_incoming", "_span", "_started_at", "_target")
-
-    def __init__(self, agent: Agent, incoming: Incoming, target: HostPort) -> None:
-        self._agent = agent
-        self._incoming = incoming
-        self._target = target
-        self._started_at = time.monotonic()
-        self._dial: DirectDial | None = None
-        self._span: Span | None = None
-        if agent.tracing is not None:
-            self._span = agent.tracing.connect(
-                incoming.asking, connection_id=incoming.connection_id, target=target
-            )
-        agent.dials.add(self)
-        asked_s = incoming.timeout_s or agent.settings.dial_timeout_s
-        dial: DirectDial = agent.dialer.dial(
-            target,
-            timeout_s=min(asked_s, agent.settings.dial_timeout_s),
-            reached=self._reached,
-            failed=self._failed,
-        )
-        if not incoming.answered:
-            self._dial = dial
-            incoming.on_cancelled = self._cancelled
-
-    def _cancelled(self) -> None:
-        self._incoming.on_cancelled = None  # or it and we would keep each other
-        self._agent.dial_over(self)
-        if self._span is not None:
-            self._span.cancelled()
-        if self._dial is not None:
-            self._dial.cancel()
-
-    def _reached(self, end: SocketEnd) -> None:
-        agent, incoming = self._agent, self._incoming
-        connection_id = incoming.connection_id
-        agent.metrics.dial_succeeded(time.monotonic() - self._started_at, connection_id)
-        if self._span is not None:
-            self._span.succeeded()
-        client = incoming.accept(_address(end, self._target))
-        agent.tunnels.open(
-            client=client,
-            far=end,
-            target=self._target,
-            requester=incoming.requester,
-            agent_id=agent.id,
-            link_id=incoming.link_id,
-            frontend="link",
-            connection_id=connection_id,
-        )
-        agent.dial_over(self)
-
-    def _failed(self, failure: DialFailure, detail: str) -> None:
-        agent = self._agent
-        agent.metrics.dial_failed(failure, time.monotonic() - self._started_at)
-        if self._span is not None:
-            self._span.failed(failure, detail)
-        if _log.isEnabledFor(logging.DEBUG):
-            log(
-                _log, logging.DEBUG, "dial failed", target=str(self._target),
-                reason=failure.value, detail=detail, connection=self._incoming.connection_id,
-            )  # fmt: skip
-        self._incoming.refuse(failure, detail)
-        agent.dial_over(self)
 
 
 class Agent:
@@ -140,12 +75,25 @@ class Agent:
         self._counter: LeaseCounter | None = None
         self._admin_tls: HotContext | None = None
         self._ports: dict[str, ports.Port] = {}
-        self.health = Health(self.metrics, leaving=lambda: self.draining)
+        self.node: NodeTraffic | None = None
+        self._gate_watch = GateWatch(
+            self.loop,
+            on_here=settings.enabled(CLUSTER_TO_MASTER),
+            links=lambda: self.servers.links.values() if self.servers is not None else (),
+            then=lambda: self.node.links_changed() if self.node is not None else None,
+        )
+        self.health = Health(
+            self.metrics,
+            leaving=lambda: self.draining,
+            listeners=lambda: self.node.listeners if self.node is not None else (),
+        )
 
     # Program.
 
     async def start(self) -> None:
         """Check every file, then open the ports; see Program."""
+        for warning in self.settings.warnings():
+            log(_log, logging.WARNING, warning)
         try:
             self.tracing = open_tracing(
                 self.settings.tracing_endpoint, os.environ, service="isthmus-agent",
@@ -156,6 +104,10 @@ class Agent:
             self.contexts += [self._admin_tls] if self._admin_tls is not None else []
             if self.settings.count_server_leases:
                 self._count_leases(self.servers)
+            await remove_leftovers(self.settings)
+            if self.settings.takes_node_traffic:
+                self.node = NodeTraffic(self)
+                await self.node.start()
             await self._open_ports()
         except BaseException:
             await self.stop()
@@ -200,6 +152,8 @@ class Agent:
             only=settings.link,
             alpn=settings.alpn,
             count_source=settings.server_count_source,
+            server_name=settings.proxy_server_name,
+            changed=self._gate_watch.changed,
         )
 
     def _greeting(self) -> Greeting:
@@ -222,6 +176,8 @@ class Agent:
             identifiers=self.settings.agent_identifiers,
             network=self.settings.agent_network,
             token=token,
+            features=self.settings.features,
+            process=PROCESS,
         )
 
     def _count_leases(self, servers: Servers) -> None:
@@ -244,24 +200,34 @@ class Agent:
             tasks.create_task(self.tunnels.watch(), name="sweep")
             if self._counter is not None:
                 tasks.create_task(self._counter.run(), name="count")
+            if self.node is not None:
+                tasks.create_task(self.node.watch(), name="node-address")
 
     async def drain(self, timeout_s: float) -> None:
         """Tell the servers, wait for dials and tunnels; see Program."""
         self.draining = True
+        if self.node is not None:
+            self.node.drain()
         if self.servers is not None:
             self.servers.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.dials or len(self.tunnels):  # one becomes the other
+                while self._dialing or len(self.tunnels):  # one becomes the other
                     await self._wait_no_dials()
                     await self.tunnels.wait_empty()
                 while self.servers is not None and self.servers.unsent:
                     await asyncio.sleep(_LOOK_AGAIN_S)
 
+    @property
+    def _dialing(self) -> bool:
+        return bool(self.dials) or (self.node is not None and self.node.connections.waiting > 0)
+
     async def _wait_no_dials(self) -> None:
         if self.dials:
             self._no_dials.clear()
             await self._no_dials.wait()
+        if self.node is not None:
+            await self.node.connections.wait_settled()
 
     def dial_over(self, dial: TargetDial) -> None:
         """A dial has become a tunnel, failed, or was cancelled."""
@@ -272,6 +238,9 @@ class Agent:
     async def stop(self) -> None:
         """Close everything; see Program."""
         self.health.stop()
+        self._gate_watch.stop()
+        if self.node is not None:
+            self.node.close()
         self.tunnels.abort_all(Ending.DRAINED)
         if self.servers is not None:
             self.servers.close()
@@ -285,6 +254,8 @@ class Agent:
         self.poller.shut_down()
         if self.tracing is not None:
             await self.tracing.close()
+        if self.node is not None:
+            await self.node.take_away()
 
     async def _open_ports(self) -> None:
         settings, live = self.settings, self.health.live
@@ -320,7 +291,10 @@ class Agent:
 
     def _set_gauges(self, servers: Servers) -> None:
         gauges = self.metrics.gauges
-        gauges.tunnels = lambda: len(self.tunnels)
+        # Those of the node are no connections to endpoints, and are counted by themselves.
+        gauges.tunnels = lambda: (
+            len(self.tunnels) - (self.node.connections.open if self.node is not None else 0)
+        )
         gauges.links = lambda: len(servers.links)
         gauges.held_bytes = lambda: sum(link.held_bytes for link in servers.links.values())
         gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
@@ -333,6 +307,7 @@ class Agent:
         }
         gauges.certificates = self.certificate_expiries
         gauges.known_servers = lambda: servers.known_count
+        gauges.gates = self.settings.gates
 
     def certificate_expiries(self) -> dict[str, float]:
         """When each certificate file in use expires, by path, as UNIX time."""
@@ -348,6 +323,7 @@ class Agent:
             ports.PING,
             ports.Check("server-connected", "" if linked else "no server is connected"),
             ports.Check("drain", "draining" if self.draining else ""),
+            *([ports.Check("node-listeners", self.node.waits_for())] if self.node else []),
         ]
 
     # Dials.
@@ -361,17 +337,6 @@ class Agent:
         TargetDial(self, incoming, target)
 
 
-def _address(end: SocketEnd, target: HostPort) -> str:
-    """What was reached: of a name, the one of its addresses that answered."""
-    if is_address(target.host):
-        return str(target)
-    try:
-        host, port = end.sock.getpeername()[:2]
-    except OSError:  # gone already
-        return ""
-    return str(HostPort(str(host).partition("%")[0], port))
-
-
 @lru_cache(maxsize=1024)
 def _target(host: str, port: int) -> HostPort:
     """Check a target; the same ones come again and again, and checking takes 1.5 µs."""
@@ -381,6 +346,7 @@ def _target(host: str, port: int) -> HostPort:
 def main(settings: AgentSettings) -> int:
     """Run an agent until it is told to stop; the exit code."""
     os.umask(0o077)
+    allow_all()
     return lifetime.main(
         lambda: Agent(settings), settings, drain_s=settings.graceful_shutdown_timeout_s
     )

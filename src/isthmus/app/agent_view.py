@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.app.server_view import certificates, link_view, totals
+from isthmus.app.server_view import certificates, gate_views, link_view, totals
 from isthmus.core.snapshot import AgentProgramView
 
 if TYPE_CHECKING:
@@ -31,4 +31,6 @@ def agent_view(agent: Agent, limit: int) -> AgentProgramView:
         truncated=max(0, len(agent.tunnels) - limit),
         recent_endings=agent.tunnels.endings.views(now=now),
         certificates=certificates(agent.contexts),
+        feature_gates=gate_views(agent.settings),
+        node_traffic=agent.node.view() if agent.node is not None else None,
     )

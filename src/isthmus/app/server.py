@@ -16,8 +16,10 @@ from isthmus.app.admission import Admission
 from isthmus.app.auditing import Auditor, ignore_hangup, open_audit, reopen_on_hangup
 from isthmus.app.client_dial import ClientDial
 from isthmus.app.debug_routes import debug_routes
+from isthmus.app.descriptors import allow_all
 from isthmus.app.doors import Doors
 from isthmus.app.health import Health
+from isthmus.app.node_dials import NodeDials
 from isthmus.app.server_agents import AgentDoor, below
 from isthmus.app.server_kube import ServerKube
 from isthmus.app.server_networks import ServerNetworks
@@ -63,6 +65,7 @@ class Server:
             self.loop, self.poller, settings, server_id=self.id, metrics=self.metrics,
             once=self.once, on_dial=self._agent_dials, agents=self.networks.agents,
         )  # fmt: skip
+        self.node_dials = NodeDials(self)
         self.agents = self.agent_door.agents
         self.links = self.agent_door.links
         self.dialer = AgentDialer(self.loop, self.agents, timeout_s=settings.dial_limit_s)
@@ -115,6 +118,8 @@ class Server:
             raise
         self._set_gauges()
         self.health.start(self._ports)
+        for warning in settings.warnings():
+            _log.warning(warning)
         log(
             _log, logging.INFO, "serving", server_id=self.id, uds=settings.uds_name or None,
             mode=",".join(settings.modes), frontend_port=self.frontend_port,
@@ -144,6 +149,7 @@ class Server:
                 # Of what passes through to other servers we see only whether it moves.
                 while (
                     len(self.dialer.pending)
+                    or self.node_dials.pending
                     or len(self.tunnels)
                     or self._unsent()
                     or self.agent_door.handing.moving
@@ -163,6 +169,7 @@ class Server:
         # Before their links are closed, or each would be asked of the next link.
         for dial in self.dialer.pending.take_all():
             dial.give_up(DialFailure.AGENT_LOST, "server stops")
+        self.node_dials.stop()
         for link in list(self.links):
             link.close("server stops")
         self.doors.close()
@@ -285,6 +292,9 @@ class Server:
         gauges.certificates = self._expiries
         gauges.ready_agents = lambda: len({link.agent_id for link in self.agents})
         gauges.ready_by_strategy = self.agents.ready_by_strategy
+        gauges.gates = self.settings.gates
+        gauges.node_dials = lambda: len(self.node_dials.pending)
+        gauges.node_tunnels = lambda: self.node_dials.tunnels
 
     def _client_context(self, mode: str) -> ssl.SSLContext:
         return self._frontend_tls[mode].current
@@ -324,7 +334,7 @@ class Server:
     # Agents.
 
     def _agent_dials(self, incoming: Incoming) -> None:
-        incoming.refuse(DialFailure.DENIED, "no destination is listed for agents")
+        self.node_dials.take(incoming)
 
     # Frontend.
 
@@ -355,6 +365,7 @@ class Server:
 def main(settings: ServerSettings) -> int:
     """Run a server until it is told to stop; the exit code."""
     os.umask(0o077)
+    allow_all()
     return lifetime.main(
         lambda: Server(settings), settings, drain_s=settings.graceful_shutdown_timeout_s
     )

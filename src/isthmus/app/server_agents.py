@@ -11,8 +11,10 @@ from functools import partial
 
 from isthmus.app.admission import Admission
 from isthmus.app.hand_on import HandingOn
+from isthmus.app.node_gates import GateNotes
 from isthmus.app.peers import Peers
 from isthmus.app.tls_refusals import refusal_of
+from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.config.server import ServerSettings
 from isthmus.core.agents import Agents
 from isthmus.errors import LinkStage
@@ -66,6 +68,8 @@ class AgentDoor:
         self._listeners: list[Listener] = []
         self._draining = False
         self._count: int | None = None
+        self._by_id: dict[int, AgentLink] = {}
+        self._gates = GateNotes(enabled=settings.enabled(CLUSTER_TO_MASTER))
         self.links: set[AgentLink] = set()
         if agents is None:
             agents = Agents(settings.proxy_strategies, below)
@@ -127,6 +131,10 @@ class AgentDoor:
             listener.stop()
         self.handing.close()
 
+    def link_of(self, link_id: int) -> AgentLink | None:
+        """The link of this number, while it is there."""
+        return self._by_id.get(link_id)
+
     # Membership.
 
     def counted(self, count: int) -> None:
@@ -144,7 +152,9 @@ class AgentDoor:
         count = self._settings.announced_count if self._count is None else self._count
         # Never fewer than are named: an agent that believed it would not look for the rest.
         count = max(count, len(ids))
-        return Membership(server_id=self._id, server_count=count, servers=ids)
+        return Membership(
+            server_id=self._id, server_count=count, servers=ids, features=self._settings.features
+        )
 
     # Links.
 
@@ -183,6 +193,7 @@ class AgentDoor:
             process=PROCESS,
         )
         self.links.add(link)
+        self._by_id[link.id] = link
         if events:  # its edges came while its hello was looked at
             link.carrier.on_events(events)
 
@@ -217,10 +228,12 @@ class AgentDoor:
             address=link.peer_address, identity=str(link.identity), version=link.version,
             network=link.network or None,
         )  # fmt: skip
+        self._gates.linked(link)
 
     def _gone(self, link: Link) -> None:
         assert isinstance(link, AgentLink)
         self.links.discard(link)
+        self._by_id.pop(link.id, None)
         was_ready = link.was_ready
         self.agents.remove(link)
         if link.failure is not None:

@@ -6,9 +6,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
+from isthmus.config.gates import GATES, GateSettings
 from isthmus.core.snapshot import (
     AgentView,
     CertificateView,
+    GateView,
     LinkState,
     LinkView,
     ServerView,
@@ -42,6 +44,8 @@ def server_view(server: Server, limit: int) -> ServerView:
         truncated=max(0, len(server.tunnels) - limit),
         recent_endings=server.tunnels.endings.views(now=now),
         certificates=certificates(server.contexts),
+        feature_gates=gate_views(server.settings),
+        allowed_destinations=tuple(map(str, server.settings.destinations)),
     )
 
 
@@ -107,6 +111,14 @@ def totals(metrics: ProgramMetrics) -> Totals:
         tunnels_ended=sum(metrics.endings.values()),
         bytes_to_target=to_target,
         bytes_to_client=to_client,
+    )
+
+
+def gate_views(settings: GateSettings) -> tuple[GateView, ...]:
+    """Show the feature gates of a program."""
+    return tuple(
+        GateView(name=name, stage=GATES[name].stage, enabled=on)
+        for name, on in settings.gates().items()
     )
 
 

@@ -51,6 +51,10 @@ _log = logging.getLogger("isthmus.agent")
 Place = tuple[Address, str]
 
 
+def _unheard() -> None:
+    """Nobody asked to hear it."""
+
+
 class Servers:
     """Keeps one link to each server."""
 
@@ -74,8 +78,14 @@ class Servers:
         only: str = "auto",
         alpn: Sequence[str] = (),
         count_source: str = "default",
+        server_name: str = "",
+        changed: Callable[[], None] = _unheard,
     ) -> None:
-        """``alpn`` is what the context offers; without it no server is asked for by its id."""
+        """``alpn`` is what the context offers; without it no server is asked for by its id.
+
+        ``server_name`` is what every server's certificate must carry and what is asked for by
+        SNI; empty means the host. ``changed()`` hears that a link came or went.
+        """
         self._loop = loop
         self._poller = poller
         self._resolver = resolver
@@ -101,6 +111,8 @@ class Servers:
         self._only = only
         self._alpn = tuple(alpn)
         self._turn = 0
+        self._server_name = server_name
+        self._changed = changed
         self.links: dict[ServerId, ServerLink] = {}
 
     @property
@@ -212,12 +224,13 @@ class Servers:
         targets = await srv_targets(host) if is_srv_name(host) else [HostPort(host, self._port)]
         places: list[Place] = []
         for target in targets:
+            name = self._server_name or target.host
             if self._proxies.proxy_for(target.host, target.port) is not None:
                 # The proxy looks the name up: we perhaps cannot, and need not.
-                places.append(((_BY_NAME, (target.host, target.port)), target.host))
+                places.append(((_BY_NAME, (target.host, target.port)), name))
             else:
                 found = await self._resolver.addresses(target)
-                places += [(address, target.host) for address in found]
+                places += [(address, name) for address in found]
         return places
 
     async def _keep(self, place: Place, probing: bool) -> None:
@@ -344,6 +357,7 @@ class Servers:
         """Wake whoever waits for a change; who waits from now on waits for the next."""
         change, self._change = self._change, asyncio.Event()
         change.set()
+        self._changed()
 
     def _say(self, message: str, *, about: str, reason: str) -> None:
         self._once.log(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from isthmus.config.admin import PORTS, AdminSettings
+from isthmus.config.admin import PORTS
 from isthmus.config.checks import (
     KONNECTIVITY,
     check_at_least,
@@ -19,6 +19,7 @@ from isthmus.config.checks import (
 )
 from isthmus.config.identifiers import Identifiers
 from isthmus.config.options import OURS, option
+from isthmus.config.targets import TargetSettings
 from isthmus.core.leases import check_selector
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
@@ -36,7 +37,7 @@ _SRV = re.compile(r"_[A-Za-z0-9-]+\._tcp\..+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings(AdminSettings):
+class AgentSettings(TargetSettings):
     """Everything that an agent can be told; ``validate()`` says whether it makes sense."""
 
     proxy_server_host: tuple[str, ...] = option(
@@ -53,6 +54,14 @@ class AgentSettings(AdminSettings):
         help="Connect to this port; an SRV name brings its own",
         group=_SERVER,
         metavar="PORT",
+    )
+    proxy_server_name: str = option(
+        "",
+        help="Ask for this name in the TLS handshake and expect it in the server's certificate, "
+        "whatever the host is called, for routers that choose by name; empty means the host",
+        group=_SERVER,
+        metavar="NAME",
+        go=OURS,
     )
     ca_cert: str = option(
         "",
@@ -277,6 +286,25 @@ class AgentSettings(AdminSettings):
                 raise ConfigError(f"--lease-label-selector: {error}") from error
         self.check_admin()
         self.check_tracing()
+        self.check_gates()
+        self.check_bind()
+        self.check_targets()
+        self._check_local_ports()
+
+    def warnings(self) -> list[str]:
+        """What is not wrong and may still not be meant, each a sentence; after ``validate()``."""
+        return [*self.check_bind(), *self.check_targets()]
+
+    def _check_local_ports(self) -> None:
+        if not self.takes_node_traffic:
+            return
+        for target in self.targets:
+            # The other ports are bound to one address, and the bind itself tells.
+            if target.local_port == self.health_server_port and not self.health_server_host:
+                raise ConfigError(
+                    f"--target {target}: local port {target.local_port} is the health port's, at"
+                    " every address; change --health-server-port, or set --health-server-host"
+                )
 
     def _check_server(self) -> None:
         if not self.proxy_server_host:
@@ -287,6 +315,8 @@ class AgentSettings(AdminSettings):
             raise ConfigError(
                 f"--proxy-server-port must be from 1 to 65535, not {self.proxy_server_port}"
             )
+        if self.proxy_server_name:
+            check_host("proxy-server-name", self.proxy_server_name)
         if not self.ca_cert:
             raise ConfigError("--ca-cert is missing: the agent must know which servers to trust")
         check_pair("agent-cert", self.agent_cert, "agent-key", self.agent_key)

@@ -21,7 +21,8 @@ from isthmus.config.checks import (
     check_port,
 )
 from isthmus.config.ciphers import TLS12, TLS13, check_tls
-from isthmus.config.networks import NetworkSettings
+from isthmus.config.destinations import DestinationSettings
+from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.config.options import OURS, option
 from isthmus.config.peers import parse_address, parse_peers
 from isthmus.core.leases import lease_name, parse_labels
@@ -59,7 +60,7 @@ class Door(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings(NetworkSettings):
+class ServerSettings(DestinationSettings):
     """Everything that a server can be told; ``validate()`` says whether it makes sense."""
 
     mode: tuple[str, ...] = option(
@@ -384,6 +385,7 @@ class ServerSettings(NetworkSettings):
         check_tls(self.tls_min_version, self.cipher_suites)
         check_choices(self)
         check_durations(self)
+        self.check_gates()
         self._check_frontend()
         self._check_agents()
         self._check_ports()
@@ -397,6 +399,17 @@ class ServerSettings(NetworkSettings):
         self.check_tracing()
         self.check_audit()
         self.check_networks()
+        self.check_destinations()
+
+    def warnings(self) -> list[str]:
+        """What is allowed, but hardly meant; said once, at the start."""
+        found = self.check_destinations()
+        if self.insecure_agents and self.enabled(CLUSTER_TO_MASTER):
+            found.append(
+                f"--insecure-agents and {CLUSTER_TO_MASTER}: whoever reaches the agent port reaches"
+                " every --allowed-destination"
+            )
+        return found
 
     def _check_modes(self) -> None:
         if not self.mode or len(set(self.mode)) < len(self.mode):

@@ -87,6 +87,7 @@ class DirectDial:
         self._reached, self._failed = _nobody, _nobody
         if self._deadline is not None:
             self._stop_deadline()
+            self._dialer.resolver.forget(self.try_each)
 
     def _stop_deadline(self) -> None:
         assert self._deadline is not None

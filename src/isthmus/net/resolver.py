@@ -42,6 +42,9 @@ class Resolver:
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
 
+    def forget(self, found: Found) -> None:
+        """Nobody waits for this answer any more; it may come all the same."""
+
     async def _ask_system(self, target: HostPort, found: Found, failed: Failed) -> None:
         try:
             infos = await self._loop.getaddrinfo(

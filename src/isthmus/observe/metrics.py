@@ -24,6 +24,7 @@ from isthmus.observe.counters import (
     histogram,
     one,
 )
+from isthmus.observe.node_traffic import NodeMetrics
 from isthmus.observe.program import Gauges, ProgramMetrics
 from isthmus.tunnel.end import Ending
 
@@ -117,6 +118,8 @@ class ServerMetrics(ProgramMetrics):
         self.audit_counts: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         self.policy_denials: dict[str, int] = {}
         self.policy_reload_failures = 0
+        self.node_dials = Histogram(SERVER_DIAL_BUCKETS_S)
+        self.node_dial_failures = dict.fromkeys(DialFailure, 0)
         super().__init__(SERVER_DIAL_BUCKETS_S)
 
     def dial_failed(self, failure: DialFailure, seconds: float, *, answered: bool = True) -> None:
@@ -150,6 +153,14 @@ class ServerMetrics(ProgramMetrics):
     def handed_on(self, result: HandOn) -> None:
         """Count a connection of an agent that asked for another server."""
         self.hand_ons[result] += 1
+
+    def node_dial_succeeded(self, seconds: float, connection_id: str = "") -> None:
+        """Count a dial for a node that became a tunnel."""
+        self.node_dials.observe(seconds, connection_id)
+
+    def node_dial_failed(self, failure: DialFailure) -> None:
+        """Count a dial for a node that was denied or failed."""
+        self.node_dial_failures[failure] += 1
 
     def policy_denied(self, decision: Decision) -> None:
         """Count a dial that a rule, or the networks, denied."""
@@ -200,10 +211,38 @@ class ServerMetrics(ProgramMetrics):
             ),
         ]
 
+    def _node_families(self) -> list[Family]:
+        # Apart from the others: konnectivity's names mean dials of kube-apiserver's.
+        ours, gauges = "isthmus_server_node_", self.gauges
+        return [
+            histogram(
+                f"{ours}dial_duration_seconds",
+                "How long dials from nodes to the control plane took to succeed.",
+                self.node_dials,
+            ),
+            counter(
+                f"{ours}dial_failures_total",
+                "Dials from nodes to the control plane that were denied or failed, by reason.",
+                by_enum(self.node_dial_failures),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}pending_dials",
+                "Dials from nodes to the control plane that are under way.",
+                one(lambda: gauges.node_dials()),
+            ),
+            gauge(
+                f"{ours}tunnels",
+                "Tunnels from nodes to the control plane that are open.",
+                one(lambda: gauges.node_tunnels()),
+            ),
+        ]
+
     def _own_families(self) -> list[Family]:
         return [
             *self._go_families(),
             *self._audit_families(),
+            *self._node_families(),
             counter(
                 "isthmus_server_tls_refused_total",
                 "TLS handshakes refused, by port and reason: agents and clients with a wrong"
@@ -314,6 +353,7 @@ class AgentMetrics(ProgramMetrics):
     program = "agent"
 
     def __init__(self) -> None:
+        self.node = NodeMetrics()
         super().__init__(AGENT_DIAL_BUCKETS_S)
 
     def _go_dial_failures(self) -> Samples:
@@ -352,4 +392,5 @@ class AgentMetrics(ProgramMetrics):
                 "Current number of open endpoint connections.",
                 one(lambda: gauges.tunnels()),
             ),
+            *self.node.families(),
         ]

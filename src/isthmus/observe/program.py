@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import isthmus
+from isthmus.config.gates import GATES
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.counters import (
     Families,
@@ -54,7 +55,8 @@ class Gauges:
     ``live_bytes`` is (to target, to client) of the tunnels that have not ended: a tunnel leaves it
     in the same callback that reports ``tunnel_ended``, so that the sum never goes back.
     ``certificates`` gives each file's expiry as UNIX time. ``ready_by_strategy``,
-    ``http_connections`` and ``handed_on`` are for a server, ``known_servers`` for an agent.
+    ``http_connections``, ``handed_on`` and what is of nodes are for a server, ``known_servers`` for
+    an agent.
     """
 
     pending_dials: Callable[[], int] = _zero
@@ -71,6 +73,10 @@ class Gauges:
     ready_by_strategy: Callable[[], Mapping[str, float]] = _none
     known_servers: Callable[[], int] = _zero
     handed_on: Callable[[], int] = _zero
+    #: Feature gates by name, 1 for those that are on.
+    gates: Callable[[], Mapping[str, float]] = _none
+    node_dials: Callable[[], int] = _zero
+    node_tunnels: Callable[[], int] = _zero
     #: Open calls of each gRPC method, and packets by segment, each by type.
     grpc_calls: Callable[[], Mapping[str, float]] = _none
     packets: Callable[[], Mapping[str, Sequence[int]]] = _no_packets
@@ -244,12 +250,22 @@ class ProgramMetrics:
                 one(lambda: gauges.lines_suppressed()),
             ),
             gauge(
+                # Kubernetes' own name and words, which its dashboards know.
+                "kubernetes_feature_enabled",
+                "This metric records the data about the stage and enablement of a k8s feature.",
+                self._gates,
+                ("name", "stage"),
+            ),
+            gauge(
                 "isthmus_build_info",
                 "Always 1; the labels say which program and version this is.",
                 lambda: (((self.program, isthmus.__version__), 1),),
                 ("program", "version"),
             ),
         ]
+
+    def _gates(self) -> Samples:
+        return [((name, GATES[name].stage), on) for name, on in self.gauges.gates().items()]
 
     def _certificate_families(self) -> list[Family]:
         ours = f"isthmus_{self.program}_certificate_"

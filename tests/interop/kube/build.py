@@ -1,4 +1,4 @@
-"""Builds kube-apiserver, kubectl, etcd and our fake node from Go modules, once for given sources.
+"""Builds Kubernetes' programs, etcd and our fake node from Go modules, once for given sources.
 
 The binaries live under the user's cache directory. Run as a program it builds what is missing and
 says how far it is; tests call ``build`` and find everything there.
@@ -40,6 +40,7 @@ class Binaries:
 
     kube_apiserver: Path
     kubectl: Path
+    kubemark: Path
     etcd: Path
     fakenode: Path
 
@@ -56,7 +57,7 @@ class _Target:
     @property
     def directory(self) -> Path:
         """Where they are kept: the name changes with everything that they are made of."""
-        sum_ = hashlib.sha256(_LINK.encode())
+        sum_ = hashlib.sha256(f"{_LINK} {self.packages}".encode())
         for pattern in ("go.mod", "go.sum", *self.sources):
             for path in sorted((HERE / self.module).glob(pattern)):
                 sum_.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -68,10 +69,11 @@ class _Target:
 
 
 _ETCD = _Target(module="etcd", packages=(".",), programs=("etcd",), sources=("*.go",))
+_PROGRAMS = ("kube-apiserver", "kubectl", "kubemark")
 _KUBERNETES = _Target(
     module="kubernetes",
-    packages=("k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kubectl"),
-    programs=("kube-apiserver", "kubectl"),
+    packages=tuple(f"k8s.io/kubernetes/cmd/{name}" for name in _PROGRAMS),
+    programs=_PROGRAMS,
     sources=(),
 )
 _FAKENODE = _Target(
@@ -114,6 +116,7 @@ def build(say: Say) -> Binaries:
     return Binaries(
         kube_apiserver=_KUBERNETES.directory / "kube-apiserver",
         kubectl=_KUBERNETES.directory / "kubectl",
+        kubemark=_KUBERNETES.directory / "kubemark",
         etcd=_ETCD.directory / "etcd",
         fakenode=_FAKENODE.directory / "fakenode",
     )

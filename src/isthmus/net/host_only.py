@@ -1,0 +1,267 @@
+"""The rule that keeps other machines from an address: what enters by an uplink is dropped.
+
+An address on a dummy interface or on lo is reachable for every neighbour that routes it here,
+whatever its scope. The rule sits where packets for this host arrive, after any translation of
+service addresses, and before what others filter there, who cannot overrule a drop. By nft, in a
+table of our own; where there is none by iptables, in a chain of our own. One per address, which
+agents of a host share. Texts that go to the programs have only addresses and checked names in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address
+from typing import Protocol
+
+from isthmus.config.bind import check_interface
+from isthmus.errors import ConfigError
+
+TOOL_TIMEOUT_S = 15.0
+_BEFORE_FILTERS = -10
+_COMMENT = "isthmus agent"
+_ELEMENTS = re.compile(r"elements\s*=\s*\{([^}]*)\}")
+_NAME = re.compile(r'"([^"]*)"')
+
+
+class Guard(Protocol):
+    """The rule for one address, as one firewall has it; every method blocks for a short time."""
+
+    def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
+        """See to it that the rule is there; tells whether anything of it was missing.
+
+        Others who share the address may know more uplinks: theirs stay unless it is to be exact.
+
+        Raises:
+            ConfigError: the firewall refuses, in one sentence.
+        """
+
+    def present(self) -> bool:
+        """Tell whether the rule is there; needs the same privilege as making it."""
+
+    def remove(self) -> bool:
+        """Remove the rule, if it is there; tells whether it was."""
+
+
+def guard(address: IPv4Address | IPv6Address, uplinks: Iterable[str], *, exact: bool) -> Guard:
+    """Make the rule, by the first firewall that works here; see Guard.keep.
+
+    Raises:
+        ConfigError: none does; the sentence says what each of them said.
+    """
+    wanted = list(uplinks)
+    refusals = []
+    for candidate in _candidates(address):
+        try:
+            candidate.keep(wanted, exact=exact)
+        except ConfigError as error:
+            refusals.append(str(error))
+        else:
+            return candidate
+    said = "; ".join(refusals) or "there is neither nft nor iptables in the PATH"
+    raise ConfigError(
+        f"other machines cannot be kept from {address} ({said}); with --uplink-interface=none the"
+        " agent leaves that to your own firewall"
+    )
+
+
+def remove_guards(address: IPv4Address | IPv6Address) -> bool:
+    """Remove the rule from every firewall here; tells whether there was one."""
+    return any([candidate.remove() for candidate in _candidates(address)])
+
+
+def has_guard(address: IPv4Address | IPv6Address) -> bool:
+    """Tell whether a firewall here has the rule; nothing is changed, and it needs privilege."""
+    return any(candidate.present() for candidate in _candidates(address))
+
+
+def _candidates(address: IPv4Address | IPv6Address) -> list[Guard]:
+    found: list[Guard] = []
+    if shutil.which("nft"):
+        found.append(NftGuard(address))
+    if shutil.which(_tool(address)) and shutil.which(f"{_tool(address)}-restore"):
+        found.append(IptablesGuard(address))
+    return found
+
+
+def _tool(address: IPv4Address | IPv6Address) -> str:
+    return "iptables" if address.version == 4 else "ip6tables"
+
+
+class NftGuard:
+    """A table of ours: a set of uplinks and one chain at the input hook."""
+
+    def __init__(self, address: IPv4Address | IPv6Address) -> None:
+        self._address = address
+        self._table = "isthmus_agent_" + re.sub(r"[.:]", "_", address.exploded)
+        # What nft lists, apart from the uplinks: its words differ from version to version.
+        self._shape = ""
+
+    def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
+        """See to it that the table is there; see Guard."""
+        wanted = set(uplinks)
+        listed = self._list()
+        there = _nft_uplinks(listed)
+        if not exact:
+            wanted |= there
+        if self._shape and _nft_shape(listed) == self._shape and there == wanted:
+            return False
+        # One transaction: there is no moment without a rule.
+        _run(["nft", "-f", "-"], self._text(wanted))
+        self._shape = _nft_shape(self._list())
+        return _nft_shape(listed) != self._shape or not wanted <= there
+
+    def present(self) -> bool:
+        """Whether the table has its rule; see Guard."""
+        return "daddr" in self._list()
+
+    def remove(self) -> bool:
+        """Remove the table; see Guard."""
+        if not self._list():
+            return False
+        _run(["nft", "-f", "-"], self._gone())
+        return True
+
+    def _list(self) -> str:
+        try:
+            return _run(["nft", "list", "table", "inet", self._table])
+        except ConfigError:
+            return ""  # loading says what is wrong, if it is anything but a table that is not there
+
+    def _gone(self) -> str:
+        return f"add table inet {self._table}\ndelete table inet {self._table}\n"
+
+    def _text(self, uplinks: Iterable[str]) -> str:
+        names = ", ".join(f'"{name}"' for name in _checked(uplinks))
+        elements = f"elements = {{ {names} }};" if names else ""
+        family = "ip" if self._address.version == 4 else "ip6"
+        return (
+            f"{self._gone()}table inet {self._table} {{\n"
+            f"  set uplinks {{ type ifname; {elements} }}\n"
+            "  chain input {\n"
+            f"    type filter hook input priority {_BEFORE_FILTERS}; policy accept;\n"
+            f"    {family} daddr {self._address} iifname @uplinks drop\n"
+            "  }\n}\n"
+        )
+
+
+def _nft_uplinks(listed: str) -> set[str]:
+    elements = _ELEMENTS.search(listed)
+    return set(_NAME.findall(elements[1])) if elements else set()
+
+
+def _nft_shape(listed: str) -> str:
+    return " ".join(_ELEMENTS.sub("", listed).split())
+
+
+class IptablesGuard:
+    """A chain of ours, jumped to first from mangle's INPUT.
+
+    There because no rule that accepts in the filter table, wherever somebody puts it, comes before.
+    """
+
+    def __init__(self, address: IPv4Address | IPv6Address) -> None:
+        self._tool = _tool(address)
+        # At most 28 characters, which an IPv6 address is not.
+        short = hashlib.sha256(address.packed).hexdigest()[:16]
+        self._chain = f"ISTHMUS-{address if address.version == 4 else short}"
+        target = f"{address}/{address.max_prefixlen}"
+        why = ("-m", "comment", "--comment", _COMMENT)
+        self._jump = ("INPUT", "-d", target, *why, "-j", self._chain)
+
+    def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
+        """See to it that the chain is there and jumped to; see Guard."""
+        wanted = set(uplinks)
+        listed = self._list()
+        there = set() if listed is None else {_iptables_uplink(line) for line in listed}
+        if not exact:
+            wanted |= there - {""}
+        jumped = self._works("-C", *self._jump)
+        if listed is not None and jumped and there == wanted:
+            return False
+        rules = [f"-A {self._chain} -i {name} -j DROP" for name in _checked(wanted)]
+        # Naming the chain empties it, all in one transaction.
+        lines = ["*mangle", f":{self._chain} - [0:0]", *rules, "COMMIT"]
+        _run([f"{self._tool}-restore", "-w", "5", "--noflush"], "\n".join(lines) + "\n")
+        if not jumped:
+            self._run("-I", *self._jump)
+        return listed is None or not jumped or not wanted <= there
+
+    def present(self) -> bool:
+        """Whether the chain is there and jumped to; see Guard."""
+        return self._list() is not None and self._works("-C", *self._jump)
+
+    def remove(self) -> bool:
+        """Remove the jump and the chain; see Guard."""
+        if self._list() is None:
+            return False
+        while self._works("-C", *self._jump):
+            self._run("-D", *self._jump)
+        self._run("-F", self._chain)
+        self._run("-X", self._chain)
+        return True
+
+    def _list(self) -> list[str] | None:
+        """The rules of the chain; None when there is none."""
+        try:
+            lines = self._run("-S", self._chain).splitlines()
+        except ConfigError:
+            return None
+        return [line for line in lines if line.startswith("-A ")]
+
+    def _works(self, *args: str) -> bool:
+        try:
+            self._run(*args)
+        except ConfigError:
+            return False
+        return True
+
+    def _run(self, *args: str) -> str:
+        return _run([self._tool, "-w", "5", "-t", "mangle", *args])
+
+
+def _iptables_uplink(line: str) -> str:
+    """The interface of one of our rules; empty for one that is not."""
+    words = line.split()
+    return words[3] if words[2:3] == ["-i"] and words[4:] == ["-j", "DROP"] else ""
+
+
+def _checked(names: Iterable[str]) -> list[str]:
+    """The names in order, each as the firewalls take it: the kernel allows more than they do.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    found = sorted(names)
+    for name in found:
+        check_interface("uplink-interface", name)
+    return found
+
+
+def _run(argv: Sequence[str], text: str = "") -> str:
+    """Run a program in the namespace of this thread; what it printed.
+
+    Raises:
+        ConfigError: it failed; the sentence has its first line.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=TOOL_TIMEOUT_S,
+            start_new_session=True,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{argv[0]}: {error}") from error
+    if done.returncode:
+        first = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "")
+        raise ConfigError(f"{argv[0]}: {first or f'exit code {done.returncode}'}")
+    return done.stdout
