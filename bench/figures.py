@@ -93,6 +93,13 @@ _GRPC_LINK_GOALS = {
     ("down", "mb_per_s"): Goal(bound=0.6, at_least=True),
     ("up", "mb_per_s"): Goal(bound=0.6, at_least=True),
 }
+# Plain forwarding by isthmus apiserver-proxy, against one haproxy that does the same.
+_FORWARD_GOALS = {
+    ("down", "mb_per_s"): Goal(bound=0.5, at_least=True),
+    ("up", "mb_per_s"): Goal(bound=0.5, at_least=True),
+    ("rr16", "per_s"): Goal(bound=0.5, at_least=True),
+}
+FORWARD_LOADS = frozenset({"down1", "down8", "up1", "up8", "rr1", "rr16", "dial8"})
 GRPC_LOADS = frozenset({"down1", "down8", "up1", "up8", "rr1", "rr16", "dial8"})
 GRPC_LINK_LOADS = frozenset({"down1", "down8", "up1", "up8"})
 _BULK = (("mb_per_s", "", "MB/s"), ("cpu_s_per_gb", "CPU", "s/GB"))
@@ -154,3 +161,4 @@ GRPC_FIGURES = (
     _memory("idle_kb", "memory per idle tunnel"),
 )
 GRPC_LINK_FIGURES = tuple(_of_loads(_GRPC_LINK_GOALS, GRPC_LINK_LOADS))
+FORWARD_FIGURES = tuple(_of_loads(_FORWARD_GOALS, FORWARD_LOADS))

@@ -71,7 +71,11 @@ class Bench:
             f"--via={topology.via}",
             f"--conns={conns}",
         ]
-        words += [f"--target={target}", f"--seconds={self.seconds}", f"--warmup={self.warmup}"]
+        words += [
+            f"--target={topology.at or target}",
+            f"--seconds={self.seconds}",
+            f"--warmup={self.warmup}",
+        ]
         words += [f"--pids={','.join(map(str, topology.pids()))}"]
         return [*words, f"--uds={topology.uds}"] if topology.uds else words
 

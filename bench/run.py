@@ -22,6 +22,8 @@ from types import FrameType
 from certs import Certs, make_certs
 from figures import (
     FIGURES,
+    FORWARD_FIGURES,
+    FORWARD_LOADS,
     GROUPS,
     GRPC_FIGURES,
     GRPC_LINK_FIGURES,
@@ -39,8 +41,10 @@ from topologies import (
     Shape,
     Topology,
     check_haproxy,
+    start_apiserver_proxy,
     start_direct,
     start_haproxy,
+    start_haproxy_tcp,
     start_stub,
     start_tunnel,
 )
@@ -49,7 +53,10 @@ Start = Callable[[str], Topology]
 PROXIES_WITH_A_LINK = ("haproxy", "isthmus", "isthmus-grpc")
 # The gRPC frontend with konnectivity-client before it; a gRPC link behind the CONNECT frontend.
 GRPC, GRPC_LINK = "isthmus-grpc", "isthmus-grpclink"
-NAMES = ("direct", "haproxy", "isthmus", GRPC, GRPC_LINK)
+# Plain forwarding: the proxy of nodes, and one haproxy that does the same.
+APISERVER_PROXY, HAPROXY_TCP = "apiserver-proxy", "haproxy-tcp"
+FORWARDING = (HAPROXY_TCP, APISERVER_PROXY)
+NAMES = ("direct", "haproxy", "isthmus", GRPC, GRPC_LINK, *FORWARDING)
 _MIN_COLUMNS = 150
 
 
@@ -133,6 +140,8 @@ def starters(
             Shape(agent_flags=("--link=grpc",), only=GRPC_LINK_LOADS),
         ),
         "stub": partial(start_stub, space, load),
+        HAPROXY_TCP: partial(start_haproxy_tcp, space, FORWARD_LOADS),
+        APISERVER_PROXY: partial(start_apiserver_proxy, space, commands, FORWARD_LOADS),
     }
     return {name: known[name] for name in args.topologies}
 
@@ -151,19 +160,22 @@ def shown_name(args: argparse.Namespace, name: str) -> str:
 def tables(args: argparse.Namespace, bench: Bench, console: Console) -> list[Row]:
     """Draw what was measured, a table for each way through a tunnel; all rows."""
     chosen = args.topologies
+    apart = (GRPC, GRPC_LINK, *FORWARDING)
     subject = "isthmus" if "isthmus" in chosen else chosen[-1]
     wanted: list[tuple[str, str, tuple[Figure, ...], tuple[str, ...]]] = []
-    if subject not in (GRPC, GRPC_LINK):
-        usual = tuple(name for name in chosen if name not in (GRPC, GRPC_LINK))
+    if subject not in apart:
+        usual = tuple(name for name in chosen if name not in apart)
         wanted.append((subject, "haproxy", FIGURES, usual))
     if GRPC in chosen:
         wanted.append((GRPC, "haproxy", GRPC_FIGURES, ("haproxy", GRPC)))
     if GRPC_LINK in chosen:
         wanted.append((GRPC_LINK, args.label, GRPC_LINK_FIGURES, ("isthmus", GRPC_LINK)))
+    if APISERVER_PROXY in chosen:
+        wanted.append((APISERVER_PROXY, HAPROXY_TCP, FORWARD_FIGURES, ("direct", *FORWARDING)))
     every = []
     for name, baseline, figures, columns in wanted:
         shown = shown_name(args, name)
-        judge = name.startswith("isthmus")
+        judge = name.startswith("isthmus") or name == APISERVER_PROXY
         found = rows(bench.samples, shown, judge=judge, baseline=baseline, figures=figures)
         present = [shown_name(args, c) for c in columns if c in chosen]
         draw(found, present, shown, console, baseline=baseline)
@@ -184,12 +196,13 @@ def attach_py_spy(space: Workspace, topology: Topology, directory: Path) -> list
 
 def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
     """The whole benchmark; returns the exit code."""
-    if "haproxy" in args.topologies and shutil.which("haproxy") is None:
+    if {"haproxy", HAPROXY_TCP} & set(args.topologies) and shutil.which("haproxy") is None:
         hint = "haproxy is not installed (Debian: apt-get install haproxy)"
         if args.require_haproxy:
             raise BenchError(hint)
         console.print(f"{hint}: measuring without it, so there are no ratios")
-        args.topologies = tuple(name for name in args.topologies if name != "haproxy")
+        without = [name for name in args.topologies if not name.startswith("haproxy")]
+        args.topologies = tuple(without)
     begun = time.monotonic()
     load = build_load()
     busy = busy_share(0.5)

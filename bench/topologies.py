@@ -27,7 +27,8 @@ READY_TIMEOUT_S = 20.0
 class Topology:
     """A running way to the target. ``processes`` are the proxies, never client or target.
 
-    ``load`` is a load program that knows its ``via``, where the usual one does not.
+    ``load`` is a load program that knows its ``via``, where the usual one does not. ``at`` is where
+    to connect to instead of the target, where a proxy leads to that one target.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Topology:
     processes: tuple[Child, ...] = ()
     load: Path | None = None
     only: frozenset[str] | None = None
+    at: str = ""
 
     def measures(self, load: str) -> bool:
         """Whether it takes part in a measurement; ``only`` names those of some."""
@@ -64,7 +66,7 @@ class Commands:
 
     def words(self, role: str, flags: list[str]) -> list[str]:
         """The command line of one role: an override gets the same flags appended."""
-        override = self.server if role == "server" else self.agent
+        override = {"server": self.server, "agent": self.agent}.get(role)
         if override:
             return [*shlex.split(override), *flags]
         command = [sys.executable, str(HERE / "launch.py")]
@@ -118,6 +120,33 @@ def start_haproxy(
     # haproxy listens under another name, then renames: that it is there means that it works.
     wait_until(uds.exists, (entering,), "haproxy's UNIX socket")
     return Topology(name="haproxy", via="unix", uds=uds, processes=(entering, leaving))
+
+
+def start_haproxy_tcp(space: Workspace, only: frozenset[str], target: str) -> Topology:
+    """One haproxy that forwards TCP as it is."""
+    port = space.free_port()
+    child = _haproxy(space, "forward", port=port, target=target)
+    wait_until(lambda: _accepts(port), (child,), "haproxy's port")
+    at = f"127.0.0.1:{port}"
+    return Topology(name="haproxy-tcp", via="tcp", processes=(child,), only=only, at=at)
+
+
+def start_apiserver_proxy(
+    space: Workspace, commands: Commands, only: frozenset[str], target: str
+) -> Topology:
+    """The same by ``isthmus apiserver-proxy``."""
+    port, health_port, admin_port = (space.free_port() for _ in range(3))
+    flags = [
+        f"--listen=127.0.0.1:{port}",
+        f"--upstream={target}",
+        "--health-check=tcp",
+        f"--health-port={health_port}",
+        f"--admin-port={admin_port}",
+    ]
+    child = space.start("apiserver-proxy", commands.words("apiserver-proxy", flags))
+    wait_until(lambda: _http(health_port, "/readyz"), (child,), "the apiserver proxy's readiness")
+    at = f"127.0.0.1:{port}"
+    return Topology(name="apiserver-proxy", via="tcp", processes=(child,), only=only, at=at)
 
 
 def check_haproxy(space: Workspace, certs: Certs, target: str) -> None:

@@ -1,0 +1,188 @@
+"""The plan of an apiserver proxy with its certificates, from flags or from a file that may change.
+
+What a plan is, and reading it, is config/apiserver_proxy_plan.py and its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from isthmus.config.apiserver_proxy import ApiserverProxySettings
+from isthmus.config.apiserver_proxy_plan import Checks, ProxyPlan
+from isthmus.errors import ConfigError
+from isthmus.net.contexts import HotContext, TlsFiles, client_context
+from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics
+from isthmus.observe.logs import log
+
+LOOK_S = 1.0
+_log = logging.getLogger("isthmus.apiserver_proxy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan whose files are there and fit for use."""
+
+    plan: ProxyPlan
+    check_context: HotContext | None = None
+    proxy_context: HotContext | None = None
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of descriptors a connection takes: by a proxy's TLS, another one."""
+        return 1 if self.proxy_context is None else 2
+
+    @property
+    def contexts(self) -> list[HotContext]:
+        """Those that there are."""
+        return [it for it in (self.check_context, self.proxy_context) if it is not None]
+
+
+def prepare(plan: ProxyPlan, *, flags: bool) -> Prepared:
+    """Read the certificates that a plan names; reads files.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    check, through = plan.check, plan.through
+    check_context = proxy_context = None
+    names = ("--client-cert", "--client-key", "--ca-cert", "--http-proxy-ca-cert")
+    if not flags:
+        names = ("clientCert", "clientKey", "caCert", "httpProxy.caCert")
+    if check.kind is Checks.HTTPS:
+        files = TlsFiles(check.cert, check.key, check.ca, labels=(names[0], names[1], names[2]))
+        check_context = HotContext(files, _context, purpose="client")
+    if through is not None and through.proxy.scheme == "https":
+        files = TlsFiles("", "", through.ca, labels=("", "", names[3]))
+        proxy_context = HotContext(files, _context, purpose="client")
+    return Prepared(plan=plan, check_context=check_context, proxy_context=proxy_context)
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    return client_context(files, alpn=("http/1.1",))
+
+
+def read_plan(path: str, *, what: str = "--config ") -> ProxyPlan:
+    """Read a file; ``what`` stands before its name when it cannot be read.
+
+    Raises:
+        ConfigError: it cannot be read or is wrong.
+    """
+    from isthmus.config.apiserver_proxy_file import parse  # YAML is slow to import
+
+    return parse(read_text(path, what=what), path)
+
+
+def read_text(path: str, *, what: str = "") -> str:
+    """Read a file whole.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or no path"
+        raise ConfigError(f"{what}{path}: {why}") from exc
+
+
+class PlanSource:
+    """Where the plan comes from; ``current`` is the one in use, ``changed`` hears of a new one.
+
+    Connections that are open stay open whatever a new plan says. A file that is gone or not right
+    changes nothing, and is said once, in one line.
+    """
+
+    def __init__(
+        self,
+        settings: ApiserverProxySettings,
+        metrics: ApiserverProxyMetrics,
+        changed: Callable[[Prepared], None],
+    ) -> None:
+        """Read the plan.
+
+        Raises:
+            ConfigError: the file, or one that it names, cannot be read or is wrong.
+        """
+        self._path = settings.config
+        self._metrics = metrics
+        self._changed = changed
+        self._stamp = _stamp(self._path)
+        self._hurry = asyncio.Event()
+        plan = read_plan(self._path) if self._path else settings.plan()
+        self.current = prepare(plan, flags=not self._path)
+
+    def reload(self) -> None:
+        """Look at the file now, and read it even if it seems the same."""
+        if not self._path:
+            log(_log, logging.INFO, "nothing to reload: there is no --config")
+            return
+        self._stamp = None
+        self._hurry.set()
+
+    async def watch(self, look_s: float = LOOK_S) -> None:
+        """Follow the file for ever."""
+        while True:
+            try:
+                async with asyncio.timeout(look_s):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            self._hurry.clear()
+            if self._path:
+                await self.check()
+
+    async def check(self) -> None:
+        """Look at the file, and read it if it changed."""
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        try:
+            prepared = await asyncio.to_thread(self._read)
+        except ConfigError as exc:
+            self._metrics.reload_failures += 1
+            first, *more = str(exc).splitlines()
+            log(
+                _log, logging.WARNING, "the changed configuration is wrong, the old one stays in"
+                " use", error=first, more=len(more),
+            )  # fmt: skip
+        else:
+            if stamp != _stamp(self._path):
+                return  # replaced while we read: the next look gets it whole
+            self._take(prepared)
+        self._stamp = stamp
+
+    def _read(self) -> Prepared:
+        return prepare(read_plan(self._path), flags=False)
+
+    def _take(self, prepared: Prepared) -> None:
+        old, new = self.current.plan, prepared.plan
+        kept = replace(
+            new, listen=old.listen, manage_address=old.manage_address, uplinks=old.uplinks
+        )
+        if kept != new:
+            log(
+                _log, logging.WARNING, "listen, manageAddress and uplinkInterfaces stay as they"
+                " were until the next start", file=self._path,
+            )  # fmt: skip
+            prepared = replace(prepared, plan=kept)
+        self.current = prepared
+        self._metrics.reloads += 1
+        self._changed(prepared)
+        log(
+            _log, logging.INFO, "configuration reloaded", file=self._path,
+            upstreams=",".join(map(str, prepared.plan.upstreams)),
+        )  # fmt: skip
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    try:
+        now = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns

@@ -1,0 +1,51 @@
+"""haproxy.cfg: what HyperShift writes becomes our own file, and every other line is told.
+
+Run with UPDATE_GOLDEN=1 to write what is expected anew, and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from isthmus.config.apiserver_proxy_file import parse, write
+from isthmus.config.apiserver_proxy_plan import Checks
+from isthmus.config.haproxy_cfg import convert
+from isthmus.errors import ConfigError
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "haproxy"
+
+
+def converted(path: Path) -> str:
+    try:
+        found = convert(path.read_text(), path.name, ca="/etc/kubernetes/ca.crt")
+    except ConfigError as error:
+        return f"error:\n{error}\n"
+    text = write(found.plan)
+    assert parse(text, "own") == found.plan
+    return "\n".join([text, *(f"# warning: {it}" for it in found.warnings)]) + "\n"
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.cfg")), ids=lambda it: it.stem)
+def test_as_expected(path: Path) -> None:
+    expected = path.with_suffix(".txt")
+    found = converted(path)
+    if os.environ.get("UPDATE_GOLDEN"):
+        expected.write_text(found)
+    assert found == expected.read_text()
+
+
+def test_without_a_ca_it_connects_only() -> None:
+    found = convert((GOLDEN / "hypershift.cfg").read_text(), "haproxy.cfg")
+    assert found.plan.check.kind is Checks.TCP
+    assert (
+        "haproxy.cfg:29: server controlplane names no ca-file: upstreams are checked by connecting"
+        " only; with --ca-cert, isthmus asks for /version over TLS" in found.warnings
+    )
+
+
+def test_too_long() -> None:
+    with pytest.raises(ConfigError, match=r"h\.cfg: longer than"):
+        convert("#" * 2_000_000, "h.cfg")
