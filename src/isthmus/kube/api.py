@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from isthmus.core.leases import Doomed, Lease
+
+if TYPE_CHECKING:  # which knows our Change
+    from isthmus.kube.service_api import Services
 
 
 class Change(Enum):
@@ -111,6 +114,9 @@ class Kube(Protocol):
 
     def leases(self, namespace: str) -> Leases:
         """Give the Leases of a namespace."""
+
+    def services(self) -> Services:
+        """Give the Services of all namespaces."""
 
     async def close(self) -> None:
         """Drop every connection."""

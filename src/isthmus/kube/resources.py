@@ -20,6 +20,7 @@ from isthmus.core.leases import ADDRESS_ANNOTATION, Doomed, Lease
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseDraft, LeaseEvent, LeaseListing, TokenReviews, TokenStatus
 from isthmus.kube.client import KubeClient
+from isthmus.kube.service_resources import LightServices
 
 _MICROSECOND_S = 1e-6
 
@@ -34,6 +35,10 @@ class LightKube:
     def leases(self, namespace: str) -> LightLeases:
         """Give the Leases of a namespace."""
         return LightLeases(self._client, namespace)
+
+    def services(self) -> LightServices:
+        """Give the Services of all namespaces."""
+        return LightServices(self._client)
 
     async def close(self) -> None:
         """Drop every connection."""

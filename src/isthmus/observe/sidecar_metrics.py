@@ -1,0 +1,122 @@
+"""The metrics of the two sidecars: what is counted, and under which name it is seen.
+
+What every program counts is in program.py; what speaks of links is left out, since a sidecar has
+none. docs/reference/metrics.md is written from here by reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from isthmus.observe.counters import Family, by_enum, by_name, counter, gauge, histogram, one
+from isthmus.observe.program import ProgramMetrics
+
+DIAL_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
+_OF_LINKS = ("links", "links_opened_total", "link_failures_total", "held_bytes",
+             "streams_reset_for_budget_total")  # fmt: skip
+
+
+class Unserved(Enum):
+    """Why a client of a sidecar was not served."""
+
+    BAD_REQUEST = "it broke the protocol, or spoke another one"
+    NOT_SUPPORTED = "it asked for something besides TCP connections, such as UDP"
+    NO_METHOD = "it offered no way to prove who it is that is asked for here"
+    WRONG_PASSWORD = "it gave no user name and password, or wrong ones"
+    NO_DESTINATION = "what it asked for could not be reached"
+    LATE = "it did not say in time what it wants"
+    LEFT = "it left before it was served"
+    CROWDED = "too many others came after it while it had not said what it wants"
+    TOO_MANY = "--max-connections are open"
+
+
+class SidecarMetrics(ProgramMetrics):
+    """Everything that both sidecars count."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.unserved = dict.fromkeys(Unserved, 0)
+        #: Asked at scrape time; the program replaces them while it starts.
+        self.waiting: Callable[[], int] = lambda: 0
+        self.connections: Callable[[], int] = lambda: 0
+        super().__init__(DIAL_BUCKETS_S)
+
+    def _shared_families(self) -> list[Family]:
+        names = {f"isthmus_{self.program}_{name}" for name in _OF_LINKS}
+        return [family for family in super()._shared_families() if family.name not in names]
+
+    def _own_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            counter(
+                f"{ours}connections_accepted_total",
+                "Connections accepted.",
+                one(lambda: self.accepted),
+            ),
+            counter(
+                f"{ours}clients_unserved_total",
+                "Clients that were not served, by reason.",
+                by_enum(self.unserved),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}connections",
+                "Connections of clients now, whatever they do.",
+                one(lambda: self.connections()),
+            ),
+            gauge(
+                f"{ours}handshakes",
+                "Connections that have not said yet what they want.",
+                one(lambda: self.waiting()),
+            ),
+            histogram(
+                f"{ours}dial_duration_seconds",
+                "How long dials took that succeeded, name resolution included.",
+                self.dials,
+            ),
+        ]
+
+
+class Socks5ProxyMetrics(SidecarMetrics):
+    """Everything that the SOCKS5 sidecar counts."""
+
+    program = "socks5_proxy"
+
+
+class HttpsProxyMetrics(SidecarMetrics):
+    """Everything that the HTTPS sidecar counts."""
+
+    program = "https_proxy"
+
+    def __init__(self) -> None:
+        self.answers = dict.fromkeys(("1xx", "2xx", "3xx", "4xx", "5xx"), 0)
+        self.sent_again = 0
+        self.reused = 0
+        super().__init__()
+
+    def answered(self, status: int) -> None:
+        """Count the answer of a destination to a plain request."""
+        self.answers[f"{min(max(status // 100, 1), 5)}xx"] += 1
+
+    def _own_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            *super()._own_families(),
+            counter(
+                f"{ours}answers_total",
+                "Answers of destinations to plain HTTP requests, by class of their status.",
+                by_name(self.answers),
+                ("status",),
+            ),
+            counter(
+                f"{ours}connections_reused_total",
+                "Plain HTTP requests sent on the connection of the one before.",
+                one(lambda: self.reused),
+            ),
+            counter(
+                f"{ours}requests_sent_again_total",
+                "Plain HTTP requests sent on a new connection because a reused one had closed.",
+                one(lambda: self.sent_again),
+            ),
+        ]

@@ -1,0 +1,163 @@
+"""Plain HTTP requests as a forward proxy reads and writes them: targets, headers, passwords.
+
+Pure. Heads and bodies themselves are h11's; who is dialed and what is answered is
+frontends/http_proxy.py.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import h11
+
+from isthmus.values import HostPort
+from isthmus.wire.http_connect import BadRequest
+
+VIA = b"1.1 isthmus"
+# RFC 9110 §7.6.1, and what speaks of the next hop alone (§11.7); Connection names more of them.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"proxy-connection",
+        b"keep-alive",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-authentication-info",
+    }
+)
+# Connection may not name these: without them a message would be another one.
+_NEVER_NAMED = frozenset({b"host", b"content-length", b"expect", b"via"})
+_ABSOLUTE = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)((?:[/?][^#]*)?)")  # RFC 9112 §3.2.2
+_BASIC = re.compile(rb"[Bb][Aa][Ss][Ii][Cc] +([A-Za-z0-9+/=]+) *")
+#: Those that may be sent again when nobody knows whether they were done (RFC 9110 §9.2.2).
+_IDEMPOTENT = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRequest:
+    """A request for somebody else, without what was meant for us alone."""
+
+    method: bytes
+    #: As it came, for a proxy; and its path and query, for the destination itself.
+    absolute: bytes
+    path: bytes
+    target: HostPort
+    authority: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    chunked: bool = False
+    has_body: bool = False
+    upgrade: bytes = b""
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """It does no harm to send it twice, and nothing of it is gone after the first time."""
+        return self.method in _IDEMPOTENT and not self.has_body and not self.upgrade
+
+    def to_send(self, *, proxy: bool = False, authorization: str | None = None) -> h11.Request:
+        """The request for the next hop: a proxy, perhaps with a password, or the destination."""
+        headers: Headers = [(b"Host", self.authority), *self.headers, (b"Via", VIA)]
+        if self.chunked:
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        if self.upgrade:
+            headers += [(b"Connection", b"Upgrade"), (b"Upgrade", self.upgrade)]
+        if authorization is not None:
+            headers.append((b"Proxy-Authorization", authorization.encode()))
+        target = self.absolute if proxy else self.path
+        return h11.Request(method=self.method, target=target, headers=headers)
+
+
+def read_request(event: h11.Request) -> PlainRequest:
+    """Read a request for somebody else.
+
+    Raises:
+        BadRequest: it is for nobody that we could reach; the sentence says why.
+    """
+    match = _ABSOLUTE.fullmatch(event.target)
+    if match is None:
+        # RFC 9112 §3.2.2: to a proxy, the target is a whole URL.
+        raise BadRequest(
+            400, "this is a proxy: it takes CONNECT, and requests whose target is an http:// URL"
+        )
+    scheme, authority, rest = match.groups()
+    if scheme.lower() != b"http":
+        name = scheme.decode("ascii", "replace").lower()
+        raise BadRequest(400, f"a proxy is asked for {name}:// by CONNECT, not in the clear")
+    if b"@" in authority:
+        # RFC 9110 §4.2.4: deprecated, and a way to deceive.
+        raise BadRequest(400, "a proxy takes no user name in the URL: send Authorization instead")
+    path = rest if rest.startswith(b"/") else b"/" + rest
+    if event.method == b"OPTIONS" and not rest:
+        path = b"*"  # RFC 9112 §3.2.4
+    wanted = [value for name, value in event.headers if name == b"upgrade"]
+    upgrade = wanted[0] if len(wanted) == 1 and b"upgrade" in named_in(event.headers) else b""
+    chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+    lengths = [value for name, value in event.headers if name == b"content-length"]
+    kept = [
+        (raw, value)
+        for raw, value in end_to_end(event.headers)
+        if raw.lower() != b"host"
+        # RFC 9112 §6.3: where both are, chunked counts, and a proxy sends no length along.
+        and not (chunked and raw.lower() == b"content-length")
+        # RFC 9110 §10.1.1: of an older client there is no 100 to wait for.
+        and not (raw.lower() == b"expect" and event.http_version < b"1.1")
+    ]
+    return PlainRequest(
+        method=event.method,
+        absolute=event.target,
+        path=path,
+        target=_target(authority),
+        authority=authority,
+        headers=tuple(kept),
+        chunked=chunked,
+        has_body=chunked or any(int(value) for value in lengths),
+        upgrade=upgrade,
+    )
+
+
+def _target(authority: bytes) -> HostPort:
+    text = authority.decode("latin-1").removesuffix(":")  # RFC 3986 §3.2.3: a port may be empty
+    has_port = ":" in text.rpartition("]")[2]
+    try:
+        return HostPort.parse(text if has_port else f"{text}:80")
+    except ValueError as exc:
+        raise BadRequest(400, f"bad destination {text[:100]!a}: {exc}") from exc
+
+
+def end_to_end(headers: h11._headers.Headers) -> Headers:
+    """The headers that are for whoever is at the other end, with their names as they came."""
+    named = named_in(headers) - _NEVER_NAMED
+    return [
+        (raw, value)
+        for raw, value in headers.raw_items()
+        if (name := raw.lower()) not in _HOP_BY_HOP and name not in named
+    ]
+
+
+def named_in(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """What the Connection headers name, in lower case."""
+    values = [value for name, value in headers if name == b"connection"]
+    return frozenset(
+        word.strip().lower() for value in values for word in value.split(b",") if word.strip()
+    )
+
+
+def password_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
+    """The user name and password of Proxy-Authorization (RFC 7617); None when there are none."""
+    given = [value for name, value in headers if name == b"proxy-authorization"]
+    match = _BASIC.fullmatch(given[0]) if len(given) == 1 else None
+    if match is None:
+        return None
+    try:
+        username, colon, password = b64decode(match[1], validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return None
+    return (username, password) if colon else None
