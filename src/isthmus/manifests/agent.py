@@ -1,0 +1,272 @@
+"""An agent as a static pod, a systemd unit, a DaemonSet or a Deployment.
+
+KEP-2025, "Deployment Model": an agent that carries its node to the control plane runs as a static
+pod or a unit, because the kubelet gets any other pod from kube-apiserver, which it reaches only
+through that agent. What must be there before the node has joined comes from the node's own files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from isthmus.config.agent import AgentSettings
+from isthmus.config.gates import CLUSTER_TO_MASTER
+from isthmus.config.go_yaml_writing import to_yaml
+from isthmus.config.manifest import (
+    DAEMON_SET,
+    DEPLOYMENT,
+    EARLY_FORMS,
+    STATIC_POD,
+    SYSTEMD,
+    ManifestSettings,
+)
+from isthmus.config.options import options_of
+from isthmus.errors import ConfigError
+from isthmus.manifests import containers, objects, pods, volumes
+from isthmus.manifests.agent_unit import agent_unit
+from isthmus.manifests.arguments import Given, arguments, for_pod, references
+from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests.volumes import SERVICE_ACCOUNT, File, Volume
+
+TOKEN_FLAG = "--service-account-token-path"
+#: The audience of konnectivity's own DaemonSet, and the default of no server: it has to be named.
+AUDIENCE = "system:konnectivity-server"
+_CA_FLAG = "--ca-cert"
+_FILE = "FILE"
+_SPARE_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlan:
+    """How an agent is to run, and what was typed for it.
+
+    ``given`` has the agent's flags as they were typed, ``settings`` what they mean.
+    """
+
+    manifest: ManifestSettings
+    settings: AgentSettings
+    given: Given
+
+    @property
+    def args(self) -> list[str]:
+        """The agent's own command line, without the program."""
+        given = {**self.given, "target": tuple(map(str, self.settings.targets))}
+        return ["agent", *arguments(options_of(AgentSettings), given)]
+
+    @property
+    def setup(self) -> list[str]:
+        """The command line that does what needs privilege; empty when there is nothing to do.
+
+        With the gate off it removes what was set up while it was on.
+        """
+        settings = self.settings
+        if not settings.bind_address:
+            return []
+        named = ("bind_address", "bind_interface", "uplink_interface")
+        given = {each: self.given.get(each, ()) for each in named}
+        if not settings.takes_node_traffic:
+            given.pop("uplink_interface")
+        flags = arguments(options_of(AgentSettings), given)
+        remove = [] if settings.takes_node_traffic else ["--remove"]
+        return ["agent", "setup-interface", *flags, *remove]
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The files that the flags name, the token's included.
+
+        Raises:
+            ConfigError: a path is none that a manifest can say.
+        """
+        return tuple(
+            File.named(f"--{option.flag}", text)
+            for option in options_of(AgentSettings)
+            if option.metavar == _FILE and (text := getattr(self.settings, option.attribute))
+        )
+
+    @property
+    def grace_s(self) -> int:
+        """How long the agent may take to end."""
+        return math.ceil(self.settings.graceful_shutdown_timeout_s) + _SPARE_S
+
+
+def agent_manifest(plan: AgentPlan) -> str:
+    """Write the manifest of an agent.
+
+    Raises:
+        ConfigError: this agent cannot run in that form; one sentence that says why.
+    """
+    plan.manifest.validate()
+    _check(plan)
+    return _WRITERS[plan.manifest.form](plan)
+
+
+def _check(plan: AgentPlan) -> None:
+    form, settings = plan.manifest.form, plan.settings
+    if settings.health_server_port == 0:
+        raise ConfigError(
+            "--health-server-port must not be 0 in a manifest: probes have to find it"
+        )
+    if form in EARLY_FORMS:
+        _check_early(plan)
+    elif settings.target:
+        raise ConfigError(
+            f"an agent with --target cannot be a {form}: the kubelet gets such pods from"
+            " kube-apiserver, which it reaches only through this agent (KEP-2025); use"
+            f" --as={STATIC_POD} or --as={SYSTEMD}"
+        )
+    if form == SYSTEMD and references(plan.given):
+        raise ConfigError(f"$({references(plan.given)[0]}) means something in a pod only")
+
+
+def _check_early(plan: AgentPlan) -> None:
+    what = "a static pod" if plan.manifest.form == STATIC_POD else "a unit"
+    for file in plan.files:
+        if SERVICE_ACCOUNT in file.path.parents:
+            raise ConfigError(
+                f"{file.flag} {file.path}: {what} has no service account; name a file of the node"
+            )
+    if plan.settings.count_server_leases and not plan.settings.kubeconfig:
+        raise ConfigError(
+            f"--count-server-leases needs --kubeconfig here: {what} has no service account"
+        )
+
+
+def _static_pod(plan: AgentPlan) -> str:
+    found = volumes.host_directories(plan.files)
+    return to_yaml([pods.static_pod(_pod(plan, found))])
+
+
+def _daemon_set(plan: AgentPlan) -> str:
+    return _in_cluster(plan, pods.daemon_set)
+
+
+def _deployment(plan: AgentPlan) -> str:
+    replicas = plan.manifest.replicas
+    return _in_cluster(plan, lambda pod: pods.deployment(pod, replicas=replicas))
+
+
+def _in_cluster(plan: AgentPlan, make: Callable[[Pod], Manifest]) -> str:
+    """A workload, with an account of its own when the agent shows a token."""
+    manifest, settings = plan.manifest, plan.settings
+    mounted = any(SERVICE_ACCOUNT in file.path.parents for file in plan.files)
+    mounted |= settings.count_server_leases and not settings.kubeconfig
+    extra: Manifest = {
+        **({"dnsPolicy": manifest.dns_policy} if manifest.dns_policy else {}),
+        "automountServiceAccountToken": mounted,
+        "securityContext": {"fsGroup": manifest.run_as},
+    }
+    accounts = []
+    if mounted or settings.service_account_token_path:
+        extra = {"serviceAccountName": manifest.name, **extra}
+        accounts = [pods.service_account(manifest.name, manifest.namespace)]
+    return to_yaml([*accounts, make(_pod(plan, _cluster_volumes(plan), extra))])
+
+
+def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
+    """The token and the authorities, each in its directory, and one Secret with all other files."""
+    manifest = plan.manifest
+    apart: dict[str, tuple[File, Volume]] = {}
+    files = []
+    for file in plan.files:
+        if SERVICE_ACCOUNT in file.path.parents:
+            continue
+        if file.flag == TOKEN_FLAG:
+            volume = volumes.projected_token(file, audience=AUDIENCE)
+            apart["the token"] = file, volume
+        elif file.flag == _CA_FLAG and manifest.ca_config_map:
+            volume = objects.config_map("ca", manifest.ca_config_map, {"ca.crt": file})
+            apart["the ConfigMap"] = file, volume
+        else:
+            files.append(file)
+    for what, (owner, _) in apart.items():
+        for file in (*files, *(each for each, _ in apart.values() if each is not owner)):
+            if file.directory == owner.directory:
+                raise ConfigError(
+                    f"{file.flag} {file.path} is in the directory of {what}, which has nothing else"
+                    f" in it: give {owner.flag} a directory of its own"
+                )
+    found = volumes.secret_directory(files, secret=manifest.secret or manifest.name)
+    return [*(volume for _, volume in apart.values()), *found]
+
+
+def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) -> Pod:
+    manifest, settings = plan.manifest, plan.settings
+    if settings.kubeconfig:
+        found = [*found, volumes.scratch()]  # for keys that are written in a kubeconfig itself
+    # Every agent needs an id of its own, and the name of a pod is one.
+    environment = {} if settings.agent_id else {"PROXY_AGENT_ID": "POD_NAME"}
+    agent = containers.container(
+        "agent",
+        manifest.image,
+        for_pod(plan.args),
+        security=containers.unprivileged(manifest.run_as),
+        references=references(plan.given),
+        environment=environment,
+        values=_proxies(manifest),
+        volumes=found,
+        ports={"health": settings.health_server_port},
+        probes=containers.probes(
+            port=settings.health_server_port, host=settings.health_server_host
+        ),
+        resources=containers.resources(),
+    )
+    setup = containers.container(
+        "setup-interface",
+        manifest.image,
+        for_pod(plan.setup),
+        security=containers.with_capability(containers.NET_ADMIN),
+        resources=containers.resources(),
+    )
+    return Pod(
+        name=manifest.name,
+        namespace=manifest.namespace,
+        containers=[agent],
+        init_containers=[setup] if plan.setup else [],
+        volumes=found,
+        grace_s=plan.grace_s,
+        extra=extra or {},
+    )
+
+
+def _proxies(manifest: ManifestSettings) -> dict[str, str]:
+    if not manifest.https_proxy:
+        return {}
+    return {"HTTPS_PROXY": manifest.https_proxy, "NO_PROXY": ",".join(manifest.no_proxy)}
+
+
+def _unit(plan: AgentPlan) -> str:
+    return agent_unit(
+        executable=plan.manifest.executable,
+        group=plan.manifest.unit_group,
+        args=plan.args,
+        setup=plan.setup,
+        takes_node_traffic=plan.settings.takes_node_traffic,
+        files=plan.files,
+        grace_s=plan.grace_s,
+    )
+
+
+_WRITERS: Mapping[str, Callable[[AgentPlan], str]] = {
+    STATIC_POD: _static_pod,
+    SYSTEMD: _unit,
+    DAEMON_SET: _daemon_set,
+    DEPLOYMENT: _deployment,
+}
+
+
+def plan_warnings(plan: AgentPlan) -> list[str]:
+    """What is not wrong and may still not be meant, each a sentence."""
+    found = plan.settings.warnings()
+    if plan.settings.count_server_leases and plan.manifest.form not in EARLY_FORMS:
+        found.append(
+            "--count-server-leases needs a Role that may list and watch Leases in"
+            f" {plan.settings.lease_namespace}, which is not part of the manifest"
+        )
+    if plan.settings.bind_address and not plan.settings.enabled(CLUSTER_TO_MASTER):
+        found.append(
+            "the gate is off: the manifest removes the address"
+            f" {plan.settings.bind_address} from the node when it starts"
+        )
+    return found

@@ -1,0 +1,136 @@
+"""What kube-apiserver is told so that pods find it at their agent, and what comes of it.
+
+Pods use the kubernetes Service. KEP-2025: its endpoint is the agent's address, which every node has
+for itself, and which kube-apiserver puts there when it is told to advertise it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
+
+from isthmus.config.go_yaml_writing import to_yaml
+from isthmus.config.targets import Target
+from isthmus.values import HostPort
+
+_NAME, _NAMESPACE, _PORT_NAME = "kubernetes", "default", "https"
+_NONE = "--endpoint-reconciler-type=none"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of kube-apiserver, and why."""
+
+    text: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiserverPlan:
+    """Flags, what to know, and the endpoints of the kubernetes Service."""
+
+    flags: tuple[Flag, ...]
+    notes: tuple[str, ...]
+    documents: tuple[dict[str, Any], ...]
+    #: kube-apiserver writes no endpoints by itself: ``documents`` have to be applied.
+    by_hand: bool
+
+    def manifests(self) -> str:
+        """The endpoints as YAML."""
+        return to_yaml(self.documents)
+
+
+def apiserver_plan(
+    address: IPv4Address | IPv6Address, target: Target, *, by_hand: bool = False
+) -> ApiserverPlan:
+    """Decide what kube-apiserver is told; ``by_hand``: endpoints are written by no reconciler.
+
+    Where the agent's port is not kube-apiserver's own, they can only be written by hand: the
+    reconciler writes the port that kube-apiserver listens on.
+    """
+    port, own = target.local_port, target.destination.port
+    by_hand = by_hand or port != own
+    at = HostPort(str(address), port)
+    flags = [
+        Flag(
+            f"--advertise-address={address}",
+            "the agent's --bind-address: where nodes and pods find kube-apiserver",
+        ),
+        Flag(
+            f"--secure-port={own}",
+            "the port of --target at the server, and with the reconciler the agent's local port",
+        ),
+    ]
+    if by_hand:
+        flags.append(Flag(_NONE, "the endpoints of the kubernetes Service are written by you"))
+    return ApiserverPlan(
+        flags=tuple(flags),
+        notes=tuple(_notes(at, own, by_hand=by_hand)),
+        documents=(endpoint_slice(at, address.version), endpoints(at)),
+        by_hand=by_hand,
+    )
+
+
+def _notes(at: HostPort, own: int, *, by_hand: bool) -> Sequence[str]:
+    notes = [
+        f"kube-apiserver's certificate must have {at.host} among its names, because kubelets"
+        " connect to it (kubeadm: apiServer.certSANs).",
+        "Every kube-apiserver of the cluster gets the same flags.",
+    ]
+    if at.port != own:
+        notes.append(
+            f"The agent's local port is {at.port} and kube-apiserver's {own}: the reconciler would"
+            f" write {own}, so it is turned off."
+        )
+    if by_hand:
+        notes.append(
+            "Apply the manifests once (kubectl apply). kube-apiserver leaves them alone from then"
+            " on; to roll back, remove the flag, and the reconciler replaces them."
+        )
+    else:
+        notes.append(
+            "The manifests below are what kube-apiserver writes by itself: nothing to apply."
+        )
+        notes.append(
+            "With several kube-apiservers, each that stops takes the one address away until another"
+            f" writes it again, up to ten seconds later. {_NONE} (here: --by-hand) avoids that."
+        )
+    return notes
+
+
+def endpoint_slice(at: HostPort, version: int) -> dict[str, Any]:
+    """The EndpointSlice of the kubernetes Service."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": _NAME,
+            "namespace": _NAMESPACE,
+            "labels": {"kubernetes.io/service-name": _NAME},
+        },
+        "addressType": f"IPv{version}",
+        "endpoints": [{"addresses": [at.host], "conditions": {"ready": True}}],
+        "ports": [{"name": _PORT_NAME, "port": at.port, "protocol": "TCP"}],
+    }
+
+
+def endpoints(at: HostPort) -> dict[str, Any]:
+    """The Endpoints of the kubernetes Service, for who still reads them."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": {
+            "name": _NAME,
+            "namespace": _NAMESPACE,
+            # Or a controller makes a second EndpointSlice of it.
+            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+        },
+        "subsets": [
+            {
+                "addresses": [{"ip": at.host}],
+                "ports": [{"name": _PORT_NAME, "port": at.port, "protocol": "TCP"}],
+            }
+        ],
+    }

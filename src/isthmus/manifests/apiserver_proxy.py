@@ -1,0 +1,230 @@
+"""The proxy that gives a node its own address for kube-apiserver: static pod, unit or Ignition.
+
+HyperShift's static pod has one probe, which goes through to the apiserver: when that is down, every
+proxy is started again. Here both probes ask the proxy about itself. Its address is set up by the
+program, with the one capability that takes, and by no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from isthmus.config.apiserver_proxy import IN_THE_FILE, ApiserverProxySettings
+from isthmus.config.apiserver_proxy_file import write
+from isthmus.config.apiserver_proxy_plan import ProxyPlan
+from isthmus.config.go_yaml_writing import to_yaml
+from isthmus.config.manifest import STATIC_POD
+from isthmus.config.manifest_apiserver_proxy import IGNITION, ApiserverProxyManifestSettings
+from isthmus.config.options import options_of
+from isthmus.errors import ConfigError
+from isthmus.manifests import containers, pods, volumes
+from isthmus.manifests.apiserver_proxy_unit import proxy_unit
+from isthmus.manifests.arguments import Given, arguments, for_pod, references
+from isthmus.manifests.ignition import IgnitionFile, ignition
+from isthmus.manifests.pods import Pod
+from isthmus.manifests.volumes import SERVICE_ACCOUNT, File
+
+#: Where HyperShift has haproxy.cfg, and where the kubelet looks for static pods.
+CONFIG = "/etc/kubernetes/apiserver-proxy-config/apiserver-proxy.yaml"
+MANIFESTS = "/etc/kubernetes/manifests"
+_FILE = "FILE"
+_SPARE_S = 10
+_PROGRAM = "apiserver-proxy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyManifestPlan:
+    """How the proxy is to run, and what was typed for it.
+
+    ``given`` has the proxy's flags as they were typed, ``settings`` what they mean, ``carried`` the
+    contents of files that Ignition brings to the node, by their paths there.
+    """
+
+    manifest: ApiserverProxyManifestSettings
+    settings: ApiserverProxySettings
+    given: Given
+    carried: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def config(self) -> str:
+        """The path of the configuration; empty where flags say it all.
+
+        Ignition writes one: a password in a command line is everybody's to read.
+        """
+        if self.settings.config or self.manifest.form != IGNITION:
+            return self.settings.config
+        return CONFIG
+
+    @property
+    def known(self) -> ProxyPlan | None:
+        """What the proxy is to do; None where a file of the node says it."""
+        return None if self.settings.config else self.settings.plan()
+
+    @property
+    def args(self) -> list[str]:
+        """The proxy's own command line, without the program."""
+        given = self.given
+        if self.config:
+            inside = {
+                option.attribute
+                for option in options_of(ApiserverProxySettings)
+                if option.group in IN_THE_FILE
+            }
+            given = {key: texts for key, texts in given.items() if key not in inside}
+            given = {**given, "config": (self.config,)}
+        return [_PROGRAM, *arguments(options_of(ApiserverProxySettings), given)]
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The files that it reads, as far as flags name them.
+
+        Raises:
+            ConfigError: a path is none that a manifest can say.
+        """
+        named = {
+            f"--{option.flag}": getattr(self.settings, option.attribute)
+            for option in options_of(ApiserverProxySettings)
+            if option.metavar == _FILE
+        }
+        named["--config"] = self.config
+        return tuple(File.named(flag, text) for flag, text in named.items() if text)
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What the kernel has to allow it: to put addresses on ``lo``, to listen on low ports."""
+        plan = self.known
+        if plan is None:
+            return [containers.NET_ADMIN]
+        low = any(0 < port < 1024 for _, port in plan.listen)
+        found = [containers.NET_ADMIN] if plan.managed else []
+        return [*found, containers.NET_BIND_SERVICE] if low else found
+
+    @property
+    def grace_s(self) -> int:
+        """How long it may take to end, the address included."""
+        return math.ceil(self.settings.graceful_shutdown_timeout_s) + _SPARE_S
+
+
+def apiserver_proxy_manifest(plan: ProxyManifestPlan) -> str:
+    """Write the manifest.
+
+    Raises:
+        ConfigError: the proxy cannot run in that form; one sentence that says why.
+    """
+    _check(plan)
+    if plan.manifest.form == IGNITION:
+        return _ignition(plan)
+    return _static_pod(plan) if plan.manifest.form == STATIC_POD else _unit(plan)
+
+
+def _check(plan: ProxyManifestPlan) -> None:
+    what = "a static pod" if plan.manifest.runs_as == STATIC_POD else "a unit"
+    if plan.settings.health_port == 0:
+        raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
+    for file in plan.files:
+        if SERVICE_ACCOUNT in file.path.parents:
+            raise ConfigError(
+                f"{file.flag} {file.path}: {what} has no service account; name a file of the node"
+            )
+    named = references(plan.given)
+    if named and (plan.config or plan.manifest.runs_as != STATIC_POD):
+        raise ConfigError(f"$({named[0]}) means something in the flags of a pod only")
+
+
+def _static_pod(plan: ProxyManifestPlan) -> str:
+    manifest, settings = plan.manifest, plan.settings
+    found = volumes.host_directories(plan.files)
+    capabilities = plan.capabilities
+    security = containers.unprivileged(manifest.run_as)
+    if capabilities:
+        security = containers.with_capability(*capabilities)
+    container = containers.container(
+        _PROGRAM,
+        manifest.image,
+        for_pod(plan.args),
+        security=security,
+        references=references(plan.given),
+        volumes=found,
+        ports=_ports(plan),
+        # Ready as long as it is alive: whether the apiserver is, its own probes know.
+        probes=containers.probes(
+            port=settings.health_port, host=settings.health_bind_address, readiness="/livez"
+        ),
+        resources=containers.resources(),
+    )
+    pod = Pod(
+        name=manifest.name,
+        namespace=manifest.namespace,
+        containers=[container],
+        volumes=found,
+        grace_s=plan.grace_s,
+    )
+    return to_yaml([pods.static_pod(pod)])
+
+
+def _ports(plan: ProxyManifestPlan) -> dict[str, int]:
+    listened = plan.known.listen if plan.known is not None else ()
+    numbers = dict.fromkeys(port for _, port in listened if port)
+    named = {f"apiserver-{at}": port for at, port in enumerate(numbers, 1)}
+    return {**named, "health": plan.settings.health_port}
+
+
+def _unit(plan: ProxyManifestPlan) -> str:
+    known = plan.known
+    connections = (known or ProxyPlan()).max_connections
+    return proxy_unit(
+        executable=plan.manifest.executable,
+        group=plan.manifest.unit_group,
+        args=plan.args,
+        capabilities=plan.capabilities,
+        files=plan.files,
+        grace_s=plan.grace_s,
+        max_files=max(65536, 4 * connections + 1024),
+    )
+
+
+def _ignition(plan: ProxyManifestPlan) -> str:
+    manifest = plan.manifest
+    is_pod = manifest.runs_as == STATIC_POD
+    contents = dict(plan.carried)
+    if plan.known is not None:
+        if CONFIG in contents:
+            raise ConfigError(f"--file {CONFIG} is written from the flags; leave one of them out")
+        contents = {CONFIG: write(plan.known).encode(), **contents}
+    # Who reads them: root in a pod with a capability, else a group.
+    group: str | int = "" if plan.capabilities else manifest.run_as
+    if not is_pod:
+        group = manifest.unit_group
+    mode = 0o640 if group != "" else 0o600
+    files = [
+        IgnitionFile(path=path, contents=content, mode=mode, group=group)
+        for path, content in contents.items()
+    ]
+    if is_pod:
+        path = f"{MANIFESTS}/{manifest.name}.yaml"
+        text = _static_pod(plan).encode()
+        return ignition([*files, IgnitionFile(path=path, contents=text, mode=0o644)])
+    units = {f"{manifest.name}.service": _unit(plan)}
+    return ignition(files, units=units, groups=[manifest.unit_group])
+
+
+def plan_warnings(plan: ProxyManifestPlan) -> list[str]:
+    """What is not wrong and may still not be meant, each a sentence."""
+    found, known = [], plan.known
+    proxy = known.through.proxy if known is not None and known.through is not None else None
+    if plan.manifest.form != IGNITION:
+        if proxy is not None and proxy.user is not None:
+            found.append(
+                "whoever may list processes reads the password of --http-proxy; --config has it in"
+                " a file"
+            )
+        return found
+    written = {*plan.carried, *([CONFIG] if known is not None else [])}
+    missing = [str(file.path) for file in plan.files if str(file.path) not in written]
+    if missing:
+        found.append(
+            f"the node must have these files already, or --file brings them: {', '.join(missing)}"
+        )
+    return found

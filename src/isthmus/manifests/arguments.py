@@ -1,0 +1,63 @@
+"""The command line of a program in a manifest: what was typed, spelled for who starts it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from isthmus.config.options import Option
+
+Given = Mapping[str, Sequence[str]]
+
+#: What may be written in the flags of a pod, and the field of the pod that it stands for.
+REFERENCES: Mapping[str, str] = {
+    "NODE_NAME": "spec.nodeName",
+    "NODE_IP": "status.hostIP",
+    "POD_NAME": "metadata.name",
+}
+# Of the right kind, so that settings can be checked before a pod is there; RFC 5737, RFC 3849.
+_EXAMPLES = (
+    ("ipv6=$(NODE_IP)", "ipv6=2001:db8::1"),
+    ("$(NODE_IP)", "192.0.2.1"),
+    ("$(NODE_NAME)", "node"),
+    ("$(POD_NAME)", "pod"),
+)
+_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_KNOWN = re.compile(rf"\$\(({'|'.join(REFERENCES)})\)|\$")
+
+
+def with_examples(given: Given) -> Given:
+    """What was given, with an example in place of each reference to a field of the pod."""
+    return {attribute: tuple(map(_example, texts)) for attribute, texts in given.items()}
+
+
+def _example(text: str) -> str:
+    for reference, example in _EXAMPLES:
+        text = text.replace(reference, example)
+    return text
+
+
+def references(given: Given) -> tuple[str, ...]:
+    """The fields of the pod that are referred to, in the order of REFERENCES."""
+    found = {
+        name for texts in given.values() for text in texts for name in _REFERENCE.findall(text)
+    }
+    return tuple(name for name in REFERENCES if name in found)
+
+
+def arguments(declared: Iterable[Option], given: Given) -> list[str]:
+    """What was typed, one ``--flag=text`` each, in the order of the reference page.
+
+    Flags that have no effect are left out.
+    """
+    return [
+        f"--{option.flag}={text}"
+        for option in declared
+        if not option.ignored and not option.inert
+        for text in given.get(option.attribute, ())
+    ]
+
+
+def for_pod(words: Iterable[str]) -> list[str]:
+    """The words as a container's args: Kubernetes reads $(NAME), and takes $$ for a dollar."""
+    return [_KNOWN.sub(lambda found: found[0] if found[1] else "$$", word) for word in words]

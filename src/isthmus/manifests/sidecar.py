@@ -1,0 +1,182 @@
+"""Sidecars of a hosted control plane's component: containers, the component's variables, volumes.
+
+Names, requests, mounts and variables are those that HyperShift writes (support/
+controlplane-component), so that workloads that expect them find them. Probes and the security
+context are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from isthmus.config.go_yaml_writing import to_yaml
+from isthmus.config.manifest_sidecar import PATCH, SidecarManifestSettings
+from isthmus.config.options import options_of
+from isthmus.config.sidecar_presets import (
+    DUAL,
+    GRPC_VARIABLES,
+    HANDED_ON,
+    HTTP_VARIABLES,
+    HTTPS,
+    SOCKS5,
+)
+from isthmus.errors import ConfigError
+from isthmus.manifests import containers, objects, patches, volumes
+from isthmus.manifests.arguments import for_pod, references
+from isthmus.manifests.objects import CA, CERT, KEY
+from isthmus.manifests.pods import Manifest
+from isthmus.manifests.sidecar_plan import PROGRAMS, Sidecar
+from isthmus.manifests.volumes import File, Volume
+
+KUBECONFIG = "/etc/kubernetes/secrets/kubeconfig/kubeconfig"
+#: Where Go looks for authorities. Ours is told.
+TRUST = "/etc/pki/tls/certs/konnectivity-proxy"
+_BUNDLE = "additional-ca-bundle.pem"
+_NAME = "konnectivity-proxy"
+_NOT_OF_THE_SECRET = frozenset({"ca_cert_path", "tls_cert_path", "tls_key_path", "kubeconfig"})
+_FILE = "FILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarPlan:
+    """A workload, and the sidecars that it gets, by kind."""
+
+    manifest: SidecarManifestSettings
+    sidecars: Mapping[str, Sidecar]
+
+
+def sidecar_manifest(plan: SidecarPlan) -> str:
+    """Write the manifest.
+
+    Raises:
+        ConfigError: the files of a sidecar cannot be mounted; one sentence.
+    """
+    manifest = plan.manifest
+    found = {kind: _volumes(plan, sidecar) for kind, sidecar in plan.sidecars.items()}
+    main: Manifest = {"name": manifest.main}
+    env = containers.variables(main_variables(plan))
+    if env:
+        main["env"] = env
+    made = [_container(plan, sidecar, found[kind]) for kind, sidecar in plan.sidecars.items()]
+    spec: Manifest = {"containers": [main, *made] if env else made}
+    spec["volumes"] = objects.specs(volume for each in found.values() for volume in each)
+    if manifest.run_as:
+        spec["securityContext"] = {"fsGroup": manifest.run_as}
+    if manifest.output == PATCH:
+        spec = patches.deployment(manifest.deployment, manifest.namespace, spec)
+    return to_yaml([spec])
+
+
+def main_variables(plan: SidecarPlan) -> dict[str, str]:
+    """The variables of the main container."""
+    manifest, sidecars = plan.manifest, plan.sidecars
+    socks5 = f"socks5://{sidecars[SOCKS5].at}" if SOCKS5 in sidecars else ""
+    http = f"http://{sidecars[HTTPS].at}" if HTTPS in sidecars else socks5
+    match manifest.for_main:
+        case kind if kind == HTTP_VARIABLES:
+            found = {"HTTP_PROXY": http, "HTTPS_PROXY": http}
+            if manifest.chosen.mode == DUAL:
+                found["ALL_PROXY"] = socks5
+        case kind if kind == GRPC_VARIABLES:
+            found = {"GRPC_PROXY": socks5 or http}
+        case kind if kind == HANDED_ON:
+            # The component hands them on, and uses none itself.
+            return {f"MGMT_{name}": text for name, text in manifest.management_proxy.items()}
+        case _:
+            return {}
+    return {**found, "NO_PROXY": manifest.no_proxy}
+
+
+def _container(plan: SidecarPlan, sidecar: Sidecar, found: list[Volume]) -> dict[str, Any]:
+    manifest, settings = plan.manifest, sidecar.settings
+    values = {"KUBECONFIG": settings.kubeconfig or KUBECONFIG}
+    if settings.connect_directly_to_cloud_apis:
+        values |= manifest.management_proxy
+    if manifest.trust_bundle:
+        values["SSL_CERT_FILE"] = f"{TRUST}/{_BUNDLE}"
+    security = containers.unprivileged_anybody()
+    if manifest.run_as:
+        security = containers.unprivileged(manifest.run_as)
+    return containers.container(
+        f"{_NAME}-{sidecar.kind}",
+        manifest.image,
+        for_pod(sidecar.args),
+        security=security,
+        references=references(sidecar.given),
+        values=values,
+        volumes=found,
+        ports={f"{sidecar.kind}-health": settings.health_port},
+        probes=containers.probes(port=settings.health_port, host=settings.health_bind_address),
+        resources={"requests": {"cpu": "10m", "memory": manifest.memory}},
+    )
+
+
+def _volumes(plan: SidecarPlan, sidecar: Sidecar) -> list[Volume]:
+    manifest, settings = plan.manifest, sidecar.settings
+    pair = {
+        CERT: File.named("--tls-cert-path", settings.tls_cert_path),
+        KEY: File.named("--tls-key-path", settings.tls_key_path),
+    }
+    authorities = {CA: File.named("--ca-cert-path", settings.ca_cert_path)}
+    found = [
+        _kubeconfig(manifest, settings.kubeconfig or KUBECONFIG),
+        objects.secret(f"{_NAME}-cert", manifest.client_secret, pair),
+        objects.config_map(f"{_NAME}-ca", manifest.ca_config_map, authorities),
+    ]
+    if manifest.trust_bundle:
+        bundle = {"ca-bundle.crt": File("--trust-bundle", PurePosixPath(TRUST, _BUNDLE))}
+        volume = objects.config_map("proxy-additional-trust-bundle", manifest.trust_bundle, bundle)
+        found.append(volume)
+    found += _others(manifest, sidecar)
+    # For keys that are written in a kubeconfig itself: the root is read-only.
+    found.append(replace(volumes.scratch(), name=f"{_NAME}-tmp"))
+    objects.check_apart(found)
+    return found
+
+
+def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
+    name = manifest.kubeconfig_volume or manifest.chosen.kubeconfig_volume
+    files = {"kubeconfig": File.named("--kubeconfig", path)}
+    volume = objects.secret(name, manifest.kubeconfig_secret, files)
+    # Without a Secret of its own, it is a volume that the workload has.
+    return volume if manifest.kubeconfig_secret else replace(volume, source={})
+
+
+def _others(manifest: SidecarManifestSettings, sidecar: Sidecar) -> list[Volume]:
+    files = [
+        File.named(f"--{option.flag}", text)
+        for option in options_of(PROGRAMS[sidecar.kind][1])
+        if option.metavar == _FILE
+        and option.attribute not in _NOT_OF_THE_SECRET
+        and (text := getattr(sidecar.settings, option.attribute))
+    ]
+    files = [file for file in files if str(file.directory) != TRUST]
+    if files and not manifest.secret:
+        raise ConfigError(f"{files[0].flag} needs --secret: the Secret that has the file")
+    found = volumes.secret_directory(files, secret=manifest.secret)
+    return [replace(volume, name=f"{_NAME}-files") for volume in found]
+
+
+def plan_warnings(plan: SidecarPlan) -> list[str]:
+    """What is not wrong and may still not be meant, each a sentence."""
+    manifest, found = plan.manifest, []
+    settings = [sidecar.settings for sidecar in plan.sidecars.values()]
+    used = manifest.for_main == HANDED_ON or any(
+        each.connect_directly_to_cloud_apis for each in settings
+    )
+    if manifest.management_proxy and not used:
+        found.append(
+            "the management cluster's proxy has no effect without --connect-directly-to-cloud-apis"
+        )
+    if not manifest.kubeconfig_secret:
+        name = manifest.kubeconfig_volume or manifest.chosen.kubeconfig_volume
+        found.append(
+            f"the pod must have a volume {name} with the guest cluster's kubeconfig;"
+            " --kubeconfig-secret adds one"
+        )
+    if any(each.username for each in settings) and main_variables(plan):
+        found.append("the main container's variables have no password, which --username asks for")
+    return found

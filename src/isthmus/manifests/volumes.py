@@ -1,0 +1,162 @@
+"""Where the files of a pod come from: directories of the node, a Secret, or a projected token.
+
+Always whole directories: a single file that is mounted stays the old one when it is replaced, and
+certificates would not be picked up. Mounted where the flags say, so that the flags stay as they
+are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from isthmus.errors import ConfigError
+
+#: Where Kubernetes mounts what every pod with a service account gets.
+SERVICE_ACCOUNT = PurePosixPath("/var/run/secrets/kubernetes.io/serviceaccount")
+TOKEN_SECONDS = 3600
+
+# A program in a container needs its own; on a node they hold much that is none of an agent's.
+_NOT_MOUNTED = frozenset(
+    PurePosixPath(path)
+    for path in (
+        *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/opt", "/proc"),
+        *("/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib"),
+        *("/usr/local", "/usr/local/bin", "/usr/local/lib", "/var", "/var/lib", "/var/run"),
+        *("/var/tmp", "/usr/share", "/usr/sbin", "/etc/ssl", "/etc/ssl/certs"),
+    )
+)
+_UNCLEAN = re.compile(r"[^\x20-\x7e]|:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """A volume and where it is mounted; ``source`` is as in a pod's spec."""
+
+    name: str
+    mount: str
+    source: Mapping[str, Any]
+    read_only: bool = True
+
+    def to_spec(self) -> dict[str, Any]:
+        """As in ``spec.volumes``."""
+        return {"name": self.name, **self.source}
+
+    def to_mount(self) -> dict[str, Any]:
+        """As in a container's ``volumeMounts``."""
+        found: dict[str, Any] = {"name": self.name, "mountPath": self.mount}
+        return {**found, "readOnly": True} if self.read_only else found
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that a flag names."""
+
+    flag: str
+    path: PurePosixPath
+
+    @staticmethod
+    def named(flag: str, text: str) -> File:
+        """Check a path.
+
+        Raises:
+            ConfigError: a manifest cannot say it; the sentence names the flag.
+        """
+        path = PurePosixPath(text)
+        if not path.is_absolute():
+            raise ConfigError(
+                f"{flag} {text}: a manifest needs an absolute path, such as"
+                f" /etc/isthmus/{path.name}"
+            )
+        if ".." in path.parts or _UNCLEAN.search(text):
+            raise ConfigError(
+                f"{flag} {text}: a manifest takes a plain path, without .., colons and control"
+                " characters"
+            )
+        return File(flag, path)
+
+    @property
+    def directory(self) -> PurePosixPath:
+        """What is mounted."""
+        return self.path.parent
+
+
+def check_mountable(files: Iterable[File]) -> None:
+    """See that no directory is one that a container has itself.
+
+    Raises:
+        ConfigError: one is; the sentence says what to do.
+    """
+    for file in files:
+        if file.directory in _NOT_MOUNTED:
+            raise ConfigError(
+                f"{file.flag} {file.path}: {file.directory} would be mounted as a whole; put the"
+                " file into a directory of its own, such as /etc/isthmus"
+            )
+
+
+def host_directories(files: Sequence[File]) -> list[Volume]:
+    """A volume for each directory of the node that files are in, but not for one inside another.
+
+    Raises:
+        ConfigError: a directory cannot be mounted.
+    """
+    check_mountable(files)
+    directories = {file.directory for file in files}
+    outer = [each for each in directories if not directories.intersection(each.parents)]
+    return [
+        Volume(
+            name=f"files-{number}",
+            mount=str(path),
+            # Not made when it is missing: an empty directory would hide that.
+            source={"hostPath": {"path": str(path), "type": "Directory"}},
+        )
+        for number, path in enumerate(sorted(outer), 1)
+    ]
+
+
+def secret_directory(files: Sequence[File], *, secret: str) -> list[Volume]:
+    """A volume of one Secret that has every file by its name; none for no file.
+
+    Raises:
+        ConfigError: the files are in several directories, or in one that cannot be mounted.
+    """
+    if not files:
+        return []
+    check_mountable(files)
+    first = files[0]
+    for file in files:
+        if file.directory != first.directory:
+            raise ConfigError(
+                f"{file.flag} {file.path} is not in {first.directory}, where {first.flag} is: the"
+                f" Secret {secret} is mounted as one directory"
+            )
+    names = sorted({file.path.name for file in files})
+    items = [{"key": name, "path": name} for name in names]
+    source = {"secret": {"secretName": secret, "defaultMode": 0o440, "items": items}}
+    return [Volume(name="files", mount=str(first.directory), source=source)]
+
+
+def projected_token(file: File, *, audience: str) -> Volume:
+    """A volume with a token of the pod's service account, which the kubelet renews.
+
+    Raises:
+        ConfigError: its directory cannot be mounted.
+    """
+    check_mountable([file])
+    token = {
+        "path": file.path.name,
+        "audience": audience,
+        "expirationSeconds": TOKEN_SECONDS,
+    }
+    source = {"projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": 0o440}}
+    return Volume(name="token", mount=str(file.directory), source=source)
+
+
+def scratch() -> Volume:
+    """Memory for temporary files, where the root is read-only."""
+    source = {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    return Volume(name="tmp", mount="/tmp", source=source, read_only=False)
