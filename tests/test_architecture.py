@@ -15,6 +15,7 @@ LAYERS = [
     {"wire"},
     {"tunnel"},
     {"core", "config"},
+    {"manifests"},
     {"net", "testing"},
     {"observe"},
     {"frontends", "dialers", "links", "kube"},
@@ -24,7 +25,7 @@ LAYERS = [
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
-PURE = {"values", "errors", "wire", "tunnel", "core", "config"}
+PURE = {"values", "errors", "wire", "tunnel", "core", "config", "manifests"}
 IMPURE_MODULES = {
     "asyncio": "net/ or above",
     "socket": "net/",

@@ -1,7 +1,7 @@
 """The reference pages of the flags, written from the declarations.
 
-``python -m isthmus.cli.flagdocs`` writes docs/reference/server-flags.md and agent-flags.md; a test
-fails when they are not what this would write.
+``python -m isthmus.cli.flagdocs`` writes server-flags.md, agent-flags.md and one for every other
+program into docs/reference; a test fails when they are not what this would write.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from typing import Any
 
 from isthmus.cli.flags import grouped
 from isthmus.config.agent import AgentSettings
+from isthmus.config.apiserver_proxy import ApiserverProxySettings
+from isthmus.config.https_proxy import HttpsProxySettings
 from isthmus.config.options import OURS, SAME, Kind, Option, options_of
 from isthmus.config.server import ServerSettings
+from isthmus.config.sni_router import SniRouterSettings
+from isthmus.config.socks5_proxy import Socks5ProxySettings
 
 _FORMS = """\
 `--flag=value` and `--flag value` are the same; a boolean is `--flag` or `--flag=false`. Durations
@@ -58,9 +62,77 @@ sentence on standard error and exit code 2.
   ([the administrative port](../admin-port.md)).
 """
 
+_SNI_ROUTER = """\
+Flags are checked against each other before anything is opened; what is wrong is one sentence on
+standard error and exit code 2. Routes are in the file of `--config`
+([how to share an address](../how-to/sni-router.md)).
+
+- `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
+- `--accept-proxy` and `--proxy-from` come together. Then every connection needs a PROXY header,
+  and one that comes from elsewhere is reset.
+- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
+  HTTPS; any other address needs both, and `--admin-client-ca`
+  ([the administrative port](../admin-port.md)).
+"""
+
+_APISERVER_PROXY = """\
+Flags are checked against each other before anything is opened; what is wrong is one sentence on
+standard error and exit code 2 ([how to give nodes their apiserver](../how-to/apiserver-proxy.md)).
+
+- `--config` says in a file what the flags of the groups *Listening*, *Upstreams*, *Health of the
+  upstreams*, *PROXY protocol and HTTP proxy* and *Limits* say: give one or the others.
+- `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
+  Loopback addresses and `:PORT` are never put on `lo`.
+- `--listen-addr`, `--apiserver-addr` and `--proxy-addr` are the flags of HyperShift's
+  kubernetes-default-proxy.
+- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
+  HTTPS; any other address needs both, and `--admin-client-ca`
+  ([the administrative port](../admin-port.md)).
+"""
+
+_SIDECAR = """\
+Names, meanings and defaults are those of HyperShift's `konnectivity-{name}`, which is what the
+column *In konnectivity* speaks of. Flags are checked against each other before anything is opened;
+what is wrong is one sentence on standard error and exit code 2
+([how to run sidecars](../how-to/sidecars.md)).
+
+- The word `run` before the flags is accepted and changes nothing.
+- The connectivity server is at `--konnectivity-hostname` and `--konnectivity-port`, with mutual
+  TLS; or at `--konnectivity-uds`, and then no certificates are needed.
+- `--username` and `--password-file` come together. A `--serving-address` that is not loopback needs
+  them, or `--allow-unauthenticated`.
+{more}- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it
+  speaks HTTPS; any other address needs both, and `--admin-client-ca`
+  ([the administrative port](../admin-port.md)).
+"""
+
+_SOCKS5_PROXY = _SIDECAR.format(
+    name="socks5-proxy",
+    more="""\
+- `--disable-resolver` wins over the other flags of *Names*.
+""",
+)
+
+_HTTPS_PROXY = _SIDECAR.format(
+    name="https-proxy",
+    more="""\
+- Names are resolved before each dial by the DNS of the guest cluster; there are no flags for that.
+- `--http-proxy` is for plain requests, `--https-proxy` for `CONNECT`. `--no-proxy` is for both and
+  is read as Go reads `NO_PROXY`; `localhost` and loopback addresses never go by a proxy.
+""",
+)
+
 PAGES: dict[str, tuple[str, str, type[Any]]] = {
     "server-flags.md": ("isthmus server", _SERVER, ServerSettings),
     "agent-flags.md": ("isthmus agent", _AGENT, AgentSettings),
+    "sni-router-flags.md": ("isthmus sni-router", _SNI_ROUTER, SniRouterSettings),
+    "apiserver-proxy-flags.md": (
+        "isthmus apiserver-proxy",
+        _APISERVER_PROXY,
+        ApiserverProxySettings,
+    ),
+    "socks5-proxy-flags.md": ("isthmus socks5-proxy", _SOCKS5_PROXY, Socks5ProxySettings),
+    "https-proxy-flags.md": ("isthmus https-proxy", _HTTPS_PROXY, HttpsProxySettings),
 }
 
 
@@ -97,7 +169,7 @@ def _row(option: Option) -> str:
         notes.append(f"or the environment variable `{option.env}`")
     if option.inert:
         notes.append("no effect here")
-    what = "; ".join([option.help, *notes])
+    what = "; ".join([option.help, *notes]).replace("|", "\\|")
     return f"| {flag} | {option.shown} | {go} | {what} |"
 
 
@@ -109,4 +181,7 @@ def write(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference"))
+    given = sys.argv[1:]
+    if len(given) > 1 or any(word.startswith("-") for word in given):
+        sys.exit("usage: python -m isthmus.cli.flagdocs [DIRECTORY]")
+    write(Path(given[0] if given else "docs/reference"))

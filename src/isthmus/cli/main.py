@@ -23,6 +23,13 @@ COMMANDS = {
     "pki": "Make and show certificates",
     "server": "Run the server beside the control plane",
     "agent": "Run an agent in the network that the server cannot reach",
+    "sni-router": "Share one address between many control planes, told apart by TLS server name",
+    "socks5-proxy": "Run the SOCKS5 sidecar of a hosted control plane, into the guest cluster",
+    "https-proxy": "Run the HTTP proxy sidecar of a hosted control plane, into the guest cluster",
+    "apiserver-proxy": "Give a node its own address for an apiserver that runs elsewhere",
+    "manifest": "Write manifests and units that run our programs",
+    "bootstrap": "Help nodes to find kube-apiserver through their agents",
+    "resolve": "Explain how a sidecar finds and reaches a name",
     "lab": "Build networks with walls between them on this machine",
     "dial": "Open a connection through the connectivity service",
     "curl": "Fetch a URL through the connectivity service",
@@ -44,8 +51,9 @@ class LazyGroup(click.Group):
         """Import a command by name; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"isthmus.cli.{cmd_name}")
-        command = getattr(module, "command", None) or getattr(module, cmd_name)
+        module_name = cmd_name.replace("-", "_")
+        module = import_module(f"isthmus.cli.{module_name}")
+        command = getattr(module, "command", None) or getattr(module, module_name)
         assert isinstance(command, click.Command), f"{module.__name__} has no command"
         return command
 

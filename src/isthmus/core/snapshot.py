@@ -117,6 +117,65 @@ class CertificateView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GateView:
+    """A feature gate, and whether it is on."""
+
+    name: str
+    stage: str
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTargetView:
+    """A local port of an agent, and what connections to it reach."""
+
+    local_port: int
+    destination: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeServerView:
+    """A server as the connections from a node see it.
+
+    ``carries`` is ``yes``, ``no`` or ``unknown``; ``silent``: it did not answer the last of them.
+    """
+
+    server_id: ServerId
+    carries: str
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFailureView:
+    """A connection from a node that was reset: ``result`` is a word, ``reason`` says it in full."""
+
+    client: str
+    destination: str
+    result: str
+    reason: str
+    age_s: float
+    connection_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTrafficView:
+    """Connections from an agent's node to the control plane.
+
+    ``waits_for`` is empty, or one sentence saying why they cannot be served now.
+    """
+
+    address: str
+    interface: str
+    listening: bool
+    waits_for: str
+    waiting: int
+    open: int
+    targets: tuple[NodeTargetView, ...]
+    servers: tuple[NodeServerView, ...]
+    recent_failures: tuple[NodeFailureView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Counts since the program started."""
 
@@ -144,6 +203,8 @@ class ServerView:
     truncated: int = 0
     recent_endings: tuple[EndedView, ...] = ()
     certificates: tuple[CertificateView, ...] = ()
+    feature_gates: tuple[GateView, ...] = ()
+    allowed_destinations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +224,107 @@ class AgentProgramView:
     truncated: int = 0
     recent_endings: tuple[EndedView, ...] = ()
     certificates: tuple[CertificateView, ...] = ()
+    feature_gates: tuple[GateView, ...] = ()
+    node_traffic: NodeTrafficView | None = None
 
 
-ProgramView = ServerView | AgentProgramView
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendView:
+    """A backend of a route. ``failed``: it could not be reached a moment ago, and comes last."""
+
+    address: str
+    connections: int
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteView:
+    """A route of the SNI router. ``max_connections`` 0 is no limit."""
+
+    name: str
+    hosts: tuple[str, ...]
+    alpn: tuple[str, ...]
+    is_default: bool
+    connections: int
+    max_connections: int
+    backends: tuple[BackendView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SniRouterView:
+    """A whole SNI router. The ``frontend`` of its tunnels is the name of their route."""
+
+    kind: Literal["SniRouterSnapshot"] = "SniRouterSnapshot"
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    config: str
+    hellos: int
+    totals: Totals
+    routes: tuple[RouteView, ...]
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamView:
+    """An upstream of the apiserver proxy. ``failed``: it could not be reached a moment ago."""
+
+    address: str
+    connections: int
+    up: bool
+    failed: bool
+    checks: int
+    last_check: str
+    resolved: tuple[str, ...] = ()
+    through: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiserverProxyView:
+    """A whole apiserver proxy."""
+
+    kind: Literal["ApiserverProxySnapshot"] = "ApiserverProxySnapshot"
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    config: str
+    listeners: tuple[str, ...]
+    addresses: tuple[str, ...]
+    dialing: int
+    totals: Totals
+    upstreams: tuple[UpstreamView, ...]
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarView:
+    """A whole sidecar. ``requests``: clients that wait for a dial, or exchange plain HTTP."""
+
+    kind: Literal["SidecarSnapshot"] = "SidecarSnapshot"
+    program: str
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    server: str
+    handshakes: int
+    requests: int
+    totals: Totals
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+
+
+ProgramView = ServerView | AgentProgramView | SniRouterView | ApiserverProxyView | SidecarView
 
 
 class RecentEndings:

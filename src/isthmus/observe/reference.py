@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from isthmus.errors import DialFailure, LinkStage
+from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics, ProxyRefusal
 from isthmus.observe.counters import Family
 from isthmus.observe.metrics import (
     GO_DIAL_FAILURE,
@@ -18,16 +19,19 @@ from isthmus.observe.metrics import (
     ServerMetrics,
     TlsRefusal,
 )
+from isthmus.observe.sidecar_metrics import HttpsProxyMetrics, Socks5ProxyMetrics, Unserved
+from isthmus.observe.sni_metrics import Refusal, SniRouterMetrics
 from isthmus.tunnel.end import Ending
 
 _HEAD = """# Metrics
 
 Written by `python -m isthmus.observe.reference`; do not edit.
 
-Both programs serve these in the Prometheus text format at `/metrics`: the server on its health and
-admin ports, the agent on its health port (its admin port redirects there). Names that start with
-`konnectivity_network_proxy_` mean what they mean in konnectivity. Not shown, because they would
-mean nothing here: `frontend_write_duration_seconds`, `full_receive_channels`,
+All programs serve these in the Prometheus text format at `/metrics`: the server, the SNI router,
+the apiserver proxy and the sidecars on their health and admin ports, the agent on its health port
+(its admin port redirects there).
+Names that start with `konnectivity_network_proxy_` mean what they mean in konnectivity. Not shown,
+because they would mean nothing here: `frontend_write_duration_seconds`, `full_receive_channels`,
 `server_connection_failure_count`, and the agent's `stream_errors_total`. The server's
 `stream_errors_total` counts the calls of gRPC agents that were lost, always with the packet type
 `Unknown`. The usual `process_*` metrics are there too.
@@ -40,6 +44,10 @@ def reference() -> str:
     for title, families in (
         ("Server", ServerMetrics().families),
         ("Agent", AgentMetrics().families),
+        ("SNI router", SniRouterMetrics().families),
+        ("Apiserver proxy", ApiserverProxyMetrics().families),
+        ("SOCKS5 sidecar", Socks5ProxyMetrics().families),
+        ("HTTP proxy sidecar", HttpsProxyMetrics().families),
     ):
         parts.append(f"\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n")
         parts.extend(_row(family) for family in families)
@@ -82,6 +90,9 @@ def _values() -> str:
         ("`reason` of `link_failures_total`", LinkStage),
         ("`reason` of `tls_refused_total`", TlsRefusal),
         ("`result` of `agent_connections_handed_on_total`", HandOn),
+        ("`reason` of `connections_refused_total`", Refusal),
+        ("`reason` of the apiserver proxy's `connections_refused_total`", ProxyRefusal),
+        ("`reason` of the sidecars' `clients_unserved_total`", Unserved),
     ):
         lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")
         lines.extend(f"| {member.name.lower()} | {member.value} |\n" for member in kinds)
