@@ -33,6 +33,7 @@ def lab(*args: str, check: bool = True, limit_s: float = LIMIT_S) -> str:
         [*LAB, *args], env=environment(), text=True, capture_output=True, timeout=limit_s,
         check=False,
     )  # fmt: skip
+    sys.stderr.write(done.stderr)  # pytest shows it when the test fails
     assert not check or done.returncode == 0, f"{args}: {done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""The topology with a real kube-apiserver; its programs are those of tests/interop/kube."""
+"""The topologies with a real kube-apiserver; their programs are those of tests/interop/kube."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 from kube.build import NotBuiltError, build
 
 
+@pytest.mark.parametrize("name", ["apiserver", "hosted-apiserver", "kubelet-behind-wall"])
 @pytest.mark.timeout(3600)
-def test_holds() -> None:
+def test_holds(name: str) -> None:
     try:
         programs = build(print)
     except NotBuiltError as exc:
         pytest.skip(str(exc))
     paths = {
         path.parent
-        for path in (programs.etcd, programs.kube_apiserver, programs.kubectl, programs.fakenode)
-    }
+        for path in (
+            programs.etcd, programs.kube_apiserver, programs.kubectl, programs.kubemark,
+            programs.fakenode,
+        )
+    }  # fmt: skip
     with nothing_left():
         flags = [f"--path={path}" for path in paths]
-        report = json.loads(lab("run", "apiserver", "--json", *flags, check=False, limit_s=300))
+        report = json.loads(lab("run", name, "--json", *flags, check=False, limit_s=300))
     assert report["held"], [step for step in report["steps"] if not step["held"]]
 
 

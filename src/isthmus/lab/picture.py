@@ -186,7 +186,7 @@ def _host(host: Host, live: Live) -> HostView:
         also=tuple(map(str, host.also)),
         serves=tuple(f"{one.kind.value} :{one.port}" for one in host.serves),
         services=tuple(
-            f"{_join(str(one.address), one.port)} → {clean(one.to_host)}:{one.to_port}"
+            f"{_join(str(one.address), one.port)} → {clean(one.to)}:{one.to_port}"
             for one in host.services
         ),
         processes=tuple(

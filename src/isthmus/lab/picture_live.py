@@ -229,7 +229,7 @@ class _Whereabouts:
             for text in (host.name, *map(str, host.addresses)):
                 self._hosts.setdefault(text, []).append(host.name)
         for service in (one for host in topology.hosts for one in host.services):
-            self._hosts.setdefault(str(service.address), [service.to_host])
+            self._hosts.setdefault(str(service.address), [service.to_host] * bool(service.to_host))
         for name, address in topology.names:
             self._hosts.setdefault(name, self._hosts.get(str(address), []))
 

@@ -13,12 +13,16 @@ from isthmus.config.located import Fields, Located, near, read_all, short
 from isthmus.lab import reading_words as words
 from isthmus.lab.commands import kind
 from isthmus.lab.topology import (
+    CUT,
+    MEND,
     Act,
     AgentsAre,
     Attempt,
+    Cable,
     Deed,
     Expectation,
     Failing,
+    Host,
     Process,
     Run,
     Step,
@@ -46,7 +50,11 @@ WINDOWS_KEYS = ("windows", "at_least_bytes", "within_s")
 RUN_KEYS = ("run", "from", "prints", "fails", "stdin", "timeout_s", "within_s")
 TRAFFIC_KEYS = ("traffic", *ATTEMPT_KEYS, "clients", "pause_s")
 END_TRAFFIC_KEYS = ("end_traffic", "at_most_failed")
-STEP_KEYS = ("traffic", "end_traffic", "agents", "windows", "run", *DEED_KEYS, *VERB_KEYS)
+CABLE_KEYS = (CUT, MEND)
+STEP_KEYS = (
+    *("traffic", "end_traffic", "agents", "windows", "run"),
+    *(*CABLE_KEYS, *DEED_KEYS, *VERB_KEYS),
+)
 
 # Of these keys of an attempt, the verbs that have a use for them.
 _ONLY_WITH = {
@@ -63,7 +71,7 @@ class StepsReader:
     def __init__(
         self,
         *,
-        hosts: Collection[str],
+        hosts: Mapping[str, Host],
         processes: Mapping[str, Process],
         ways: Sequence[str],
         placeholders: Collection[str],
@@ -81,6 +89,7 @@ class StepsReader:
             "run": self._run,
             "traffic": self._traffic,
             "end_traffic": self._end_traffic,
+            **dict.fromkeys(CABLE_KEYS, self._cable),
             **dict.fromkeys(DEED_KEYS, self._act),
         }
 
@@ -180,7 +189,7 @@ class StepsReader:
     def _windows(self, node: Located) -> Step:
         found = node.mapping(WINDOWS_KEYS, required=("at_least_bytes",))
         process = found["windows"].reference(self._processes, "process")
-        if process and not kind(self._processes[process].command):
+        if process and kind(self._processes[process].command) not in ("server", "agent"):
             found["windows"].error(f"{process} is no isthmus server or agent, which could be asked")
         return WindowsGrow(
             process=process,
@@ -207,6 +216,18 @@ class StepsReader:
         if more:
             node.error(f"does {first[0]} and {more[0][0]}, which are two steps")
         return Act(deed=Deed(first[0]), process=first[1].reference(self._processes, "process"))
+
+    def _cable(self, node: Located) -> Step:
+        found = node.mapping((*CABLE_KEYS, "network"))
+        (deed, place), *more = [item for item in found.items() if item[0] in CABLE_KEYS]
+        if more:
+            node.error(f"does {deed} and {more[0][0]}, which are two steps")
+        host = place.reference(self._hosts, "host")
+        own = [at.network for at in self._hosts[host].attachments] if host else []
+        if host and "network" in found:
+            which = f"network of {host}"
+            own = [one.reference(own, which) for one in words.some(found, "network")]
+        return Cable(host=host, networks=tuple(own), whole=deed == MEND)
 
     def _traffic(self, node: Located) -> Step:
         found = node.mapping((*VERB_KEYS, *TRAFFIC_KEYS), required=("from",))

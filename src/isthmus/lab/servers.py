@@ -31,7 +31,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
 
-MAX_CONNECTIONS = 1000
+MAX_CONNECTIONS = 2000
 #: A connection that moved no byte for so long is reset. It is looked for only as often.
 IDLE_S = 600.0
 _CHUNK = bytes(range(256)) * 256

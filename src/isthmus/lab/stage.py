@@ -22,7 +22,7 @@ from isthmus.app import pki
 from isthmus.app.pki import PkiFiles
 from isthmus.app.signals import Told
 from isthmus.errors import ConfigError, IsthmusError
-from isthmus.lab import fabric, relay, removal, servers, state
+from isthmus.lab import cables, fabric, relay, removal, servers, state
 from isthmus.lab.guardian import Guardian
 from isthmus.lab.outcome import TlsFiles
 from isthmus.lab.placeholders import fill, values
@@ -30,7 +30,7 @@ from isthmus.lab.plan import Names
 from isthmus.lab.prober import Prober
 from isthmus.lab.processes import Programs, argv, last_words, log_of
 from isthmus.lab.state import MARK, PKI, Lab
-from isthmus.lab.topology import Attempt, Host, Process, Run, Topology, Verb, Way
+from isthmus.lab.topology import Attempt, Cable, Host, Process, Run, Topology, Verb, Way
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
@@ -171,6 +171,8 @@ def _check_programs(topology: Topology) -> None:
     if missing:
         raise ConfigError(f"{topology.name} needs {', '.join(missing)}, not found in the PATH")
     runs = [step.command for step in topology.steps if isinstance(step, Run)]
+    if any(isinstance(step, Cable) for step in topology.steps):
+        runs.append((cables.PROGRAM,))
     for command in (*(process.command for process in topology.processes), *runs):
         program = argv(command, {"python": sys.executable})[0]
         if "{" not in program and shutil.which(program) is None:

@@ -17,7 +17,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, assert_never
 
-from isthmus.lab import commands
+from isthmus.lab import cables, commands
 from isthmus.lab.outcome import Outcome, TrafficCount
 from isthmus.lab.placeholders import fill
 from isthmus.lab.processes import argv, environment
@@ -26,6 +26,7 @@ from isthmus.lab.topology import (
     Act,
     AgentsAre,
     Attempt,
+    Cable,
     Deed,
     Expectation,
     Process,
@@ -81,6 +82,9 @@ def perform(stage: Stage, step: Step) -> Seen:
             seen, held = _until(stage, step.within_s, lambda: _run(stage, step))
         case Act():
             seen, held = _act(stage, step)
+        case Cable():
+            cables.put(stage.names, step)
+            seen, held = "done", True
         case Traffic():
             seen, held = _begin_traffic(stage, step)
         case TrafficEnds():
@@ -125,6 +129,8 @@ def describe(topology: Topology, step: Step) -> Seen:
         case Act():
             host = process_named(topology, step.process).host
             return _seen(host, f"{step.deed.value} {step.process}", "")
+        case Cable():
+            return _seen(step.host, f"{step.deed} {', '.join(step.networks)}", "")
         case Traffic(attempts=attempts):
             what = f"begin {step.name}: {attempts[0].verb.value} {_all(attempts, 'target')}"
             through = _all(attempts, "through") or "direct"

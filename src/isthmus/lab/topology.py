@@ -13,6 +13,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
+CUT, MEND = "cut", "mend"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
@@ -61,12 +63,21 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """An address that a host translates, as kube-proxy does a cluster IP, for what it sends."""
+    """An address that a host translates, as kube-proxy does a cluster IP, for what it sends.
+
+    Where it leads is a host, or an address that no host has from the beginning.
+    """
 
     address: IpAddress
     port: int
-    to_host: str
+    to_host: str = ""
+    to_address: IpAddress | None = None
     to_port: int
+
+    @property
+    def to(self) -> str:
+        """Where it leads, for those who read it."""
+        return self.to_host or str(self.to_address)
 
 
 class Serving(Enum):
@@ -256,6 +267,20 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cable:
+    """The cables of a host to some of its networks are cut, or whole again."""
+
+    host: str
+    networks: tuple[str, ...]
+    whole: bool
+
+    @property
+    def deed(self) -> str:
+        """What is done to them, in one word."""
+        return MEND if self.whole else CUT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """Attempts made over and over in the background, until a step ends them and counts."""
 
@@ -273,7 +298,7 @@ class TrafficEnds:
     at_most_failed: int | None = None
 
 
-Step = Expectation | AgentsAre | WindowsGrow | Run | Act | Traffic | TrafficEnds
+Step = Expectation | AgentsAre | WindowsGrow | Run | Act | Cable | Traffic | TrafficEnds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

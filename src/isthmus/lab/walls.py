@@ -72,6 +72,8 @@ def backend(topology: Topology, host: Host, service: Service) -> IpAddress:
     Raises:
         ConfigError: the service's host has no address of its family.
     """
+    if service.to_address is not None:
+        return service.to_address
     for address in addresses_seen(topology, host.name, service.to_host):
         if address.version == service.address.version:
             return address

@@ -72,7 +72,8 @@ def test_everything_else_of_a_host() -> None:
         "at: {lan: 10.1.0.10},"
         " routes: [{to: 10.9.0.0/16, via: other}],"
         " serve: {http: [80, 8080], sink: 9},"
-        " services: [{address: '10.96.0.1:80', to: 'other:8080'}],"
+        " services: [{address: '10.96.0.1:80', to: 'other:8080'},"
+        " {address: '10.96.0.1:443', to: '10.99.0.1:6443'}],"
         " sysctl: {net.ipv4.ip_forward: 1, net.ipv4.tcp_rmem: 4096 131072 6291456}"
     )
     assert found.routes == (Route(to=ip_network("10.9.0.0/16"), via="other"),)
@@ -83,6 +84,12 @@ def test_everything_else_of_a_host() -> None:
     )
     assert found.services == (
         Service(address=ip_address("10.96.0.1"), port=80, to_host="other", to_port=8080),
+        Service(
+            address=ip_address("10.96.0.1"),
+            port=443,
+            to_address=ip_address("10.99.0.1"),
+            to_port=6443,
+        ),
     )
     assert found.sysctls == (
         ("net.ipv4.ip_forward", "1"),
@@ -200,6 +207,10 @@ def test_where_a_host_cannot_be(fields: str, said: str) -> None:
         (
             "services: [{address: '10.0.0.1:1', to: @'othr:1'}]",
             "services[0].to: there is no host 'othr', did you mean other?",
+        ),
+        (
+            "services: [{address: '[fd00::1]:1', to: @'10.0.0.1:1'}]",
+            "services[0].to: 10.0.0.1 is no IPv6 address",
         ),
         (
             "services: [{address: '[fd00::1]:1', to: @'other:1'}]",

@@ -8,6 +8,7 @@ from isthmus.lab.topology import (
     Act,
     AgentsAre,
     Attempt,
+    Cable,
     Deed,
     Expectation,
     Failing,
@@ -121,6 +122,14 @@ def test_commands() -> None:
     )
 
 
+def test_cables_are_cut_and_mended() -> None:
+    assert steps("cut: a", "{mend: a, network: lan}", "{cut: b, network: [lan]}") == (
+        Cable(host="a", networks=("lan",), whole=False),
+        Cable(host="a", networks=("lan",), whole=True),
+        Cable(host="b", networks=("lan",), whole=False),
+    )
+
+
 @pytest.mark.parametrize("deed", Deed)
 def test_deeds(deed: Deed) -> None:
     assert steps(f"{deed.value}: web") == (Act(deed=deed, process="web"),)
@@ -217,6 +226,10 @@ def test_traffic() -> None:
         ("kill: @wep", ".kill: there is no process 'wep', did you mean web?"),
         ("@{kill: web, start: web}", ": does kill and start, which are two steps"),
         ("{kill: web, @within_s: 1}", ": unknown key 'within_s'"),
+        ("cut: @c", ".cut: there is no host 'c'"),
+        ("@{cut: a, mend: b}", ": does cut and mend, which are two steps"),
+        ("{mend: a, network: @lam}", ".network: there is no network of a 'lam', did you mean lan?"),
+        ("{cut: a, @within_s: 1}", ": unknown key 'within_s'"),
         ("@{traffic: t, from: a}", ": tries nothing, it needs one of connect, get, echo"),
         ("@{traffic: t, connect: b:1}", ".from: is missing"),
         ("{traffic: @T, from: a, connect: b:1}", ".traffic: is no name for traffic: lower-case"),

@@ -148,6 +148,12 @@ def test_a_host_without_services_has_no_rules(firewall: str) -> None:
     assert service_rules(TOPOLOGY, TOPOLOGY.host("one"), firewall) == []
 
 
+def test_a_service_may_lead_to_an_address() -> None:
+    service = replace(SERVICES[0], to_host="", to_address=ip_address("10.99.0.1"))
+    (load,) = service_rules(TOPOLOGY, replace(TOPOLOGY.host("one"), services=(service,)), NFT)
+    assert "ip daddr 10.96.0.1 tcp dport 80 dnat ip to 10.99.0.1:8080\n" in load.rules
+
+
 def test_a_service_needs_an_address_of_its_family() -> None:
     wrong = replace(SERVICES[1], to_host="four")
     with pytest.raises(ConfigError, match=r"one: service fd96::1: four has no IPv6 address"):
