@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from client_bed import all_doors, run, until
 from clients import LIMIT_S, Target, echo_target, free_port, full_target
 from sidecar_bed import (
@@ -339,6 +340,27 @@ def test_an_external_name_is_dialed_as_that_name(
         async with guest(flags(stack, **GUEST), tmp_path, names) as (bed, _):
             bed.api.put_external("web/far", "far.example")
             assert await bed.says("far.web", echo.port) == b"hello"
+
+    run(work)
+
+
+def test_services_that_cannot_be_listed_are_read_and_names_of_the_world_are_none(
+    stack: Stack, echo: Target, tmp_path: Path
+) -> None:
+    def forbidden(request: web.Request) -> web.StreamResponse | None:
+        return web.json_response({}, status=403) if request.path == "/api/v1/services" else None
+
+    names = zone(idp_example="127.0.0.1", pods_web_svc_cluster_local="127.0.0.1")
+
+    async def work() -> None:
+        async with guest(flags(stack, **GUEST), tmp_path, names) as (bed, stub):
+            bed.api.fault = forbidden  # before the first turn of the loop, and so the first listing
+            bed.api.put("web/pods")  # headless
+            bed.api.put_external("web/alias", "idp.example")
+            for name in ("idp.example", "alias.web", "pods.web"):
+                assert await bed.says(name, echo.port) == b"hello"
+            # Not idp.example.svc.cluster.local, of which the API said that there is none.
+            assert {name for name, _ in stub.seen} == {"idp.example", "pods.web.svc.cluster.local"}
 
     run(work)
 

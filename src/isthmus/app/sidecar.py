@@ -118,7 +118,7 @@ class Sidecar:
             _log, logging.INFO, "serving", program=self.name, listen=self.listeners[0].name,
             port=self.listeners[0].port, health_port=self.health_port, admin_port=self.admin_port,
             server=str(place), protocol=settings.konnectivity_protocol,
-            password=self._password is not None, max_connections=self.connections.most,
+            authenticates=self._password is not None, max_connections=self.connections.most,
         )  # fmt: skip
 
     def _listen(self, bound: list[socket.socket]) -> None:

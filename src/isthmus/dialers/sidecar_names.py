@@ -21,7 +21,7 @@ from isthmus.core.name_order import (
     Way,
     chosen,
 )
-from isthmus.core.service_names import Service, ServiceName, guest_questions, service_name
+from isthmus.core.service_names import Service, ServiceName, guest_questions
 from isthmus.core.tunnel_health import Attempt, TunnelHealth
 from isthmus.errors import KubeError
 from isthmus.kube.services import ServiceWatch
@@ -38,6 +38,8 @@ _QUIET_S = 60.0
 _log = logging.getLogger("isthmus.names")
 #: What shows that something came back through the tunnel, whatever it says.
 _CAME_BACK = (Outcome.FOUND, Outcome.NO_SUCH_NAME, Outcome.ANSWERED_ERROR)
+#: What Services answered, as far as it says whether there is one; also where they cannot be listed.
+_EXISTS = {Outcome.HEADLESS: True, Outcome.NO_SUCH_NAME: False}
 
 
 class NameCounts:
@@ -117,7 +119,7 @@ class SidecarNames:
 
     def forget(self, resolution: Resolution) -> None:
         """What was answered was of no use: ask again next time."""
-        for each in self._questions(resolution.host):
+        for each in self._questions(resolution.host, resolution.steps):
             self._dns.forget(each)
 
     def _count(self, inquiry: Inquiry) -> None:
@@ -139,7 +141,7 @@ class SidecarNames:
 
     def _remembered(self, inquiry: Inquiry, server: HostPort) -> Step | None:
         found = None
-        for name in self._questions(inquiry.name):
+        for name in self._questions(inquiry.name, inquiry.steps):
             found = self._dns.known(server, name)
             if found is None or found.addresses:
                 break
@@ -186,7 +188,7 @@ class SidecarNames:
         try:
             server = await self._find_server()
             found = None
-            for name in self._questions(inquiry.name):
+            for name in self._questions(inquiry.name, inquiry.steps):
                 found = await self._dns.lookup(server, name, fresh=fresh)
                 if found.addresses:
                     break
@@ -197,13 +199,11 @@ class SidecarNames:
         assert found is not None
         return _guest_step(server, found), found.remembered
 
-    def _questions(self, name: str) -> tuple[str, ...]:
-        domain = self.rules.cluster_domain
-        exists = None
-        if self.services is not None and self.services.listed:
-            at = service_name(name, domain)
-            exists = at is not None and self.services.known(at) is not None
-        return guest_questions(name, domain, exists=exists)
+    def _questions(self, name: str, steps: Sequence[Step]) -> tuple[str, ...]:
+        """The names to ask for; the last word of Services, if any, says whether there is one."""
+        said = [step.outcome for step in steps if step.source is Source.SERVICE]
+        exists = _EXISTS.get(said[-1]) if said else None
+        return guest_questions(name, self.rules.cluster_domain, exists=exists)
 
     async def _find_server(self) -> HostPort:
         """Where the DNS of the guest cluster is, as its Service says now.
