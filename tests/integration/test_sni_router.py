@@ -343,7 +343,8 @@ def test_bulk_both_ways(bed: Bed) -> None:
         await reader.readexactly(len(b"b api.b.example -\n"))
         writer.write(data)
         echoed = await reader.readexactly(len(data))
-        writer.transport.abort()
+        writer.close()
+        await writer.wait_closed()
         return echoed
 
     assert asyncio.run(asyncio.wait_for(there_and_back(), LIMIT_S)) == data
