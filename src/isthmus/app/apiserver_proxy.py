@@ -12,33 +12,34 @@ import logging
 import os
 import signal
 import socket
-import uuid
 from functools import partial
 
 from isthmus.app import lifetime, ports
-from isthmus.app.admin_tls import admin_tls, say_refused
 from isthmus.app.apiserver_proxy_address import Addresses
 from isthmus.app.apiserver_proxy_connections import Connections
 from isthmus.app.apiserver_proxy_plan import PlanSource, Prepared
 from isthmus.app.apiserver_proxy_view import apiserver_proxy_view
-from isthmus.app.debug_routes import debug_routes
-from isthmus.app.health import Health
+from isthmus.app.descriptors import allow_connections
+from isthmus.app.forwarder import Forwarder
 from isthmus.app.sni_connection import endpoint
-from isthmus.app.sni_connections import allow_descriptors
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.net.contexts import HotContext, watch
-from isthmus.net.listen import Listener, bind_tcp
+from isthmus.net.contexts import watch
+from isthmus.net.listen import bind_tcp
 from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics
-from isthmus.observe.logs import OncePer, log
-from isthmus.observe.tracing import Tracing, open_tracing
+from isthmus.observe.logs import log
 
 #: How long names may take to be looked up before anybody is let in without.
 FIRST_LOOK_S = 2.0
 _log = logging.getLogger("isthmus.apiserver_proxy")
 
 
-class ApiserverProxy:
+class ApiserverProxy(Forwarder):
     """A running proxy."""
+
+    name = "apiserver-proxy"
+    settings: ApiserverProxySettings
+    metrics: ApiserverProxyMetrics
+    connections: Connections
 
     def __init__(self, settings: ApiserverProxySettings, *, signals: bool = False) -> None:
         """Read the plan, in the loop; with ``signals``, SIGHUP reads it again.
@@ -46,13 +47,11 @@ class ApiserverProxy:
         Raises:
             ConfigError: it is wrong.
         """
-        self.settings = settings
-        self.loop = asyncio.get_running_loop()
-        self.started_at = self.loop.time()
-        self.draining = False
-        self.metrics = ApiserverProxyMetrics()
+        super().__init__(
+            settings, ApiserverProxyMetrics(),
+            health_port=settings.health_port, admin_port=settings.admin_port,
+        )  # fmt: skip
         self.source = PlanSource(settings, self.metrics, self._adopt)
-        self.once = OncePer(self.loop.time)
         self.addresses = Addresses(self.source.current.plan, self.once)
         self.connections = Connections(
             self.loop,
@@ -61,24 +60,15 @@ class ApiserverProxy:
             once=self.once,
             uplink_of=self.addresses.uplink_of,
         )
-        self.contexts: list[HotContext] = []
-        self.listeners: list[Listener] = []
-        self.health_port = self.admin_port = 0
         self._signals = signals
-        self._tracing: Tracing | None = None
-        self._admin_tls: HotContext | None = None
-        self._ports: dict[str, ports.Port] = {}
-        self.health = Health(
-            self.metrics, leaving=lambda: self.draining, listeners=lambda: self.listeners
-        )
 
     def _adopt(self, prepared: Prepared) -> None:
-        allow_descriptors(prepared.plan.max_connections * prepared.pairs)
+        allow_connections(prepared.plan.max_connections * prepared.pairs)
         self.connections.adopt(prepared)
         self._set_contexts(prepared)
 
     def _set_contexts(self, prepared: Prepared) -> None:
-        admin = [self._admin_tls] if self._admin_tls is not None else []
+        admin = [self.admin_tls] if self.admin_tls is not None else []
         self.contexts[:] = admin + prepared.contexts
 
     # Program.
@@ -86,13 +76,9 @@ class ApiserverProxy:
     async def start(self) -> None:
         """Put the address in its place and open every port; see Program."""
         settings, plan = self.settings, self.source.current.plan
-        allow_descriptors(plan.max_connections * self.source.current.pairs)
+        allow_connections(plan.max_connections * self.source.current.pairs)
         try:
-            self._tracing = self.connections.tracing = open_tracing(
-                settings.tracing_endpoint, os.environ, service="isthmus-apiserver-proxy",
-                instance=str(uuid.uuid4()),
-            )  # fmt: skip
-            self._admin_tls = admin_tls(settings)
+            self.prepare()
             self._set_contexts(self.source.current)
             await self.addresses.put()
             bound: list[socket.socket] = []
@@ -100,7 +86,9 @@ class ApiserverProxy:
                 for host, port in plan.listen:
                     bound += bind_tcp(host, port, flag="--listen")
                 await self._look_names_up(bound)
-                await self._open_ports()
+                await self.open_ports(
+                    partial(apiserver_proxy_view, self), health_at=settings.health_bind_address
+                )
             except BaseException:
                 for sock in bound:
                     sock.close()
@@ -108,12 +96,8 @@ class ApiserverProxy:
         except BaseException:
             await self.stop()
             raise
-        self.listeners += [
-            Listener(self.loop, self.connections.poller, sock, self.connections.accept)
-            for sock in bound
-        ]
-        self._set_gauges()
-        self.health.start(self._ports)
+        self._set_own_gauges()
+        self.listen(bound)
         if self._signals:
             self.loop.add_signal_handler(signal.SIGHUP, self.source.reload)
         log(
@@ -142,74 +126,17 @@ class ApiserverProxy:
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(connections.tunnels.watch(), name="sweep")
 
-    async def drain(self, timeout_s: float) -> None:
-        """Accept nothing more and wait for what is open; see Program."""
-        self.draining = True
-        for listener in self.listeners:
-            listener.stop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self.connections.wait_empty()
-
     async def stop(self) -> None:
         """Close everything; see Program."""
-        self.health.stop()
         if self._signals:
             self.loop.remove_signal_handler(signal.SIGHUP)
-        for listener in self.listeners:
-            listener.stop()
-        self.connections.close()
-        for port in self._ports.values():
-            await port.close()
-        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
-        self.connections.poller.shut_down()
+        self.close_connections()
+        await self.close_ports()
         await self.addresses.take_away()
-        if self._tracing is not None:
-            await self._tracing.close()
+        await self.close_tracing()
 
-    async def _open_ports(self) -> None:
-        settings, live = self.settings, self.health.live
-        render, render_open = self.metrics.render, self.metrics.render_open
-        health = self._ports["health-port"] = await ports.serve(
-            ports.server_health(
-                live=live, ready=self.ready, metrics=render, open_metrics=render_open
-            ),
-            host=settings.health_bind_address,
-            port=settings.health_port,
-            host_flag="--health-bind-address",
-            port_flag="--health-port",
-        )
-        routes = ports.server_admin(
-            live=live,
-            ready=self.ready,
-            snapshot=partial(apiserver_proxy_view, self),
-            metrics=render,
-            open_metrics=render_open,
-        )
-        admin = self._ports["admin-port"] = await ports.serve(
-            {**routes, **debug_routes(settings.enable_profiling)},
-            host=settings.admin_bind_address,
-            port=settings.admin_port,
-            host_flag="--admin-bind-address",
-            port_flag="--admin-port",
-            tls=self._admin_tls,
-            refused=partial(say_refused, self.once),
-            admin=True,
-        )
-        self.health_port, self.admin_port = health.number, admin.number
-
-    def _set_gauges(self) -> None:
-        metrics, gauges, connections = self.metrics, self.metrics.gauges, self.connections
-        gauges.tunnels = lambda: len(connections.tunnels)
-        gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
-        gauges.draining = lambda: int(self.draining)
-        gauges.lines_suppressed = lambda: self.once.suppressed
-        gauges.live_bytes = connections.tunnels.live_bytes
-        gauges.certificates = lambda: {
-            path: expiry
-            for context in self.contexts
-            for path, expiry in context.certificate_expiries().items()
-        }
+    def _set_own_gauges(self) -> None:
+        metrics, connections = self.metrics, self.connections
         upstreams = connections.upstreams
         metrics.open_by_upstream = lambda: {str(it.at): it.connections for it in upstreams}
         metrics.up = lambda: {str(it.at): int(it.health.is_up) for it in upstreams}
@@ -221,11 +148,7 @@ class ApiserverProxy:
         Only readiness: to start a proxy again because its apiserver is down mends nothing.
         """
         down = "" if self.connections.upstreams.any_up else "every upstream is down"
-        return [
-            ports.PING,
-            ports.Check("drain", "draining" if self.draining else ""),
-            ports.Check("upstreams", down),
-        ]
+        return [*super().ready(), ports.Check("upstreams", down)]
 
 
 def main(settings: ApiserverProxySettings) -> int:

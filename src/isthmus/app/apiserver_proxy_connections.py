@@ -16,8 +16,8 @@ from isthmus.app.apiserver_proxy_checks import Checker
 from isthmus.app.apiserver_proxy_connection import Connection
 from isthmus.app.apiserver_proxy_plan import Prepared
 from isthmus.app.apiserver_proxy_ways import LOOK_AGAIN_S, Ways
+from isthmus.app.descriptors import most_connections
 from isthmus.app.sni_connection import endpoint
-from isthmus.app.sni_connections import most_connections
 from isthmus.app.tunnels import TunnelTable
 from isthmus.core.upstreams import Upstreams
 from isthmus.errors import DialFailure

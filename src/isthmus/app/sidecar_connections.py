@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from isthmus.app.descriptors import most_connections
 from isthmus.app.sni_connection import stay_awake
-from isthmus.app.sni_connections import most_connections
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.sidecar import SidecarSettings
 from isthmus.errors import DialFailure

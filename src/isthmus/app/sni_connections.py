@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from isthmus.app.descriptors import most_connections
 from isthmus.app.sni_connection import ALERT_OF, Connection, endpoint
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.sni_router import SniRouterSettings
@@ -35,8 +35,6 @@ from isthmus.wire.tls_alert import Alert
 
 #: How long a refused client has to read its alert and leave.
 FAREWELL_S = 1.0
-#: Descriptors that are not connections': listeners, HTTP ports, files.
-_OTHER_DESCRIPTORS = 64
 _QUIET_S = 30.0
 _LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.sni")
@@ -249,21 +247,3 @@ class Connections:
 def _cut_off(client: SocketEnd) -> None:
     client.on_done = nobody_listens  # it waits no more
     client.abort(Ending.TIMED_OUT)
-
-
-def most_connections(asked: int) -> int:
-    """How many connections the descriptors of this process allow, each with two; at most asked."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return asked
-    return max(1, min(asked, (soft - _OTHER_DESCRIPTORS) // 2))
-
-
-def allow_descriptors(connections: int) -> None:
-    """Raise the soft limit of this process as far as so many connections want and it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections + _OTHER_DESCRIPTORS
-    # 1024 is the soft limit of most systems for the sake of select(2), which is not used here.
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
