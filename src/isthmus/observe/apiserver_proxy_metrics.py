@@ -26,8 +26,6 @@ DIAL_BUCKETS_S = (0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 #: A file that is reloaded may name its upstreams otherwise each time.
 MOST_LABELS = 1000
 _OTHER = "(other)"
-_OF_LINKS = ("links", "links_opened_total", "link_failures_total", "held_bytes",
-             "streams_reset_for_budget_total")  # fmt: skip
 
 
 class ProxyRefusal(Enum):
@@ -46,6 +44,7 @@ def _no_counts() -> Mapping[str, float]:
 class ApiserverProxyMetrics(ProgramMetrics):
     """Everything an apiserver proxy counts."""
 
+    has_links = False
     program = "apiserver_proxy"
 
     def __init__(self) -> None:
@@ -78,10 +77,6 @@ class ApiserverProxyMetrics(ProgramMetrics):
 
     def _checks(self) -> Samples:
         return list(self.checks.items())
-
-    def _shared_families(self) -> list[Family]:
-        names = {f"isthmus_{self.program}_{name}" for name in _OF_LINKS}
-        return [family for family in super()._shared_families() if family.name not in names]
 
     def _own_families(self) -> list[Family]:
         ours = f"isthmus_{self.program}_"

@@ -86,6 +86,8 @@ class ProgramMetrics:
     """What a server and an agent both count. Every method is a few plain additions."""
 
     program = ""
+    #: Whether it has links, and so something to say of them.
+    has_links = True
 
     def __init__(self, dial_buckets_s: tuple[float, ...]) -> None:
         self.gauges = Gauges()
@@ -206,28 +208,7 @@ class ProgramMetrics:
                 self._bytes,
                 ("direction",),
             ),
-            gauge(f"{ours}links", "Links open now.", one(lambda: gauges.links())),
-            counter(
-                f"{ours}links_opened_total",
-                "Links whose greeting succeeded.",
-                one(lambda: self.links_opened),
-            ),
-            counter(
-                f"{ours}link_failures_total",
-                "Links that did not come to be, or were ended by their own rules, by reason.",
-                by_enum(self.link_failures),
-                ("reason",),
-            ),
-            gauge(
-                f"{ours}held_bytes",
-                "Bytes received and not yet taken by the reader's kernel, over all links.",
-                one(lambda: gauges.held_bytes()),
-            ),
-            counter(
-                f"{ours}streams_reset_for_budget_total",
-                "Streams reset because their link held too many bytes.",
-                one(lambda: self.streams_reset_for_budget),
-            ),
+            *(self._link_families() if self.has_links else ()),
             *self._certificate_families(),
             histogram(
                 f"{ours}loop_lag_seconds",
@@ -261,6 +242,33 @@ class ProgramMetrics:
                 "Always 1; the labels say which program and version this is.",
                 lambda: (((self.program, isthmus.__version__), 1),),
                 ("program", "version"),
+            ),
+        ]
+
+    def _link_families(self) -> list[Family]:
+        ours, gauges = f"isthmus_{self.program}_", self.gauges
+        return [
+            gauge(f"{ours}links", "Links open now.", one(lambda: gauges.links())),
+            counter(
+                f"{ours}links_opened_total",
+                "Links whose greeting succeeded.",
+                one(lambda: self.links_opened),
+            ),
+            counter(
+                f"{ours}link_failures_total",
+                "Links that did not come to be, or were ended by their own rules, by reason.",
+                by_enum(self.link_failures),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}held_bytes",
+                "Bytes received and not yet taken by the reader's kernel, over all links.",
+                one(lambda: gauges.held_bytes()),
+            ),
+            counter(
+                f"{ours}streams_reset_for_budget_total",
+                "Streams reset because their link held too many bytes.",
+                one(lambda: self.streams_reset_for_budget),
             ),
         ]
 

@@ -13,8 +13,6 @@ from isthmus.observe.counters import Family, by_enum, by_name, counter, gauge, h
 from isthmus.observe.program import ProgramMetrics
 
 DIAL_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
-_OF_LINKS = ("links", "links_opened_total", "link_failures_total", "held_bytes",
-             "streams_reset_for_budget_total")  # fmt: skip
 
 
 class Unserved(Enum):
@@ -34,6 +32,8 @@ class Unserved(Enum):
 class SidecarMetrics(ProgramMetrics):
     """Everything that both sidecars count."""
 
+    has_links = False
+
     def __init__(self) -> None:
         self.accepted = 0
         self.unserved = dict.fromkeys(Unserved, 0)
@@ -41,10 +41,6 @@ class SidecarMetrics(ProgramMetrics):
         self.waiting: Callable[[], int] = lambda: 0
         self.connections: Callable[[], int] = lambda: 0
         super().__init__(DIAL_BUCKETS_S)
-
-    def _shared_families(self) -> list[Family]:
-        names = {f"isthmus_{self.program}_{name}" for name in _OF_LINKS}
-        return [family for family in super()._shared_families() if family.name not in names]
 
     def _own_families(self) -> list[Family]:
         ours = f"isthmus_{self.program}_"

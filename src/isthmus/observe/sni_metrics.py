@@ -28,8 +28,6 @@ HELLO_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 #: A document that is reloaded may name its routes and backends otherwise each time.
 MOST_LABELS = 10_000
 _OTHER = "(other)"
-_OF_LINKS = ("links", "links_opened_total", "link_failures_total", "held_bytes",
-             "streams_reset_for_budget_total")  # fmt: skip
 
 
 class Refusal(Enum):
@@ -57,6 +55,7 @@ def _no_counts() -> Mapping[str, float]:
 class SniRouterMetrics(ProgramMetrics):
     """Everything a router counts."""
 
+    has_links = False
     program = "sni_router"
 
     def __init__(self) -> None:
@@ -92,10 +91,6 @@ class SniRouterMetrics(ProgramMetrics):
 
     def _backend_failures(self) -> Samples:
         return list(self.backend_failures.items())
-
-    def _shared_families(self) -> list[Family]:
-        names = {f"isthmus_{self.program}_{name}" for name in _OF_LINKS}
-        return [family for family in super()._shared_families() if family.name not in names]
 
     def _own_families(self) -> list[Family]:
         ours = f"isthmus_{self.program}_"
