@@ -21,7 +21,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from isthmus.app.https_site import HttpsSite, Refused
-from isthmus.core.snapshot import ProgramView, json_chunks
+from isthmus.core.snapshot import ProgramView
+from isthmus.core.snapshot_json import json_chunks
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import HotContext
 from isthmus.net.listen import not_listening

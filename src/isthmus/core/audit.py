@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
-from isthmus.core.snapshot import camel
+from isthmus.core.snapshot_json import camel
 from isthmus.values import Identity
 from isthmus.wire.asking import Asking
 

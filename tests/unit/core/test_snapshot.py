@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core import snapshot
+from isthmus.core import snapshot, snapshot_json
 from isthmus.core.snapshot import (
-    CHUNK_ITEMS,
     AgentProgramView,
     AgentView,
     CertificateView,
@@ -24,10 +23,9 @@ from isthmus.core.snapshot import (
     Totals,
     TunnelState,
     TunnelView,
-    json_chunks,
-    to_json,
     why_stalled,
 )
+from isthmus.core.snapshot_json import CHUNK_ITEMS, json_chunks, to_json
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
 
@@ -203,6 +201,6 @@ def test_why_a_tunnel_is_stalled(numbers: dict[str, object], sentence: str) -> N
 def test_the_docs_name_every_key_and_no_other() -> None:
     classes = [v for v in vars(snapshot).values() if isinstance(v, type)]
     views = [v for v in classes if dataclasses.is_dataclass(v) and v is not Held]
-    keys = {key for view in views for _, key in snapshot._keys(view)}
+    keys = {key for view in views for _, key in snapshot_json._keys(view)}
     written = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(written) == keys
