@@ -14,18 +14,18 @@ LAYERS = [
     {"values", "errors", "__init__"},
     {"wire"},
     {"tunnel"},
-    {"core", "config"},
+    {"core", "config", "services"},
     {"manifests"},
     {"net", "testing"},
     {"observe"},
-    {"frontends", "dialers", "links", "kube"},
+    {"frontends", "dialers", "links", "kube", "nodeproxy"},
     {"app", "client"},
     {"lab"},
     {"cli"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
-PURE = {"values", "errors", "wire", "tunnel", "core", "config", "manifests"}
+PURE = {"values", "errors", "wire", "tunnel", "core", "config", "services", "manifests"}
 IMPURE_MODULES = {
     "asyncio": "net/ or above",
     "socket": "net/",

@@ -1,0 +1,1 @@
+"""Brings the rules of ``isthmus.services`` into the kernel, and keeps them there."""

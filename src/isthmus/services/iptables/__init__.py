@@ -1,0 +1,1 @@
+"""Rules for iptables, as values and text."""

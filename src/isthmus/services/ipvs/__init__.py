@@ -1,0 +1,1 @@
+"""Rules for ipvs, as values and text."""

@@ -1,0 +1,1 @@
+"""Rules for nftables, as values and text."""
