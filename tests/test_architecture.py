@@ -16,6 +16,7 @@ LAYERS = [
     {"tunnel"},
     {"core", "config", "services"},
     {"manifests"},
+    {"hosting"},
     {"net", "testing"},
     {"observe"},
     {"frontends", "dialers", "links", "kube", "nodeproxy"},
@@ -25,7 +26,7 @@ LAYERS = [
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
-PURE = {"values", "errors", "wire", "tunnel", "core", "config", "services", "manifests"}
+PURE = {"values", "errors", "wire", "tunnel", "core", "config", "services", "manifests", "hosting"}
 IMPURE_MODULES = {
     "asyncio": "net/ or above",
     "socket": "net/",

@@ -1,0 +1,195 @@
+"""What is published of a hosted control plane, how, and who can reach it: the values of a plan.
+
+The words are HyperShift's (hypershift.openshift.io/v1beta1). How a document becomes these values
+is said in document.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from isthmus.values import HostPort
+
+
+class Service(Enum):
+    """A part of the control plane that is reached from elsewhere."""
+
+    API_SERVER = "APIServer"
+    OAUTH_SERVER = "OAuthServer"
+    OIDC = "OIDC"
+    KONNECTIVITY = "Konnectivity"
+    IGNITION = "Ignition"
+    OVN_SB_DB = "OVNSbDb"
+
+
+class Strategy(Enum):
+    """How a part is made reachable."""
+
+    LOAD_BALANCER = "LoadBalancer"
+    NODE_PORT = "NodePort"
+    ROUTE = "Route"
+    NONE = "None"
+    S3 = "S3"
+
+
+class Platform(Enum):
+    """Where the nodes of the hosted cluster live."""
+
+    AWS = "AWS"
+    AZURE = "Azure"
+    GCP = "GCP"
+    KUBEVIRT = "KubeVirt"
+    AGENT = "Agent"
+    OPENSTACK = "OpenStack"
+    POWERVS = "PowerVS"
+    IBMCLOUD = "IBMCloud"
+    NONE = "None"
+
+
+class Access(Enum):
+    """From where the endpoints are to be reached: the topology of the seed."""
+
+    PUBLIC = "Public"
+    PUBLIC_AND_PRIVATE = "PublicAndPrivate"
+    PRIVATE = "Private"
+
+
+class From(Enum):
+    """Where somebody stands who wants to reach an endpoint."""
+
+    INTERNET = "internet"
+    GUEST_VPC = "guest VPC"
+    MANAGEMENT = "management cluster"
+    SAME_CLUSTER = "control plane namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a document says something: its line, from 1, and the field's path."""
+
+    line: int = 0
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publishing:
+    """One entry of spec.services. ``node_port`` 0 means that Kubernetes chooses."""
+
+    service: Service
+    strategy: Strategy
+    hostname: str = ""
+    node_address: str = ""
+    node_port: int = 0
+    has: frozenset[str] = frozenset()
+    """Which of loadBalancer, nodePort and route the entry has."""
+    place: Place = Place()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedCluster:
+    """What a HostedCluster document says, as far as publishing goes.
+
+    ``access`` is what holds, default filled in; ``has_access`` whether the document says it.
+    ``control_plane`` is the namespace of the control plane's pods on the management cluster.
+    ``places`` are where the document says something, by field path.
+    """
+
+    name: str
+    namespace: str
+    control_plane: str
+    platform: Platform
+    access: Access
+    has_access: bool = False
+    services: tuple[Publishing, ...] = ()
+    service_cidrs: tuple[str, ...] = ()
+    cluster_cidrs: tuple[str, ...] = ()
+    machine_cidrs: tuple[str, ...] = ()
+    advertise_address: str = ""
+    api_port: int = 6443
+    allowed_cidrs: tuple[str, ...] = ()
+    node_port_range: tuple[int, int] = (30000, 32767)
+    named_certificates: tuple[str, ...] = ()
+    base_domain: str = ""
+    http_proxy: str = ""
+    https_proxy: str = ""
+    no_proxy: tuple[str, ...] = ()
+    azure_private_type: str = ""
+    azure_workload_identities: bool = False
+    swift: bool = False
+    shared_ingress: bool = False
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    def publishing(self, service: Service) -> Publishing | None:
+        """The first entry for a service."""
+        return next((each for each in self.services if each.service is service), None)
+
+
+class Weight(Enum):
+    """What a finding means: an error forbids the plan, a warning is said loudly."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something wrong or surprising, where it is, and what to do.
+
+    ``rule`` is its stable name, listed in the documents; ``missed_by`` says who lets it through
+    today, for example "the CRD".
+    """
+
+    rule: str
+    weight: Weight
+    says: str
+    do: str = ""
+    place: Place = Place()
+    missed_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One way to reach a part of the control plane.
+
+    ``address`` is a host that is known now, or empty where the platform chooses it later, and then
+    ``by`` says which object will have it. ``sni`` is the name that a shared address tells it by.
+    ``restricted`` says that the allowed CIDR blocks hold for it.
+    """
+
+    service: Service
+    name: str
+    strategy: Strategy
+    address: str = ""
+    port: int = 0
+    by: str = ""
+    sni: str = ""
+    visible_from: frozenset[From] = frozenset()
+    restricted: bool = False
+
+    @property
+    def target(self) -> HostPort | None:
+        """Where it is, once that is known."""
+        return HostPort(self.address, self.port) if self.address and self.port else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A document that was checked, and what follows from it.
+
+    ``objects`` are manifests in the order in which they are applied. A plan with errors has
+    neither endpoints nor objects.
+    """
+
+    cluster: HostedCluster
+    findings: tuple[Finding, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    objects: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What forbids it."""
+        return tuple(each for each in self.findings if each.weight is Weight.ERROR)
