@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from typing import Any
 
 from isthmus.client.tls import Stream
@@ -50,8 +51,9 @@ def _read(
         if not over.is_set():
             stream.write_eof()
 
-    # A reset is the reader's to tell; RuntimeError: the loop has ended before us.
-    with contextlib.suppress(OSError, RuntimeError):
+    # A reset is the reader's to tell. RuntimeError: the loop has ended before us; CancelledError: it
+    # ended while we waited, and took what it was doing for us with it.
+    with contextlib.suppress(OSError, RuntimeError, CancelledError):
         while (data := os.read(stdin, _READ_BYTES)) and not over.is_set():
             _wait_for(send(data), loop)
         _wait_for(end(), loop)
