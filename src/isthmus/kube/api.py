@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from isthmus.core.leases import Doomed, Lease
 
 if TYPE_CHECKING:  # which knows our Change
+    from isthmus.kube.node_proxy_api import ClusterSources
     from isthmus.kube.service_api import Services
 
 
@@ -118,16 +119,20 @@ class Kube(Protocol):
     def services(self) -> Services:
         """Give the Services of all namespaces."""
 
+    def cluster(self, node_name: str) -> ClusterSources:
+        """Give what a node service proxy watches on a node."""
+
     async def close(self) -> None:
         """Drop every connection."""
 
 
-def open_kube(kubeconfig: str, *, qps: float = 0.0, burst: int = 0) -> Kube:
+def open_kube(kubeconfig: str, *, qps: float = 0.0, burst: int = 0, server: str = "") -> Kube:
     """Read the configuration and get ready to ask; nothing is sent yet.
 
     An empty ``kubeconfig`` means the pod's own service account. ``qps`` 0 sets no limit of our
     own: the API has its own fair queues, and Go's default of 5 per second makes five thousand
     agents wait a quarter of an hour for their token reviews. ``burst`` 0 means 10, as in Go.
+    ``server`` is a URL to use instead of the kubeconfig's, which may then be empty.
 
     Raises:
         ConfigError: the configuration cannot be read or used; the sentence names --kubeconfig.
@@ -135,4 +140,4 @@ def open_kube(kubeconfig: str, *, qps: float = 0.0, burst: int = 0) -> Kube:
     from isthmus.kube.client import KubeClient
     from isthmus.kube.resources import LightKube
 
-    return LightKube(KubeClient(kubeconfig, qps=qps, burst=burst))
+    return LightKube(KubeClient(kubeconfig, qps=qps, burst=burst, server=server))

@@ -27,8 +27,14 @@ _TIMEOUT_S = 10.0
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 _MAX_LINE_BYTES = 1024 * 1024
 _MAX_CHARS = 300
+#: The reason of a KubeError whose answer was longer than we read.
+TOO_LONG = "TooLong"
 
 T = TypeVar("T")
+
+
+class _TooLongError(ValueError):
+    """There is more of it than we read."""
 
 
 class KubeClient:
@@ -44,6 +50,7 @@ class KubeClient:
         *,
         qps: float = 0.0,
         burst: int = 0,
+        server: str = "",
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,6 +60,7 @@ class KubeClient:
             ConfigError: it cannot be read or used.
         """
         self._kubeconfig = kubeconfig
+        self._server = server
         self._pace = Pace(qps=qps, burst=burst)
         self._timeout_s = timeout_s
         self._clock = clock
@@ -69,7 +77,7 @@ class KubeClient:
         return self._access.config.cluster.server
 
     def _open(self) -> None:
-        access = read_config(self._kubeconfig)
+        access = read_config(self._kubeconfig, self._server)
         stamp = fingerprint(access.config, self._kubeconfig)
         # The read timeout is ours (asyncio.timeout): httpx counts it from byte to byte.
         timeout = httpx2.Timeout(self._timeout_s, read=None)
@@ -192,7 +200,9 @@ class KubeClient:
         except LightkubeError as exc:  # a token file that went away, an exec that failed
             raise KubeError(_cut(f"cannot {doing}: {exc}")) from exc
         except (msgspec.MsgspecError, ValueError) as exc:
-            raise KubeError(f"cannot {doing}: the answer of {self.server} makes no sense") from exc
+            text = f"cannot {doing}: the answer of {self.server} makes no sense"
+            reason = TOO_LONG if isinstance(exc, _TooLongError) else ""
+            raise KubeError(text, reason=reason) from exc
         except Exception as exc:  # httpx, ssl, anyio and the system: none may end a program
             self._suspect = True
             text = f"cannot {doing}: {self.server}: {str(exc) or type(exc).__name__}"
@@ -204,7 +214,7 @@ async def _read(response: httpx2.Response) -> bytes:
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > _MAX_BODY_BYTES:
-            raise ValueError("the answer is too long")
+            raise _TooLongError("the answer is too long")
     return bytes(body)
 
 

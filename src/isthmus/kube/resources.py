@@ -20,6 +20,8 @@ from isthmus.core.leases import ADDRESS_ANNOTATION, Doomed, Lease
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseDraft, LeaseEvent, LeaseListing, TokenReviews, TokenStatus
 from isthmus.kube.client import KubeClient
+from isthmus.kube.node_proxy_api import ClusterSources
+from isthmus.kube.node_proxy_resources import light_cluster
 from isthmus.kube.service_resources import LightServices
 
 _MICROSECOND_S = 1e-6
@@ -39,6 +41,10 @@ class LightKube:
     def services(self) -> LightServices:
         """Give the Services of all namespaces."""
         return LightServices(self._client)
+
+    def cluster(self, node_name: str) -> ClusterSources:
+        """Give what a node service proxy watches on a node."""
+        return light_cluster(self._client, node_name)
 
     async def close(self) -> None:
         """Drop every connection."""

@@ -7,24 +7,17 @@ when it is wanted, which is all that HyperShift's sidecars ever do, and remember
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
 from isthmus.core.service_names import Service, ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change
-from isthmus.kube.outage import Outage
-from isthmus.kube.service_api import ServiceEvent, Services
+from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower
+from isthmus.kube.service_api import Services
 
-_CAP_S = 30.0
-_FIRST_S = 0.5
-_MIN_WATCH_S, _MAX_WATCH_S = 300.0, 600.0  # spread, or all sidecars would come back in step
-# The API sends a bookmark every minute or so. Silence for longer may be a connection that died
-# without a word: watch anew, from where we were.
-_SILENCE_S = 150.0
 #: How long a lookup waits for the first listing, and how long what was read one by one is kept.
 FIRST_LISTING_S = 5.0
 _KEEP_S = 30.0
@@ -32,7 +25,6 @@ _MOST_KEPT = 4096
 
 _NOT_FOUND = 404
 _FORBIDDEN = frozenset({401, 403})
-_GONE = 410
 
 
 class ServiceWatch:
@@ -42,21 +34,27 @@ class ServiceWatch:
         self,
         services: Services,
         *,
-        silence_s: float = _SILENCE_S,
-        first_retry_s: float = _FIRST_S,
+        silence_s: float = SILENCE_S,
+        first_retry_s: float = FIRST_RETRY_S,
         first_listing_s: float = FIRST_LISTING_S,
         keep_s: float = _KEEP_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._services = services
-        self._silence_s = silence_s
         self._first_listing_s = first_listing_s
         self._keep_s = keep_s
         self._clock = clock
-        self._outage = Outage("watching services", cap_s=_CAP_S, first_s=first_retry_s)
+        self._follower = Follower(
+            services,
+            "watching services",
+            listed=self._replace,
+            changed=self._take,
+            failed=self._fail,
+            silence_s=silence_s,
+            first_retry_s=first_retry_s,
+        )
         self._known: dict[ServiceName, Service] = {}
         self._addresses: dict[str, ServiceName] = {}
-        self._heard = False
         self._tried = asyncio.Event()
         self._error: KubeError | None = None
         self._one_by_one: OrderedDict[ServiceName, tuple[float, Service | None]] = OrderedDict()
@@ -119,74 +117,28 @@ class ServiceWatch:
 
     async def run(self) -> None:
         """List and watch, until cancelled."""
-        while True:
-            delay_s = await self._follow()
-            if delay_s:
-                await asyncio.sleep(delay_s)
+        await self._follower.run()
 
-    async def _follow(self) -> float:
-        """List, then watch as long as that works; give the delay before the next time."""
-        self._heard = False
-        try:
-            version = await self._list()
-            while True:
-                before = version
-                version = await self._watch(version)
-                if version == before:
-                    # Whoever ends watches at once is not to be asked in a tight loop.
-                    await asyncio.sleep(self._outage.pause_s())
-        except KubeError as exc:
-            if exc.status == _GONE and self._heard:
-                return 0.0  # where we were has aged out: simply list again
-            self._error = exc
-            return self._outage.failed(exc)
-        finally:
-            self._tried.set()
-
-    async def _list(self) -> str:
-        found = await self._services.list()
-        self._known = {service.at: service for service in found.services}
+    def _replace(self, services: Sequence[Service]) -> None:
+        self._known = {service.at: service for service in services}
         self._addresses = {
-            address: service.at for service in found.services for address in service.addresses
+            address: service.at for service in services for address in service.addresses
         }
         self._one_by_one.clear()
         self.listed = True
         self._error = None
         self._tried.set()
-        return found.resource_version
 
-    async def _watch(self, version: str) -> str:
-        """Follow one watch to its end; give the version that it came to.
+    def _fail(self, error: KubeError) -> None:
+        self._error = error
+        self._tried.set()
 
-        Raises:
-            KubeError: it could not be opened, or broke.
-        """
-        loop = asyncio.get_running_loop()
-        timeout_s = random.uniform(_MIN_WATCH_S, _MAX_WATCH_S)
-        async with self._services.watch(after=version, timeout_s=timeout_s) as events:
-            try:
-                async with asyncio.timeout(self._silence_s) as quiet:
-                    async for event in events:
-                        # An event, and not a mere answer, ends an outage: some APIs accept every
-                        # watch and then break it.
-                        self._heard = True
-                        self._outage.worked()
-                        version = event.resource_version
-                        self._take(event)
-                        quiet.reschedule(loop.time() + self._silence_s)
-            except TimeoutError:
-                pass  # too quiet to be true: from here again
-        return version
-
-    def _take(self, event: ServiceEvent) -> None:
-        service = event.service
-        if event.change is Change.BOOKMARK:
-            return
+    def _take(self, change: Change, service: Service) -> None:
         old = self._known.pop(service.at, None)
         for address in old.addresses if old is not None else ():
             # Unless another Service has got the address in the meantime.
             if self._addresses.get(address) == service.at:
                 del self._addresses[address]
-        if event.change is not Change.DELETED:
+        if change is not Change.DELETED:
             self._known[service.at] = service
             self._addresses.update(dict.fromkeys(service.addresses, service.at))

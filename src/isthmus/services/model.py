@@ -105,12 +105,14 @@ class Backends:
 
     ``cluster`` are for policy Cluster, ``local`` for policy Local, ``reachable`` all of either.
     ``exist`` is true if there are usable ones anywhere, even where none of these lists has any.
+    ``serving`` are all that serve, chosen or not: flows to them that the kernel remembers are good.
     """
 
     cluster: tuple[Endpoint, ...] = ()
     local: tuple[Endpoint, ...] = ()
     reachable: tuple[Endpoint, ...] = ()
     exist: bool = False
+    serving: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,7 @@ class Update:
     ``changed`` are the Services of which anything changed in this family, removed ones included.
     ``udp`` says that endpoints of UDP ports changed, so that the kernel may remember gone ones.
     ``triggers`` are the times, in seconds since 1970, at which what changed had changed.
+    ``services`` and ``endpoint_slices`` are how many changes of either it is made of.
     """
 
     view: View

@@ -18,7 +18,8 @@ class RuleSettings:
     ``node_ip`` is the node's address of this family, or empty. ``node_port_addresses`` are the
     addresses of this node that take node ports, None for every address that it has.
     ``accounting`` says that nfacct objects can be counted with, ``drop_invalid`` that packets
-    without a connection are dropped (nf_conntrack_tcp_be_liberal is 0).
+    without a connection are dropped (nf_conntrack_tcp_be_liberal is 0). ``service_cidrs`` are the
+    ranges of cluster IPs, of any family: nftables drops what is sent to one that nobody has.
     """
 
     family: Family
@@ -31,6 +32,7 @@ class RuleSettings:
     random_fully: bool = True
     drop_invalid: bool = True
     accounting: bool = False
+    service_cidrs: tuple[str, ...] = ()
 
     @property
     def mark(self) -> str:

@@ -1,0 +1,151 @@
+"""Lists of objects page by page, and watches of them, for any resource that lightkube knows.
+
+Imports lightkube's models: reached only through ``api.open_kube``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from lightkube.core.resource import NamespacedResource
+from lightkube.models.meta_v1 import Status
+
+from isthmus.errors import KubeError
+from isthmus.kube.api import Change
+from isthmus.kube.client import TOO_LONG, KubeClient
+from isthmus.kube.following import Event, Listing
+
+PAGE = 500
+_MOST_OBJECTS = 100_000
+
+T = TypeVar("T")
+
+
+class LightSource(Generic[T]):
+    """The objects of one resource, of all namespaces, that selectors let through.
+
+    ``read`` makes an item of an object's JSON, and raises ValueError if it makes no sense.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        resource: type[Any],
+        what: str,
+        read: Callable[[msgspec.Raw], T],
+        *,
+        selectors: Mapping[str, str] | None = None,
+        page: int = PAGE,
+    ) -> None:
+        """``what`` is the plural, such as "Services"."""
+        self._client = client
+        self._resource = resource
+        self._what = what
+        self._read = read
+        self._selectors = dict(selectors or {})
+        self._page = page
+        everywhere = issubclass(resource, NamespacedResource)
+        self._where: dict[str, Any] = {"namespace": "*"} if everywhere else {}
+
+    def __repr__(self) -> str:
+        return f"<LightSource {self._what}>"
+
+    async def list(self) -> Listing[T]:
+        """Read all of them, page by page: an answer has a bound.
+
+        Pages get shorter where objects are so large that the bound is met.
+        """
+        items: list[T] = []
+        token, size = "", self._page
+        while len(items) < _MOST_OBJECTS:
+            params = {**self._selectors, "limit": str(size)}
+            if token:
+                params["continue"] = token
+            try:
+                page = await self._client.call(
+                    f"list {self._what}",
+                    _Page,
+                    "list",
+                    self._resource,
+                    params=params,
+                    **self._where,
+                )
+            except KubeError as exc:
+                if exc.reason != TOO_LONG or size == 1:
+                    raise
+                size = max(1, size // 2)
+                continue
+            items += self._items(page)
+            token = page.metadata.continue_ or ""
+            if not token:
+                return Listing(items=items, resource_version=page.metadata.version or "")
+        raise KubeError(f"cannot list {self._what}: there are more than {_MOST_OBJECTS}")
+
+    @contextlib.asynccontextmanager
+    async def watch(
+        self, *, after: str, timeout_s: float
+    ) -> AsyncIterator[AsyncIterator[Event[T]]]:
+        """Hear of every change after a version."""
+        params = {
+            **self._selectors,
+            "resourceVersion": after,
+            "timeoutSeconds": str(max(1, round(timeout_s))),
+            "allowWatchBookmarks": "true",
+        }
+        async with self._client.watch(
+            f"watch {self._what}", self._event, self._resource, params=params, **self._where
+        ) as events:
+            yield events
+
+    def _items(self, page: _Page) -> Sequence[T]:
+        try:
+            return [self._read(each) for each in page.items or ()]
+        except (msgspec.MsgspecError, ValueError) as exc:
+            text = f"cannot list {self._what}: the answer of {self._client.server} makes no sense"
+            raise KubeError(text) from exc
+
+    def _event(self, line: bytes) -> Event[T]:
+        """Read one line of a watch.
+
+        Raises:
+            KubeError: the API ends the watch with an error, such as 410 for a version too old.
+        """
+        event = msgspec.json.decode(line, type=_Event)
+        if event.type == "ERROR":
+            status = msgspec.json.decode(event.object, type=Status)
+            detail = status.message or status.reason or "the API gave up"
+            raise KubeError(
+                f"cannot watch {self._what}: {detail}",
+                status=status.code or 0,
+                reason=status.reason or "",
+            )
+        change = Change(event.type)
+        found = msgspec.json.decode(event.object, type=_Object)
+        return Event(
+            change=change,
+            item=None if change is Change.BOOKMARK else self._read(event.object),
+            resource_version=found.metadata.version or "",
+        )
+
+
+class _Meta(msgspec.Struct):
+    version: str | None = msgspec.field(default=None, name="resourceVersion")
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta
+
+
+class _Page(msgspec.Struct):
+    # Items are read one by one: a page of them, decoded whole, would be there twice.
+    metadata: _Meta = msgspec.field(default_factory=_Meta)
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
