@@ -1,0 +1,168 @@
+"""Differences of nftables' rulesets: applied one after the other they make the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.core.service_names import ServiceName
+from isthmus.services.detecting import SourceRanges
+from isthmus.services.model import (
+    BackedPort,
+    Backends,
+    Endpoint,
+    Family,
+    PortKey,
+    Protocol,
+    ServicePort,
+    View,
+)
+from isthmus.services.nftables.names import Container
+from isthmus.services.nftables.port_rules import Element
+from isthmus.services.nftables.renderer import Renderer
+from isthmus.services.nftables.ruleset import Changes, Ruleset
+from isthmus.services.nftables.text import difference
+from isthmus.services.settings import RuleSettings
+
+SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(("10.0.0.0/8",)))
+
+# Few of everything, so that ports share and dispute what they use.
+ADDRESSES = st.sampled_from(["9.9.9.1", "9.9.9.2"])
+ENDPOINTS = st.builds(
+    Endpoint,
+    ip=st.sampled_from([f"10.1.0.{each}" for each in range(4)]),
+    port=st.sampled_from([80, 81]),
+    local=st.booleans(),
+)
+KEYS = st.builds(
+    PortKey,
+    st.builds(ServiceName, st.just("ns"), st.sampled_from(["a", "b", "c"])),
+    st.sampled_from(["", "p"]),
+    st.sampled_from(list(Protocol)),
+)
+
+
+@st.composite
+def backed_ports(draw: st.DrawFn) -> BackedPort:
+    """Any port that there could be, and some that there could not."""
+    port = ServicePort(
+        key=draw(KEYS),
+        cluster_ip=draw(st.sampled_from(["172.30.0.1", "172.30.0.2"])),
+        port=draw(st.sampled_from([80, 443])),
+        node_port=draw(st.sampled_from([0, 30000, 30001])),
+        external_ips=tuple(draw(st.lists(ADDRESSES, max_size=1))),
+        load_balancer_ips=tuple(draw(st.lists(ADDRESSES, max_size=1))),
+        source_ranges=tuple(draw(st.lists(st.just("192.0.2.0/24"), max_size=1))),
+        affinity_s=draw(st.sampled_from([0, 0, 10, 20])),
+        internal_local=draw(st.booleans()),
+        external_local=draw(st.booleans()),
+    )
+    every = st.lists(ENDPOINTS, max_size=3, unique_by=lambda each: (each.ip, each.port))
+    found = tuple(sorted(draw(every), key=str))
+    near = tuple(each for each in found if each.local)
+    return BackedPort(
+        port=port,
+        backends=Backends(
+            cluster=found if port.uses_cluster_endpoints else (),
+            local=near if port.uses_local_endpoints else (),
+            reachable=found if port.uses_cluster_endpoints else near,
+            exist=bool(found) or draw(st.booleans()),
+        ),
+    )
+
+
+@st.composite
+def views(draw: st.DrawFn) -> list[View]:
+    """Views one after the other, of which some ports stay the same objects."""
+    known = draw(st.lists(backed_ports(), min_size=1, max_size=8))
+    found = []
+    for _ in range(draw(st.integers(1, 5))):
+        chosen = draw(st.lists(st.sampled_from(known), max_size=8))
+        ports = {each.port.key: each for each in chosen}
+        if draw(st.booleans()):
+            ports = {key: replace(each) for key, each in ports.items()}
+        found.append(View(family=Family.IPV4, ports=ports))
+    return found
+
+
+class Model:
+    """The table as the kernel would have it, which takes no command that the kernel refuses."""
+
+    def __init__(self) -> None:
+        self.elements: dict[tuple[Container, str], Element] = {}
+        self.chains: dict[str, tuple[str, ...]] = {}
+        self.affinity: dict[str, int] = {}
+
+    def apply(self, changes: Changes) -> None:
+        for element in changes.elements_removed:
+            assert self.elements.pop((element.container, element.key)) == element
+        for name in changes.chains_removed:
+            del self.chains[name]
+        for name in changes.chains.keys() - changes.added:
+            assert name in self.chains
+            self.chains[name] = ()
+        for name in changes.affinity_removed:
+            assert not any(f"@{name} " in rule for rule in self._rules()), "in use"
+            del self.affinity[name]
+        for name, limit in changes.affinity_added.items():
+            assert name not in self.affinity
+            self.affinity[name] = limit
+        assert not changes.added & self.chains.keys()
+        self.chains |= changes.chains
+        for element in changes.elements_added:
+            assert (element.container, element.key) not in self.elements
+            self.elements[element.container, element.key] = element
+        self.check_references()
+
+    def check_references(self) -> None:
+        """Whatever a rule or an element names is there."""
+        named = [each.value for each in self.elements.values()] + self._rules()
+        for text in named:
+            words = text.split()
+            for verb, target in pairwise(words):
+                if verb == "goto" and target != "reject-chain":
+                    assert target in self.chains
+            for word in words:
+                if word.startswith("@affinity-"):
+                    assert word[1:] in self.affinity
+
+    def _rules(self) -> list[str]:
+        return [rule for rules in self.chains.values() for rule in rules]
+
+
+def picture(ruleset: Ruleset) -> dict[str, object]:
+    return {
+        "elements": {
+            (container, key): each
+            for container, found in ruleset.elements.items()
+            for key, each in found.items()
+        },
+        "chains": dict(ruleset.chains),
+        "affinity": dict(ruleset.affinity),
+    }
+
+
+@given(views())
+def test_differences_make_the_whole(sequence: list[View]) -> None:
+    renderer, model = Renderer(SETTINGS), Model()
+    for view in sequence:
+        model.apply(renderer.advance(view))
+        fresh = Renderer(SETTINGS)
+        fresh.advance(view)
+        assert picture(renderer.ruleset()) == picture(fresh.ruleset()) == vars(model)
+        assert renderer.rules == fresh.rules == renderer.ruleset().rules
+        assert +renderer.no_local == +fresh.no_local
+
+
+@given(views())
+def test_the_same_view_again_is_no_difference(sequence: list[View]) -> None:
+    renderer = Renderer(SETTINGS)
+    for view in sequence:
+        renderer.advance(view)
+        again = replace(view, ports={key: replace(each) for key, each in view.ports.items()})
+        changes = renderer.advance(again)
+        assert not changes
+        assert difference(Family.IPV4, changes) == ""
