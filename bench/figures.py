@@ -55,7 +55,10 @@ class Load:
         return f"{self.command}{self.conns}"
 
 
-GROUPS = ("down", "up", "rr", "dial", "stall", "mem", "hold")
+#: The group of loads that curl is, not the load program.
+CURL = "curl"
+SERVICES = "services"
+GROUPS = ("down", "up", "rr", "dial", "stall", "mem", "hold", CURL, SERVICES)
 LOADS = (
     Load(group="down", command="down", conns=1),
     Load(group="down", command="down", conns=8),
@@ -67,6 +70,8 @@ LOADS = (
     Load(group="dial", command="dial", conns=1),
     Load(group="dial", command="dial", conns=8),
     Load(group="stall", command="stall", conns=16),
+    Load(group=CURL, command="fetch", conns=1),
+    Load(group=CURL, command="download", conns=1),
 )
 IDLE_TUNNELS = 2_000
 PASSED_BYTES = 1 << 20
@@ -162,3 +167,21 @@ GRPC_FIGURES = (
 )
 GRPC_LINK_FIGURES = tuple(_of_loads(_GRPC_LINK_GOALS, GRPC_LINK_LOADS))
 FORWARD_FIGURES = tuple(_of_loads(_FORWARD_GOALS, FORWARD_LOADS))
+# The SOCKS5 sidecar, against curl's own CONNECT of the server behind it.
+CURL_FIGURES = (
+    Figure(
+        load="fetch1",
+        field="p50_ms",
+        title="small fetch p50",
+        unit="ms",
+        goal=Goal(bound=1.2, at_least=False),
+    ),
+    Figure(load="fetch1", field="p90_ms", title="small fetch p90", unit="ms"),
+    Figure(
+        load="download1",
+        field="mb_per_s",
+        title="large fetch",
+        unit="MB/s",
+        goal=Goal(bound=0.8, at_least=True),
+    ),
+)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from figures import IDLE_TUNNELS, PASSED_BYTES, Load
+from curl import fetch_times
+from figures import CURL, IDLE_TUNNELS, PASSED_BYTES, Load
 from processes import BenchError, Child, Workspace, rss_kb
 from topologies import Topology
 
@@ -81,6 +82,10 @@ class Bench:
 
     def run_load(self, topology: Topology, load: Load) -> None:
         """One measurement of one topology."""
+        if load.group == CURL:
+            numbers = fetch_times(self.space, topology, load, self.seconds)
+            self.keep(load.name, topology.name, numbers)
+            return
         words = self.words(topology, load.command, load.conns, self.target)
         child = self.space.start(f"load-{load.name}", words, speaks=True, env=_ENV)
         try:
@@ -123,10 +128,10 @@ def run_rounds(
     for number in range(rounds):
         for index, load in enumerate(loads):
             say(f"round {number + 1} of {rounds}: {load.name}")
-            shift = (number + index) % len(topologies)
-            for topology in (*topologies[shift:], *topologies[:shift]):
-                if topology.measures(load.name):
-                    bench.run_load(topology, load)
+            taking = [topology for topology in topologies if topology.measures(load)]
+            shift = (number + index) % max(1, len(taking))
+            for topology in (*taking[shift:], *taking[:shift]):
+                bench.run_load(topology, load)
 
 
 def run_memory(bench: Bench, start: Callable[[str], Topology]) -> None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +16,12 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import curl
 from certs import Certs, make_certs
+from curl import CONNECT_TLS, SOCKS5, CurlWays
 from figures import (
+    CURL,
+    CURL_FIGURES,
     FIGURES,
     FORWARD_FIGURES,
     FORWARD_LOADS,
@@ -30,8 +31,11 @@ from figures import (
     GRPC_LINK_LOADS,
     GRPC_LOADS,
     LOADS,
+    SERVICES,
     Figure,
+    Load,
 )
+from machine import busy_share, machine
 from measure import Bench, build_load, run_hold, run_memory, run_rounds, start_target
 from processes import BenchError, Child, Workspace
 from report import Row, as_json, draw, rows
@@ -56,7 +60,9 @@ GRPC, GRPC_LINK = "isthmus-grpc", "isthmus-grpclink"
 # Plain forwarding: the proxy of nodes, and one haproxy that does the same.
 APISERVER_PROXY, HAPROXY_TCP = "apiserver-proxy", "haproxy-tcp"
 FORWARDING = (HAPROXY_TCP, APISERVER_PROXY)
-NAMES = ("direct", "haproxy", "isthmus", GRPC, GRPC_LINK, *FORWARDING)
+# curl by the server itself, and by the sidecar in front of it.
+BY_CURL = (CONNECT_TLS, SOCKS5)
+NAMES = ("direct", "haproxy", "isthmus", GRPC, GRPC_LINK, *FORWARDING, *BY_CURL)
 _MIN_COLUMNS = 150
 
 
@@ -125,6 +131,7 @@ def starters(
         profiler=args.profiler,
         profile_dir=(args.profile or Path()).resolve(),
     )
+    by_curl = CurlWays(space, certs, commands)
     known: dict[str, Start] = {
         "direct": partial(start_direct, space),
         "haproxy": partial(start_haproxy, space, certs),
@@ -142,6 +149,8 @@ def starters(
         "stub": partial(start_stub, space, load),
         HAPROXY_TCP: partial(start_haproxy_tcp, space, FORWARD_LOADS),
         APISERVER_PROXY: partial(start_apiserver_proxy, space, commands, FORWARD_LOADS),
+        CONNECT_TLS: by_curl.start_connect,
+        SOCKS5: by_curl.start_socks5,
     }
     return {name: known[name] for name in args.topologies}
 
@@ -160,7 +169,7 @@ def shown_name(args: argparse.Namespace, name: str) -> str:
 def tables(args: argparse.Namespace, bench: Bench, console: Console) -> list[Row]:
     """Draw what was measured, a table for each way through a tunnel; all rows."""
     chosen = args.topologies
-    apart = (GRPC, GRPC_LINK, *FORWARDING)
+    apart = (GRPC, GRPC_LINK, *FORWARDING, *BY_CURL)
     subject = "isthmus" if "isthmus" in chosen else chosen[-1]
     wanted: list[tuple[str, str, tuple[Figure, ...], tuple[str, ...]]] = []
     if subject not in apart:
@@ -172,11 +181,15 @@ def tables(args: argparse.Namespace, bench: Bench, console: Console) -> list[Row
         wanted.append((GRPC_LINK, args.label, GRPC_LINK_FIGURES, ("isthmus", GRPC_LINK)))
     if APISERVER_PROXY in chosen:
         wanted.append((APISERVER_PROXY, HAPROXY_TCP, FORWARD_FIGURES, ("direct", *FORWARDING)))
+    if SOCKS5 in chosen:
+        wanted.append((SOCKS5, CONNECT_TLS, CURL_FIGURES, BY_CURL))
     every = []
     for name, baseline, figures, columns in wanted:
         shown = shown_name(args, name)
-        judge = name.startswith("isthmus") or name == APISERVER_PROXY
+        judge = name.startswith("isthmus") or name in (APISERVER_PROXY, SOCKS5)
         found = rows(bench.samples, shown, judge=judge, baseline=baseline, figures=figures)
+        if not found:
+            continue
         present = [shown_name(args, c) for c in columns if c in chosen]
         draw(found, present, shown, console, baseline=baseline)
         every += found
@@ -194,15 +207,30 @@ def attach_py_spy(space: Workspace, topology: Topology, directory: Path) -> list
     ]
 
 
-def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
-    """The whole benchmark; returns the exit code."""
-    if {"haproxy", HAPROXY_TCP} & set(args.topologies) and shutil.which("haproxy") is None:
+def leave_out_missing(args: argparse.Namespace, console: Console) -> None:
+    """Leave out what needs a program that is not installed, and say so.
+
+    Raises:
+        BenchError: haproxy is required, or nothing is left.
+    """
+    chosen = args.topologies
+    if {"haproxy", HAPROXY_TCP} & set(chosen) and shutil.which("haproxy") is None:
         hint = "haproxy is not installed (Debian: apt-get install haproxy)"
         if args.require_haproxy:
             raise BenchError(hint)
         console.print(f"{hint}: measuring without it, so there are no ratios")
-        without = [name for name in args.topologies if not name.startswith("haproxy")]
-        args.topologies = tuple(without)
+        chosen = tuple(name for name in chosen if not name.startswith("haproxy"))
+    if set(BY_CURL) & set(chosen) and curl.is_missing():
+        console.print("curl is not installed: measuring without the SOCKS5 sidecar")
+        chosen = tuple(name for name in chosen if name not in BY_CURL)
+    if not chosen:
+        raise BenchError("nothing is left to be measured")
+    args.topologies = chosen
+
+
+def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
+    """The whole benchmark; returns the exit code."""
+    leave_out_missing(args, console)
     begun = time.monotonic()
     load = build_load()
     busy = busy_share(0.5)
@@ -217,6 +245,10 @@ def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
     with console.status("starting") as status:
         measure(args, bench, start, lambda text: status.update(text))
     found = tables(args, bench, console)
+    if SERVICES in args.only:
+        from services import services_table  # needs the interop tests' programs, and root
+
+        found += services_table(bench.samples, console, rounds=args.rounds, quick=args.quick)
     took = time.monotonic() - begun
     console.print(f"{args.rounds} rounds of {args.seconds:g} s, {took:.0f} s in all; {machine()}")
     if args.json:
@@ -228,13 +260,18 @@ def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
     return 1 if missed and args.check else 0
 
 
+def takes_part(name: str, loads: Sequence[Load]) -> bool:
+    """Whether one of the measurements is through a topology: curl has its own."""
+    return any((name in BY_CURL) == (load.group == CURL) for load in loads)
+
+
 def measure(
     args: argparse.Namespace, bench: Bench, start: dict[str, Start], say: Callable[[str], None]
 ) -> None:
     """Run the chosen groups: rounds on long-lived processes, memory on fresh ones."""
     loads = [load for load in LOADS if load.group in args.only]
     if loads:
-        running = [begin(bench.target) for begin in start.values()]
+        running = [begin(bench.target) for name, begin in start.items() if takes_part(name, loads)]
         watched = [
             child
             for topology in running
@@ -254,33 +291,6 @@ def measure(
     if "hold" in args.only and "isthmus" in start:
         say(f"holding {args.hold} tunnels")
         run_hold(bench, start["isthmus"], tunnels=args.hold)
-
-
-def busy_share(seconds: float) -> float:
-    """How much of all CPUs is in use, by anyone, while this program waits."""
-
-    def ticks() -> tuple[int, int]:
-        fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
-        return sum(fields), fields[3] + fields[4]  # all; idle and waiting for disks
-
-    total, idle = ticks()
-    time.sleep(seconds)
-    total_after, idle_after = ticks()
-    return 1 - (idle_after - idle) / max(1, total_after - total)
-
-
-def machine() -> str:
-    """What it ran on, in a few words."""
-    cpus = len(os.sched_getaffinity(0))
-    versions = [
-        f"{cpus} CPUs",
-        f"Linux {platform.release()}",
-        f"Python {platform.python_version()}",
-    ]
-    if shutil.which("haproxy"):
-        said = subprocess.run(["haproxy", "-v"], capture_output=True, text=True, timeout=10).stdout
-        versions.append("haproxy " + said.split()[2])
-    return ", ".join(versions)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

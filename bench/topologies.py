@@ -17,6 +17,7 @@ from pathlib import Path
 
 import handshake
 from certs import Certs
+from figures import CURL, Load
 from processes import BenchError, Child, Workspace, process_tree
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +29,8 @@ class Topology:
     """A running way to the target. ``processes`` are the proxies, never client or target.
 
     ``load`` is a load program that knows its ``via``, where the usual one does not. ``at`` is where
-    to connect to instead of the target, where a proxy leads to that one target.
+    to connect to instead of the target, where a proxy leads to that one target. ``curl`` are curl's
+    options, where that is the load program.
     """
 
     name: str
@@ -38,10 +40,13 @@ class Topology:
     load: Path | None = None
     only: frozenset[str] | None = None
     at: str = ""
+    curl: tuple[str, ...] = ()
 
-    def measures(self, load: str) -> bool:
+    def measures(self, load: Load) -> bool:
         """Whether it takes part in a measurement; ``only`` names those of some."""
-        return self.only is None or load in self.only
+        if bool(self.curl) != (load.group == CURL):
+            return False
+        return self.only is None or load.name in self.only
 
     def pids(self) -> list[int]:
         """The proxies with all their workers."""
@@ -144,7 +149,9 @@ def start_apiserver_proxy(
         f"--admin-port={admin_port}",
     ]
     child = space.start("apiserver-proxy", commands.words("apiserver-proxy", flags))
-    wait_until(lambda: _http(health_port, "/readyz"), (child,), "the apiserver proxy's readiness")
+    wait_until(
+        lambda: http_answers(health_port, "/readyz"), (child,), "the apiserver proxy's readiness"
+    )
     at = f"127.0.0.1:{port}"
     return Topology(name="apiserver-proxy", via="tcp", processes=(child,), only=only, at=at)
 
@@ -171,6 +178,7 @@ class Shape:
 
     mode: str = "http-connect"
     via: str = "connect"
+    server_flags: tuple[str, ...] = ()
     agent_flags: tuple[str, ...] = ()
     load: Path | None = None
     only: frozenset[str] | None = None
@@ -202,10 +210,11 @@ def start_tunnel(
                 f"--health-port={health_port}",
                 "--health-bind-address=127.0.0.1",
                 f"--admin-port={admin_port}",
+                *shape.server_flags,
             ],
         ),
     )
-    wait_until(lambda: _http(health_port, "/healthz"), (server,), "the server's health port")
+    wait_until(lambda: http_answers(health_port, "/healthz"), (server,), "the server's health port")
     agent_health, agent_admin = space.free_port(), space.free_port()
     agent = space.start(
         f"{label}-agent",
@@ -224,7 +233,9 @@ def start_tunnel(
             ],
         ),
     )
-    wait_until(lambda: _http(health_port, "/readyz"), (server, agent), "the server's readiness")
+    wait_until(
+        lambda: http_answers(health_port, "/readyz"), (server, agent), "the server's readiness"
+    )
     return Topology(
         name=label,
         via=shape.via,
@@ -255,7 +266,8 @@ def _accepts(port: int) -> bool:
         return False
 
 
-def _http(port: int, path: str) -> bool:
+def http_answers(port: int, path: str) -> bool:
+    """Whether a loopback port answers 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", path)

@@ -251,8 +251,11 @@ def echo_target() -> Iterator[Target]:
         def serve() -> None:
             with contextlib.suppress(OSError):
                 while not stopping.is_set():
-                    thread = threading.Thread(target=echo, args=(target.accept(),), daemon=True)
-                    thread.start()
+                    try:
+                        conn = target.accept()
+                    except TimeoutError:  # nobody came for a while: that is no reason to leave
+                        continue
+                    threading.Thread(target=echo, args=(conn,), daemon=True).start()
 
         server = threading.Thread(target=serve, daemon=True)
         server.start()

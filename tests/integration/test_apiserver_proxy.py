@@ -211,6 +211,54 @@ def test_a_name_that_leads_to_itself(bed: Bed) -> None:
     assert bed.do(lambda: bed.proxy.metrics.accepted) == 1
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", ""])
+@pytest.mark.parametrize("check", ["none", "https"])
+def test_an_address_of_this_host_where_it_listens_on_all(bed: Bed, host: str, check: str) -> None:
+    """Which addresses a host has is the kernel's business: the circle is seen when it closes."""
+    port = free_port()
+    ours = own_address()
+    proxy = bed.start(f"{ours}:{port}", listen=(f"{host}:{port}",), health_check=check)
+    assert bed.is_reset()
+    bed.wait(lambda: proxy.metrics.refusals[ProxyRefusal.CIRCLE] > 0, "the circle is seen")
+    if check == "https":
+        bed.wait(lambda: not bed.states()[f"{ours}:{port}"], "it is down")
+        assert bed.do(lambda: len(proxy.connections)) < 10
+    else:
+        bed.wait(lambda: not len(proxy.connections), "every connection ended")
+        assert bed.do(lambda: proxy.metrics.accepted) < 4
+
+
+def test_another_comes_before_a_circle(bed: Bed, upstream: Upstream) -> None:
+    port = free_port()
+    proxy = bed.start(
+        f"{own_address()}:{port}", upstream.address, listen=(f"0.0.0.0:{port}",),
+        health_check="none", max_connections=20,
+    )  # fmt: skip
+    wait_until(lambda: not _is_echoed(bed), "a circle")
+    assert bed.refusals() == {ProxyRefusal.CIRCLE: 1}
+    for _ in range(5):
+        assert _is_echoed(bed)
+    bed.wait(lambda: not len(proxy.connections), "every connection ended")
+
+
+def _is_echoed(bed: Bed) -> bool:
+    try:
+        with bed.echo():
+            return True
+    except OSError:
+        return False
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no other address than loopback")
+        return str(sock.getsockname()[0])
+
+
 def test_too_many(bed: Bed, upstream: Upstream) -> None:
     bed.start(upstream.address, health_check="none", max_connections=2)
     with bed.echo(), bed.echo():

@@ -77,7 +77,7 @@ def test_at_every_stage(programs: Programs, kind: str) -> None:
                         assert under_way.value.reason is DialFailure.INTERNAL
                 with pytest.raises(DialError, match="connectivity server") as later:
                     await dialer.dial("tcp", target.name)
-                assert later.value.reason is DialFailure.INTERNAL
+                assert later.value.reason is DialFailure.UNREACHABLE
 
     async def pour(connection: object) -> None:
         while True:

@@ -213,6 +213,57 @@ def test_pipelined_requests_are_answered_in_order(bed: ProxiesBed, origin: Origi
         assert client.read_head() == ESTABLISHED
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 5\r\n\r\nhello",
+        b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+    ],
+)
+def test_a_half_close_behind_a_whole_body_while_it_is_dialed(
+    bed: ProxiesBed, pieces: int, rest: bytes
+) -> None:
+    proxy = bed.https(**bed.tls_flags)
+    with Target() as target, connect(proxy) as client:
+        head = f"POST http://{target.name}/x HTTP/1.1\r\nHost: x\r\n".encode()
+        whole = head + rest
+        cut = len(whole) if pieces == 1 else len(head + rest.partition(b"\r\n\r\n")[0]) + 4
+        client.send(whole[:cut])
+        client.send(whole[cut:])
+        client.half_close()
+        with target.accept() as far:
+            far.read_head()
+            body = rest.partition(b"\r\n\r\n")[2]
+            assert far.read_exactly(5 if body == b"hello" else len(body)) == body
+            far.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            assert read_answer(client) == (200, b"ok")
+            assert client.read_to_end() == b""
+    bed.wait_empty(proxy)
+
+
+def test_a_half_close_within_a_body_while_it_is_dialed(bed: ProxiesBed) -> None:
+    proxy = bed.https(**bed.tls_flags)
+    with Target() as target, connect(proxy) as client:
+        head = f"POST http://{target.name}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+        client.send(head.encode() + b"hell")
+        client.half_close()
+        assert client.read_to_end() == b""
+    bed.wait_unserved(proxy, Unserved.LEFT)
+    bed.wait_empty(proxy)
+
+
+@pytest.mark.parametrize("start", [b"GET http://%b/ ", b"CONNECT %b "])
+def test_blank_lines_before_a_request(bed: ProxiesBed, origin: Origin, start: bytes) -> None:
+    proxy = bed.https()
+    with connect(proxy) as client:
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = start % b"127.0.0.1:%d" % origin.port + b"HTTP/1.1\r\nHost: x\r\n\r\n"
+        for byte in b"\r\n\r\n" + head:
+            client.send(bytes([byte]))
+        assert status_of(client.read_head()) == 200
+
+
 def test_byte_by_byte(bed: ProxiesBed, origin: Origin) -> None:
     proxy = bed.https()
     with connect(proxy) as client:
@@ -326,6 +377,21 @@ def test_expect_100_continue(bed: ProxiesBed) -> None:
             assert status_of(client.read_head()) == 204
 
 
+def test_an_answer_before_the_body_is_whole_is_the_last(bed: ProxiesBed) -> None:
+    proxy = bed.https()
+    with Target() as target, connect(proxy) as client:
+        head = f"POST http://{target.name}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+        client.send(head.encode() + b"half")
+        with target.accept() as far:
+            far.read_head()
+            far.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+            answer = client.read_head()
+            assert status_of(answer) == 413
+            assert b"\r\nConnection: close\r\n" in answer  # RFC 9112 §9.6
+            assert client.read_to_end() == b"no"
+    bed.wait_empty(proxy)
+
+
 def test_upgrade(bed: ProxiesBed) -> None:
     proxy = bed.https()
     with Target() as target, connect(proxy) as client:
@@ -347,7 +413,9 @@ def test_upgrade(bed: ProxiesBed) -> None:
     bed.wait_empty(proxy)
 
 
-def test_an_answer_that_is_cut_is_a_reset(bed: ProxiesBed) -> None:
+def test_an_answer_that_is_cut_is_a_reset(
+    bed: ProxiesBed, caplog: pytest.LogCaptureFixture
+) -> None:
     proxy = bed.https()
     with Target() as target:
         for end in (Client.close, Client.reset):
@@ -362,10 +430,32 @@ def test_an_answer_that_is_cut_is_a_reset(bed: ProxiesBed) -> None:
                 with pytest.raises(ConnectionResetError):
                     client.recv()
     bed.wait_empty(proxy)
+    # Two within a minute to one host are one line.
+    assert [it.getMessage() for it in caplog.records] == ["a plain request has no whole answer"]
+
+
+def test_a_body_that_breaks_the_rules_behind_an_answer_is_the_clients_fault(
+    bed: ProxiesBed,
+) -> None:
+    proxy = bed.https()
+    with Target() as target, connect(proxy) as client:
+        head = f"POST http://{target.name}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+        client.send(f"{head}\r\n2\r\nhe\r\n".encode())
+        with target.accept() as far:
+            far.read_head()
+            far.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+            client.read_head()
+            client.send(b"nonsense\r\n")
+            with pytest.raises(ConnectionResetError):
+                client.read_to_end()
+    bed.wait_unserved(proxy, Unserved.BAD_REQUEST)
+    bed.wait_empty(proxy)
 
 
 @pytest.mark.parametrize("said", [b"", b"not http\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
-def test_no_answer_is_a_bad_gateway(bed: ProxiesBed, said: bytes) -> None:
+def test_no_answer_is_a_bad_gateway(
+    bed: ProxiesBed, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     proxy = bed.https()
     with Target() as target, connect(proxy) as client:
         client.send(f"GET http://{target.name}/ HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -374,7 +464,9 @@ def test_no_answer_is_a_bad_gateway(bed: ProxiesBed, said: bytes) -> None:
             far.send(said)
             far.half_close()
             assert status_of(client.read_head()) == 502
+            assert client.read_to_end().startswith(f"{target.name} did not answer: ".encode())
     bed.wait_empty(proxy)
+    assert [it.getMessage() for it in caplog.records] == ["a plain request has no whole answer"]
 
 
 def test_a_kept_connection_that_was_closed_is_no_loss(bed: ProxiesBed, origin: Origin) -> None:
@@ -523,6 +615,31 @@ def test_ports_and_drain(bed: ProxiesBed, origin: Origin) -> None:
             assert busy.read_to_end() == b"ok"
         drained.join(LIMIT_S)
         assert not drained.is_alive()
+
+
+def test_plain_requests_are_counted_as_tunnels_are(bed: ProxiesBed) -> None:
+    proxy = bed.https()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+    with Target() as target, connect(proxy) as client:
+        client.send(f"PUT http://{target.name}/ HTTP/1.1\r\nHost: x\r\n".encode())
+        client.send(b"Content-Length: 1000\r\n\r\n" + bytes(1000))
+        with target.accept() as far:
+            sent = len(far.read_head()) + len(far.read_exactly(1000))
+            scraped = http_get(proxy.health_port, "/metrics")[1]
+            name = "isthmus_https_proxy_bytes_total"
+            assert metric(scraped, name + '{direction="to_target"}') == sent
+            assert metric(scraped, name + '{direction="to_client"}') == 0
+            far.send(answer)
+            got = len(client.read_head()) + len(client.read_exactly(5))
+            shown = json.loads(http_get(proxy.admin_port, "/snapshot")[1])["totals"]
+            assert (shown["bytesToTarget"], shown["bytesToClient"]) == (sent, got)
+    # A tunnel behind it counts once.
+    with Target() as target, tunnel(proxy, target.name, b"early") as client:
+        with target.accept() as far:
+            assert far.read_exactly(5) == b"early"
+        assert client.read_to_end() == b""
+    bed.wait_empty(proxy)
+    assert bed.stack.do(proxy.metrics.bytes_carried) == (sent + 5, got)
 
 
 def test_as_a_program(programs: Programs, origin: Origin, tmp_path: Path) -> None:
@@ -683,6 +800,38 @@ def test_by_the_hosted_clusters_proxy(
     bed.wait_empty(proxy)
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_cloud_apis_go_by_the_management_proxy_and_not_by_the_users(
+    bed: ProxiesBed,
+    origin: Origin,
+    user_proxy: Callable[[str], UserProxy],
+    monkeypatch: pytest.MonkeyPatch,
+    direct: bool,
+) -> None:
+    user, management = user_proxy("http"), user_proxy("http")
+    bed.zone.put("px.example", "A", "127.0.0.1")
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{management.port}")
+    monkeypatch.setenv("NO_PROXY", "")
+    url = f"http://px.example:{user.port}"
+    proxy = bed.https(http_proxy=url, https_proxy=url, connect_directly_to_cloud_apis=direct)
+    cloud, other = f"ec2.eu-west-1.amazonaws.com:{origin.port}", f"x.example:{origin.port}"
+    for target in (cloud, other):
+        assert curl("-x", url_of(proxy), f"http://{target}/plain")[0] == 0
+        assert curl("-p", "-x", url_of(proxy), f"http://{target}/tunnel")[0] == 0
+    asked = [f"GET http://{other}/plain HTTP/1.1", f"CONNECT {other} HTTP/1.1"]
+    if direct:
+        # Both by CONNECT: to the management proxy a plain request is a connection as any other.
+        assert management.asked == [f"CONNECT {cloud} HTTP/1.1"] * 2
+    else:
+        assert management.asked == []
+        asked = [f"GET http://{cloud}/plain HTTP/1.1", f"CONNECT {cloud} HTTP/1.1", *asked]
+    assert user.asked == asked
+    ways = json.loads(http_get(proxy.admin_port, "/snapshot")[1])["names"]["ways"]
+    counted = {"way": "directly, by the management proxy if there is one", "count": 2 * direct}
+    assert counted in ways
+    bed.wait_empty(proxy)
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_tunnels_by_a_proxy_end_as_tcp_does(
     bed: ProxiesBed, user_proxy: Callable[[str], UserProxy], scheme: str
@@ -712,7 +861,7 @@ def test_tunnels_by_a_proxy_end_as_tcp_does(
 @pytest.mark.parametrize(
     ("answer", "status", "word"),
     [
-        (b"HTTP/1.1 407 Who?\r\nContent-Length: 0\r\n\r\n", 502, "407 Who?"),
+        (b"HTTP/1.1 407 Who?\r\nContent-Length: 0\r\n\r\n", 403, "407 Who?"),
         (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n", 403, "denied by policy"),
         (b"HTTP/1.1 504 Late\r\nContent-Length: 0\r\n\r\n", 504, "504 Late"),
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", 502, "503 Busy"),
@@ -740,7 +889,7 @@ def test_a_proxy_that_refuses(
     if b"407" in answer:
         with connect(proxy) as client:
             said = ask(client, b"GET http://x.example/ HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (said.status, "407" in said.body) == (502, True)
+            assert (said.status, "407" in said.body) == (403, True)
 
 
 def test_an_https_proxy_that_nobody_vouches_for(

@@ -187,7 +187,7 @@ def test_kill_the_server_and_every_caller_hears_it(fresh: Stack) -> None:
             bed.dial(target.name)
             await bed.until(lambda: bed.failures)
             failure, detail = bed.failures.pop()
-            assert failure is DialFailure.INTERNAL
+            assert failure is DialFailure.UNREACHABLE
             assert f"connectivity server {bed.dialer.place}" in detail
 
     run(fresh, "uds", test)

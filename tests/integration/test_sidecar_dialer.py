@@ -41,6 +41,15 @@ GUEST = {"resolve_from_guest_cluster_dns": True}
 BOTH = {**GUEST, "resolve_from_management_cluster_dns": True}
 CLOUD = {"connect_directly_to_cloud_apis": True}
 CLOUD_NAME = "ec2.us-east-1.amazonaws.com"
+#: What the answers of a management proxy are to whoever dials.
+REFUSALS = {
+    403: DialFailure.DENIED,
+    407: DialFailure.DENIED,
+    418: DialFailure.INTERNAL,
+    502: DialFailure.UNREACHABLE,
+    503: DialFailure.UNREACHABLE,
+    504: DialFailure.TIMED_OUT,
+}
 
 
 @pytest.fixture(scope="module")
@@ -287,8 +296,9 @@ def test_without_a_server_names_go_directly_and_services_fail(
             assert await bed.says("idp.example", echo.port) == b"hello"
             assert ways(bed) == {"DIRECT": 1}
             error = await bed.fails("echo.web", echo.port)
-            assert error.reason is DialFailure.INTERNAL
-            assert "connectivity server localhost" in error.detail
+            assert error.reason is DialFailure.UNREACHABLE
+            at = f"connectivity server localhost:{where['konnectivity_port']}"
+            assert error.detail.startswith(f"{at} cannot be reached: connection refused")
 
     run(work)
 
@@ -412,7 +422,7 @@ def test_a_certificate_that_cannot_be_used_is_said_before_anything_starts(
     where = flags(stack, "grpc-tls", tls_key_path=str(tmp_path / "missing"))
 
     async def work() -> None:
-        with pytest.raises(ConfigError, match="missing"):
+        with pytest.raises(ConfigError, match=r"^--tls-key-path .*missing"):
             async with sidecar(where, tmp_path):
                 pass
 
@@ -449,14 +459,31 @@ def test_a_cloud_api_is_dialed_by_the_proxy_of_the_environment(
                 assert await bed.says("management.azure.com", echo.port) == b"hello"
                 assert len(proxy.asked) == 1
                 assert ways(bed) == {"PROXIED": 2}
-                proxy.answer = b"HTTP/1.1 403 Forbidden\r\n\r\n"
-                error = await bed.fails(CLOUD_NAME, echo.port)
-                assert error.reason is DialFailure.INTERNAL
-                assert error.detail.startswith(f"proxy {scheme}://localhost:{proxy.port}: answered")
+                for status, reason in REFUSALS.items():
+                    proxy.answer = f"HTTP/1.1 {status} x\r\n\r\n".encode()
+                    error = await bed.fails(CLOUD_NAME, echo.port)
+                    assert error.reason is reason
+                    said = f"proxy {scheme}://localhost:{proxy.port}: answered HTTP/1.1 {status} x"
+                    assert error.detail.startswith(said)
                 proxy.silent = True
                 error = await bed.fails(CLOUD_NAME, echo.port, timeout_s=0.2)
                 assert error.reason is DialFailure.TIMED_OUT
                 assert "secret" not in f"{error}"
+
+    run(work)
+
+
+def test_a_management_proxy_that_is_not_there(stack: Stack, tmp_path: Path) -> None:
+    port = free_port()
+    environment = {"HTTPS_PROXY": f"http://localhost:{port}"}
+
+    async def work() -> None:
+        aliases = {"localhost": ["127.0.0.1"]}
+        where = flags(stack, **CLOUD)
+        async with sidecar(where, tmp_path, environment=environment, aliases=aliases) as bed:
+            error = await bed.fails(CLOUD_NAME, 443)
+            assert error.reason is DialFailure.UNREACHABLE
+            assert error.detail.startswith(f"proxy http://localhost:{port}: connection refused")
 
     run(work)
 

@@ -410,6 +410,31 @@ def test_ports_and_drain(bed: ProxiesBed, echo: Target) -> None:
     assert not drained.is_alive()
 
 
+def test_lookups_and_ways_are_counted(bed: ProxiesBed, echo: Target) -> None:
+    proxy = bed.socks5(resolve_from_management_cluster_dns=True)
+    for name in (NAME, "127.0.0.1"):
+        open_socks5(proxy, name, echo.port).close()
+    scraped = http_get(proxy.health_port, "/metrics")[1]
+    ours = "isthmus_socks5_proxy_"
+    assert metric(scraped, ours + 'name_lookups_total{result="found",source="guest_dns"}') == 1
+    assert metric(scraped, ours + 'name_lookups_total{result="decided",source="address"}') == 1
+    assert metric(scraped, ours + 'dials_total{way="tunnel"}') == 2
+    assert metric(scraped, ours + 'dials_total{way="direct"}') == 0
+    assert metric(scraped, ours + "tunnel_healthy") == 1
+    # What only this pod can resolve from here on.
+    bed.stack.run(bed.dns.stop())
+    open_socks5(proxy, "localhost", echo.port).close()
+    scraped = http_get(proxy.health_port, "/metrics")[1]
+    assert metric(scraped, ours + 'name_lookups_total{result="failed",source="guest_dns"}') == 1
+    assert metric(scraped, ours + 'dials_total{way="direct"}') == 1
+    assert metric(scraped, ours + "tunnel_healthy") == 0
+    names = json.loads(http_get(proxy.admin_port, "/snapshot")[1])["names"]
+    assert (names["tunnelWorks"], names["failingSeconds"] > 0) == (False, True)
+    assert {"source": "management DNS", "result": "found", "count": 1} in names["lookups"]
+    assert {"way": "through the tunnel", "count": 2} in names["ways"]
+    bed.wait_empty(proxy)
+
+
 def test_as_a_program(programs: Programs, origin: Origin) -> None:
     server = programs.server()
     programs.agent(server)

@@ -190,8 +190,9 @@ def test_the_server_itself_is_not_there(fresh: Stack, kind: str) -> None:
         await asyncio.to_thread(fresh.stop, fresh.server)
         failure, detail = await bed.fails("127.0.0.1:1")
         # Not REFUSED: the target has refused nothing.
-        assert failure is DialFailure.INTERNAL
-        assert f"connectivity server {bed.dialer.place}" in detail
+        assert failure is DialFailure.UNREACHABLE
+        wanted = f"connectivity server {bed.dialer.place} cannot be reached: connection refused: "
+        assert detail.startswith(wanted)
 
     run(fresh, kind, test)
 

@@ -141,7 +141,8 @@ def test_without_the_right_to_put_it_there(bed: Bed, tmp_path: Path) -> None:
     with proxy(bed, log, "--upstream=127.0.0.1:1", by=unprivileged) as child:
         assert child.wait(LIMIT_S) == 2
     assert log.read_text().startswith("isthmus: 172.20.0.1 is on no interface of this host")
-    assert "needs CAP_NET_ADMIN" in log.read_text()
+    assert "needs CAP_NET_ADMIN: give the apiserver proxy that capability;" in log.read_text()
+    assert "agent" not in log.read_text()
 
 
 def test_a_killed_one_is_taken_over(bed: Bed, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from isthmus.config.apiserver_proxy_plan import ProxyPlan
 from isthmus.errors import ConfigError
+from isthmus.net.host_callers import Caller
 from isthmus.observe.logs import OncePer, log
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ REFRESH_S = 10.0
 #: How long an address may take to be taken away, before the program leaves without that.
 TAKE_AWAY_S = 5.0
 _SAY_AGAIN_S = 60.0
+_CALLER = Caller(who="apiserver proxy", address_flag="--listen")
 _log = logging.getLogger("isthmus.apiserver_proxy")
 
 
@@ -60,12 +62,10 @@ class Addresses:
         from isthmus.net.host_address import put  # pyroute2 is slow to import
 
         try:
-            return put(address, interface=INTERFACE, uplinks=self._uplinks)
+            return put(address, interface=INTERFACE, uplinks=self._uplinks, caller=_CALLER)
         except ConfigError as error:
-            # It speaks of an agent's flag, which is for the same kind of address.
-            said = str(error).replace("--bind-address", "--listen")
             raise ConfigError(
-                f"{said}; --manage-address=false leaves the address to you"
+                f"{error}; --manage-address=false leaves the address to you"
             ) from error
 
     def uplink_of(self, sock: socket.socket) -> str:

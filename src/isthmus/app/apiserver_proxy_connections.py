@@ -30,10 +30,14 @@ from isthmus.tunnel.end import Ending
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity, TunnelId
 from isthmus.wire.asking import Asking
+from isthmus.wire.proxy_protocol import IpPort
 
 _QUIET_S = 30.0
 _LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.apiserver_proxy")
+
+#: Where a connection comes from and where it goes: there is one such at a time.
+_Pair = tuple[IpPort, IpPort]
 
 
 class ProxyTunnels(TunnelTable):
@@ -89,6 +93,9 @@ class Connections:
         self.tunnels = ProxyTunnels(loop, metrics)
         self.tracing: Tracing | None = None
         self._dialing: set[Connection] = set()
+        # A connection that comes in as one of ours went out closes a circle.
+        self._came: dict[_Pair, Connection] = {}
+        self._went: dict[_Pair, HostPort] = {}
         self._plan_changed = asyncio.Event()
         self._look = asyncio.Event()
 
@@ -170,19 +177,24 @@ class Connections:
             sock.close()
             self._metrics.refusals[ProxyRefusal.LEFT] += 1
             return
-        refusal = None
-        if len(self) >= self.most:
+        refusal, detail = None, ""
+        upstream = self._went.get((source, destination))
+        if upstream is not None:
+            self.upstreams.avoid(upstream, now=self.now())
+            refusal, detail = ProxyRefusal.CIRCLE, f"upstream {upstream}"
+        elif len(self) >= self.most:
             refusal = ProxyRefusal.TOO_MANY
         elif self._uplink_of(sock):
             refusal = ProxyRefusal.OUTSIDE
         if refusal is not None:
             SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
-            self._count(refusal, str(source), "")
+            self._count(refusal, str(source), detail)
             return
         if not self.upstreams.any_up:
             self._metrics.last_resort += 1
         connection = Connection(self, sock, source=source, destination=destination)
         self._dialing.add(connection)
+        self._came[source, destination] = connection
         connection.start()
 
     # What connections ask; see Owner.
@@ -212,7 +224,7 @@ class Connections:
 
     def reached(self, connection: Connection, far: SocketEnd, at: HostPort) -> None:
         """Join a connection to its upstream."""
-        self._dialing.discard(connection)
+        self._forget(connection)
         self._metrics.dial_succeeded(self.now() - connection.dialed_at)
         self._metrics.retried += connection.tried > 1
         self.tunnels.open(
@@ -223,15 +235,38 @@ class Connections:
             agent_id=AgentId(""),
             link_id=0,
             frontend="tcp",
-            on_ended=partial(self._ended, at),
+            on_ended=partial(self._ended, at, self._note(far, at)),
         )
 
-    def _ended(self, at: HostPort, _: Tunnel, _s: float) -> None:
+    def _forget(self, connection: Connection) -> None:
+        self._dialing.discard(connection)
+        pair = connection.source, connection.destination
+        if self._came.get(pair) is connection:  # a reset frees the pair before we hear of it
+            del self._came[pair]
+
+    def _note(self, far: SocketEnd, at: HostPort) -> _Pair | None:
+        """Remember a connection of ours, and end the one that it is, if it came in here already."""
+        if far.sock.family == socket.AF_UNIX:  # which is the inside of a proxy's TLS
+            return None
+        try:
+            pair = endpoint(far.sock.getsockname()), endpoint(far.sock.getpeername())
+        except OSError:  # gone already
+            return None
+        self._went[pair] = at
+        again = self._came.get(pair)
+        if again is not None:
+            self.upstreams.avoid(at, now=self.now())
+            again.refuse(ProxyRefusal.CIRCLE, f"upstream {at}")
+        return pair
+
+    def _ended(self, at: HostPort, pair: _Pair | None, _: Tunnel, _s: float) -> None:
+        if pair is not None:
+            self._went.pop(pair, None)
         self.upstreams.let_go(at)
 
     def refused(self, connection: Connection, why: ProxyRefusal, detail: str) -> None:
         """Count a connection that is over before it was joined, and reset it."""
-        self._dialing.discard(connection)
+        self._forget(connection)
         self._count(why, str(connection.source), detail)
         connection.client.abort(Ending.CANCELLED)
 

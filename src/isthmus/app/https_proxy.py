@@ -60,6 +60,11 @@ class HttpsConnections(SidecarConnections):
         """Count an answer."""
         self.counts.answered(status)
 
+    def carried(self, *, to_target: int = 0, to_client: int = 0) -> None:
+        """Count bytes of plain requests and answers, heads included, as tunnels' are."""
+        self.counts.bytes_to_target += to_target
+        self.counts.bytes_to_client += to_client
+
     def reused(self) -> None:
         """Count a request that needed no dial."""
         self.counts.reused += 1

@@ -89,8 +89,7 @@ class Sidecar(Forwarder):
         except BaseException:
             await self.stop()
             raise
-        self.metrics.connections = lambda: len(self.connections)
-        self.metrics.waiting = lambda: self.connections.handshakes
+        self._set_own_gauges()
         self.listen(bound)
         place = self.dialer.tunnel.place
         log(
@@ -99,6 +98,14 @@ class Sidecar(Forwarder):
             server=str(place), protocol=settings.konnectivity_protocol,
             authenticates=self._password is not None, max_connections=self.connections.most,
         )  # fmt: skip
+
+    def _set_own_gauges(self) -> None:
+        metrics, names = self.metrics, self.dialer.names
+        metrics.connections = lambda: len(self.connections)
+        metrics.waiting = lambda: self.connections.handshakes
+        metrics.lookups = lambda: names.counts.asked
+        metrics.ways = lambda: names.counts.ways
+        metrics.tunnel_works = lambda: names.health.works
 
     async def watch(self) -> None:
         """Follow files; see Program."""

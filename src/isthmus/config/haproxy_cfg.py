@@ -23,6 +23,10 @@ from isthmus.config.haproxy_server import Server
 from isthmus.config.located import MAX_CHARS, near, short
 from isthmus.core.upstreams import Bounds
 from isthmus.errors import ConfigError
+from isthmus.values import is_address
+
+#: In the certificate of every apiserver.
+APISERVER_NAME = "kubernetes.default.svc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +130,36 @@ class _Whole:
         times = {**self._top.timeouts, **backend.timeouts, **frontend.timeouts}
         first = servers[0]
         retries = [it.retries for it in (backend, self._top) if it.retries is not None]
+        if len(servers) == 1 and any(retries[:1]):
+            said = "haproxy tries the only server again; isthmus does not, and leaves that to the"
+            self._lines.warn(0, f"retries {retries[0]}: {said} client")
         counts = [it.maxconn for it in (frontend, self._top) if it.maxconn is not None]
         return ProxyPlan(
             listen=tuple(frontend.binds),
             upstreams=tuple(each.at for each in servers if each.at is not None),
-            check=self._check(backend, first, ca, times.get("check", 0.0)),
+            check=self._named(servers, self._check(backend, first, ca, times.get("check", 0.0))),
             connect_timeout_s=times.get("connect", default.connect_timeout_s),
             idle_timeout_s=self._idle(times),
             retries=retries[0] if retries else default.retries,
             max_connections=min(counts) if counts else default.max_connections,
             proxy_protocol=tuple(first.tlvs) if first.send_proxy else None,
         )
+
+    def _named(self, servers: list[Server], check: CheckPlan) -> CheckPlan:
+        """Ask for a name that an apiserver has, where its address would be asked for.
+
+        The address is a load balancer's as a rule, which no certificate of an apiserver names.
+        """
+        addressed = [it for it in servers if it.at is not None and is_address(it.at.host)]
+        if not addressed or check.kind is not Checks.HTTPS or check.server_name:
+            return check
+        first = addressed[0]
+        self._lines.warn(
+            first.line,
+            f"server {first.name} is at an address, {first.at}: checks want a certificate for"
+            f" {APISERVER_NAME}, unless check-sni says another name",
+        )
+        return replace(check, server_name=APISERVER_NAME)
 
     def _idle(self, times: dict[str, float]) -> float:
         if "tunnel" in times:

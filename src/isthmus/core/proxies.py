@@ -22,10 +22,19 @@ from ipaddress import (
 from typing import Literal, cast
 from urllib.parse import unquote_to_bytes
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DialFailure
 from isthmus.values import HostPort
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+#: What the status of a proxy's answer says of the target (RFC 9110 §15); the rest says nothing of
+#: it. Squid answers 503 when the target cannot be reached, others 502.
+FAILURE_OF_STATUS = {
+    403: DialFailure.DENIED,
+    407: DialFailure.DENIED,
+    502: DialFailure.UNREACHABLE,
+    503: DialFailure.UNREACHABLE,
+    504: DialFailure.TIMED_OUT,
+}
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # RFC 3986 §3.2.1, and "@" as in Go: the last one is the separator.

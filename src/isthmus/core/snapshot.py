@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Literal
 
+from isthmus.core.names_view import NamesView
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
 
@@ -314,6 +315,7 @@ class SidecarView:
     server: str
     handshakes: int
     requests: int
+    names: NamesView
     totals: Totals
     tunnels: tuple[TunnelView, ...]
     truncated: int = 0

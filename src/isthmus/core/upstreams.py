@@ -137,8 +137,12 @@ class Upstreams:
 
     def failed(self, at: HostPort, *, now: float) -> None:
         """A dial failed: for a moment all others come first."""
-        self._known[at].failed_until = now + FAILED_FOR_S
+        self.avoid(at, now=now)
         self.let_go(at)
+
+    def avoid(self, at: HostPort, *, now: float) -> None:
+        """It was reached to no purpose: for a moment all others come first."""
+        self._known[at].failed_until = now + FAILED_FOR_S
 
     def _forget_unused(self, one: Upstream) -> None:
         if not one.connections:

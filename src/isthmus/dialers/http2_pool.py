@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from isthmus.dialers.pooled_connection import PooledConnection
 from isthmus.dialers.through_server import ServerDialer
+from isthmus.errors import DialFailure
 from isthmus.tunnel.http2_stream import Http2Stream
 
 IDLE_S = 60.0
@@ -29,7 +30,7 @@ _COARSE_S = 0.010
 _CLOSED = "the dialer is closed"
 
 Opened = Callable[[Http2Stream], None]
-Unopened = Callable[[str], None]
+Unopened = Callable[[DialFailure, str], None]
 
 
 class Waiting:
@@ -75,7 +76,8 @@ class Http2Pool:
         asked = Waiting(opened, failed)
         if self._closed or len(self._waiting) >= MOST_WAITING:
             why = _CLOSED if self._closed else "too many calls wait for it"
-            failed(f"connectivity server {self.dialer.place}: {why}")
+            failure = DialFailure.INTERNAL if self._closed else DialFailure.TOO_MANY
+            failed(failure, f"connectivity server {self.dialer.place}: {why}")
             return asked
         self._waiting.append(asked)
         self._serve()
@@ -86,7 +88,9 @@ class Http2Pool:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._fail_waiting(f"connectivity server {self.dialer.place}: {_CLOSED}")
+        self._fail_waiting(
+            DialFailure.INTERNAL, f"connectivity server {self.dialer.place}: {_CLOSED}"
+        )
         for connection in list(self.connections):
             connection.close(_CLOSED)
 
@@ -142,16 +146,16 @@ class Http2Pool:
             return
         self.connections.remove(connection)
         if connection.http2 is None:
-            self._fail_waiting(why)
+            self._fail_waiting(connection.failure, why)
         elif self._waiting and not self._closed:
             self._serve()
 
-    def _fail_waiting(self, why: str) -> None:
+    def _fail_waiting(self, failure: DialFailure, why: str) -> None:
         waiting, self._waiting = self._waiting, deque()
         for asked in waiting:
             if (failed := asked.failed) is not None:
                 asked.cancel()
-                failed(why)
+                failed(failure, why)
 
     # Idling.
 

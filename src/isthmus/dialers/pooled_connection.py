@@ -80,13 +80,16 @@ class PooledConnection:
     """One connection from the first attempt on; the owner of its carrier."""
 
     __slots__ = (
-        "_doubted_at", "_looking", "_pool", "_reaching", "carrier", "http2", "idle_at", "made_at",
+        "_doubted_at", "_looking", "_pool", "_reaching", "carrier", "failure", "http2", "idle_at",
+        "made_at",
     )  # fmt: skip
 
     def __init__(self, pool: Http2Pool) -> None:
         self._pool = pool
         self.carrier: PlainCarrier | TlsCarrier | None = None
         self.http2: _Shared | None = None
+        #: What it is for those who waited for it when it never was.
+        self.failure = DialFailure.INTERNAL
         self.made_at = pool.dialer.loop.time()
         self.idle_at: float | None = None
         self._looking = False
@@ -189,6 +192,7 @@ class PooledConnection:
         self._pool.changed(self)  # at once: whoever waits for it should not wait for another
 
     def _unreached(self, failure: DialFailure, detail: str) -> None:
+        self.failure = failure
         self.close(detail)
 
     # The carrier reports: see CarrierOwner.

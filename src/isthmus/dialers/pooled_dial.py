@@ -46,9 +46,9 @@ class PooledDial(ServerDial):
         self._called_at = time.monotonic()
         self.call(stream)
 
-    def _not_opened(self, why: str) -> None:
+    def _not_opened(self, failure: DialFailure, why: str) -> None:
         self._waiting = None
-        self.fail(DialFailure.INTERNAL, why)
+        self.fail(failure, why)
 
     def drop(self) -> None:
         """Take it back."""

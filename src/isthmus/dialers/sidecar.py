@@ -116,7 +116,12 @@ class SidecarDialer:
         def build(files: TlsFiles) -> ssl.SSLContext:
             return client_context(files, alpn=alpn)
 
-        files = TlsFiles(settings.tls_cert_path, settings.tls_key_path, settings.ca_cert_path)
+        files = TlsFiles(
+            settings.tls_cert_path,
+            settings.tls_key_path,
+            settings.ca_cert_path,
+            labels=("--tls-cert-path", "--tls-key-path", "--ca-cert-path"),
+        )
         return HotContext(files, build, purpose="client")
 
     def _tunnel(self) -> ServerDialer:

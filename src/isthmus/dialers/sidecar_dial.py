@@ -7,13 +7,13 @@ import socket
 from typing import TYPE_CHECKING
 
 from isthmus.core.name_order import Resolution, Source, Way
-from isthmus.core.proxies import ProxyAddress
+from isthmus.core.proxies import FAILURE_OF_STATUS, ProxyAddress
 from isthmus.dialers.direct import DirectDial
-from isthmus.errors import DialFailure, LinkError
+from isthmus.errors import DialFailure, LinkError, LinkStage
 from isthmus.net.connect import Failed, literal
 from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.socket_end import SocketEnd
-from isthmus.net.through_proxy import connect_through
+from isthmus.net.through_proxy import ProxyRefused, connect_through
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort
 
@@ -28,6 +28,14 @@ _LATER_S = 1.0
 
 def _nobody(*_: object) -> None:
     """Stand in for callbacks of a dial that is over."""
+
+
+def _failure_of(error: LinkError) -> DialFailure:
+    """What a proxy that leads nowhere says of the target."""
+    if isinstance(error, ProxyRefused):
+        return FAILURE_OF_STATUS.get(error.status, DialFailure.INTERNAL)
+    # A proxy that is not there is no way; one that cannot prove its name is a mistake somewhere.
+    return DialFailure.UNREACHABLE if error.stage is LinkStage.CONNECT else DialFailure.INTERNAL
 
 
 class SidecarDial:
@@ -196,7 +204,7 @@ class SidecarDial:
             return
         except LinkError as exc:
             self._task = None
-            self._fail(DialFailure.INTERNAL, str(exc))
+            self._fail(_failure_of(exc), str(exc))
             return
         self._task = None
         self._take(sock)

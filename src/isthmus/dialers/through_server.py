@@ -3,8 +3,9 @@
 How it is asked is through_connect.py (HTTP CONNECT), through_grpc.py (konnectivity's packets) and
 through_payload.py (KEP-1281's payloads).
 
-A failure of the server itself is INTERNAL, with its place in the detail: REFUSED and UNREACHABLE
-are about the target, and only who tried to reach it can say them.
+A server that cannot be reached is UNREACHABLE, and so is every target behind it; one that was
+reached and does not answer as a server is INTERNAL. Either way its place is in the detail. REFUSED
+and UNRESOLVED are about the target alone, and only who tried to reach it can say them.
 
 By CONNECT over a UNIX socket, which cannot be reset, a tunnel that is cut is told from one that
 ended only as long as we have not half-closed it ourselves: after that, a cut reads as a clean end
@@ -90,6 +91,10 @@ def failure_said(text: str) -> tuple[DialFailure, str]:
     return failure_in(text), text
 
 
+#: A UNIX socket is a file, which a server that does not run may have taken with it.
+_FAILURE_OF_ERRNO = {**FAILURE_OF_ERRNO, errno.ENOENT: DialFailure.REFUSED}
+
+
 class _Knocking:
     """Connects to a UNIX socket; as Connecting does for TCP."""
 
@@ -129,7 +134,7 @@ class _Knocking:
             self._again = self._loop.call_later(self._pause_s, self._knock)
             self._pause_s = min(2 * self._pause_s, _KNOCK_AGAIN_MOST_S)
         else:
-            failure = FAILURE_OF_ERRNO.get(error, DialFailure.INTERNAL)
+            failure = _FAILURE_OF_ERRNO.get(error, DialFailure.INTERNAL)
             self._failed(failure, errno.errorcode.get(error, str(error)))
 
     def cancel(self) -> None:
@@ -139,6 +144,14 @@ class _Knocking:
 
 def _nobody(*_: object) -> None:
     """Stand in for callbacks of a dial that is over."""
+
+
+#: What is known of a target when the server, or the proxy, on the way to it cannot be reached; the
+#: rest says the same of both.
+OF_THE_WAY = {
+    DialFailure.REFUSED: DialFailure.UNREACHABLE,
+    DialFailure.UNRESOLVED: DialFailure.UNREACHABLE,
+}
 
 
 class ServerDial:
@@ -216,7 +229,9 @@ class ServerDial:
         self.ask(sock, context)
 
     def _not_there(self, failure: DialFailure, detail: str) -> None:
-        self.server_failed(f"{failure.value}: {detail}")
+        why = f"{failure.value}: {detail}" if detail else failure.value
+        text = f"connectivity server {self.place} cannot be reached: {why}"
+        self.fail(OF_THE_WAY.get(failure, failure), text)
 
     # What subclasses say, and what they give.
 
@@ -247,7 +262,7 @@ class ServerDial:
             failed(failure, detail)
 
     def server_failed(self, why: str) -> None:
-        """The server cannot be asked, or does not answer as one."""
+        """The server is there, and cannot be asked or does not answer as one."""
         self.fail(DialFailure.INTERNAL, f"connectivity server {self.place}: {why}")
 
     def _timed_out(self) -> None:

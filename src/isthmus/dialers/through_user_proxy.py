@@ -14,8 +14,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from isthmus.core.proxies import ProxyAddress, ProxyRules
-from isthmus.dialers.through_server import tls_fault
+from isthmus.core.proxies import FAILURE_OF_STATUS, ProxyAddress, ProxyRules
+from isthmus.dialers.through_server import OF_THE_WAY, tls_fault
 from isthmus.errors import ConfigError, DialFailure, ProtocolError
 from isthmus.net.connect import Failed
 from isthmus.net.poller import Poller
@@ -25,12 +25,6 @@ from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import BaseEnd, Early, Ending, join
 from isthmus.values import HostPort
 from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
-
-#: What the status of a proxy says of the target; the rest is INTERNAL, with its status line.
-FAILURE_OF_STATUS = {
-    403: DialFailure.DENIED,
-    504: DialFailure.TIMED_OUT,
-}
 
 
 def _nobody(*_: object) -> None:
@@ -171,8 +165,7 @@ class ProxyDial:
     def _no_proxy(self, failure: DialFailure, detail: str) -> None:
         why = f"{failure.value}: {detail}" if detail else failure.value
         # REFUSED would be about the target, of which nothing is known.
-        kept = (DialFailure.TIMED_OUT, DialFailure.NO_AGENT, DialFailure.TOO_MANY)
-        self._fail(failure if failure in kept else DialFailure.INTERNAL, why)
+        self._fail(OF_THE_WAY.get(failure, failure), f"cannot be reached: {why}")
 
     def _at_proxy(self, end: BaseEnd) -> None:
         self._below = None

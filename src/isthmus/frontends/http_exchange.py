@@ -143,6 +143,7 @@ class Exchange:
             if self._http.their_state is h11.SEND_BODY:
                 self._http.next_event()  # its end, which it has without another byte
             self.request_done = True
+        self.client.owner.carried(to_target=len(sent))
         upstream.end.write(sent)
         if fresh:
             join(upstream.end, upstream)
@@ -174,7 +175,10 @@ class Exchange:
             self.broke(str(exc))
             return True
         body = b"".join(parts)
-        return upstream.end.write(body) if body else True
+        if not body:
+            return True
+        self.client.owner.carried(to_target=len(body))
+        return upstream.end.write(body)
 
     # From the destination.
 
@@ -195,7 +199,9 @@ class Exchange:
             fault = str(exc)
         if self.upstream is None:  # it was refused, or became a tunnel
             return True
-        more = end.write(b"".join(parts)) if parts else True
+        answer = b"".join(parts)
+        self.client.owner.carried(to_client=len(answer))
+        more = end.write(answer) if answer else True
         if fault or (not data and upstream.http.their_state is not h11.DONE and not self._over):
             self.broke(fault or "closed the connection before it had answered")
         elif self._over:
@@ -220,7 +226,8 @@ class Exchange:
                 self.answered = True
                 self.client.answered(event.status_code)
                 headers = end_to_end(event.headers)
-                if self.client.leaves:
+                # Of a request that is not whole nobody knows where the next one would begin.
+                if self.client.leaves or not self.request_done:
                     headers.append((b"Connection", b"close"))
                 sent = http.send(
                     h11.Response(
@@ -285,7 +292,8 @@ class Exchange:
     def refused(self, why: str) -> None:
         """The answer is not for the client."""
         self.drop()
-        self.client.dial_failed(DialFailure.INTERNAL, why)
+        self.client.complain(why)
+        self.client.dial_failed(DialFailure.DENIED, why)
 
     def drop(self) -> None:
         """Nobody waits any more."""

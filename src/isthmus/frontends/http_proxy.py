@@ -6,6 +6,7 @@ connection, each to a destination of its own; one of them is frontends/http_exch
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 from typing import Protocol
@@ -29,6 +30,8 @@ from isthmus.wire.http_forward import password_in, read_request
 # goproxy's words, which today's sidecar sends.
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _CONNECT = b"CONNECT "
+_QUIET_S = 60.0
+_log = logging.getLogger("isthmus.http_proxy")
 _ASKS = [("Proxy-Authenticate", 'Basic realm="isthmus"')]
 
 
@@ -50,6 +53,9 @@ class HttpOwner(Owner, Protocol):
 
     def answered(self, status: int) -> None:
         """A destination has answered a plain request."""
+
+    def carried(self, *, to_target: int = 0, to_client: int = 0) -> None:
+        """So many bytes of a plain request, or of the answer to one, were passed on."""
 
     def reused(self) -> None:
         """A request goes by the connection of the one before."""
@@ -96,13 +102,19 @@ class HttpClient(SidecarClient):
         if self.end is None:
             return
         if self._exchange is not None:
-            if not self._exchange.is_whole:
-                self.unserved(Unserved.LEFT)
+            # While it is dialed nobody knows: the rest of its body may be among what is kept.
+            if self._dial is None:
+                self._check_whole(self._exchange)
         elif self._dial is None:
             if self._served and not (self.buffer or self._http.trailing_data[0]):
                 self.no_more()
             else:
                 self.unserved(Unserved.LEFT)
+
+    def _check_whole(self, exchange: Exchange) -> None:
+        """End a client that has half-closed within its request."""
+        if self.eof and self._exchange is exchange and not exchange.is_whole:
+            self.unserved(Unserved.LEFT)
 
     def resume_reading(self) -> None:
         """The client takes more of its answer."""
@@ -121,8 +133,9 @@ class HttpClient(SidecarClient):
         if self._http.trailing_data[0]:  # h11 has the beginning of a head
             self._read(self._take_plain)
             return
-        if self._served:
-            self._skip_blank_lines()
+        self._skip_blank_lines()
+        if self.buffer == b"\r":
+            return
         start = bytes(self.buffer[: len(_CONNECT)])
         if _CONNECT.startswith(start) and len(start) < len(_CONNECT):
             return
@@ -139,7 +152,7 @@ class HttpClient(SidecarClient):
             self.broke_rules(exc)
 
     def _skip_blank_lines(self) -> None:
-        # RFC 9112 §2.2: between two requests an empty line is no more than that.
+        # RFC 9112 §2.2: before a request an empty line is no more than that.
         while self.buffer.startswith(b"\r\n"):
             del self.buffer[:2]
 
@@ -182,10 +195,8 @@ class HttpClient(SidecarClient):
         """What the client sent is not HTTP."""
         status = error.error_status_hint if error.error_status_hint in (400, 431, 501) else 400
         bad = BadRequest(status, f"malformed request: {str(error)[:200]}")
-        if self._exchange is not None and self._exchange.answered:
-            self.cut(bad.reason)
-        else:
-            self.unserved(Unserved.BAD_REQUEST, bad.reason, bad.to_bytes())
+        begun = self._exchange is not None and self._exchange.answered
+        self.unserved(Unserved.BAD_REQUEST, bad.reason, b"" if begun else bad.to_bytes())
 
     # Plain requests.
 
@@ -213,6 +224,7 @@ class HttpClient(SidecarClient):
             body = bytes(self.buffer)
             self.buffer.clear()
             more = exchange.take(body)
+        self._check_whole(exchange)
         if more:
             self.read_on()
 
@@ -244,7 +256,17 @@ class HttpClient(SidecarClient):
             exchange.reused = False
             self._dial_for(exchange)
         else:
-            self.dial_failed(DialFailure.INTERNAL, why)
+            self.complain(why)
+            answer = reply(502, f"{self.target} did not answer: {why}")
+            self.unserved(Unserved.NO_DESTINATION, why, answer)
+
+    def complain(self, why: str) -> None:
+        """Say, now and then, that a destination was reached and has not answered."""
+        assert self.target is not None
+        self.owner.once.log(
+            ("answer", self.target.host), _QUIET_S, _log, logging.WARNING,
+            "a plain request has no whole answer", target=str(self.target), reason=why,
+        )  # fmt: skip
 
     def switched(self, far: BaseEnd, answer: bytes, early: bytes) -> None:
         """The destination speaks another protocol from here on: a tunnel."""
@@ -253,6 +275,7 @@ class HttpClient(SidecarClient):
         assert end is not None
         self.buffer[:0] = early
         end.write(answer)
+        self.owner.carried(to_client=len(answer))
         self.owner.joined(self, end, far)
 
     def part_with(self, end: BaseEnd) -> None:
@@ -281,6 +304,7 @@ class HttpClient(SidecarClient):
 
     def cut(self, why: str) -> None:
         """An answer broke off: so does the client's connection, for all to see."""
+        self.complain(why)
         self.unserved(Unserved.NO_DESTINATION, why)
 
     def no_more(self) -> None:

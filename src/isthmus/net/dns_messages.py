@@ -98,6 +98,9 @@ def read_answer(asked: Question, wire: bytes) -> Answer:
         return _read(asked, got)
     except DnsError:
         raise
+    except dns.message.ChainTooLong as exc:
+        # Of the name's owner, not of the way there: the tunnel must not be judged by it.
+        raise DnsError("its CNAMEs go in a circle, or are too many", answered=True) from exc
     except dns.exception.DNSException as exc:
         raise DnsError(f"the answer makes no sense: {type(exc).__name__}") from exc
     except Exception as exc:  # whatever bytes can do to a parser

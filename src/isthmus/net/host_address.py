@@ -14,6 +14,7 @@ import socket
 from contextlib import suppress
 
 from isthmus.errors import ConfigError
+from isthmus.net.host_callers import AGENT, Caller
 from isthmus.net.host_links import Address
 from isthmus.net.host_place import Place
 from isthmus.net.host_users import MOST_USERS, User, turn, used
@@ -23,19 +24,25 @@ DUMMY = "dummy"
 
 
 def put(
-    address: Address, *, interface: str, uplinks: tuple[str, ...] = (), kind: str = DUMMY
+    address: Address,
+    *,
+    interface: str,
+    uplinks: tuple[str, ...] = (),
+    kind: str = DUMMY,
+    caller: Caller = AGENT,
 ) -> HostAddress:
     """Put an address on an interface, made if it is missing, and keep other machines from it.
 
     ``uplinks``: the interfaces that lead out of this host; none of them finds them, "none" makes
     no rule. ``kind`` is that of the interface; where the kernel has no such kind it is lo. Without
-    CAP_NET_ADMIN, setup-interface must have done it all before.
+    CAP_NET_ADMIN, setup-interface must have done it all before. ``caller`` is who wants it, for
+    sentences.
 
     Raises:
         ConfigError: one sentence that says what is in the way or missing.
     """
     user = User(address)
-    place = Place(address, interface=interface, uplinks=uplinks, kind=kind)
+    place = Place(address, interface=interface, uplinks=uplinks, kind=kind, caller=caller)
     try:
         with turn():
             try:
@@ -51,7 +58,8 @@ def put(
     if not user.counted:
         said.append(
             f"{MOST_USERS} programs of this host say that they use {address} already: whoever of"
-            " them ends last may leave it behind, or take it away from this agent for a moment"
+            f" them ends last may leave it behind, or take it away from this {caller.who} for a"
+            " moment"
         )
     return HostAddress(place, user, said)
 

@@ -13,18 +13,23 @@ from pyroute2 import IPRoute
 from isthmus.config.bind import NO_UPLINK
 from isthmus.errors import ConfigError
 from isthmus.net import host_links
+from isthmus.net.host_callers import AGENT, SETUP, Caller
 from isthmus.net.host_links import LOOPBACK, Address, Held, Mark, kernel_of_this_host
 from isthmus.net.host_only import Guard, guard, remove_guards
 from isthmus.net.uplinks import find_uplinks
-
-_SETUP = "isthmus agent setup-interface"
 
 
 class Place:
     """Where an address belongs; ``where`` is the interface that it is on."""
 
     def __init__(
-        self, address: Address, *, interface: str, uplinks: tuple[str, ...], kind: str
+        self,
+        address: Address,
+        *,
+        interface: str,
+        uplinks: tuple[str, ...],
+        kind: str,
+        caller: Caller = AGENT,
     ) -> None:
         self.address = address
         self.where = interface
@@ -33,6 +38,7 @@ class Place:
         self._interface = interface
         self._named = uplinks
         self._kind = kind
+        self._caller = caller
         self._guard: Guard | None = None
         self._settled = False
         self._was_lasting = False
@@ -127,8 +133,8 @@ class Place:
                 spot = one
             elif leave or one.lasting:
                 raise ConfigError(
-                    f"{self.address} is on {one.interface}, where an agent of this host or {_SETUP}"
-                    f" put it: use --bind-interface={one.interface} as well"
+                    f"{self.address} is on {one.interface}, where an agent of this host or {SETUP}"
+                    f" put it: {self._caller.elsewhere(one.interface)}"
                 )
             else:
                 host_links.remove_address(kernel, one)
@@ -143,22 +149,23 @@ class Place:
         scoped = one.host_scope or one.address.version == 6
         shaped = one.whole and scoped and one.interface not in find_uplinks(kernel)
         if one.interface != self._interface or not shaped:
+            flag = self._caller.address_flag
             raise ConfigError(
-                f"--bind-address {one.address} is an address of {one.interface} already, which"
-                " isthmus did not put there: choose one that nobody has"
+                f"{flag} {one.address} is an address of {one.interface} already, which isthmus did"
+                " not put there: choose one that nobody has"
             )
 
     def _check_done(self, spot: Held | None) -> None:
         if spot is None:
             raise ConfigError(
                 f"{self.address} is on no interface of this host, and putting it on one needs"
-                f" CAP_NET_ADMIN: run {_SETUP} as root before, or give the agent that capability"
+                f" CAP_NET_ADMIN: {self._caller.remedy}"
             )
         if not self._unguarded and not spot.ruled:
             raise ConfigError(
                 f"{self.address} is on {spot.interface}, but no rule keeps other machines from it,"
-                f" and making one needs CAP_NET_ADMIN: run {_SETUP} as root before, or filter"
-                " yourself and say --uplink-interface=none"
+                f" and making one needs CAP_NET_ADMIN: {self._caller.remedy}, or filter yourself"
+                " and say --uplink-interface=none"
             )
         self.where = spot.interface
 
@@ -168,7 +175,7 @@ class Place:
             return []
         return [
             f"{', '.join(sorted(new))}: an uplink that the rule for {self.address} may not know,"
-            f" which needs CAP_NET_ADMIN to change: run {_SETUP} again"
+            f" which needs CAP_NET_ADMIN to change: {self._caller.remedy_again}"
         ]
 
     def _keep_rule(self, spot: Held | None, before: Mapping[str, int], *, exact: bool) -> list[str]:
@@ -183,7 +190,7 @@ class Place:
                 # An agent that may not run nft itself can live with what setup-interface did.
                 if not (spot and spot.ruled and spot.lasting):
                     raise
-                return [] if self._settled else [f"{_SETUP} made the rule: {error}"]
+                return [] if self._settled else [f"{SETUP} made the rule: {error}"]
             return []
         missed = self._guard.keep(self.uplinks, exact=exact)
         if before.keys() != self.uplinks.keys():
@@ -228,8 +235,8 @@ class Place:
                 self.where = LOOPBACK
             elif link is not None and not link[1]:
                 raise ConfigError(
-                    f"--bind-interface {self._interface} is there already, and isthmus did not make"
-                    " it: choose another name"
+                    f"{self._caller.interface_flag} {self._interface} is there already, and isthmus"
+                    " did not make it: choose another name"
                 )
         link = host_links.find_link(kernel, self.where)
         assert link is not None, self.where

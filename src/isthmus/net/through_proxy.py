@@ -32,6 +32,14 @@ _TCP_NOTSENT_LOWAT = 25
 _NOTSENT_LOWAT_BYTES = 128 * 1024
 
 
+class ProxyRefused(LinkError):
+    """The proxy was asked and said no; ``status`` is that of its answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, LinkStage.CONNECT)
+        self.status = status
+
+
 async def connect_through(
     loop: asyncio.AbstractEventLoop,
     poller: Poller,
@@ -59,7 +67,7 @@ async def connect_through(
 
     Raises:
         LinkError: there is no way through; the sentence names the proxy, and has its status line
-            if it answered.
+            if it answered, and then it is a ProxyRefused.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -282,7 +290,8 @@ class _Question(Early):
     def _take(self, answer: ConnectAnswer) -> None:
         assert self.end is not None
         if not answer.connected:
-            self._fail(f"answered {answer.line} for {self._target}")
+            text = f"proxy {self._proxy}: answered {answer.line} for {self._target}"
+            self._tell(ProxyRefused(text, answer.status))
             return
         try:
             sock = self.end.become(self._loop)
@@ -292,7 +301,10 @@ class _Question(Early):
         self._answered.set_result(sock)
 
     def _fail(self, why: str, stage: LinkStage = LinkStage.CONNECT) -> None:
+        self._tell(_error(self._proxy, why, stage))
+
+    def _tell(self, error: LinkError) -> None:
         if not self._answered.done():
-            self._answered.set_exception(_error(self._proxy, why, stage))
+            self._answered.set_exception(error)
             if self.end is not None:
                 self.end.abort(Ending.PROTOCOL)

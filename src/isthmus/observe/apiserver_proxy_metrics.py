@@ -35,6 +35,7 @@ class ProxyRefusal(Enum):
     LEFT = "the client left before it was joined to an upstream"
     TOO_MANY = "--max-connections are open"
     OUTSIDE = "it came in by an uplink, though the address is for this host alone"
+    CIRCLE = "it is one of this proxy's own: an upstream leads back here"
 
 
 def _no_counts() -> Mapping[str, float]:

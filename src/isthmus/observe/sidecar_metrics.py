@@ -6,10 +6,21 @@ none. docs/reference/metrics.md is written from here by reference.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+from types import MappingProxyType
 
-from isthmus.observe.counters import Family, by_enum, by_name, counter, gauge, histogram, one
+from isthmus.core.name_order import Outcome, Source, Way
+from isthmus.observe.counters import (
+    Family,
+    Samples,
+    by_enum,
+    by_name,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
 from isthmus.observe.program import ProgramMetrics
 
 DIAL_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
@@ -29,6 +40,10 @@ class Unserved(Enum):
     TOO_MANY = "--max-connections are open"
 
 
+def _no_lookups() -> Mapping[tuple[Source, Outcome], int]:
+    return MappingProxyType({})
+
+
 class SidecarMetrics(ProgramMetrics):
     """Everything that both sidecars count."""
 
@@ -40,6 +55,9 @@ class SidecarMetrics(ProgramMetrics):
         #: Asked at scrape time; the program replaces them while it starts.
         self.waiting: Callable[[], int] = lambda: 0
         self.connections: Callable[[], int] = lambda: 0
+        self.lookups: Callable[[], Mapping[tuple[Source, Outcome], int]] = _no_lookups
+        self.ways: Callable[[], Mapping[Way, int]] = lambda: dict.fromkeys(Way, 0)
+        self.tunnel_works: Callable[[], bool] = lambda: True
         super().__init__(DIAL_BUCKETS_S)
 
     def _own_families(self) -> list[Family]:
@@ -71,6 +89,36 @@ class SidecarMetrics(ProgramMetrics):
                 "How long dials took that succeeded, name resolution included.",
                 self.dials,
             ),
+            *self._name_families(),
+        ]
+
+    def _name_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            counter(
+                f"{ours}name_lookups_total",
+                "Steps of looking names up, by who was asked and what came of it.",
+                self._lookups,
+                ("source", "result"),
+            ),
+            counter(
+                f"{ours}dials_total",
+                "Dials whose name was resolved, by the way that they then took.",
+                lambda: by_enum(self.ways())(),
+                ("way",),
+            ),
+            gauge(
+                f"{ours}tunnel_healthy",
+                "0 while the guest cluster's DNS cannot be reached through the tunnel and names go"
+                " to the management cluster's, else 1.",
+                one(lambda: int(self.tunnel_works())),
+            ),
+        ]
+
+    def _lookups(self) -> Samples:
+        return [
+            ((source.name.lower(), outcome.name.lower()), count)
+            for (source, outcome), count in self.lookups().items()
         ]
 
 
@@ -84,6 +132,7 @@ class HttpsProxyMetrics(SidecarMetrics):
     """Everything that the HTTPS sidecar counts."""
 
     program = "https_proxy"
+    carried_by = "tunnels and by plain HTTP requests and answers"
 
     def __init__(self) -> None:
         self.answers = dict.fromkeys(("1xx", "2xx", "3xx", "4xx", "5xx"), 0)

@@ -46,6 +46,24 @@ def test_without_a_ca_it_connects_only() -> None:
     )
 
 
+def test_an_address_is_checked_by_the_name_that_every_apiserver_has() -> None:
+    text = (GOLDEN / "shared-ingress.cfg").read_text()
+    found = convert(text, "h.cfg", ca="/ca.crt")
+    assert found.plan.check.server_name == "kubernetes.default.svc"
+    assert any("20.1.2.3" in it and "kubernetes.default.svc" in it for it in found.warnings)
+    named = text.replace("20.1.2.3:6443", "20.1.2.3:6443 check-sni api.example.com")
+    assert convert(named, "h.cfg", ca="/ca.crt").plan.check.server_name == "api.example.com"
+    assert not convert(text, "h.cfg").plan.check.server_name  # it connects only
+
+
+def test_retries_to_the_only_server_are_none() -> None:
+    text = (GOLDEN / "hypershift.cfg").read_text()
+    said = "haproxy tries the only server again; isthmus does not, and leaves that to the client"
+    assert f"h.cfg: retries 3: {said}" in convert(text, "h.cfg").warnings
+    for other in (text.replace("retries 3", "retries 0"), f"{text}  server b b.example.com:6443\n"):
+        assert said not in " ".join(convert(other, "h.cfg").warnings)
+
+
 def test_too_long() -> None:
     with pytest.raises(ConfigError, match=r"h\.cfg: longer than"):
         convert("#" * 2_000_000, "h.cfg")

@@ -283,8 +283,9 @@ def test_no_server_and_no_http2(tmp_path: Path) -> None:
         assert dials.done and not bed.dialer.pool.connections
         server.stop_listening()
         failure, detail = await bed.fails()
-        assert failure is DialFailure.INTERNAL
-        assert f"connectivity server {bed.dialer.place}: connection refused" in detail
+        assert failure is DialFailure.UNREACHABLE
+        refused = "cannot be reached: connection refused"
+        assert f"connectivity server {bed.dialer.place} {refused}" in detail
         assert not bed.dialer.pool.connections
 
     run(tmp_path, test)

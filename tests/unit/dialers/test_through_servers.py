@@ -342,13 +342,24 @@ def test_a_silent_server(tmp_path: Path, kind: type[ServerDialer]) -> None:
     run(tmp_path, test, kind)
 
 
-@pytest.mark.parametrize("path", ["/no/such/socket", "x" * 200, "nul\0"])
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/no/such/socket", DialFailure.UNREACHABLE),
+        ("x" * 200, DialFailure.INTERNAL),
+        ("nul\0", DialFailure.UNREACHABLE),
+    ],
+)
 @pytest.mark.parametrize("kind", [ConnectDialer, GrpcDialer])
-def test_no_server(tmp_path: Path, kind: type[ServerDialer], path: str) -> None:
+def test_no_server(
+    tmp_path: Path, kind: type[ServerDialer], path: str, wanted: DialFailure
+) -> None:
     async def test(bed: Bed) -> None:
         bed.dialer.place = ServerPlace(uds=path)
         bed.dial()
-        assert bed.failures.pop()[0] is DialFailure.INTERNAL  # at once
+        failure, detail = bed.failures.pop()  # at once
+        assert failure is wanted
+        assert f"connectivity server {path} cannot be reached: " in detail
 
     run(tmp_path, test, kind)
 
