@@ -15,6 +15,7 @@ from isthmus.cli.flags import grouped
 from isthmus.config.agent import AgentSettings
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.config.https_proxy import HttpsProxySettings
+from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.config.options import OURS, SAME, Kind, Option, options_of
 from isthmus.config.server import ServerSettings
 from isthmus.config.sni_router import SniRouterSettings
@@ -90,6 +91,19 @@ standard error and exit code 2 ([how to give nodes their apiserver](../how-to/ap
   ([the administrative port](../admin-port.md)).
 """
 
+_NODE_PROXY = """\
+Names, meanings and defaults are those of kube-proxy, except where the tables say otherwise. Flags
+are checked against each other before anything is opened; what is wrong is one sentence on standard
+error and exit code 2 ([how to program a node](../how-to/node-proxy.md)).
+
+- `--config` reads kube-proxy's own file. Flags that it has a key for are not used beside it, apart
+  from `--hostname-override` and those of *Logging*; which they were is said.
+- `--node-cidr` may come without a value: `--node-cidr`, `--node-cidr=` and none are the same.
+- A value for another `--detect-local`, `--detect-local-mode` or `--proxy-mode` than the one that is
+  chosen is not used, and the log says by which it would be.
+- Interfaces have at most 15 characters, and prefixes of them 14; neither takes a `+`.
+"""
+
 _SIDECAR = """\
 Names, meanings and defaults are those of HyperShift's `konnectivity-{name}`, which is what the
 column *In konnectivity* speaks of. Flags are checked against each other before anything is opened;
@@ -122,6 +136,9 @@ _HTTPS_PROXY = _SIDECAR.format(
 """,
 )
 
+#: Whose flags are compared with those of another Go program.
+_OF_KUBE_PROXY = "node-proxy-flags.md"
+
 PAGES: dict[str, tuple[str, str, type[Any]]] = {
     "server-flags.md": ("isthmus server", _SERVER, ServerSettings),
     "agent-flags.md": ("isthmus agent", _AGENT, AgentSettings),
@@ -131,6 +148,7 @@ PAGES: dict[str, tuple[str, str, type[Any]]] = {
         _APISERVER_PROXY,
         ApiserverProxySettings,
     ),
+    _OF_KUBE_PROXY: ("isthmus node-proxy", _NODE_PROXY, NodeProxySettings),
     "socks5-proxy-flags.md": ("isthmus socks5-proxy", _SOCKS5_PROXY, Socks5ProxySettings),
     "https-proxy-flags.md": ("isthmus https-proxy", _HTTPS_PROXY, HttpsProxySettings),
 }
@@ -139,7 +157,9 @@ PAGES: dict[str, tuple[str, str, type[Any]]] = {
 def page(name: str) -> str:
     """The text of one reference page."""
     title, rules, settings = PAGES[name]
-    return "\n".join([f"# Flags of `{title}`\n", rules, _FORMS, *_tables(options_of(settings))])
+    tables = _tables(options_of(settings))
+    text = "\n".join([f"# Flags of `{title}`\n", rules, _FORMS, *tables])
+    return text.replace("konnectivity", "kube-proxy") if name == _OF_KUBE_PROXY else text
 
 
 def _tables(declared: Iterable[Option]) -> Iterator[str]:

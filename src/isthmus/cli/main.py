@@ -26,6 +26,7 @@ COMMANDS = {
     "sni-router": "Share one address between many control planes, told apart by TLS server name",
     "socks5-proxy": "Run the SOCKS5 sidecar of a hosted control plane, into the guest cluster",
     "https-proxy": "Run the HTTP proxy sidecar of a hosted control plane, into the guest cluster",
+    "node-proxy": "Program a node for the Services of its cluster, as kube-proxy does",
     "apiserver-proxy": "Give a node its own address for an apiserver that runs elsewhere",
     "manifest": "Write manifests and units that run our programs",
     "bootstrap": "Help nodes to find kube-apiserver through their agents",

@@ -46,15 +46,17 @@ class Access:
     server_name: str | None = None
 
 
-def read_config(kubeconfig: str) -> Access:
+def read_config(kubeconfig: str, server: str = "") -> Access:
     """Read the file, or the pod's service account where the name is empty.
+
+    ``server`` is a URL that counts instead of the one that is found, or without any.
 
     Raises:
         ConfigError: it cannot be read, or says something that cannot be used.
     """
     where = f"--kubeconfig {kubeconfig}" if kubeconfig else "--kubeconfig is empty"
     try:
-        access = _from_file(Path(kubeconfig).expanduser()) if kubeconfig else _in_cluster()
+        access = _found(kubeconfig, server)
     except Exception as exc:  # whatever a file can do to a parser, its author hears one sentence
         raise ConfigError(f"{where}: {_explain(exc)}") from exc
     config = access.config
@@ -65,6 +67,18 @@ def read_config(kubeconfig: str) -> Access:
     if user.token_file:
         user = msgspec.structs.replace(user, token_file=str(config.abs_file(user.token_file)))
     return replace(access, config=config._replace(user=user))
+
+
+def _found(kubeconfig: str, server: str) -> Access:
+    if not kubeconfig and server:
+        alone = KubeConfig.from_server(server).get()
+        assert alone is not None  # it has one context, which is the current one
+        return Access(config=alone)
+    access = _from_file(Path(kubeconfig).expanduser()) if kubeconfig else _in_cluster()
+    if not server:
+        return access
+    cluster = msgspec.structs.replace(access.config.cluster, server=server)
+    return replace(access, config=access.config._replace(cluster=cluster))
 
 
 def connect(access: Access, kubeconfig: str, timeout: httpx2.Timeout) -> GenericAsyncClient:

@@ -109,7 +109,9 @@ class Family:
             for values, found in self.by_labels():
                 labelled.add_metric(values, found.cumulative(), found.total)
             return labelled
-        metric = Metric(self.name.removesuffix(_TOTAL), self.help, self.kind)
+        # The header of a counter is written with "_total"; kube-proxy has gauges named so, too.
+        name = self.name.removesuffix(_TOTAL) if self.kind == "counter" else self.name
+        metric = Metric(name, self.help, self.kind)
         for values, number in self.read() if self.read else ():
             metric.add_sample(self.name, dict(zip(self.labels, values, strict=True)), number)
         return metric

@@ -86,8 +86,12 @@ class ProgramMetrics:
     """What a server and an agent both count. Every method is a few plain additions."""
 
     program = ""
+    #: What its bytes are bytes of.
+    carried_by = "tunnels"
     #: Whether it has links, and so something to say of them.
     has_links = True
+    #: Whether it carries connections: dials, tunnels, certificates.
+    carries = True
 
     def __init__(self, dial_buckets_s: tuple[float, ...]) -> None:
         self.gauges = Gauges()
@@ -185,6 +189,43 @@ class ProgramMetrics:
     def _shared_families(self) -> list[Family]:
         ours, gauges = f"isthmus_{self.program}_", self.gauges
         return [
+            *(self._tunnel_families() if self.carries else ()),
+            *(self._link_families() if self.has_links else ()),
+            *(self._certificate_families() if self.carries else ()),
+            histogram(
+                f"{ours}loop_lag_seconds",
+                "How late the event loop came to a heartbeat that was due; one each second.",
+                self.loop_lag,
+            ),
+            counter(
+                f"{ours}loop_stalls_total",
+                "Heartbeats of the event loop that came more than 5 seconds late.",
+                one(lambda: self.loop_stalls),
+            ),
+            *(self._drain_families() if self.carries else ()),
+            counter(
+                f"{ours}log_lines_suppressed_total",
+                "Log lines not written because a peer caused too many alike.",
+                one(lambda: gauges.lines_suppressed()),
+            ),
+            gauge(
+                # Kubernetes' own name and words, which its dashboards know.
+                "kubernetes_feature_enabled",
+                "This metric records the data about the stage and enablement of a k8s feature.",
+                self._gates,
+                ("name", "stage"),
+            ),
+            gauge(
+                "isthmus_build_info",
+                "Always 1; the labels say which program and version this is.",
+                lambda: (((self.program, isthmus.__version__), 1),),
+                ("program", "version"),
+            ),
+        ]
+
+    def _tunnel_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
             counter(
                 f"{ours}dial_failures_total",
                 "Dials that failed, by reason.",
@@ -204,45 +245,19 @@ class ProgramMetrics:
             ),
             counter(
                 f"{ours}bytes_total",
-                "Bytes carried by tunnels, running ones included.",
+                f"Bytes carried by {self.carried_by}, running ones included.",
                 self._bytes,
                 ("direction",),
             ),
-            *(self._link_families() if self.has_links else ()),
-            *self._certificate_families(),
-            histogram(
-                f"{ours}loop_lag_seconds",
-                "How late the event loop came to a heartbeat that was due; one each second.",
-                self.loop_lag,
-            ),
-            counter(
-                f"{ours}loop_stalls_total",
-                "Heartbeats of the event loop that came more than 5 seconds late.",
-                one(lambda: self.loop_stalls),
-            ),
+        ]
+
+    def _drain_families(self) -> list[Family]:
+        return [
             gauge(
-                f"{ours}draining",
+                f"isthmus_{self.program}_draining",
                 "1 while no new dials are taken, else 0.",
-                one(lambda: int(gauges.draining())),
-            ),
-            counter(
-                f"{ours}log_lines_suppressed_total",
-                "Log lines not written because a peer caused too many alike.",
-                one(lambda: gauges.lines_suppressed()),
-            ),
-            gauge(
-                # Kubernetes' own name and words, which its dashboards know.
-                "kubernetes_feature_enabled",
-                "This metric records the data about the stage and enablement of a k8s feature.",
-                self._gates,
-                ("name", "stage"),
-            ),
-            gauge(
-                "isthmus_build_info",
-                "Always 1; the labels say which program and version this is.",
-                lambda: (((self.program, isthmus.__version__), 1),),
-                ("program", "version"),
-            ),
+                one(lambda: int(self.gauges.draining())),
+            )
         ]
 
     def _link_families(self) -> list[Family]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from isthmus.core.name_order import Outcome, Source, Way
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics, ProxyRefusal
 from isthmus.observe.counters import Family
@@ -18,6 +19,12 @@ from isthmus.observe.metrics import (
     HandOn,
     ServerMetrics,
     TlsRefusal,
+)
+from isthmus.observe.node_proxy_metrics import (
+    MODES,
+    PROGRAMMING_BUCKETS_S,
+    SYNC_BUCKETS_S,
+    NodeProxyMetrics,
 )
 from isthmus.observe.sidecar_metrics import HttpsProxyMetrics, Socks5ProxyMetrics, Unserved
 from isthmus.observe.sni_metrics import Refusal, SniRouterMetrics
@@ -37,6 +44,18 @@ because they would mean nothing here: `frontend_write_duration_seconds`, `full_r
 `Unknown`. The usual `process_*` metrics are there too.
 """
 
+_NODE_PROXY = """
+## Node proxy
+
+On --metrics-bind-address. Names, labels and buckets that start with `kubeproxy_` are kube-proxy's,
+and mean what they mean there; those that exist in some proxy modes only say in which. The two of
+packets are there where nfacct is. `/metrics/slis` has kube-proxy's `kubernetes_healthcheck` and
+`kubernetes_healthchecks_total`.
+
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
+
 
 def reference() -> str:
     """Give the whole page."""
@@ -53,7 +72,27 @@ def reference() -> str:
         parts.extend(_row(family) for family in families)
         parts.append("\nBuckets, in seconds:\n\n")
         parts.extend(_buckets(families))
+    parts.append(_node_proxy())
     parts.append(_values())
+    return "".join(parts)
+
+
+def _node_proxy() -> str:
+    by_mode = {mode: NodeProxyMetrics(mode).families for mode in MODES}
+    families = {family.name: family for of_mode in by_mode.values() for family in of_mode}
+    parts = [_NODE_PROXY]
+    # What only some modes have comes before what every program has.
+    for name in sorted(families, key=lambda each: not each.startswith("kubeproxy_")):
+        family = families[name]
+        modes = [mode for mode in MODES if name in {each.name for each in by_mode[mode]}]
+        only = "" if len(modes) == len(MODES) else f" ({', '.join(modes)})"
+        parts.append(_row(family).replace(" |\n", f"{only} |\n"))
+    for title, bounds in (
+        ("`kubeproxy_network_programming_duration_seconds`", PROGRAMMING_BUCKETS_S),
+        ("every other `kubeproxy_` histogram", SYNC_BUCKETS_S),
+    ):
+        written = ", ".join(f"{bound:g}" for bound in bounds)
+        parts.append(f"\nBuckets of {title}, in seconds: {written}\n")
     return "".join(parts)
 
 
@@ -93,6 +132,9 @@ def _values() -> str:
         ("`reason` of `connections_refused_total`", Refusal),
         ("`reason` of the apiserver proxy's `connections_refused_total`", ProxyRefusal),
         ("`reason` of the sidecars' `clients_unserved_total`", Unserved),
+        ("`source` of the sidecars' `name_lookups_total`", Source),
+        ("`result` of the sidecars' `name_lookups_total`", Outcome),
+        ("`way` of the sidecars' `dials_total`", Way),
     ):
         lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")
         lines.extend(f"| {member.name.lower()} | {member.value} |\n" for member in kinds)
