@@ -118,6 +118,11 @@ class FamilySync:
         self._metrics.queued(self.family.value)
         self._runner.request()
 
+    def renew(self) -> None:
+        """Have all rules written again, whatever is in the kernel."""
+        self._lost = True
+        self.request()
+
     async def run(self) -> None:
         """Sync whenever it is due."""
         await self._runner.run()
@@ -135,10 +140,9 @@ class FamilySync:
                     family=self.family.value)  # fmt: skip
                 continue
             if not intact:
-                self._lost = True
-                log(_log, logging.WARNING, "somebody flushed our rules; writing all of them again",
+                log(_log, logging.WARNING, "not all is as it was written; writing everything again",
                     family=self.family.value)  # fmt: skip
-                self.request()
+                self.renew()
 
     async def blocking(self, work: Callable[[], T]) -> T:
         """Do something in this family's thread."""
@@ -149,8 +153,8 @@ class FamilySync:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _sync(self) -> bool:
+        began = self._loop.time()  # kube-proxy counts bringing its maps up to date too
         update, rules = self._pending.take(self.family), self._rules(self.family)
-        began = self._loop.time()
         full = self._lost or self._written is None or self._is_full_due(began, update)
         if not full and not update.changed and rules == self._written:
             self._health.synced(self.family)

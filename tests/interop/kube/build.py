@@ -43,6 +43,7 @@ class Binaries:
     kubemark: Path
     etcd: Path
     fakenode: Path
+    kube_proxy: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,13 @@ _FAKENODE = _Target(
     programs=("fakenode",),
     sources=("fakenode/*.go",),
 )
+# Its own target, so that whoever has the others need not make them again.
+_KUBE_PROXY = _Target(
+    module="kubernetes",
+    packages=("k8s.io/kubernetes/cmd/kube-proxy",),
+    programs=("kube-proxy",),
+    sources=(),
+)
 
 
 def _cache() -> Path:
@@ -104,7 +112,7 @@ def build(say: Say) -> Binaries:
     Raises:
         NotBuiltError: there is no Go, or it failed.
     """
-    targets = (_ETCD, _KUBERNETES, _FAKENODE)
+    targets = (_ETCD, _KUBERNETES, _FAKENODE, _KUBE_PROXY)
     if not all(target.done for target in targets):
         go = shutil.which("go")
         if go is None:
@@ -119,6 +127,7 @@ def build(say: Say) -> Binaries:
         kubemark=_KUBERNETES.directory / "kubemark",
         etcd=_ETCD.directory / "etcd",
         fakenode=_FAKENODE.directory / "fakenode",
+        kube_proxy=_KUBE_PROXY.directory / "kube-proxy",
     )
 
 

@@ -125,6 +125,12 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        """The id of its process; it has to have been started."""
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """What it wrote to its standard error, in all its lives."""
         return self._log.read_text(errors="replace")

@@ -1,0 +1,84 @@
+"""How long the rules of many Services take to be written down, without any kernel.
+
+A process of its own, ``python bench/services_rendering.py SERVICES``, for a heap of its own; prints
+a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+from services_rig import make_objects
+
+from isthmus.nodeproxy.iptables_writing import restore_input
+from isthmus.services.detecting import SourceRanges
+from isthmus.services.iptables.renderer import Renderer as IptablesRenderer
+from isthmus.services.iptables.saved import Saved, SavedTable
+from isthmus.services.iptables.syncing import full_writes
+from isthmus.services.model import Family, View
+from isthmus.services.nftables.renderer import Renderer as NftablesRenderer
+from isthmus.services.nftables.text import rebuilt
+from isthmus.services.reading import read_service, read_slice
+from isthmus.services.settings import RuleSettings
+from isthmus.services.tracker import Tracker
+
+_SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(ranges=("10.180.0.0/16",)))
+
+
+def iptables_text(view: View) -> str:
+    """Write what iptables-restore reads."""
+    ruleset = IptablesRenderer(_SETTINGS).render(view).ruleset
+    return restore_input(full_writes(ruleset, Saved()), there=SavedTable(), may_list=False)
+
+
+def nftables_text(view: View) -> str:
+    """Write what nft reads."""
+    renderer = NftablesRenderer(_SETTINGS)
+    renderer.advance(view)
+    return rebuilt(renderer.ruleset())
+
+
+RENDERERS: dict[str, Callable[[View], str]] = {
+    "iptables": iptables_text,
+    "nftables": nftables_text,
+}
+
+
+def tracker_of(services: int) -> Tracker:
+    """Read objects as the API writes them; who knows them has not looked at them yet."""
+    made = make_objects(services)
+    notes: list[str] = []
+    texts = [[json.dumps(one).encode() for one in some] for some in (made.services, made.slices)]
+    tracker = Tracker(node_name="node-a", families=(Family.IPV4,))
+    tracker.set_node({})
+    tracker.replace_services(filter(None, (read_service(text, notes) for text in texts[0])))
+    tracker.replace_slices(filter(None, (read_slice(text, notes) for text in texts[1])))
+    assert not notes, notes[0]
+    return tracker
+
+
+def main() -> int:
+    """Measure each mode once, from what is known of the objects to the text."""
+    services = int(sys.argv[1])
+    tracker = tracker_of(services)
+    began = time.perf_counter()
+    view = tracker.take()[Family.IPV4].view
+    taken_s = time.perf_counter() - began
+    assert len(view.ports) == services
+    found = {}
+    for mode, render in RENDERERS.items():
+        began = time.perf_counter()
+        text = render(view)
+        found[mode] = {
+            "render_s": taken_s + time.perf_counter() - began,
+            "lines": text.count("\n"),
+        }
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
