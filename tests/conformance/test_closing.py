@@ -128,7 +128,13 @@ def test_reset_while_paused_is_noticed(
     run(certificates, test)
 
 
-@pytest.mark.parametrize(("a", "b"), pairs(a="half-close"))
+# Where a writer cannot be stopped its end may come first, and is the end of both directions at some.
+ONE_STAYS_OPEN = pairs(a="half-close", b="half-close") + pairs(a="stop its writer")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [pair for pair in pairs(a="half-close") if pair in ONE_STAYS_OPEN]
+)
 def test_half_close_while_paused_comes_after_the_bytes(
     certificates: Certificates, a: str, b: str
 ) -> None:
