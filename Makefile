@@ -3,6 +3,9 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 PYTHON  ?= python3
+# How many processes run the tests; 0 is one, for a debugger. Lab tests look at the whole machine,
+# and run one by one.
+JOBS    ?= 3
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format bench interop lab proto clean
@@ -23,7 +26,7 @@ run: setup ## Start a server, an agent and a demo target in this terminal
 	$(VENV)/bin/isthmus up
 
 test: setup ## Run the tests (not those of interop and lab)
-	$(PY) -m pytest -m "not interop and not lab" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) -m "not interop and not lab" $(ARGS)
 
 check: setup ## Lint, format check, strict types, architecture
 	$(VENV)/bin/ruff check .

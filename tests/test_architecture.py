@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1] / "src" / "isthmus"
 
 # Lower may not import higher. Packages on one line may import each other's values.
 LAYERS = [
-    {"values", "errors", "__init__"},
+    {"values", "errors", "svg", "__init__"},
     {"wire"},
     {"tunnel"},
     {"core", "config", "services"},
@@ -26,7 +26,18 @@ LAYERS = [
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
-PURE = {"values", "errors", "wire", "tunnel", "core", "config", "services", "manifests", "hosting"}
+PURE = {
+    "values",
+    "errors",
+    "svg",
+    "wire",
+    "tunnel",
+    "core",
+    "config",
+    "services",
+    "manifests",
+    "hosting",
+}
 IMPURE_MODULES = {
     "asyncio": "net/ or above",
     "socket": "net/",

@@ -128,7 +128,7 @@ def test_reset_while_paused_is_noticed(
     run(certificates, test)
 
 
-# Where a writer cannot be stopped its end may come first, and is the end of both directions at some.
+# Where a writer cannot be stopped its end may come first, and at some it ends both directions.
 ONE_STAYS_OPEN = pairs(a="half-close", b="half-close") + pairs(a="stop its writer")
 
 

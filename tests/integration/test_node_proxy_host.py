@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -83,3 +84,19 @@ def test_a_kubeconfig_that_is_not_there_is_found_before_anything_is_touched(
         assert said.startswith(f"isthmus: --kubeconfig {tmp_path}/none: cannot be read")
         # And nothing was touched for it.
         assert number("ipv4/conf/all/route_localnet") == 0
+
+
+def test_where_a_family_has_no_programs_there_is_nothing_to_clean_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("iptables", "iptables-save", "iptables-restore"):
+        found = shutil.which(name)
+        if found is None:
+            pytest.skip("iptables is not installed")
+        (tmp_path / name).symlink_to(found)
+    with own_network():
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert main(["node-proxy", "cleanup"]) == 0
+        monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+        assert main(["node-proxy", "cleanup"]) == 0
+    assert capsys.readouterr().err == ""

@@ -1,32 +1,31 @@
 """The node service proxy: Services of the cluster in, rules in the kernel of this node out.
 
-Here are the ports, the API and the tasks. One family's syncs are app/node_proxy_family.py, what
-holds on this node is app/node_proxy_node.py, the rules are ``isthmus.services``. When it ends, the
-rules stay, as kube-proxy's do: a restart is no outage.
+Here are the tasks. Where objects come from is app/node_proxy_input.py, the ports are in
+app/node_proxy_ports.py, one family's syncs in app/node_proxy_family.py, what holds on this node in
+app/node_proxy_node.py, the rules in ``isthmus.services``. When it ends, the rules stay, as
+kube-proxy's do: a restart is no outage.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import socket
 import sys
 import time
-from functools import partial
 
-from isthmus.app import lifetime, ports
-from isthmus.app.debug_routes import debug_routes
+from isthmus.app import lifetime
 from isthmus.app.health import Health
 from isthmus.app.node_proxy_backends import clean_others, start_backends
+from isthmus.app.node_proxy_beside import Beside
+from isthmus.app.node_proxy_config import ConfigChanged, follow_config
 from isthmus.app.node_proxy_family import FamilySync, Pending
-from isthmus.app.node_proxy_node import HostFacts, OwnNode
-from isthmus.app.node_proxy_pages import health_routes, metrics_routes
-from isthmus.config.node_proxy import IPTABLES, NFTABLES, Bound, NodeProxySettings
-from isthmus.config.node_proxy_file import document
+from isthmus.app.node_proxy_input import Input, open_input
+from isthmus.app.node_proxy_node import ADDRESS_WAIT_S, HostFacts, OwnNode
+from isthmus.app.node_proxy_ports import RETRY_S, OwnPorts
+from isthmus.config.node_proxy import IPTABLES, NFTABLES, NodeProxySettings
 from isthmus.errors import ConfigError
-from isthmus.kube.api import Kube, open_kube
-from isthmus.kube.node_proxy_watch import ClusterWatch
 from isthmus.nodeproxy.backend import ApplyError
 from isthmus.nodeproxy.custom_detectors import find_detector
 from isthmus.nodeproxy.health import ProxyHealth
@@ -70,13 +69,12 @@ class NodeProxy:
         self.metrics.gauges.draining = lambda: int(self.draining)
         self.families: dict[Family, FamilySync] = {}
         self._make = find_detector(settings.detector_mode)
-        self._name = (settings.hostname_override or socket.gethostname()).strip().lower()
         self._sysctls = Sysctls()
-        self._ports: dict[str, ports.Port] = {}
+        self._ports = OwnPorts(settings, self.proxy_health, self.metrics)
+        self._beside = Beside(self._ports.foreign)
+        self._input: Input | None = None
         self._node: OwnNode | None = None
         self._tracker: Tracker | None = None
-        self._kube: Kube | None = None
-        self._watch: ClusterWatch | None = None
         self._changes: AddressChanges | None = None
         self._moved = asyncio.Event()
         self._health_changed = asyncio.Event()
@@ -103,15 +101,11 @@ class NodeProxy:
         try:
             for note in settings.notes():
                 log(_log, logging.WARNING, note)
-            kube = self._kube = open_kube(
-                settings.kubeconfig,
-                qps=settings.kube_api_qps,
-                burst=settings.kube_api_burst,
-                server=settings.master,
-            )
+            self._input = await open_input(settings)
+            await self._beside.check(take_over=settings.take_over)
             facts = await asyncio.to_thread(self._look_around)
             backends = await asyncio.to_thread(start_backends, settings)
-            self._open_node(facts, [backend.family for backend in backends])
+            self._open_node(self._input.node_name, facts, [backend.family for backend in backends])
             pending = Pending(self.tracker, self.metrics)
             for backend in backends:
                 self.families[backend.family] = FamilySync(
@@ -119,17 +113,16 @@ class NodeProxy:
                     period_s=settings.sync_period_s, pending=pending, rules=self.node.rules,
                     health=self.proxy_health, metrics=self.metrics, synced=self._synced,
                 )  # fmt: skip
-            await self._open_ports()
-            self._open_watch(kube)
+            await self._ports.open(wait=not self._beside.alone.is_set())
         except BaseException:
             await self.stop()
             raise
-        self.health.start(self._ports)
+        self.health.start(self._ports.open_ones)
         log(
-            _log, logging.INFO, "serving", node=self._name, mode=settings.mode,
+            _log, logging.INFO, "serving", node=self.node.name, mode=settings.mode,
             families=",".join(family.value for family in self.families),
-            detect_local=settings.detector_mode, healthz_port=self.port("healthz"),
-            metrics_port=self.port("metrics"),
+            detect_local=settings.detector_mode, healthz_port=self._ports.number("healthz"),
+            metrics_port=self._ports.number("metrics"),
         )  # fmt: skip
 
     def _look_around(self) -> HostFacts:
@@ -156,59 +149,34 @@ class NodeProxy:
             accounting=accounting,
         )
 
-    def _open_node(self, facts: HostFacts, families: list[Family]) -> None:
-        self._tracker = Tracker(node_name=self._name, families=families, since=time.time())
+    def _open_node(self, name: str, facts: HostFacts, families: list[Family]) -> None:
+        self._tracker = Tracker(node_name=name, families=families, since=time.time())
         self.metrics.services_pending = lambda: self.tracker.pending_services
         self.metrics.endpoints_pending = lambda: self.tracker.pending_slices
         # Without the Node yet: another package's may refuse the flags alone.
         detector = self._make(self.settings.detector_settings())
         self._bridges = detector.bridge_ports is not None and self.settings.mode != NFTABLES
-        self._node = OwnNode(self.settings, self._name, self._make, facts, self._request)
+        # Files are there, and what they do not say nobody will.
+        wait_s = 0.0 if self.settings.manifests else ADDRESS_WAIT_S
+        self._node = OwnNode(
+            self.settings, name, self._make, facts, self._request, address_wait_s=wait_s
+        )
         if self.node.rules(Family.IPV4).localhost_node_ports:
             self._sysctls.ensure_localhost_node_ports()
-
-    async def _open_ports(self) -> None:
-        settings = self.settings
-        healthz = health_routes(self.proxy_health, self.metrics)
-        metrics = metrics_routes(
-            self.metrics, mode=settings.mode, config=partial(document, settings)
-        )
-        for name, bound, routes in (
-            ("healthz", settings.healthz, healthz),
-            ("metrics", settings.metrics, {**metrics, **debug_routes(settings.profiling)}),
-        ):
-            if bound is not None:
-                self._ports[name] = await self._serve(name, bound, routes)
-
-    async def _serve(self, name: str, bound: Bound, routes: ports.Routes) -> ports.Port:
-        flag = f"--{name}-bind-address"
-        # kube-proxy takes 0.0.0.0 for both families.
-        host = "" if bound.host in ("0.0.0.0", "::") else bound.host
-        return await ports.serve(routes, host=host, port=bound.port, host_flag=flag, port_flag=flag)
-
-    def port(self, name: str) -> int:
-        """The number of the port called "healthz" or "metrics"; 0 where there is none."""
-        return self._ports[name].number if name in self._ports else 0
-
-    def _open_watch(self, kube: Kube) -> None:
-        nft = self.settings.mode == NFTABLES
-        self._watch = ClusterWatch(
-            kube.cluster(self._name),
-            on_services=self._heard_services,
-            on_slices=self._heard_slices,
-            on_node=self._heard_node,
-            on_service_cidrs=self.node.heard_service_cidrs if nft else None,
-        )
 
     async def watch(self) -> None:
         """Follow the cluster, and bring it into the kernel; see Program."""
         async with self.health.tasks() as tasks:
-            assert self._watch is not None
-            tasks.create_task(self._watch.run(), name="cluster")
+            assert self._input is not None
+            tasks.create_task(self._input.run(self), name="input")
             tasks.create_task(self._follow_addresses(), name="addresses")
             tasks.create_task(self._serve_services(), name="service-health")
             tasks.create_task(self._look_at_bridges(), name="bridges")
             tasks.create_task(self._sync(), name="sync")
+            tasks.create_task(self._ports.retry(), name="ports")
+            tasks.create_task(self._live_beside(), name="kube-proxy")
+            if self.settings.config:
+                tasks.create_task(follow_config(self.settings), name="config")
 
     async def drain(self, timeout_s: float) -> None:
         """Nothing is waited for: what is in the kernel stays there; see Program."""
@@ -223,29 +191,35 @@ class NodeProxy:
         for family in self.families.values():
             await family.close()
         await self.service_ports.close()
-        if self._kube is not None:
-            await self._kube.close()
-        for port in self._ports.values():
-            await port.close()
-        self._ports.clear()
+        if self._input is not None:
+            await self._input.close()
+        await self._ports.close()
 
-    # What is heard.
+    # Listener.
 
-    def _heard_services(self, batch: ServiceBatch) -> None:
+    def heard_services(self, batch: ServiceBatch) -> None:
+        """Services changed; see Listener."""
         self.tracker.hear_services(batch)
         self._request()
 
-    def _heard_slices(self, batch: SliceBatch) -> None:
+    def heard_slices(self, batch: SliceBatch) -> None:
+        """Endpoints changed; see Listener."""
         self.tracker.hear_slices(batch)
         self._request()
 
-    def _heard_node(self, node: NodeObject | None) -> None:
+    def heard_node(self, node: NodeObject | None) -> None:
+        """Our Node changed; see Listener."""
         self.proxy_health.node(node)
         self.node.heard(node)
         if node is not None:
             self.tracker.set_node(node.labels)
         if self.tracker.pending:
             self._request()
+
+    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
+        """The ranges of cluster IPs changed; see Listener."""
+        if self.settings.mode == NFTABLES:
+            self.node.heard_service_cidrs(ranges)
 
     def _request(self) -> None:
         if self.tracker.synced:
@@ -273,9 +247,24 @@ class NodeProxy:
         if all(each.syncs for each in self.families.values()):
             self._all_synced.set()
 
+    async def _live_beside(self) -> None:
+        """Look after a kube-proxy that is here, or comes."""
+
+        def renew() -> None:
+            for family in self.families.values():
+                if family.syncs:
+                    family.renew()
+
+        period_s = self.settings.sync_period_s
+        await self._beside.run(in_force=self._all_synced, renew=renew, period_s=period_s)
+
     async def _clean_others(self) -> None:
-        """Remove what another mode left: not before ours is in force, so that nothing is away."""
+        """Remove what another mode left: not before ours is in force, so that nothing is away.
+
+        And not from under a kube-proxy, which would write it again.
+        """
         await self._all_synced.wait()
+        await self._beside.alone.wait()
         families = list(self.families)
         try:
             stayed = await asyncio.to_thread(clean_others, self.settings, families)
@@ -285,9 +274,9 @@ class NodeProxy:
             log(_log, logging.WARNING, "rules of another mode stay", reason=sentence)
 
     async def _serve_services(self) -> None:
-        """Keep the health check ports of Services as they should be."""
+        """Keep the health check ports of Services as they should be; a busy one is tried again."""
+        await self._health_changed.wait()
         while True:
-            await self._health_changed.wait()
             self._health_changed.clear()
             addresses: list[str] = []
             for family, everywhere in zip(Family, EVERY_ADDRESS, strict=True):
@@ -297,6 +286,11 @@ class NodeProxy:
             await self.service_ports.sync(
                 tracker.health_ports(), tracker.local_ready(), addresses=addresses
             )
+            # As long as a kube-proxy has them, they become free at any moment.
+            wait_s = self.settings.sync_period_s if self._beside.alone.is_set() else RETRY_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._health_changed.wait()
 
     async def _follow_addresses(self) -> None:
         """Read this host's addresses again whenever the kernel says that they changed."""
@@ -352,4 +346,9 @@ def initialize(settings: NodeProxySettings) -> int:
 def main(settings: NodeProxySettings) -> int:
     """Run a node proxy until it is told to stop; the exit code."""
     os.umask(0o077)
-    return lifetime.main(lambda: NodeProxy(settings), settings, drain_s=0.0)
+    code = 0
+    try:
+        code = lifetime.main(lambda: NodeProxy(settings), settings, drain_s=0.0)
+    except* ConfigChanged:
+        code = 1  # whoever started us starts us again, as they do kube-proxy
+    return code

@@ -52,6 +52,7 @@ BACKENDS: dict[str, Callable[[Family, NodeProxySettings], Backend]] = {
     NFTABLES: _nftables,
     IPVS: _ipvs,
 }
+_SAVE = {Family.IPV4: "iptables-save", Family.IPV6: "ip6tables-save"}
 # kube-proxy's: ipvs uses iptables too, so that their rules are not told apart.
 _OTHERS = {IPTABLES: (NFTABLES,), IPVS: (NFTABLES,), NFTABLES: (IPTABLES, IPVS)}
 
@@ -85,10 +86,7 @@ def start_backends(settings: NodeProxySettings) -> list[Backend]:
 
 def clean_others(settings: NodeProxySettings, families: Sequence[Family]) -> list[str]:
     """Remove what other modes left, so that only one is in force; what stayed, in words."""
-    # Where there is no iptables, nobody wrote rules with it.
-    absent = () if shutil.which("iptables-save") else (IPTABLES,)
-    others = [mode for mode in _OTHERS[settings.mode] if mode not in absent]
-    return clean(others, settings, families)
+    return clean(_OTHERS[settings.mode], settings, families)
 
 
 def clean_all(settings: NodeProxySettings) -> list[str]:
@@ -103,5 +101,7 @@ def clean(
     stayed: list[str] = []
     for mode in modes:
         for family in families:
-            stayed += BACKENDS[mode](family, settings).cleanup()
+            # Where there is no iptables, nobody wrote rules with it.
+            if mode != IPTABLES or shutil.which(_SAVE[family]):
+                stayed += BACKENDS[mode](family, settings).cleanup()
     return stayed

@@ -148,26 +148,45 @@ class OwnNode:
 
     def rules(self, family: Family) -> RuleSettings:
         """What holds for all rules of a family now."""
-        settings = self._settings
-        ranges = ranges_of(settings.node_port_ranges, family, self._ips.of.values())
-        localhost = (
-            settings.mode == IPTABLES
-            and settings.iptables_localhost_nodeports
-            and family is Family.IPV4
-            and has_loopback(ranges)
-        )
-        addresses = within(self.host.addresses.get(family, ()), ranges)
-        if addresses is not None and not localhost:
-            addresses = tuple(ip for ip in addresses if ip != "::1" and not ip.startswith("127."))
-        return RuleSettings(
-            family=family,
-            detector=for_family(self._detector, family),
-            masquerade_bit=settings.masquerade_bit,
-            masquerade_all=settings.masquerade_all,
-            localhost_node_ports=localhost,
-            node_ip=self._ips.of[family],
-            node_port_addresses=addresses,
-            drop_invalid=self.host.drop_invalid,
-            accounting=self.host.accounting,
+        return rule_settings(
+            self._settings,
+            family,
+            detector=self._detector,
+            ips=self._ips.of,
+            host=self.host,
             service_cidrs=self._service_cidrs,
         )
+
+
+def rule_settings(
+    settings: NodeProxySettings,
+    family: Family,
+    *,
+    detector: LocalTrafficDetector,
+    ips: Mapping[Family, str],
+    host: HostFacts,
+    service_cidrs: tuple[str, ...] = (),
+) -> RuleSettings:
+    """What holds for all rules of a family on a node with these addresses."""
+    ranges = ranges_of(settings.node_port_ranges, family, ips.values())
+    localhost = (
+        settings.mode == IPTABLES
+        and settings.iptables_localhost_nodeports
+        and family is Family.IPV4
+        and has_loopback(ranges)
+    )
+    addresses = within(host.addresses.get(family, ()), ranges)
+    if addresses is not None and not localhost:
+        addresses = tuple(ip for ip in addresses if ip != "::1" and not ip.startswith("127."))
+    return RuleSettings(
+        family=family,
+        detector=for_family(detector, family),
+        masquerade_bit=settings.masquerade_bit,
+        masquerade_all=settings.masquerade_all,
+        localhost_node_ports=localhost,
+        node_ip=ips[family],
+        node_port_addresses=addresses,
+        drop_invalid=host.drop_invalid,
+        accounting=host.accounting,
+        service_cidrs=service_cidrs,
+    )

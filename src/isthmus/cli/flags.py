@@ -54,8 +54,9 @@ class FlagCommand(click.Command):
             with formatter.section(group):
                 formatter.write_dl([_help_row(option) for option in options])
         ignored = ", ".join(f"--{option.flag}" for option in self.declared if option.ignored)
-        with formatter.section("Accepted and ignored"):
-            formatter.write_text(ignored.replace("-", _UNBROKEN))
+        if ignored:
+            with formatter.section("Accepted and ignored"):
+                formatter.write_text(ignored.replace("-", _UNBROKEN))
         formatter.buffer = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "node-proxy": "Program a node for the Services of its cluster, as kube-proxy does",
     "apiserver-proxy": "Give a node its own address for an apiserver that runs elsewhere",
     "manifest": "Write manifests and units that run our programs",
+    "publish": "Plan how a hosted control plane is reached",
     "bootstrap": "Help nodes to find kube-apiserver through their agents",
     "resolve": "Explain how a sidecar finds and reaches a name",
     "lab": "Build networks with walls between them on this machine",

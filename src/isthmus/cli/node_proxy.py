@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from isthmus.cli import node_proxy_tools
 from isthmus.cli.flags import FlagCommand
 from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.config.options import given_in_vain, options_of
 from isthmus.config.parsing import load
+from isthmus.errors import ConfigError
 
 # Its value may be left out: the Node says it then.
 _BARE = "--node-cidr"
@@ -38,7 +40,7 @@ class _FlagGroup(FlagCommand, click.Group):
         self.format_commands(ctx, formatter)
 
 
-def _settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
+def read_settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
     """What flags and file say; what has no effect is named on standard error."""
     import os
 
@@ -61,9 +63,12 @@ def _settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
 
 
 def _run(**given: tuple[str, ...]) -> int:
-    if click.get_current_context().invoked_subcommand is not None:
+    below = click.get_current_context().invoked_subcommand
+    if below is not None:
+        if any(given.values()):
+            raise ConfigError(f"flags of node-proxy {below} go behind that word")
         return 0
-    settings = _settings(given)
+    settings = read_settings(given)
     if settings.cleanup:
         return _clean(settings)
     if settings.write_config_to:
@@ -90,7 +95,8 @@ command = _FlagGroup(
     options_of(NodeProxySettings),
     """\
 isthmus node-proxy --kubeconfig=/etc/kubernetes/kube-proxy.conf --detect-local=node-cidr
-isthmus node-proxy --config=/var/lib/kube-proxy/config.conf
+isthmus node-proxy --config=/var/lib/kube-proxy/config.conf --take-over
+isthmus node-proxy --manifests=/etc/isthmus/services --cluster-cidr=10.1.0.0/16
 isthmus node-proxy cleanup""",
     callback=_run,
     invoke_without_command=True,
@@ -110,3 +116,7 @@ def cleanup() -> int:
       isthmus node-proxy cleanup
     """
     return _clean(NodeProxySettings())
+
+
+for _tool in node_proxy_tools.COMMANDS:
+    command.add_command(_tool)

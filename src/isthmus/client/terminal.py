@@ -51,8 +51,8 @@ def _read(
         if not over.is_set():
             stream.write_eof()
 
-    # A reset is the reader's to tell. RuntimeError: the loop has ended before us; CancelledError: it
-    # ended while we waited, and took what it was doing for us with it.
+    # A reset is the reader's to tell. RuntimeError: the loop has ended before us; CancelledError:
+    # it ended while we waited, and took what it was doing for us with it.
     with contextlib.suppress(OSError, RuntimeError, CancelledError):
         while (data := os.read(stdin, _READ_BYTES)) and not over.is_set():
             _wait_for(send(data), loop)

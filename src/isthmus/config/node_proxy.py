@@ -66,6 +66,16 @@ class NodeProxySettings(LocalTrafficSettings):
         group=_CLUSTER,
         metavar="URL",
     )
+    manifests: str = option(
+        "",
+        help="Take Services, EndpointSlices and the Node from files here, and follow them, "
+        "instead of the API",
+        group=_CLUSTER,
+        metavar="DIR",
+    )
+    take_over: bool = option(
+        False, help="Start beside a running kube-proxy, and take its place", group=_CLUSTER
+    )
     kube_api_qps: float = option(
         5.0, help="Ask the API so many times a second at most", group=_CLUSTER
     )
@@ -197,12 +207,21 @@ class NodeProxySettings(LocalTrafficSettings):
 
     def notes(self) -> list[str]:
         """What was given and is not used, and what that is used by; a sentence each."""
-        return [*self.unused_values(), *self.unused_by_mode()]
+        idle = ("kubeconfig", "master") if self.manifests else ()
+        return [
+            *self.unused_values(),
+            *self.unused_by_mode(),
+            *(
+                f"{self.named(each)} is ignored: it is only used without --manifests"
+                for each in idle
+                if getattr(self, each)
+            ),
+        ]
 
 
 def _endpoint(text: str, port: int) -> Bound:
     """Read ``address:port``, ``[v6]:port``, or an address, which gets the port given."""
-    bare = text.removeprefix("[").removesuffix("]")
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if is_address(bare):
         return Bound(bare, port)
     host, _, number = text.rpartition(":")

@@ -73,6 +73,8 @@ _UNUSED = frozenset(
     {
         "clientConnection.acceptContentTypes", "featureGates", "logging.flushFrequency",
         "logging.options", "logging.vmodule", "winkernel", "windowsRunAsService", "portRange",
+        # Known to older ones: upgraded clusters have files with them.
+        "udpIdleTimeout", "resourceContainer", "conntrack.max",
     }
 )  # fmt: skip
 # In Go, 0 in these is the same as nothing.
@@ -113,6 +115,13 @@ def parse(text: str, name: str, flags: NodeProxySettings) -> NodeProxySettings:
             found.error(f"must be {wanted}, not {short(str(found.node.value))}")
     root.errors.raise_any()
     return reader.settings(flags)
+
+
+def without_file(settings: NodeProxySettings) -> NodeProxySettings:
+    """The flags that settings were made of, as far as they matter to ``parse``."""
+    own = NodeProxySettings()
+    taken = {each: getattr(own, each) for each in _BOTH if each in settings.places}
+    return replace(settings, **taken, places={})
 
 
 def overruled(given: Collection[str]) -> list[str]:
@@ -171,6 +180,7 @@ class _Reader:
             values[attribute] = getattr(flags, attribute)
             if values[attribute] != getattr(own, attribute):
                 self.values.pop(attribute, None)
+                self.places.pop(attribute, None)
         values |= self.values
         mode = values["proxy_mode"]
         values["masquerade_all"] = self.all.get(NFTABLES if mode == NFTABLES else "iptables", False)
@@ -231,6 +241,7 @@ def document(settings: NodeProxySettings) -> dict[str, Any]:
     section = settings.mode if settings.mode in (IPVS, NFTABLES) else "iptables"
     found[section] |= {key: format_duration(value) for key, value in period.items()}
     found["mode"] = settings.mode
+    found["nodePortAddresses"] = list(settings.nodeport_addresses or settings.node_port_ranges)
     for key, bound in (
         ("healthzBindAddress", settings.healthz), ("metricsBindAddress", settings.metrics)
     ):  # fmt: skip

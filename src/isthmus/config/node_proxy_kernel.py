@@ -21,6 +21,7 @@ _SYNCING = "Syncing"
 _IPVS = "ipvs"
 _CONNTRACK = "Connection tracking"
 _INERT = "Without effect here"
+_LOOKED_AT_S = 3600.0  # nodeproxy/runner.py
 # Who else uses what is called after one mode.
 _USERS = {
     "iptables_masquerade_bit": (IPTABLES, IPVS),
@@ -263,6 +264,11 @@ class KernelSettings(LogSettings):
             prefix = IPTABLES
         if self.sync_period_s <= 0:
             raise ConfigError(f"{self.named(f'{prefix}_sync_period_s')} must be more than 0")
+        if self.min_sync_period_s > _LOOKED_AT_S:
+            raise ConfigError(
+                f"{self.named(f'{self.mode}_min_sync_period_s')} must not be more than an hour:"
+                " everything is looked at that often"
+            )
         if self.min_sync_period_s > self.sync_period_s:
             raise ConfigError(
                 f"{self.named(f'{self.mode}_min_sync_period_s')} must not be more than"

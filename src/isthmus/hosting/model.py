@@ -120,6 +120,8 @@ class HostedCluster:
     azure_workload_identities: bool = False
     swift: bool = False
     shared_ingress: bool = False
+    cluster_id: str = ""
+    region: str = ""  # of AWS: its nodes have names there
     places: Mapping[str, Place] = field(default_factory=dict)
 
     def publishing(self, service: Service) -> Publishing | None:
@@ -156,8 +158,9 @@ class Endpoint:
     """One way to reach a part of the control plane.
 
     ``address`` is a host that is known now, or empty where the platform chooses it later, and then
-    ``by`` says which object will have it. ``sni`` is the name that a shared address tells it by.
-    ``restricted`` says that the allowed CIDR blocks hold for it.
+    ``by`` says which object will have it. ``sni`` is the name that a shared address tells it by,
+    and ``through`` what listens there: ``Service/router``, or the words of visibility.py for what
+    is no object of this plan. ``restricted`` says that the allowed CIDR blocks hold for it.
     """
 
     service: Service
@@ -167,6 +170,7 @@ class Endpoint:
     port: int = 0
     by: str = ""
     sni: str = ""
+    through: str = ""
     visible_from: frozenset[From] = frozenset()
     restricted: bool = False
 

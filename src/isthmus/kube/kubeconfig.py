@@ -54,6 +54,8 @@ def read_config(kubeconfig: str, server: str = "") -> Access:
     Raises:
         ConfigError: it cannot be read, or says something that cannot be used.
     """
+    if server:
+        _check_url(server, "--master")
     where = f"--kubeconfig {kubeconfig}" if kubeconfig else "--kubeconfig is empty"
     try:
         access = _found(kubeconfig, server)
@@ -150,9 +152,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check(config: SingleConfig, where: str) -> None:
-    url = urlsplit(config.cluster.server)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigError(f"{where}: {config.cluster.server!r} is not the URL of a server")
+    _check_url(config.cluster.server, where)
     user = config.user or User()
     for key, name in (
         ("certificate-authority", config.cluster.certificate_auth),
@@ -167,6 +167,16 @@ def _check(config: SingleConfig, where: str) -> None:
             f"{where}: users[].user.exec of {user.exec.apiVersion} is not supported,"
             " use a certificate, token or tokenFile"
         )
+
+
+def _check_url(server: str, where: str) -> None:
+    try:
+        url = urlsplit(server)
+        works = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # brackets that do not match, or no number for a port
+        works = False
+    if not works:
+        raise ConfigError(f"{where}: {server!r} is not the URL of a server")
 
 
 def _explain(exc: Exception) -> str:

@@ -48,7 +48,7 @@ class ProxyHealth:
         self._wall = wall
         self._updated: dict[Family, float] = {}
         self._waiting: dict[Family, float] = {}
-        self._eligible = True
+        self._eligible = False
 
     def queued(self, family: Family) -> None:
         """Note that something waits to be written; the oldest that waits is what counts."""
@@ -64,8 +64,8 @@ class ProxyHealth:
     def node(self, node: NodeObject | None) -> None:
         """Take the node as the API has it; None means that it is gone.
 
-        Until this is called the node is taken for one that may have traffic: without an API
-        server there is nobody to say otherwise.
+        Until this is called the node is none that may have traffic: whoever does not reach the
+        API knows no Service either.
         """
         self._eligible = node is not None and not node.deleting and TO_BE_DELETED not in node.taints
 

@@ -19,6 +19,7 @@ LOCK_WAIT_S = 5
 RESTORE_TIMEOUT_S = 900.0
 COMMAND_TIMEOUT_S = 120.0
 _MAX_ERROR_CHARS = 2000
+_LOCKED = "holding the xtables lock"
 _LINE = re.compile(r"\bline:? (\d+)\b")
 _NAMED = re.compile(r"(?:Chain|chain|target) ['`]([^'`]+)'")
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?: \((\w+)\))?")
@@ -73,7 +74,12 @@ class Commands:
             at_least = ".".join(map(str, _MIN_VERSION))
             raise ConfigError(f"{name} is {found[0]}; version {at_least} is the oldest that works")
         self.nft = found[4] == "nf_tables"
-        if why := self.failure("-t", "nat", "-S", "POSTROUTING"):
+        try:
+            why = self.failure("-t", "nat", "-S", "POSTROUTING")
+        except ApplyError as error:
+            why = str(error)
+        # A lock is somebody's for a moment: a sync is tried again, and this look is not.
+        if why and _LOCKED not in why:
             raise ConfigError(f"{name} cannot read the table nat: {why}")
 
     def failure(self, *arguments: str) -> str:

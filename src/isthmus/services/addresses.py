@@ -10,6 +10,8 @@ from ipaddress import IPv6Address, ip_network
 
 from isthmus.values import is_address
 
+_MAPPED_BITS = 96  # ::ffff:0:0/96 (RFC 4291 §2.5.5.2)
+
 
 def canonical_address(text: str) -> str:
     """An address in its shortest form (RFC 5952), or nothing if it is none."""
@@ -30,8 +32,13 @@ def canonical_network(text: str) -> str:
         address = canonical_address(address)
     if not is_address(address):
         return ""
+    bits = int(length)
+    if ":" in address and bits >= _MAPPED_BITS:
+        mapped = IPv6Address(address).ipv4_mapped
+        if mapped is not None:
+            address, bits = str(mapped), bits - _MAPPED_BITS
     try:
-        return str(ip_network(f"{address}/{int(length)}", strict=False))
+        return str(ip_network(f"{address}/{bits}", strict=False))
     except ValueError:
         return ""
 

@@ -60,7 +60,8 @@ def decoded(given: Given, shape: type[T], notes: list[str], kind: str) -> T | No
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         if shape is not Named:
             named = decoded(given, Named, [], kind)
-            who = f"{named.metadata.namespace}/{named.metadata.name}" if named else "without a name"
+            meta = named.metadata if named else None
+            who = "/".join(filter(None, (meta.namespace, meta.name))) if meta else "without a name"
             say(notes, f"{kind} {cut(who)}", cut(str(exc)))
         return None
 

@@ -48,7 +48,7 @@ from isthmus.services.shapes import (
 
 _PROTOCOLS = {"TCP": Protocol.TCP, "UDP": Protocol.UDP, "SCTP": Protocol.SCTP}
 _FAMILIES = {family.value: family for family in Family}
-_DEFAULT_AFFINITY_S = 10800  # the API's own default
+_DEFAULT_AFFINITY_S, _MOST_AFFINITY_S = 10800, 86400  # the API's own default and limit
 
 
 def service_key(given: Given) -> ServiceName | None:
@@ -89,8 +89,16 @@ def read_service(
         return ServiceObject(name=name)
     cluster_ips = _cluster_ips(spec, said)
     if not cluster_ips:
+        if from_file and spec.type != "ExternalName" and not (spec.cluster_ip or spec.cluster_ips):
+            said("no clusterIP: nobody gives it one here")
         return ServiceObject(name=name)
     external_ips = addresses(spec.external_ips or (), "external IP", said)
+    source_ranges = networks(spec.source_ranges or (), said)
+    balancer = addresses(_ingress(found), "load balancer IP", said)
+    if balancer and not source_ranges and any(map(str.strip, spec.source_ranges or ())):
+        # Without any they would be open to all.
+        said("its load balancer IPs are left out: no source range can be read")
+        balancer = ()
     outside = spec.type in ("LoadBalancer", "NodePort") or (
         spec.type in (None, "", "ClusterIP") and bool(spec.external_ips)
     )
@@ -101,9 +109,9 @@ def read_service(
         cluster_ips=cluster_ips,
         ports=tuple(_service_ports(spec.ports or (), said)),
         external_ips=external_ips,
-        load_balancer_ips=addresses(_ingress(found), "load balancer IP", said),
-        source_ranges=networks(spec.source_ranges or (), said),
-        affinity_s=_affinity_s(spec),
+        load_balancer_ips=balancer,
+        source_ranges=source_ranges,
+        affinity_s=_affinity_s(spec, said),
         internal_local=spec.internal_traffic_policy == "Local",
         external_local=external_local,
         health_check_node_port=port_number(spec.health_check_node_port) if checked else 0,
@@ -212,13 +220,18 @@ def _ingress(found: ServiceShape) -> list[str]:
     ]
 
 
-def _affinity_s(spec: ServiceSpec) -> int:
+def _affinity_s(spec: ServiceSpec, said: Notes) -> int:
     if spec.session_affinity != "ClientIP":
         return 0
     config = spec.session_affinity_config
     client = config.client_ip if config is not None else None
     given = client.timeout_seconds if client is not None else None
-    return given if given is not None and given > 0 else _DEFAULT_AFFINITY_S
+    if given is None or given <= 0:
+        return _DEFAULT_AFFINITY_S
+    if given > _MOST_AFFINITY_S:
+        # The kernel takes less than a number can be, and refuses all rules for one.
+        said(f"clients are remembered for {_MOST_AFFINITY_S} s, not for {given}")
+    return min(given, _MOST_AFFINITY_S)
 
 
 def _slice_ports(found: SliceShape, said: Notes, *, unnamed: bool) -> Iterable[SlicePort]:

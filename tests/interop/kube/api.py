@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kube.programs import command, connect, die_with_parent, environment, wait_until
+from kube.programs import Program, command, connect, die_with_parent, environment, wait_until
 
 ADMIN_TOKEN = "admin-secret"
 CALL_LIMIT_S = 20.0
@@ -30,7 +30,10 @@ class CallFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """Where an apiserver is and how to talk to it; ``namespace`` None means from anywhere here."""
+    """Where an apiserver is and how to talk to it; ``namespace`` None means from anywhere here.
+
+    ``program`` is its process, where it is one of ours.
+    """
 
     namespace: str | None
     port: int
@@ -38,6 +41,7 @@ class Api:
     kubectl_path: Path
     home: Path
     token: str = ADMIN_TOKEN
+    program: Program | None = None
 
     @property
     def url(self) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from kube.api import ADMIN_TOKEN, HOST, Api
@@ -79,7 +80,7 @@ class ControlPlane:
         with Program(name, self._namespace, argv, self._directory).up() as program:
             if ready:
                 program.wait_for(api.is_ready, "it is ready")
-            yield api
+            yield replace(api, program=program)
 
     def _flags(self, home: Path, prefix: str) -> list[str]:
         files = self._files

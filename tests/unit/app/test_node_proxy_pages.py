@@ -12,6 +12,7 @@ from isthmus.app.ports import Routes, serve
 from isthmus.nodeproxy.health import ProxyHealth
 from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
 from isthmus.services.model import Family
+from isthmus.services.objects import NodeObject
 from isthmus.testing.clock import ManualClock
 
 
@@ -35,6 +36,7 @@ def ask(routes: Routes, test: Callable[[str], None]) -> None:
 def test_the_health_port() -> None:
     clock = ManualClock()
     health, metrics = ProxyHealth(timeout_s=60, clock=clock), NodeProxyMetrics()
+    health.node(NodeObject(name="n"))
 
     def test(url: str) -> None:
         with httpx.Client(base_url=url, trust_env=False) as client:

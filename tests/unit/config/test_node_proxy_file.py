@@ -245,3 +245,15 @@ def test_what_is_written_reads_the_same(mode: str) -> None:
     assert document(after) == written
     assert after.sync_period_s == before.sync_period_s
     assert after.masquerade_all
+
+
+def test_the_settings_in_force_say_where_node_ports_are_taken() -> None:
+    assert document(NodeProxySettings())["nodePortAddresses"] == []
+    assert document(NodeProxySettings(proxy_mode="nftables"))["nodePortAddresses"] == ["primary"]
+
+
+def test_keys_that_older_kube_proxies_had_are_taken() -> None:
+    # Clusters that are upgraded keep their file, and kube-proxy reads over what it has forgotten.
+    text = "udpIdleTimeout: 250ms\nresourceContainer: /kube-proxy\nconntrack: {max: 0, min: 7}\n"
+    found = parse(HEAD + text, "old.conf", NodeProxySettings())
+    assert found.conntrack_min == 7

@@ -118,6 +118,15 @@ def settings(**given: Any) -> NodeProxySettings:
         ),
         ({"iptables_sync_period_s": 0.0}, "--iptables-sync-period must be more than 0"),
         (
+            {"metrics_bind_address": "[::1"},
+            "--metrics-bind-address: '[::1' is not an address and a port, such as 0.0.0.0:10256",
+        ),
+        (
+            {"iptables_sync_period_s": 10800.0, "iptables_min_sync_period_s": 3601.0},
+            "--iptables-min-sync-period must not be more than an hour: everything is looked at"
+            " that often",
+        ),
+        (
             {"iptables_min_sync_period_s": 31.0},
             "--iptables-min-sync-period must not be more than --iptables-sync-period",
         ),

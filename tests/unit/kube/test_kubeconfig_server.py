@@ -35,6 +35,18 @@ def test_it_needs_no_file() -> None:
     assert access.config.cluster.server == "http://127.0.0.1:8080"
 
 
-def test_what_is_no_server_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'nowhere' is not the URL of a server"):
-        read_config("", "nowhere")
+@pytest.mark.parametrize("server", ["nowhere", "ftp://a", "https://", "http://[::1", "http://a:b"])
+def test_what_is_no_server_is_refused_by_its_flag(server: str, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG)
+    for kubeconfig in ("", str(path)):
+        with pytest.raises(ConfigError) as error:
+            read_config(kubeconfig, server)
+        assert str(error.value) == f"--master: {server!r} is not the URL of a server"
+
+
+def test_a_file_with_no_server_is_named_itself(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG.replace("https://10.0.0.1:6443", "http://[::1"))
+    with pytest.raises(ConfigError, match=f"--kubeconfig {path}: .* is not the URL of a server"):
+        read_config(str(path))

@@ -29,7 +29,9 @@ class Bed:
 
 @pytest.fixture
 def bed() -> Bed:
-    return Bed()
+    made = Bed()
+    made.health.node(node())
+    return made
 
 
 def node(*taints: str, deleting: bool = False) -> NodeObject:
@@ -50,6 +52,15 @@ def test_well_from_the_start(bed: Bed) -> None:
         "healthy": True,
     }
     assert "nodeEligible" not in body(bed.health.livez())
+
+
+def test_a_node_that_nobody_knows_yet_is_sent_nothing() -> None:
+    # Its API cannot be reached: there is no rule here that could serve anybody.
+    health = Bed().health
+    assert (health.healthz().status, health.livez().status) == (503, 200)
+    assert body(health.healthz())["nodeEligible"] is False
+    health.node(node())
+    assert health.healthz().status == 200
 
 
 def test_nothing_waits_so_time_does_not_count(bed: Bed) -> None:

@@ -322,6 +322,10 @@ def test_addresses_are_written_in_one_way(text: str, canonical: str) -> None:
         ("010.0.0.0/8", "10.0.0.0/8"),
         ("FD00::1/8", "fd00::/8"),
         ("::/0", "::/0"),
+        # As Go has them, an IPv4 network in both respects.
+        ("::ffff:1.2.3.4/120", "1.2.3.0/24"),
+        ("::ffff:0:0/96", "0.0.0.0/0"),
+        ("::ffff:1.2.3.4/64", "::/64"),
         ("10.0.0.0/", ""),
         ("10.0.0.0/+8", ""),
         ("10.0.0.0/33", ""),
@@ -332,3 +336,26 @@ def test_addresses_are_written_in_one_way(text: str, canonical: str) -> None:
 )
 def test_networks_are_written_in_one_way(text: str, canonical: str) -> None:
     assert canonical_network(text) == canonical
+
+
+@pytest.mark.parametrize("given", [86401, 2**32, 10**20])
+def test_clients_are_not_remembered_for_longer_than_the_api_allows(given: int) -> None:
+    # The kernel would refuse it, and with it the rules of every Service.
+    config = {"clientIP": {"timeoutSeconds": given}}
+    notes: list[str] = []
+    found = read_service(obj(sessionAffinity="ClientIP", sessionAffinityConfig=config), notes)
+    assert found is not None and found.affinity_s == 86400
+    assert notes == [f"Service ns/svc: clients are remembered for 86400 s, not for {given}"]
+
+
+def test_a_balancer_of_which_no_source_range_can_be_read_is_not_open_to_all() -> None:
+    notes: list[str] = []
+    given = obj(type="LoadBalancer", loadBalancerSourceRanges=["10.0.0.1", " "], top=BALANCER)
+    found = read_service(given, notes)
+    assert found is not None and found.load_balancer_ips == () and found.cluster_ips == (FOUR,)
+    assert notes == [
+        "Service ns/svc: not a network: '10.0.0.1'",
+        "Service ns/svc: its load balancer IPs are left out: no source range can be read",
+    ]
+    some = read(obj(type="LoadBalancer", loadBalancerSourceRanges=[" "], top=BALANCER))
+    assert some.load_balancer_ips == ("8.8.8.8", "2001:db8::8")

@@ -33,6 +33,7 @@ MARKER_CHAIN = "nat-prerouting"
 _HASH_CHARS = 8
 _BASE_CHARS = 240
 _CUT = "..."
+_COMMENT_CHARS = 128
 
 
 class Container(StrEnum):
@@ -63,6 +64,11 @@ def endpoint_base(key: PortKey, endpoint: Endpoint) -> str:
     # A colon is no character of a name in nft.
     address = endpoint.ip.replace(":", ".")
     return _hashed(f"{_text(key)}__{address}/{endpoint.port}")
+
+
+def comment(key: PortKey) -> str:
+    """What an element says of its port; names may be longer than nft lets comments be."""
+    return str(key)[:_COMMENT_CHARS]
 
 
 def is_port_chain(name: str) -> bool:

@@ -22,6 +22,7 @@ from isthmus.services.nftables.names import (
     REJECT_CHAIN,
     SERVICE,
     Container,
+    comment,
     endpoint_base,
     port_base,
 )
@@ -178,18 +179,18 @@ def _within(address: str, ranges: Iterable[str]) -> bool:
 
 
 def _elements(it: _Port) -> Iterator[Element]:
-    port, comment = it.port, str(it.port.key)
+    port, said = it.port, comment(it.port.key)
     yield Element(Container.CLUSTER_IPS, port.cluster_ip)
     key = f"{port.cluster_ip} . {it.protocol} . {port.port}"
     if it.internal_there:
         prefix = LOCAL if port.internal_local else SERVICE
         yield Element(Container.SERVICE_IPS, key, f"goto {prefix}{it.base}")
     else:
-        yield Element(Container.NO_ENDPOINT_SERVICES, key, it.verdict, comment)
+        yield Element(Container.NO_ENDPOINT_SERVICES, key, it.verdict, said)
     for address in (*port.external_ips, *port.load_balancer_ips):
         key = f"{address} . {it.protocol} . {port.port}"
         yield from _external_elements(
-            it, key, comment, Container.SERVICE_IPS, Container.NO_ENDPOINT_SERVICES
+            it, key, said, Container.SERVICE_IPS, Container.NO_ENDPOINT_SERVICES
         )
     if port.source_ranges:
         for address in port.load_balancer_ips:
@@ -198,7 +199,7 @@ def _elements(it: _Port) -> Iterator[Element]:
     if port.node_port:
         key = f"{it.protocol} . {port.node_port}"
         yield from _external_elements(
-            it, key, comment, Container.SERVICE_NODE_PORTS, Container.NO_ENDPOINT_NODE_PORTS
+            it, key, said, Container.SERVICE_NODE_PORTS, Container.NO_ENDPOINT_NODE_PORTS
         )
     for end in it.backends.reachable:
         if end.local:
@@ -206,10 +207,10 @@ def _elements(it: _Port) -> Iterator[Element]:
 
 
 def _external_elements(
-    it: _Port, key: str, comment: str, there: Container, lacking: Container
+    it: _Port, key: str, said: str, there: Container, lacking: Container
 ) -> Iterator[Element]:
     # Both, where only others than pods and the node find nothing: what they do is dropped.
     if it.external:
         yield Element(there, key, f"goto {EXTERNAL}{it.base}")
     if not it.external_there:
-        yield Element(lacking, key, it.verdict, comment)
+        yield Element(lacking, key, it.verdict, said)

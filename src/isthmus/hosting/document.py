@@ -1,0 +1,291 @@
+"""Reading a HostedCluster document, with the line of everything that it says.
+
+HyperShift's own names; its defaults are filled in. What is not understood, and every field that
+HyperShift does not have, is an error with its place, and all errors come at once. What may be
+published how is not decided here: rules.py does that. Text comes in; opening the file is for the
+caller. Imports yaml, which takes its time: import this module only where there is a document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from ipaddress import ip_network
+from typing import NamedTuple
+
+import yaml
+
+from isthmus.config.located import Located, compose_all, near, short
+from isthmus.errors import ConfigError
+from isthmus.hosting import words
+from isthmus.hosting.fields import MAX_ITEMS, Known
+from isthmus.hosting.model import (
+    Access,
+    HostedCluster,
+    Place,
+    Platform,
+    Publishing,
+    Service,
+    Strategy,
+)
+
+API_VERSION = "hypershift.openshift.io/v1beta1"
+KIND = "HostedCluster"
+DEFAULT_NAMESPACE = "clusters"  # of HyperShift's own command line
+SWIFT_ANNOTATION = "hypershift.openshift.io/swift-pod-network-instance"
+
+# What HyperShift's CRD fills in.
+_CLUSTER_NETWORK = ("10.132.0.0/14",)
+_SERVICE_NETWORK = ("172.31.0.0/16",)
+_ADVERTISED = {4: "172.20.0.1", 6: "fd00::1"}
+# What HyperShift's webhook publishes of a cluster on KubeVirt that leaves it out.
+_KUBEVIRT_SERVICES = {
+    Service.API_SERVER: Strategy.LOAD_BALANCER,
+    Service.OAUTH_SERVER: Strategy.ROUTE,
+    Service.KONNECTIVITY: Strategy.ROUTE,
+    Service.IGNITION: Strategy.ROUTE,
+}
+_MAX_NETWORKS = 2  # one for each family
+_SECTIONS = ("loadBalancer", "nodePort", "route")
+
+
+class _GcpAccess(Enum):
+    PUBLIC_AND_PRIVATE = "PublicAndPrivate"
+    PRIVATE = "Private"
+
+
+class _AzurePrivate(Enum):
+    PRIVATE_LINK = "PrivateLink"
+    SWIFT = "Swift"
+
+
+class _AzureAuthentication(Enum):
+    MANAGED = "ManagedIdentities"
+    WORKLOAD = "WorkloadIdentities"
+
+
+def read(text: str, name: str) -> HostedCluster:
+    """Read the one HostedCluster among the documents of a file.
+
+    ``name`` is what messages call the file, a path as a rule.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+    """
+    roots = compose_all(text, name, expected=f"a {KIND} is expected")
+    root = _the_one(roots, name)
+    known = Known(root)
+    cluster = _cluster(known)
+    root.errors.raise_any()
+    return cluster
+
+
+def _the_one(roots: list[Located], name: str) -> Located:
+    """The document that is a HostedCluster; a Namespace or NodePools beside it are not ours."""
+    kinds = [_kind(root) for root in roots]
+    ours = [root for root, kind in zip(roots, kinds, strict=True) if kind == KIND]
+    if len(ours) == 1:
+        return ours[0]
+    if ours:
+        lines = " and ".join(str(root.node.start_mark.line + 1) for root in ours)
+        raise ConfigError(f"{name}: has more than one {KIND}, at lines {lines}: keep one a file")
+    wrong = next((each for each in roots if near(_kind(each), [KIND])), roots[0])
+    found = _kind(wrong)
+    if found:
+        raise ConfigError(f"{wrong.where}: kind: must be {KIND}, not {short(found)}")
+    raise ConfigError(f"{wrong.where}: has no kind, a {KIND} is expected")
+
+
+def _kind(root: Located) -> str:
+    """What a document says it is; empty when it does not."""
+    pairs = root.node.value if root.is_mapping else []
+    for key, value in pairs:
+        if key.value == "kind" and isinstance(value, yaml.ScalarNode):
+            return str(value.value)
+    return ""
+
+
+class _Azure(NamedTuple):
+    """What Azure has of its own."""
+
+    private_type: str = ""
+    workload_identities: bool = False
+    managed_identities: bool = False
+    swift: bool = False
+
+
+def _cluster(known: Known) -> HostedCluster:
+    _check_version(known)
+    for path in ("metadata.name", "spec.platform.type"):
+        if path not in known:
+            known.missing(path)
+    name = known.text("metadata.name", words.object_name)
+    namespace = known.text("metadata.namespace", words.namespace, DEFAULT_NAMESPACE)
+    platform = known.member("spec.platform.type", Platform) or Platform.NONE
+    services = _services(known)
+    azure = _azure(known, platform)
+    said = _access(known, platform)
+    cluster = HostedCluster(
+        name=name,
+        namespace=namespace,
+        control_plane=f"{namespace}-{name.replace('.', '-')}",
+        platform=platform,
+        access=said or _default_access(platform, swift=azure.swift),
+        has_access=said is not None,
+        services=services + _filled_in(known, services) * (platform is Platform.KUBEVIRT),
+        base_domain=known.text("spec.dns.baseDomain", words.domain),
+        azure_private_type=azure.private_type,
+        azure_workload_identities=azure.workload_identities,
+        swift=azure.swift,
+        # Managed identities are for ARO only, whose clusters share one ingress.
+        shared_ingress=azure.managed_identities,
+        cluster_id=known.text("spec.clusterID", str),
+        region=known.text("spec.platform.aws.region", str),
+    )
+    cluster = _with_configuration(known, _with_networks(known, cluster))
+    return replace(cluster, places=known.places())
+
+
+def _azure(known: Known, platform: Platform) -> _Azure:
+    below = "spec.platform.azure"
+    configured = f"{below}.azureAuthenticationConfig.azureAuthenticationConfigType"
+    authentication = known.member(configured, _AzureAuthentication)
+    private = known.member(f"{below}.private.type", _AzurePrivate)
+    annotated = _has_annotation(known, SWIFT_ANNOTATION)
+    if platform is not Platform.AZURE:
+        return _Azure()
+    return _Azure(
+        private_type=private.value if private else "",
+        workload_identities=authentication is _AzureAuthentication.WORKLOAD,
+        managed_identities=authentication is _AzureAuthentication.MANAGED,
+        swift=annotated or private is _AzurePrivate.SWIFT,
+    )
+
+
+def _with_networks(known: Known, cluster: HostedCluster) -> HostedCluster:
+    services = _networks(known, "service") or _SERVICE_NETWORK
+    api = "spec.networking.apiServer"
+    advertised = _ADVERTISED[ip_network(services[0]).version]
+    return replace(
+        cluster,
+        service_cidrs=services,
+        cluster_cidrs=_networks(known, "cluster") or _CLUSTER_NETWORK,
+        machine_cidrs=_networks(known, "machine"),
+        advertise_address=known.text(f"{api}.advertiseAddress", words.address, advertised),
+        api_port=known.integer(f"{api}.port", 6443, 1, 65535),
+        allowed_cidrs=known.texts(f"{api}.allowedCIDRBlocks", words.network),
+    )
+
+
+def _with_configuration(known: Known, cluster: HostedCluster) -> HostedCluster:
+    below = "spec.configuration"
+    said = known.text(f"{below}.network.serviceNodePortRange", words.port_range, "30000-32767")
+    low, _, high = said.partition("-")
+    no_proxy = known.text(f"{below}.proxy.noProxy", str)
+    return replace(
+        cluster,
+        node_port_range=(int(low), int(high)),
+        named_certificates=_named_certificates(known),
+        http_proxy=known.secret(f"{below}.proxy.httpProxy", words.proxy),
+        https_proxy=known.secret(f"{below}.proxy.httpsProxy", words.proxy),
+        no_proxy=tuple(part.strip() for part in no_proxy.split(",") if part.strip()),
+    )
+
+
+def _check_version(known: Known) -> None:
+    node = known.get("apiVersion")
+    if node is None:
+        known.missing("apiVersion")
+        return
+    version = node.text()
+    if version is not None and version != API_VERSION:
+        node.error(f"must be {API_VERSION}, not {short(version)}")
+
+
+def _services(known: Known) -> tuple[Publishing, ...]:
+    entries = [_publishing(known, path) for path in known.items("spec.services")]
+    return tuple(entry for entry in entries if entry is not None)
+
+
+def _publishing(known: Known, path: str) -> Publishing | None:
+    inside = f"{path}.servicePublishingStrategy"
+    for wanted in (f"{path}.service", f"{inside}.type"):
+        if wanted not in known:
+            known.missing(wanted)
+    has = frozenset(section for section in _SECTIONS if f"{inside}.{section}" in known)
+    if "nodePort" in has and f"{inside}.nodePort.address" not in known:
+        known.missing(f"{inside}.nodePort.address")
+    service = known.member(f"{path}.service", Service)
+    strategy = known.member(f"{inside}.type", Strategy)
+    section = "loadBalancer" if strategy is Strategy.LOAD_BALANCER else "route"
+    hostnames = {
+        each: known.text(f"{inside}.{each}.hostname", words.hostname)
+        for each in ("loadBalancer", "route")
+    }
+    address = known.text(f"{inside}.nodePort.address", words.node_address)
+    port = known.integer(f"{inside}.nodePort.port", 0, -(2**31), 65535)
+    if service is None or strategy is None:
+        return None
+    return Publishing(
+        service=service,
+        strategy=strategy,
+        hostname=hostnames[section],
+        node_address=address,
+        node_port=max(0, port),
+        has=has,
+        place=known.place(path),
+    )
+
+
+def _filled_in(known: Known, services: tuple[Publishing, ...]) -> tuple[Publishing, ...]:
+    """What the webhook adds; their place is the whole list."""
+    there = {each.service for each in services}
+    place = Place(known.place("spec.services").line, "spec.services")
+    return tuple(
+        Publishing(service=service, strategy=strategy, place=place)
+        for service, strategy in _KUBEVIRT_SERVICES.items()
+        if service not in there
+    )
+
+
+def _access(known: Known, platform: Platform) -> Access | None:
+    """What the document says about the topology, where its platform has one."""
+    if platform is Platform.AWS:
+        return known.member("spec.platform.aws.endpointAccess", Access)
+    if platform is Platform.GCP:
+        said = known.member("spec.platform.gcp.endpointAccess", _GcpAccess)
+        return Access(said.value) if said else None
+    if platform is Platform.AZURE:
+        return known.member("spec.platform.azure.topology", Access)
+    return None
+
+
+def _default_access(platform: Platform, *, swift: bool) -> Access:
+    if platform is Platform.GCP:
+        return Access.PRIVATE
+    return Access.PUBLIC_AND_PRIVATE if swift else Access.PUBLIC
+
+
+def _networks(known: Known, kind: str) -> tuple[str, ...]:
+    below = f"spec.networking.{kind}Network"
+    node, items, found = known.get(below), known.items(below), []
+    if node is not None and len(items) > _MAX_NETWORKS:
+        node.error(f"has {len(items)} networks, at most {_MAX_NETWORKS} are possible")
+        return ()
+    for path in items:
+        if f"{path}.cidr" not in known:
+            known.missing(f"{path}.cidr")
+        found.append(known.text(f"{path}.cidr", words.network))
+    return tuple(filter(None, found))
+
+
+def _named_certificates(known: Known) -> tuple[str, ...]:
+    below = "spec.configuration.apiServer.servingCerts.namedCertificates"
+    return tuple(name for path in known.items(below) for name in known.texts(f"{path}.names", str))
+
+
+def _has_annotation(known: Known, name: str) -> bool:
+    """Whether the document has an annotation that says something."""
+    node = known.get("metadata.annotations")
+    found = node.entries(most=MAX_ITEMS).get(name) if node is not None else None
+    return found is not None and bool(found.value.text())

@@ -1,0 +1,223 @@
+"""The fields that a HostedCluster can have, so that a mistyped one is an error and not a default.
+
+Kubernetes drops what it does not know without a word: whoever types ``allowedCidrBlocks`` has an
+apiserver that is open to all. These are the fields of hypershift.openshift.io/v1beta1 as of August
+2026, those behind feature gates included. A tree: a dictionary is a mapping with these keys, a
+list in it a list of such mappings, and ANY is a value, or something that has no say in publishing
+and whose inside belongs to somebody else (OpenShift's config API, pods' tolerations, clouds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+ANY: Final = None
+#: A mapping of names to trees, a list of one mapping, or ANY.
+Tree = Mapping[str, Any] | list[Mapping[str, Any]] | None
+
+_REFERENCE: Final = {"name": ANY}
+_RELEASE: Final = {"image": ANY}
+_HOSTNAME: Final = {"hostname": ANY}
+
+
+def _values(*names: str) -> dict[str, Tree]:
+    """Fields whose inside is of no interest."""
+    return dict.fromkeys(names, ANY)
+
+
+_METADATA: Final = _values(
+    "name",
+    "namespace",
+    "annotations",
+    "labels",
+    "generateName",
+    "finalizers",
+    "ownerReferences",
+    "managedFields",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "selfLink",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
+
+_SERVICE: Final = {
+    "service": ANY,
+    "servicePublishingStrategy": {
+        "type": ANY,
+        "nodePort": _values("address", "port"),
+        "loadBalancer": {**_HOSTNAME, **_values("loadBalancerClass", "serviceAnnotations")},
+        "route": _HOSTNAME,
+    },
+}
+
+_NETWORKING: Final = {
+    "machineNetwork": [{"cidr": ANY}],
+    "clusterNetwork": [_values("cidr", "hostPrefix")],
+    "serviceNetwork": [{"cidr": ANY}],
+    "networkType": ANY,
+    "apiServer": _values("advertiseAddress", "port", "allowedCIDRBlocks"),
+    "allocateNodeCIDRs": ANY,
+}
+
+_AWS: Final = {
+    **_values("region", "endpointAccess", "resourceTags", "additionalAllowedPrincipals"),
+    **_values("multiArch", "terminationHandlerQueueURL", "managedDNS"),
+    "cloudProviderConfig": _values("subnet", "zone", "vpc"),
+    "serviceEndpoints": [_values("name", "url")],
+    "rolesRef": _values(
+        "ingressARN",
+        "imageRegistryARN",
+        "storageARN",
+        "networkARN",
+        "kubeCloudControllerARN",
+        "nodePoolManagementARN",
+        "controlPlaneOperatorARN",
+    ),
+    "sharedVPC": _values("rolesRef", "localZoneID"),
+}
+
+_AZURE: Final = {
+    **_values("cloud", "location", "resourceGroup", "vnetID", "subnetID", "subscriptionID"),
+    **_values("securityGroupID", "tenantID", "containerRegistry", "topology"),
+    "azureAuthenticationConfig": _values(
+        "azureAuthenticationConfigType", "managedIdentities", "workloadIdentities"
+    ),
+    "private": {
+        "type": ANY,
+        "privateLink": _values("natSubnetID", "additionalAllowedSubscriptions"),
+        "swift": {"podNetworkInstance": ANY},
+    },
+}
+
+_GCP: Final = {
+    **_values("project", "region", "endpointAccess", "createDnsZones", "resourceLabels"),
+    **_values("workloadIdentity"),
+    "networkConfig": {"network": _REFERENCE, "privateServiceConnectSubnet": _REFERENCE},
+}
+
+_OPENSTACK: Final = _values(
+    "identityRef",
+    "managedSubnets",
+    "router",
+    "network",
+    "subnets",
+    "networkMTU",
+    "externalNetwork",
+    "disableExternalNetwork",
+    "tags",
+    "ingressFloatingIP",
+)
+
+_POWERVS: Final = {
+    **_values("accountID", "cisInstanceCRN", "resourceGroup", "region", "zone"),
+    **_values("subnet", "serviceInstanceID"),
+    "vpc": _values("name", "region", "zone", "subnet"),
+    "kubeCloudControllerCreds": _REFERENCE,
+    "nodePoolManagementCreds": _REFERENCE,
+    "ingressOperatorCloudCreds": _REFERENCE,
+    "storageOperatorCloudCreds": _REFERENCE,
+    "imageRegistryOperatorCloudCreds": _REFERENCE,
+}
+
+_PLATFORM: Final = {
+    "type": ANY,
+    "aws": _AWS,
+    "agent": {"agentNamespace": ANY},
+    "azure": _AZURE,
+    "gcp": _GCP,
+    "ibmcloud": {"providerType": ANY},
+    "kubevirt": _values("baseDomainPassthrough", "generateID", "credentials", "storageDriver"),
+    "openstack": _OPENSTACK,
+    "powervs": _POWERVS,
+}
+
+_CONFIGURATION: Final = {
+    "apiServer": {
+        **_values("clientCA", "additionalCORSAllowedOrigins", "encryption"),
+        **_values("tlsSecurityProfile", "tlsAdherence", "audit"),
+        "servingCerts": {"namedCertificates": [_values("names", "servingCertificate")]},
+    },
+    "network": _values(
+        "clusterNetwork",
+        "serviceNetwork",
+        "networkType",
+        "externalIP",
+        "serviceNodePortRange",
+        "networkDiagnostics",
+        "networkObservability",
+    ),
+    "proxy": _values("httpProxy", "httpsProxy", "noProxy", "readinessEndpoints", "trustedCA"),
+    **_values("authentication", "featureGate", "image", "ingress", "oauth"),
+    **_values("operatorhub", "scheduler"),
+}
+
+_ETCD: Final = {
+    "managementType": ANY,
+    "managed": _values("storage", "backup", "scheduling", "shards"),
+    "unmanaged": _values("endpoint", "tls", "shards"),
+}
+
+_AUTOSCALING: Final = _values(
+    "scaling",
+    "scaleDown",
+    "balancingIgnoredLabels",
+    "maxNodesTotal",
+    "maxPodGracePeriod",
+    "maxNodeProvisionTime",
+    "maxFreeDifferenceRatioPercent",
+    "podPriorityThreshold",
+    "expanders",
+)
+
+_SPEC: Final = {
+    "release": _RELEASE,
+    "controlPlaneRelease": _RELEASE,
+    **_values("clusterID", "infraID", "updateService", "channel", "kubeAPIServerDNSName"),
+    **_values("controllerAvailabilityPolicy", "infrastructureAvailabilityPolicy"),
+    "controlPlaneAvailabilityZoneScheduling": _values("policy", "nonZonalPlacement"),
+    "platform": _PLATFORM,
+    "dns": _values("baseDomain", "baseDomainPrefix", "publicZoneID", "privateZoneID"),
+    "networking": _NETWORKING,
+    "autoscaling": _AUTOSCALING,
+    "autoNode": {"provisionerConfig": _values("name", "karpenter")},
+    "etcd": _ETCD,
+    "services": [_SERVICE],
+    "pullSecret": _REFERENCE,
+    "sshKey": _REFERENCE,
+    "issuerURL": ANY,
+    "serviceAccountSigningKey": _REFERENCE,
+    "configuration": _CONFIGURATION,
+    "operatorConfiguration": ANY,
+    "auditWebhook": _REFERENCE,
+    "imageContentSources": [_values("source", "mirrors")],
+    "additionalTrustBundle": _REFERENCE,
+    "secretEncryption": _values("type", "kms", "aescbc"),
+    **_values("fips", "pausedUntil", "olmCatalogPlacement", "nodeSelector", "tolerations"),
+    "labels": ANY,
+    "capabilities": _values("enabled", "disabled"),
+    "monitoring": _values("metricsForwarding", "metricsSet"),
+}
+
+#: The whole document.
+DOCUMENT: Final[Mapping[str, Tree]] = {
+    "apiVersion": ANY,
+    "kind": ANY,
+    "metadata": _METADATA,
+    "spec": _SPEC,
+    "status": ANY,
+}
+
+
+def paths(tree: Tree = DOCUMENT, below: str = "") -> list[str]:
+    """Every known field as a path, lists as ``[]``."""
+    if isinstance(tree, list):
+        return paths(tree[0], f"{below}[]")
+    found = []
+    for name, inside in (tree or {}).items():
+        path = f"{below}.{name}" if below else name
+        found += [path, *paths(inside, path)]
+    return found

@@ -1,0 +1,177 @@
+"""Where things are in a plan's lab: networks around addresses that are given, and free ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+
+from isthmus.errors import ConfigError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+#: Addresses for people on the internet, RFC 5737 and RFC 3849.
+INTERNET = {
+    4: ("203.0.113.77", "198.51.100.77", "192.0.2.77"),
+    6: ("2001:db8:77::77", "2001:db8:78::77", "2001:db8:79::77"),
+}
+#: What is the lab's own where a document says nothing: large, so that something of it is free.
+_POOLS = {4: ("10.208.0.0/12", "172.24.0.0/13", "192.168.0.0/16"), 6: ("fd15:7a00::/32",)}
+_USUAL = {4: 24, 6: 64}
+_PREFIXES = {4: (24, 20, 16, 12, 8, 26, 28, 30), 6: (64, 56, 48, 32, 96, 112, 124)}
+#: The lab takes networks of these sizes.
+_SIZES = {4: range(8, 31), 6: range(16, 127)}
+_FIRST_HOST = 10
+_SMALL = 64
+_MOST_HOSTS = 1000
+
+
+class Ground:
+    """The networks of a lab, by name, and the addresses in them that are taken.
+
+    ``reserved`` are networks of the document, which nothing of the lab's own may overlap;
+    ``avoided`` are those that it overlaps only where nothing else is free.
+    """
+
+    def __init__(self, version: int, reserved: Iterable[str], avoided: Iterable[str] = ()) -> None:
+        self.version = version
+        self.networks: dict[str, Network] = {}
+        self._reserved = [ip_network(text, strict=False) for text in reserved]
+        self._avoided = [ip_network(text, strict=False) for text in avoided]
+        self._taken: set[Address] = set()
+
+    def free_network(self, name: str) -> None:
+        """Make a network of addresses that mean nothing in the document."""
+        taken = [*self._all(), *self._reserved]
+        for others in ([*taken, *self._avoided], taken):
+            for pool in _POOLS[self.version]:
+                one = _first_free(ip_network(pool), _USUAL[self.version], others)
+                if one is not None:
+                    self.networks[name] = one
+                    return
+        raise ConfigError("the networks of the document leave no addresses for a lab")
+
+    def network_of(self, name: str, cidr: str) -> None:
+        """Make a network of a part of the document's, as large as the lab can have it."""
+        one = ip_network(cidr, strict=False)
+        if one.prefixlen not in _SIZES[one.version]:
+            one = next(_parts(one, max(_USUAL[one.version], one.prefixlen)))
+        if any(_overlap(one, other) for other in self._all()):
+            self.free_network(name)
+        else:
+            self.networks[name] = one
+
+    def place(self, name: str, text: str) -> str:
+        """Take an address that is given; the name of the network that has it.
+
+        A network of that name is made around it where there is none.
+
+        Raises:
+            ConfigError: the lab cannot have this address.
+        """
+        address = ip_address(text)
+        self._taken.add(address)
+        for known, network in self.networks.items():
+            if address in network:
+                _check_usable(address, network)
+                return known
+        for prefix in _PREFIXES[address.version]:
+            one = ip_network(f"{address}/{prefix}", strict=False)
+            if _is_usable(address, one) and not any(_overlap(one, other) for other in self._all()):
+                self.networks[self._unused(name)] = one
+                return next(reversed(self.networks))
+        raise ConfigError(f"there is no network around {address} for a lab")
+
+    def next_address(self, name: str) -> str:
+        """Take the next free address of a network."""
+        network = self.networks[name]
+        first = _FIRST_HOST if network.num_addresses > _SMALL else 2
+        for number in range(first, min(network.num_addresses, first + _MOST_HOSTS)):
+            if network[number] not in self._taken and _is_usable(network[number], network):
+                self._taken.add(network[number])
+                return str(network[number])
+        raise ConfigError(f"network {network} is too small for a lab")
+
+    def _all(self) -> list[Network]:
+        return list(self.networks.values())
+
+    def _unused(self, name: str) -> str:
+        numbered = (f"{name}-{number}" for number in range(2, 100))
+        return next(each for each in (name, *numbered) if each not in self.networks)
+
+
+def _parts(network: Network, prefix: int) -> Iterator[Network]:
+    yield from network.subnets(new_prefix=prefix)
+
+
+def _first_free(pool: Network, prefix: int, others: Sequence[Network]) -> Network | None:
+    if any(_overlap(pool, other) and other.prefixlen <= pool.prefixlen for other in others):
+        return None  # all of it is taken; it would be long to find that out one by one
+    free = (one for one in _parts(pool, prefix) if not any(_overlap(one, x) for x in others))
+    return next(free, None)
+
+
+def _overlap(one: Network, other: Network) -> bool:
+    if isinstance(one, IPv4Network) and isinstance(other, IPv4Network):
+        return one.overlaps(other)
+    if isinstance(one, IPv6Network) and isinstance(other, IPv6Network):
+        return one.overlaps(other)
+    return False
+
+
+def _is_usable(address: Address, network: Network) -> bool:
+    """Whether a host can have the address: not the first two, the second is the gateway's."""
+    return address not in (network[0], network[1], network[-1])
+
+
+def _check_usable(address: Address, network: Network) -> None:
+    if not _is_usable(address, network):
+        raise ConfigError(f"no host of a lab can have {address} in {network}")
+
+
+def is_allowed(address: str, blocks: Iterable[str]) -> bool:
+    """Whether an address is in one of the blocks."""
+    one = ip_address(address)
+    return any(one in ip_network(block, strict=False) for block in blocks)
+
+
+def inside(blocks: Iterable[str], version: int, *, narrow: bool) -> str:
+    """An address in one of the blocks; of the narrowest one, or of the widest.
+
+    Nodes come from one address, a NAT gateway's, people from offices.
+
+    Raises:
+        ConfigError: no block is of this version of IP.
+    """
+    found = [ip_network(block, strict=False) for block in blocks]
+    found = [block for block in found if block.version == version]
+    usual = next((text for text in INTERNET[version] if is_allowed(text, map(str, found))), "")
+    if usual and not narrow:
+        return usual
+    if not found:
+        raise ConfigError(f"allowedCIDRBlocks: no block is of IPv{version}, as the cluster is")
+    by_size = sorted(found, key=lambda block: block.prefixlen)
+    block = by_size[-1] if narrow else by_size[0]
+    if block.prefixlen == 0 and usual:
+        return usual
+    return str(block[min(_FIRST_HOST, block.num_addresses - 1)])
+
+
+def outside(blocks: Iterable[str], version: int) -> str:
+    """An address in none of the blocks; empty where they have all."""
+    listed = list(blocks)
+    networks = [ip_network(block, strict=False) for block in listed]
+    free = [text for text in INTERNET[version] if not is_allowed(text, listed)]
+
+    def crowded(text: str) -> bool:
+        around = ip_network(f"{text}/{_USUAL[version]}", strict=False)
+        return any(_overlap(around, network) for network in networks)
+
+    return min(free, key=crowded, default="")

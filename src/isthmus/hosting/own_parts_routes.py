@@ -1,0 +1,112 @@
+"""The routes of ``isthmus sni-router`` at every address of a plan that is shared by names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.config.go_yaml_writing import to_yaml
+from isthmus.config.sni_routes import API_VERSION, KIND
+from isthmus.hosting.model import Endpoint, Plan, Service, Strategy
+from isthmus.values import HostPort
+
+_SERVICE = "Service/"
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
+_ROUTE_NAMES: Mapping[Service, str] = {
+    Service.API_SERVER: "kube-apiserver",
+    Service.KONNECTIVITY: "konnectivity-server",
+    Service.OAUTH_SERVER: "oauth-openshift",
+    Service.IGNITION: "ignition-server",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedRoute:
+    """Where connections for some names of one service go."""
+
+    service: Service
+    hosts: tuple[str, ...]
+    backend: HostPort
+
+    @property
+    def name(self) -> str:
+        """What logs and metrics call it."""
+        return _ROUTE_NAMES[self.service]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedAddress:
+    """An address that is shared by names.
+
+    ``through`` is who has it. ``default`` names the route of clients that send no name, or one
+    that only pods know: kube-apiserver's, where nobody else can be meant.
+    """
+
+    through: str
+    routes: tuple[NamedRoute, ...]
+    default: str = ""
+
+    @property
+    def name(self) -> str:
+        """A short name of small letters, digits and dashes."""
+        text = self.through.removeprefix(_SERVICE).lower()
+        return _NOT_IN_A_NAME.sub("-", text).strip("-")
+
+
+def shared_addresses(plan: Plan) -> tuple[SharedAddress, ...]:
+    """Every address that names share, in the order of the endpoints.
+
+    Names that nobody knows yet are left out.
+    """
+    grouped: dict[str, dict[Service, list[Endpoint]]] = {}
+    for each in plan.endpoints:
+        if each.sni and each.service in _ROUTE_NAMES:
+            grouped.setdefault(each.through or each.by, {}).setdefault(each.service, []).append(
+                each
+            )
+    return tuple(_shared(plan, through, found) for through, found in grouped.items())
+
+
+def _shared(plan: Plan, through: str, found: Mapping[Service, list[Endpoint]]) -> SharedAddress:
+    routes = tuple(
+        NamedRoute(
+            service=service,
+            hosts=tuple(dict.fromkeys(each.sni for each in endpoints)),
+            backend=backend(plan, service),
+        )
+        for service, endpoints in found.items()
+    )
+    # Pods ask for kubernetes.default.svc, or for an address: through the node's proxy, that is
+    # what a router sees. One of many clusters has to be told in another way.
+    alone = through.startswith(_SERVICE) and Service.API_SERVER in found
+    default = _ROUTE_NAMES[Service.API_SERVER] if alone else ""
+    return SharedAddress(through=through, routes=routes, default=default)
+
+
+def backend(plan: Plan, service: Service) -> HostPort:
+    """Where a service is in the management cluster: its Service, by the whole name."""
+    for each in plan.endpoints:
+        if each.service is service and each.strategy is Strategy.NONE and each.target:
+            return HostPort(f"{each.address}.cluster.local", each.port)
+    raise ValueError(f"nothing in the management cluster leads to {service.value}")
+
+
+def routes_document(
+    shared: SharedAddress, backends: Mapping[Service, HostPort] | None = None
+) -> str:
+    """The configuration of the router; ``backends`` stand in for those of the plan."""
+    found = backends or {}
+    document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
+    document["routes"] = [
+        {
+            "name": each.name,
+            "hosts": list(each.hosts),
+            "backends": [str(found.get(each.service, each.backend))],
+        }
+        for each in shared.routes
+    ]
+    if shared.default:
+        document["default"] = shared.default
+    return to_yaml([document])

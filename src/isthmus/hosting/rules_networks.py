@@ -1,0 +1,227 @@
+"""Rules about ranges and addresses: networks, the advertise address, allowed CIDRs, proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from itertools import combinations
+from typing import Final
+
+from isthmus.core.proxies import ProxyAddress, ProxyRules
+from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Weight
+from isthmus.hosting.rule import BOTH, CONTROLLER, CRD, Broken, Rule, contains, overlap, place
+
+MAX_ALLOWED_CIDRS = 500
+_API = "spec.networking.apiServer"
+_ALLOWED = f"{_API}.allowedCIDRBlocks"
+_PROXY = "spec.configuration.proxy.httpsProxy"
+
+
+def _networks(cluster: HostedCluster) -> Iterator[tuple[str, str]]:
+    """Every network that the cluster has, with the path of its field."""
+    kinds = {
+        "machine": cluster.machine_cidrs,
+        "cluster": cluster.cluster_cidrs,
+        "service": cluster.service_cidrs,
+    }
+    for kind, cidrs in kinds.items():
+        for index, cidr in enumerate(cidrs):
+            yield f"spec.networking.{kind}Network[{index}].cidr", cidr
+
+
+def _overlapping(cluster: HostedCluster) -> Iterator[Broken]:
+    for (path, cidr), (other, theirs) in combinations(_networks(cluster), 2):
+        if overlap(cidr, theirs):
+            yield Broken(
+                f"{theirs} overlaps with {cidr} ({path})",
+                "give machines, pods and services ranges of their own",
+                place(cluster, other),
+            )
+
+
+def _families(cluster: HostedCluster) -> Iterator[Broken]:
+    first = [(path, cidr) for path, cidr in _networks(cluster) if "[0]" in path]
+    if not first:
+        return
+    path, cidr = first[-1]
+    version = ip_network(cidr).version
+    for other, theirs in first[:-1]:
+        if ip_network(theirs).version != version:
+            yield Broken(
+                f"{theirs} is not IPv{version} as {cidr} is ({path})",
+                "put the same family first in every list",
+                place(cluster, other),
+            )
+
+
+def _advertised_family(cluster: HostedCluster) -> Iterator[Broken]:
+    address = cluster.advertise_address
+    cidr = cluster.service_cidrs[0] if cluster.service_cidrs else ""
+    if address and cidr and ip_address(address).version != ip_network(cidr).version:
+        yield Broken(
+            f"the advertise address {address} is not of the family of {cidr}",
+            f"use an IPv{ip_network(cidr).version} address",
+            place(cluster, f"{_API}.advertiseAddress"),
+        )
+
+
+def _advertised(cluster: HostedCluster) -> Iterator[Broken]:
+    address = cluster.advertise_address
+    for path, cidr in _networks(cluster):
+        if address and contains(cidr, address):
+            yield Broken(
+                f"the advertise address {address} is in {cidr} ({path}), and every node has it on"
+                " its lo",
+                f"set {_API}.advertiseAddress to an address that is in none of the networks",
+                place(cluster, f"{_API}.advertiseAddress"),
+            )
+
+
+def _port_443(cluster: HostedCluster) -> Iterator[Broken]:
+    if cluster.api_port == 443:
+        yield Broken(
+            "port 443 is there for old clusters only: nodes and the apiserver's pods then differ"
+            " about the port",
+            "leave it out, 6443 is the default",
+            place(cluster, f"{_API}.port"),
+        )
+
+
+def _too_many(cluster: HostedCluster) -> Iterator[Broken]:
+    count = len(cluster.allowed_cidrs)
+    if count > MAX_ALLOWED_CIDRS:
+        yield Broken(
+            f"{count} ranges are allowed, and at most {MAX_ALLOWED_CIDRS} can be",
+            "merge neighbours",
+            place(cluster, _ALLOWED),
+        )
+
+
+def _allowed_twice(cluster: HostedCluster) -> Iterator[Broken]:
+    seen: set[str] = set()
+    for index, cidr in enumerate(cluster.allowed_cidrs):
+        if cidr in seen:
+            yield Broken(
+                f"{cidr} is there twice", "remove one", place(cluster, f"{_ALLOWED}[{index}]")
+            )
+        seen.add(cidr)
+
+
+def _allows_all(cluster: HostedCluster) -> Iterator[Broken]:
+    for index, cidr in enumerate(cluster.allowed_cidrs):
+        if ip_network(cidr).prefixlen == 0:
+            yield Broken(
+                f"{cidr} is everybody: the list restricts nothing",
+                "remove it, or the whole list",
+                place(cluster, f"{_ALLOWED}[{index}]"),
+            )
+
+
+def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
+    """The proxy between nodes and the apiserver; private clusters of AWS and Azure have none."""
+    has_private = cluster.platform in (Platform.AWS, Platform.AZURE)
+    if not cluster.https_proxy or (has_private and cluster.access is not Access.PUBLIC):
+        return None
+    first = {*cluster.service_cidrs[:1], *cluster.cluster_cidrs[:1]}
+    # So does HyperShift: these entries exempt the apiserver, whatever its name.
+    if any("kubernetes" in entry or entry in first for entry in cluster.no_proxy):
+        return None
+    api = cluster.publishing(Service.API_SERVER)
+    host = (api.hostname or api.node_address) if api else ""
+    rules = ProxyRules.from_environment(
+        {"HTTPS_PROXY": cluster.https_proxy, "NO_PROXY": ",".join(cluster.no_proxy)}
+    )
+    return rules.proxy_for(host, 443)
+
+
+def _credentials(cluster: HostedCluster) -> Iterator[Broken]:
+    proxy = _proxy(cluster)
+    if proxy and proxy.user is not None:
+        yield Broken(
+            "the proxy's URL has credentials, which HyperShift's proxy on the nodes takes for a"
+            " part of the host's name",
+            "use a proxy that knows nodes by their addresses, or list the apiserver in noProxy",
+            place(cluster, _PROXY),
+        )
+
+
+def _proxy_by_tls(cluster: HostedCluster) -> Iterator[Broken]:
+    proxy = _proxy(cluster)
+    if proxy and proxy.scheme == "https":
+        yield Broken(
+            "the proxy is dialed by TLS, which HyperShift's proxy on the nodes does not do",
+            "use the proxy's http:// address, or list the apiserver in noProxy",
+            place(cluster, _PROXY),
+        )
+
+
+RULES: Final = (
+    Rule(
+        name="networks-overlap",
+        weight=Weight.ERROR,
+        means="machine, cluster and service networks do not overlap",
+        missed_by=f"{CRD}, which compares letter by letter",
+        find=_overlapping,
+    ),
+    Rule(
+        name="networks-family",
+        weight=Weight.ERROR,
+        means="the first machine, cluster and service networks are of one family",
+        missed_by=CRD,
+        find=_families,
+    ),
+    Rule(
+        name="advertise-address-family",
+        weight=Weight.ERROR,
+        means="the advertise address is of the service network's family",
+        missed_by=CRD,
+        find=_advertised_family,
+    ),
+    Rule(
+        name="advertise-address-inside",
+        weight=Weight.ERROR,
+        means="the advertise address, 172.20.0.1 or fd00::1 by default, is in none of the networks",
+        missed_by=f"{CRD}; {CONTROLLER}, but for the first network of each list",
+        find=_advertised,
+    ),
+    Rule(
+        name="allowed-cidrs-count",
+        weight=Weight.ERROR,
+        means="at most 500 ranges are allowed",
+        find=_too_many,
+    ),
+    Rule(
+        name="allowed-cidrs-once",
+        weight=Weight.ERROR,
+        means="each allowed range is there once",
+        find=_allowed_twice,
+    ),
+    Rule(
+        name="allowed-cidrs-all",
+        weight=Weight.WARNING,
+        means="no allowed range is 0.0.0.0/0 or ::/0",
+        missed_by=BOTH,
+        find=_allows_all,
+    ),
+    Rule(
+        name="api-port-443",
+        weight=Weight.WARNING,
+        means="the apiserver's port on the nodes is not 443",
+        missed_by=BOTH,
+        find=_port_443,
+    ),
+    Rule(
+        name="proxy-credentials",
+        weight=Weight.WARNING,
+        means="an httpsProxy on the way to the apiserver has no credentials in its URL",
+        missed_by=BOTH,
+        find=_credentials,
+    ),
+    Rule(
+        name="proxy-by-tls",
+        weight=Weight.WARNING,
+        means="an httpsProxy on the way to the apiserver is not dialed by TLS",
+        missed_by=BOTH,
+        find=_proxy_by_tls,
+    ),
+)

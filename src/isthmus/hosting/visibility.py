@@ -1,0 +1,139 @@
+"""Who can see what: the topologies of each platform, and the lists that the design had of them.
+
+Public and private are HyperShift's words: public has endpoints for everybody, private has some that
+only the guest's own network reaches. A cluster can be both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from isthmus.hosting.model import (
+    Access,
+    Endpoint,
+    From,
+    HostedCluster,
+    Platform,
+    Service,
+    Strategy,
+)
+from isthmus.values import is_address
+
+#: What a Route comes in by where it is no Service of this plan.
+INGRESS = "ingress of the management cluster"
+SHARED_INGRESS = "shared ingress"
+
+EVERYWHERE = frozenset(From)
+GUEST_SIDE = frozenset({From.GUEST_VPC, From.MANAGEMENT, From.SAME_CLUSTER})
+IN_CLUSTER = frozenset({From.SAME_CLUSTER})
+#: The operator looks after kube-apiserver from its own namespace.
+IN_MANAGEMENT = frozenset({From.MANAGEMENT, From.SAME_CLUSTER})
+
+#: Platforms whose documents say from where the endpoints are reached.
+WITH_ACCESS = frozenset({Platform.AWS, Platform.AZURE, Platform.GCP})
+_PUBLIC = frozenset({Access.PUBLIC, Access.PUBLIC_AND_PRIVATE})
+_PRIVATE = frozenset({Access.PUBLIC_AND_PRIVATE, Access.PRIVATE})
+
+
+def is_public(cluster: HostedCluster) -> bool:
+    """Tell whether there are endpoints for everybody."""
+    return cluster.platform not in WITH_ACCESS or cluster.access in _PUBLIC
+
+
+def is_private(cluster: HostedCluster) -> bool:
+    """Tell whether there are endpoints that only the guest's own network reaches."""
+    if cluster.platform is Platform.AZURE and cluster.swift:
+        return True
+    return cluster.platform in WITH_ACCESS and cluster.access in _PRIVATE
+
+
+def behind_shared_ingress(cluster: HostedCluster) -> bool:
+    """Tell whether one router serves many clusters. Swift exists only where that is so."""
+    return cluster.shared_ingress or cluster.swift
+
+
+def names_api_server(cluster: HostedCluster) -> bool:
+    """Tell whether kube-apiserver has a Route with a name of its own."""
+    found = cluster.publishing(Service.API_SERVER)
+    return found is not None and found.strategy is Strategy.ROUTE and bool(found.hostname)
+
+
+def labels_routes(cluster: HostedCluster) -> bool:
+    """Tell whether Routes for everybody are left to a router of the control plane's own.
+
+    HyperShift's LabelHCPRoutes. Otherwise the ingress of the management cluster serves them;
+    Routes for the guest's own network are never left to that.
+    """
+    if behind_shared_ingress(cluster):
+        return True
+    if cluster.platform is Platform.IBMCLOUD:
+        return False
+    return not is_public(cluster) or names_api_server(cluster)
+
+
+def uses_router(cluster: HostedCluster) -> bool:
+    """Tell whether the control plane has a router of its own: HyperShift's UseHCPRouter."""
+    if cluster.platform is Platform.IBMCLOUD:
+        return False
+    if behind_shared_ingress(cluster) and not is_private(cluster):
+        return False
+    return is_private(cluster) or labels_routes(cluster)
+
+
+def seen_at_node(address: str) -> frozenset[From]:
+    """From where a port of a management node is seen.
+
+    A name may stand for any address, so it counts as one of the internet.
+    """
+    if is_address(address) and not ip_address(address).is_global:
+        return GUEST_SIDE
+    return EVERYWHERE
+
+
+def is_published(endpoint: Endpoint) -> bool:
+    """Tell whether an endpoint is for anybody outside the management cluster."""
+    return bool(endpoint.visible_from & {From.INTERNET, From.GUEST_VPC})
+
+
+def seen_from(endpoints: Iterable[Endpoint], service: Service, where: From) -> tuple[Endpoint, ...]:
+    """The endpoints of a service that somebody there can reach."""
+    return tuple(
+        each for each in endpoints if each.service is service and where in each.visible_from
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """What a topology shows to everybody, and what to the guest's own network only."""
+
+    public: frozenset[Service]
+    private: frozenset[Service]
+
+
+_API, _OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
+_TUNNEL, _OVN = Service.KONNECTIVITY, Service.OVN_SB_DB
+
+#: HyperShift's networking proposal of 2022, "Endpoints topology". Ignition is not in it.
+DESIGNED: Mapping[Access, Lists] = {
+    Access.PUBLIC: Lists(frozenset({_API, _TUNNEL, _OVN, _OAUTH}), frozenset()),
+    Access.PUBLIC_AND_PRIVATE: Lists(frozenset({_API, _OAUTH}), frozenset({_API, _TUNNEL, _OVN})),
+    Access.PRIVATE: Lists(frozenset({_OAUTH}), frozenset({_API, _TUNNEL, _OVN})),
+}
+
+
+def listed(endpoints: Iterable[Endpoint]) -> Lists:
+    """The same two lists, of what a plan has.
+
+    What everybody sees is seen from the guest's network too: only what is made for that network
+    alone counts as private.
+    """
+    found = tuple(endpoints)
+    public = {each.service for each in found if From.INTERNET in each.visible_from}
+    private = {
+        each.service
+        for each in found
+        if From.GUEST_VPC in each.visible_from and From.INTERNET not in each.visible_from
+    }
+    return Lists(frozenset(public), frozenset(private))

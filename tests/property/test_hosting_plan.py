@@ -1,0 +1,159 @@
+"""Whatever is planned: nothing is promised that nothing makes, and changes lead there."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.hosting.changes import Act, apply_steps, changes, claims
+from isthmus.hosting.explain import explain
+from isthmus.hosting.matrix import possible
+from isthmus.hosting.model import (
+    Access,
+    From,
+    HostedCluster,
+    Plan,
+    Platform,
+    Publishing,
+    Service,
+    Strategy,
+)
+from isthmus.hosting.objects import purposes
+from isthmus.hosting.plan import make_plan
+from isthmus.hosting.shapes import Manifest, key
+from isthmus.hosting.visibility import is_published
+
+USED = (Service.API_SERVER, Service.OAUTH_SERVER, Service.KONNECTIVITY, Service.IGNITION)
+HOSTS = ["a.example.com", "b.example.com", "c.example.com", "d.example.com", "e.example.com"]
+PORTS = [30001, 30002, 30003, 30004, 30005]
+ADDRESSES = ["10.9.0.1", "8.8.8.8", "2001:4860:4860::8888", "nodes.example.com"]
+CLOUDS = (Platform.AWS, Platform.AZURE, Platform.GCP)
+
+
+@st.composite
+def entries(draw: st.DrawFn, platform: Platform) -> tuple[Publishing, ...]:
+    """Services by strategies that the platform takes; names and node ports each once."""
+    hosts, ports = draw(st.permutations(HOSTS)), draw(st.permutations(PORTS))
+    found = []
+    for service, host, port in zip(USED, hosts, ports, strict=False):
+        strategies = list(possible(service, platform))
+        if platform in (Platform.AWS, Platform.AZURE) and service is not Service.API_SERVER:
+            oauth = service is Service.OAUTH_SERVER and platform is Platform.AZURE
+            strategies = [Strategy.ROUTE, *([Strategy.LOAD_BALANCER] if oauth else [])]
+        elif platform is Platform.AWS:
+            strategies.remove(Strategy.NODE_PORT)
+        strategy = draw(st.sampled_from(strategies))
+        named = service is Service.API_SERVER or draw(st.booleans())
+        balanced = strategy is not Strategy.NODE_PORT
+        found.append(
+            Publishing(
+                service=service,
+                strategy=strategy,
+                hostname=host if balanced and named else "",
+                node_address="" if balanced else draw(st.sampled_from(ADDRESSES)),
+                node_port=0 if balanced else draw(st.sampled_from([0, port])),
+                has=frozenset() if balanced else frozenset({"nodePort"}),
+            )
+        )
+    return tuple(found)
+
+
+@st.composite
+def clusters(draw: st.DrawFn, platform: Platform | None = None) -> HostedCluster:
+    """A cluster that breaks no rule."""
+    on = platform or draw(st.sampled_from(Platform))
+    access = draw(st.sampled_from(Access)) if on in CLOUDS else Access.PUBLIC
+    if on is Platform.GCP and access is Access.PUBLIC:
+        access = Access.PRIVATE
+    shared = on is Platform.AZURE and draw(st.booleans())
+    return HostedCluster(
+        name="demo",
+        namespace="clusters",
+        control_plane="clusters-demo",
+        platform=on,
+        access=access,
+        services=draw(entries(on)),
+        service_cidrs=("172.31.0.0/16",),
+        cluster_cidrs=("10.132.0.0/14",),
+        machine_cidrs=("10.0.0.0/16",),
+        advertise_address="172.20.0.1",
+        allowed_cidrs=tuple(draw(st.sets(st.sampled_from(["203.0.113.0/24", "192.0.2.7/32"])))),
+        azure_workload_identities=on is Platform.AZURE,
+        azure_private_type="" if access is Access.PUBLIC else "PrivateLink",
+        shared_ingress=shared,
+        swift=shared and draw(st.booleans()),
+    )
+
+
+def valid(cluster: HostedCluster, *, keep_sources: bool = False) -> Plan:
+    plan = make_plan(cluster, keep_sources=keep_sources)
+    assert not plan.errors, plan.errors
+    return plan
+
+
+@given(clusters(), st.booleans())
+def test_every_endpoint_has_an_object_that_makes_it(
+    cluster: HostedCluster, keep_sources: bool
+) -> None:
+    plan = valid(cluster, keep_sources=keep_sources)
+    names = {key(each) for each in plan.objects}
+    assert len(names) == len(plan.objects)
+    for each in plan.endpoints:
+        assert each.by in names
+        if each.through.startswith("Service/"):
+            assert each.through in names
+        assert each.address or each.strategy is not Strategy.NODE_PORT
+    assert len({each.name for each in plan.endpoints}) == len(plan.endpoints)
+
+
+@given(clusters(), st.booleans())
+def test_every_object_has_a_purpose(cluster: HostedCluster, keep_sources: bool) -> None:
+    plan = valid(cluster, keep_sources=keep_sources)
+    found = purposes(cluster, keep_sources=keep_sources)
+    assert list(found) == [key(each) for each in plan.objects]
+    assert all(found.values())
+
+
+@given(clusters())
+def test_nodes_reach_what_they_need(cluster: HostedCluster) -> None:
+    seen = {
+        each.service for each in valid(cluster).endpoints if From.GUEST_VPC in each.visible_from
+    }
+    assert seen == set(USED)
+
+
+@given(clusters())
+def test_every_endpoint_is_held_or_warned_of(cluster: HostedCluster) -> None:
+    plan = valid(cluster)
+    bare = [each for each in plan.endpoints if is_published(each) and not each.restricted]
+    warned = [each for each in plan.findings if each.rule == "cidrs-not-here"]
+    assert len(warned) == (len(bare) if cluster.allowed_cidrs else 0)
+
+
+@given(clusters())
+def test_nothing_changes_into_itself(cluster: HostedCluster) -> None:
+    assert changes(valid(cluster), valid(cluster)) == ()
+
+
+@given(st.data(), st.sampled_from(Platform))
+def test_changes_lead_from_one_plan_to_the_other(data: st.DataObject, platform: Platform) -> None:
+    old = valid(data.draw(clusters(platform)))
+    new = valid(data.draw(clusters(platform)), keep_sources=data.draw(st.booleans()))
+    objects: tuple[Manifest, ...] = old.objects
+    for step in changes(old, new):
+        if step.act in (Act.CREATE, Act.UPDATE, Act.DELETE):
+            there = step.what in {key(each) for each in objects}
+            assert there is (step.act is not Act.CREATE)
+        objects = apply_steps(objects, [step])
+        held = [claim for each in objects for claim in claims(each)]
+        assert len(held) == len(set(held)), step
+    assert sorted(objects, key=key) == sorted(new.objects, key=key)
+
+
+@given(clusters())
+def test_every_endpoint_is_explained(cluster: HostedCluster) -> None:
+    plan = valid(cluster)
+    text = explain(plan)
+    for each in plan.endpoints:
+        assert each.by in text
+        assert each.address in text

@@ -1,0 +1,31 @@
+"""Every plan that has no errors, over platforms, topologies and strategies; made once."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+from isthmus.hosting.model import Access, Plan, Platform, Service, Strategy
+from isthmus.hosting.plan import make_plan
+from isthmus.hosting.visibility import WITH_ACCESS
+from tests.unit.hosting.clusters import cluster
+
+_STRATEGIES = (Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE)
+
+
+@cache
+def every_plan() -> dict[str, Plan]:
+    """By a name that says which it is: platform, access, and the strategies of the services."""
+    found = {}
+    for platform, access, api, others in product(Platform, Access, _STRATEGIES, _STRATEGIES):
+        if platform not in WITH_ACCESS and access is not Access.PUBLIC:
+            continue  # they have one topology
+        services = dict.fromkeys((Service.OAUTH_SERVER, Service.KONNECTIVITY), others)
+        services[Service.API_SERVER] = api
+        ignition = others if others is not Strategy.LOAD_BALANCER else Strategy.ROUTE
+        services[Service.IGNITION] = ignition
+        plan = make_plan(cluster(platform, access, services=dict(services)))
+        if not plan.errors:
+            name = "-".join((platform.value, access.value, api.value, others.value))
+            found[name] = plan
+    return found

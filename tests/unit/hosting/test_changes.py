@@ -1,0 +1,221 @@
+"""From one plan to another: what goes, what comes, who notices, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from clusters import LB, NODE_PORT, ROUTE, USED, Entries, cluster, published
+
+from isthmus.hosting.changes import Act, Step, apply_steps, changes, claims
+from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Strategy
+from isthmus.hosting.plan import make_plan
+from isthmus.hosting.shapes import Manifest, key
+
+API, OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
+TUNNEL, IGNITION = Service.KONNECTIVITY, Service.IGNITION
+PUBLIC, BOTH, PRIVATE = Access.PUBLIC, Access.PUBLIC_AND_PRIVATE, Access.PRIVATE
+
+
+def steps(old: HostedCluster, new: HostedCluster) -> tuple[Step, ...]:
+    return changes(make_plan(old), make_plan(new))
+
+
+def told(found: tuple[Step, ...]) -> list[str]:
+    return [f"{each.act.value} {each.what}" for each in found]
+
+
+def check(old: HostedCluster, new: HostedCluster) -> None:
+    """The steps lead there, and at no time is a name or a node port claimed twice."""
+    before, after = make_plan(old), make_plan(new)
+    objects: tuple[Manifest, ...] = before.objects
+    for step in changes(before, after):
+        objects = apply_steps(objects, [step])
+        held = [claim for each in objects for claim in claims(each)]
+        assert len(held) == len(set(held)), step
+    assert sorted(objects, key=key) == sorted(after.objects, key=key)
+
+
+def test_nothing_changes_into_itself() -> None:
+    assert steps(cluster(), cluster()) == ()
+
+
+@pytest.mark.parametrize(("old", "new"), list(product(Access, repeat=2)))
+@pytest.mark.parametrize("strategy", [LB, ROUTE])
+def test_every_topology_becomes_every_other(old: Access, new: Access, strategy: Strategy) -> None:
+    services = {API: strategy}
+    check(cluster(access=old, services=services), cluster(access=new, services=services))
+
+
+def test_going_private_tells_users_before_it_takes_their_load_balancer() -> None:
+    found = steps(cluster(access=BOTH), cluster(access=PRIVATE))
+    assert told(found) == [
+        "move APIServer",
+        "update Service/kube-apiserver",
+        "delete Route/oauth",
+        "create Route/oauth-private",
+        "move OAuthServer",
+        "delete NetworkPolicy/published-oauthserver",
+    ]
+    kubeconfigs, balancer, oauth = found[0], found[1], found[2]
+    assert kubeconfigs.says == (
+        "kubeconfigs: from apiserver.example.com:6443 to api.demo.hypershift.local:6443"
+    )
+    assert "load balancer goes" in balancer.interrupts
+    # HyperShift deletes the other Route first as well: both have one name.
+    assert oauth.says == (
+        "Route/oauth-private needs oauthserver.example.com, which cannot be had twice"
+    )
+    assert oauth.interrupts == "oauthserver.example.com leads nowhere"
+    assert found[4].says == (
+        "the DNS record of oauthserver.example.com: from ingress of the management cluster to"
+        " Service/private-router"
+    )
+
+
+def test_going_private_moves_nodes_after_the_way_is_there() -> None:
+    found = steps(cluster(), cluster(access=BOTH))
+    names = told(found)
+    assert names.index("create Service/kube-apiserver-private") < names.index("move APIServer")
+    assert names.index("update Route/konnectivity-server") < names.index("move Konnectivity")
+    agents = found[names.index("move Konnectivity")]
+    assert agents.says == (
+        "the agents of nodes: from konnectivity.example.com:443"
+        " to konnectivity-server.apps.demo.hypershift.local:443"
+    )
+    assert "logs, exec" in agents.interrupts
+    route = found[names.index("update Route/konnectivity-server")]
+    assert route.interrupts == "konnectivity.example.com leads nowhere"
+
+
+def test_a_strategy_cannot_change_where_hypershift_looks_after_it() -> None:
+    found = steps(cluster(), cluster(services={API: ROUTE}))
+    assert found[0].act is Act.REFUSE
+    assert found[0].what == "spec.services"
+    assert "APIServer would change" in found[0].says
+    ibm = steps(cluster(Platform.IBMCLOUD), cluster(Platform.IBMCLOUD, services={API: ROUTE}))
+    assert Act.REFUSE not in {each.act for each in ibm}
+    assert "move APIServer" in told(ibm)
+
+
+def test_a_port_changes_under_the_same_name() -> None:
+    found = steps(cluster(), cluster(services={API: ROUTE}))
+    moved = [each.says for each in found if each.act is Act.MOVE and each.what == "APIServer"]
+    assert "kubeconfigs: from apiserver.example.com:6443 to apiserver.example.com:443" in moved
+    assert (
+        "the DNS record of apiserver.example.com: from Service/kube-apiserver to Service/router"
+        in moved
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        (PUBLIC, BOTH, True),
+        (BOTH, PUBLIC, True),
+        (PRIVATE, PUBLIC, True),
+        (BOTH, PRIVATE, False),
+        (PRIVATE, BOTH, False),
+    ],
+)
+def test_azure_does_not_go_between_public_and_the_rest(
+    old: Access, new: Access, refused: bool
+) -> None:
+    found = steps(cluster(Platform.AZURE, old), cluster(Platform.AZURE, new))
+    assert (found[0].what == "spec.platform.azure.topology") is refused
+    assert any(each.act is not Act.REFUSE for each in found)
+    check(cluster(Platform.AZURE, old), cluster(Platform.AZURE, new))
+
+
+def test_another_platform_or_name_is_another_cluster() -> None:
+    other = replace(cluster(), name="other", control_plane="clusters-other")
+    assert steps(cluster(), other)[0].what == "metadata"
+    found = steps(cluster(), cluster(Platform.GCP, BOTH))
+    assert found[0].what == "spec.platform.type"
+
+
+def test_errors_are_refused() -> None:
+    bad = cluster(services={OAUTH: LB})
+    assert told(steps(cluster(), bad))[0] == "refuse document"
+    assert "the old document" in steps(bad, cluster())[0].says
+
+
+def test_node_ports_that_change_places_go_first() -> None:
+    ports = dict.fromkeys(USED, NODE_PORT)
+    old = cluster(Platform.AGENT, services=ports)
+    swapped: Entries = {
+        **ports,
+        API: published(API, NODE_PORT, node_port=30003),
+        TUNNEL: published(TUNNEL, NODE_PORT, node_port=30000),
+    }
+    new = cluster(Platform.AGENT, services=swapped)
+    check(old, new)
+    names = told(steps(old, new))
+    deleted = [each for each in names if each.startswith("delete Service/")]
+    assert len(deleted) == 1
+    assert names.index(deleted[0]) < names.index(deleted[0].replace("delete", "create"))
+
+
+def test_node_ports_can_be_handed_on_without_deleting() -> None:
+    ports = dict.fromkeys(USED, NODE_PORT)
+    old = cluster(Platform.AGENT, services=ports)
+    moved: Entries = {
+        **ports,
+        API: published(API, NODE_PORT, node_port=30003),
+        TUNNEL: published(TUNNEL, NODE_PORT, node_port=31000),
+    }
+    new = cluster(Platform.AGENT, services=moved)
+    check(old, new)
+    names = told(steps(old, new))
+    assert names.index("update Service/konnectivity-server") < names.index(
+        "update Service/kube-apiserver"
+    )
+    assert not any(each.startswith("delete") for each in names)
+
+
+def test_a_name_that_a_plan_has_twice_takes_nothing_from_anybody() -> None:
+    twice = published(OAUTH, ROUTE, hostname="api.demo.hypershift.local")
+    old = cluster(services={API: ROUTE})
+    new = make_plan(cluster(services={API: ROUTE, OAUTH: twice}))
+    assert not new.errors
+    found = changes(make_plan(old), new)
+    assert Act.DELETE not in {each.act for each in found}
+    made = apply_steps(make_plan(old).objects, found)
+    assert sorted(made, key=key) == sorted(new.objects, key=key)
+
+
+def test_other_blocks_cut_connections_and_nothing_else() -> None:
+    old = cluster(allowed_cidrs=("203.0.113.0/24",))
+    (step,) = steps(old, replace(old, allowed_cidrs=("198.51.100.0/24",)))
+    assert (step.act, step.what) == (Act.UPDATE, "Service/kube-apiserver")
+    assert "not allowed any more" in step.interrupts
+
+
+def test_keeping_sources_is_a_change_too() -> None:
+    given = cluster(
+        Platform.AGENT,
+        services=dict.fromkeys(USED, NODE_PORT),
+        allowed_cidrs=("203.0.113.0/24",),
+    )
+    found = changes(make_plan(given), make_plan(given, keep_sources=True))
+    assert {each.act for each in found} == {Act.UPDATE}
+    assert found[0].what == "NetworkPolicy/published-apiserver"
+    assert found[0].interrupts == "whoever is not let in any more cannot connect"
+    assert "answer no more" in found[-1].interrupts
+
+
+def test_what_is_new_comes_before_what_changes() -> None:
+    acts = [each.act for each in steps(cluster(), cluster(access=BOTH))]
+    assert Act.CREATE in acts
+    assert acts.index(Act.UPDATE) > max(i for i, act in enumerate(acts) if act is Act.CREATE)
+    assert acts.index(Act.DELETE) > max(i for i, act in enumerate(acts) if act is Act.UPDATE)
+
+
+def test_steps_that_nobody_notices_say_so() -> None:
+    found = steps(cluster(), cluster(access=BOTH))
+    for each in found:
+        if each.act is Act.CREATE:
+            assert each.interrupts == ""
+        if each.act is Act.MOVE:
+            assert each.manifest is None and each.interrupts

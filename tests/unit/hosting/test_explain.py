@@ -1,0 +1,129 @@
+"""A plan in sentences."""
+
+from __future__ import annotations
+
+import pytest
+from clusters import LB, NODE_PORT, ROUTE, USED, cluster, published
+
+from isthmus.hosting import cidrs, surprises
+from isthmus.hosting.explain import explain
+from isthmus.hosting.model import Access, HostedCluster, Platform, Service
+from isthmus.hosting.plan import make_plan
+from isthmus.hosting.rules import RULES
+
+API, OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
+
+
+def said(given: HostedCluster) -> list[str]:
+    text = explain(make_plan(given))
+    assert text.endswith("\n") and not text.endswith("\n\n")
+    return text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        (
+            cluster(),
+            [
+                "demo is on AWS and Public, as the document says: it has endpoints for everybody.",
+                "Routes for everybody are served by the ingress of the management cluster: they"
+                " would have a router of their own if APIServer had a Route with a hostname.",
+            ],
+        ),
+        (
+            cluster(Platform.GCP, Access.PRIVATE, has_access=False),
+            [
+                "demo is on GCP and Private, which is the default on GCP:"
+                " it has endpoints for the guest's own network.",
+                "Routes for the guest's own network are served by the control plane's own router.",
+            ],
+        ),
+        (
+            cluster(Platform.AGENT, services={API: ROUTE}),
+            [
+                "demo is on Agent, which has public endpoints and no others.",
+                "Routes for everybody are served by a router of the control plane's own, because"
+                " APIServer has a Route with a hostname.",
+            ],
+        ),
+        (
+            cluster(Platform.AZURE, services={API: ROUTE}, shared_ingress=True),
+            ["Routes for everybody are served by the shared ingress."],
+        ),
+    ],
+)
+def test_why_there_is_a_router(given: HostedCluster, lines: list[str]) -> None:
+    head = said(given)[: said(given).index("")]
+    assert head[-len(lines) :] == lines
+
+
+def test_every_endpoint_is_there_with_who_sees_it() -> None:
+    given = cluster(access=Access.PUBLIC_AND_PRIVATE, allowed_cidrs=("203.0.113.0/24",))
+    lines = said(given)
+    assert lines[lines.index("  apiserver.example.com:6443") + 1] == (
+        "    Seen from everywhere within the allowed CIDR blocks, by Service/kube-apiserver."
+    )
+    private = lines.index("  api.demo.hypershift.local:6443")
+    assert lines[private + 1] == (
+        "    Seen from the guest VPC, the management cluster and the control plane namespace,"
+        " by Service/kube-apiserver-private."
+    )
+    assert lines[private + 2].startswith("    The allowed CIDR blocks do not hold: ")
+    for each in make_plan(given).endpoints:
+        assert f"  {each.address}:{each.port}" in lines
+
+
+def test_what_is_ignored_is_said() -> None:
+    assert "OVNSbDb: accepted and ignored; nothing is made for it." in said(
+        cluster(services={Service.OVN_SB_DB: ROUTE})
+    )
+
+
+def test_errors_are_all_that_is_said() -> None:
+    lines = said(cluster(services={OAUTH: LB}))
+    assert lines[0] == "Nothing follows from demo before its errors are gone:"
+    assert "OAuthServer" in lines[1]
+
+
+def test_oauth_by_a_private_load_balancer_is_a_surprise() -> None:
+    given = cluster(Platform.AZURE, Access.PUBLIC_AND_PRIVATE, {OAUTH: LB})
+    (found,) = [
+        each for each in make_plan(given).findings if each.rule == "private-although-public"
+    ]
+    assert "users outside the guest's own network cannot log in" in found.says
+    public = make_plan(cluster(Platform.AZURE, services={OAUTH: LB}))
+    assert "private-although-public" not in {each.rule for each in public.findings}
+
+
+def test_azures_internal_port_is_a_surprise() -> None:
+    rules = {each.rule for each in make_plan(cluster(Platform.AZURE, Access.PRIVATE)).findings}
+    assert "other-port-in-private" in rules
+    rules = {each.rule for each in make_plan(cluster(Platform.AZURE)).findings}
+    assert "other-port-in-private" not in rules
+
+
+@pytest.mark.parametrize(("length", "surprised"), [(46, False), (47, True)])
+def test_a_name_that_openshift_cannot_make_up(length: int, surprised: bool) -> None:
+    entry = published(Service.IGNITION, ROUTE, hostname="")
+    given = cluster(services={Service.IGNITION: entry}, control_plane="n" * length)
+    found = {each.rule for each in make_plan(given).findings}
+    assert ("route-name-too-long" in found) is surprised
+
+
+def test_names_of_findings_are_of_one_kind() -> None:
+    names = [*(rule.name for rule in RULES), *cidrs.RULES, *surprises.RULES]
+    assert len(names) == len(set(names))
+
+
+def test_node_ports_need_no_word_about_routes_or_topologies() -> None:
+    given = cluster(Platform.AGENT, services=dict.fromkeys(USED, NODE_PORT))
+    text = explain(make_plan(given))
+    assert "Routes" not in text
+    assert "design" not in text
+
+
+def test_a_node_port_of_a_cloud_is_where_its_nodes_are() -> None:
+    entry = published(API, NODE_PORT, node_address="10.1.2.3")
+    text = explain(make_plan(cluster(Platform.GCP, Access.PUBLIC_AND_PRIVATE, {API: entry})))
+    assert "its node port is where the nodes of the management cluster are" in text
