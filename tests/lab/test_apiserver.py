@@ -14,7 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 from kube.build import NotBuiltError, build
 
 
-@pytest.mark.parametrize("name", ["apiserver", "hosted-apiserver", "kubelet-behind-wall"])
+@pytest.mark.parametrize(
+    "name", ["apiserver", "hosted-apiserver", "kubelet-behind-wall", "services", "whole"]
+)
 @pytest.mark.timeout(3600)
 def test_holds(name: str) -> None:
     try:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machine import environment, lab, nothing_left
+from machine import LAB, PREFIX, environment, wait_until
+
+from isthmus.lab import state
+from isthmus.lab.removal import NETNS
+from isthmus.lab.state import Lab
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "publishing"
 PUBLISH = [sys.executable, "-m", "isthmus.cli.main", "publish"]
@@ -26,11 +31,51 @@ def topology(tmp_path: Path, name: str, *args: str) -> Path:
 
 
 def run(path: Path) -> dict[str, Any]:
-    with nothing_left():
-        report: dict[str, Any] = json.loads(
-            lab("run", str(path), "--json", check=False, limit_s=LIMIT_S)
-        )
+    """What was seen in a lab that is gone afterwards; others may run at the same time."""
+    with subprocess.Popen(
+        [*LAB, "run", str(path), "--json"],
+        env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            ours = lab_of(process)
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.terminate()
+    sys.stderr.write(err)  # pytest shows it when the test fails
+    wait_until(lambda: not processes(ours), "its processes are gone")
+    assert not namespaces(ours)
+    assert not ours.directory.exists()
+    report: dict[str, Any] = json.loads(out)
     return report
+
+
+def lab_of(process: subprocess.Popen[str]) -> Lab:
+    """The lab that it owns, once all that could be left of it is seen."""
+    found: list[Lab] = []
+
+    def look() -> bool:
+        assert process.poll() is None, process.communicate()
+        found[:] = [one for one in state.labs() if one.owner == process.pid]
+        return any(processes(one) and namespaces(one) for one in found)
+
+    wait_until(look, "it has a lab")
+    return found[0]
+
+
+def namespaces(one: Lab) -> list[Path]:
+    """Its network namespaces, and what names mean in them."""
+    homes = (NETNS, Path("/etc/netns"))
+    return [path for home in homes for path in home.glob(f"{PREFIX}{one.token}-*")]
+
+
+def processes(one: Lab) -> list[int]:
+    """Those that bear its mark."""
+    found, mark = [], f"{state.MARK}={one.token}".encode()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.yaml")))

@@ -18,6 +18,7 @@ import h11
 
 from isthmus import __version__
 from isthmus.errors import DialError, DialFailure, IsthmusError
+from isthmus.lab.asking import ask
 from isthmus.lab.outcome import Outcome
 from isthmus.lab.pipes import Dialer, Pipe, opened
 from isthmus.lab.topology import Attempt, Failing, Verb
@@ -304,10 +305,17 @@ async def _read_count(pipe: Pipe, until: float) -> int | None:
     return int(said) if said.strip().isdigit() else None
 
 
+async def _ask(asked: Attempt, means: Means, tally: _Tally) -> str:
+    answer = await ask(means.dialer, means.poller, asked.target, timeout_s=asked.timeout_s)
+    tally.bytes = len(answer)
+    return answer.decode("utf-8", "replace").strip().partition("\n")[0]
+
+
 _DO: dict[Verb, Callable[[Attempt, Means, _Tally], Awaitable[str]]] = {
     Verb.CONNECT: _connect,
     Verb.GET: _get,
     Verb.ECHO: _echo,
     Verb.DOWNLOAD: _download,
     Verb.UPLOAD: _upload,
+    Verb.ASK: _ask,
 }

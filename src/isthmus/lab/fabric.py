@@ -30,6 +30,8 @@ from isthmus.lab.plan import (
     host_routes,
     host_settings,
     hosts_file,
+    owner_addresses,
+    ports_of,
     versions,
     wall_settings,
 )
@@ -230,6 +232,14 @@ class _Fabric:
             kernel.route("add", dst="default", family=_FAMILIES[6], type="blackhole")
 
     def _make_network(self, network: Network) -> None:
+        if network.behind:
+            if network.bridge:
+                owner = self._spaces[self._names.host(network.behind)]
+                addresses = owner_addresses(self._topology, network)
+                self._bridges[network.name] = owner.do(
+                    _make_own_bridge, owner.kernel, network, addresses
+                )
+            return
         wall = self._spaces[self._names.wall]
         bridge = self._names.bridge(network.name)
         self._bridges[network.name] = wall.do(_make_bridge, wall.kernel, bridge, network)
@@ -238,6 +248,10 @@ class _Fabric:
         name = self._names.host(host.name)
         space, wall = self._spaces[name], self._spaces[self._names.wall]
         for at in host.attachments:
+            network = self._topology.network(at.network)
+            if network.behind:
+                self._link_to_owner(host, at, network)
+                continue
             port = self._names.port(host.name, at.network)
             bridge = self._bridges[at.network]
             if at.shape is None:
@@ -246,15 +260,33 @@ class _Fabric:
                 wall.do(make_tap, port)
                 space.do(make_tap, at.network)
                 wall.do(_plug, wall.kernel, port, bridge)
-            space.do(_address, space.kernel, at, self._topology.network(at.network))
+            space.do(_address, space.kernel, at, network)
         space.do(_add_routes, space.kernel, host_routes(self._topology, host))
         space.do(_load, service_rules(self._topology, host, self._firewall))
+
+    def _link_to_owner(self, host: Host, at: Attachment, network: Network) -> None:
+        """Lay a cable to the host that a network is behind; that one itself needs none."""
+        if network.behind == host.name:
+            return
+        name = self._names.host(host.name)
+        space, owner = self._spaces[name], self._spaces[self._names.host(network.behind)]
+        port = ports_of(self._topology, network.behind)[host.name, network.name]
+        bridge = self._bridges.get(network.name)
+        owner.do(_add_veth, owner.kernel, port, bridge, at.network, name)
+        if bridge is not None:
+            owner.do(_let_turn_back, owner.kernel, port)
+            space.do(_address, space.kernel, at, network)
+            return
+        routers = owner_addresses(self._topology, network)
+        owner.do(_route_by, owner.kernel, port, routers, at.addresses)
+        # Nobody else is on the cable, so that there are no neighbours to ask for.
+        space.do(_address, space.kernel, at, replace(network, cidrs=()))
 
 
 def _add_routes(kernel: IPRoute, hops: Iterable[Hop]) -> None:
     for hop in hops:
         way = (
-            {"oif": kernel.link_lookup(ifname=hop.link)[0]}
+            {"oif": kernel.link_lookup(ifname=hop.link)[0], "scope": "link"}
             if hop.via is None
             else {"gateway": str(hop.via)}
         )
@@ -284,9 +316,39 @@ def _leave_bridges_alone() -> None:
             path.write_text("0")
 
 
-def _make_bridge(kernel: IPRoute, name: str, network: Network) -> int:
+def _make_own_bridge(kernel: IPRoute, network: Network, addresses: Iterable[IpAddress]) -> int:
+    index = _add_bridge(kernel, network.bridge)
+    for address in addresses:
+        _add_address(kernel, index, address, _length(address, network))
+    return index
+
+
+def _let_turn_back(kernel: IPRoute, port: str) -> None:
+    """Let what comes by a port of a bridge leave by it again: to a service that leads back."""
+    kernel.brport("set", index=kernel.link_lookup(ifname=port)[0], mode=1)
+
+
+def _route_by(
+    kernel: IPRoute, port: str, routers: Iterable[IpAddress], addresses: Iterable[IpAddress]
+) -> None:
+    """Have a cable that is no network: the router's addresses here, the other's there."""
+    index = kernel.link_lookup(ifname=port)[0]
+    for router in routers:
+        _add_address(kernel, index, router, router.max_prefixlen)
+    for address in addresses:
+        kernel.route(
+            "add", dst=str(address), family=_FAMILIES[address.version], oif=index, scope="link"
+        )
+
+
+def _add_bridge(kernel: IPRoute, name: str) -> int:
     kernel.link("add", kind="bridge", ifname=name, state="up", **_BRIDGE)
     index: int = kernel.link_lookup(ifname=name)[0]
+    return index
+
+
+def _make_bridge(kernel: IPRoute, name: str, network: Network) -> int:
+    index = _add_bridge(kernel, name)
     if network.gateway:
         for cidr in network.cidrs:
             _add_address(kernel, index, network.gateway_in(cidr), cidr.prefixlen)
@@ -298,10 +360,11 @@ def _make_bridge(kernel: IPRoute, name: str, network: Network) -> int:
     return index
 
 
-def _add_veth(kernel: IPRoute, port: str, bridge: int, link: str, namespace: str) -> None:
+def _add_veth(kernel: IPRoute, port: str, bridge: int | None, link: str, namespace: str) -> None:
     # The far side is born where it belongs: under its name it may clash with a bridge here.
     peer = {"ifname": link, "net_ns_fd": namespace}
-    kernel.link("add", kind="veth", ifname=port, master=bridge, state="up", peer=peer)
+    plugged = {} if bridge is None else {"master": bridge}
+    kernel.link("add", kind="veth", ifname=port, state="up", peer=peer, **plugged)
 
 
 def _plug(kernel: IPRoute, port: str, bridge: int) -> None:
@@ -312,8 +375,12 @@ def _address(kernel: IPRoute, at: Attachment, network: Network) -> None:
     index = kernel.link_lookup(ifname=at.network)[0]
     kernel.link("set", index=index, state="up")
     for address in at.addresses:
-        lengths = (cidr.prefixlen for cidr in network.cidrs if address in cidr)
-        _add_address(kernel, index, address, next(lengths, address.max_prefixlen))
+        _add_address(kernel, index, address, _length(address, network))
+
+
+def _length(address: IpAddress, network: Network) -> int:
+    lengths = (cidr.prefixlen for cidr in network.cidrs if address in cidr)
+    return next(lengths, address.max_prefixlen)
 
 
 def _add_address(kernel: IPRoute, index: int, address: IpAddress, length: int) -> None:

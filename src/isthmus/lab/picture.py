@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from isthmus.lab.picture_live import Link, Live, Tunnel, clean, links
 from isthmus.lab.picture_words import shape_text
-from isthmus.lab.topology import Allow, Attachment, Host, Process, Topology, Wall
+from isthmus.lab.topology import Allow, Attachment, Host, Network, Process, Topology, Wall
 
 __all__ = [
     "Guest",
@@ -84,7 +84,7 @@ class NetworkView:
 
     name: str
     cidrs: tuple[str, ...]
-    gateway: bool
+    note: str  # whose it is, when it is not the wall's
     hosts: tuple[HostView, ...]
     guests: tuple[Guest, ...] = ()
 
@@ -156,7 +156,7 @@ def _networks(topology: Topology, live: Live) -> tuple[NetworkView, ...]:
             NetworkView(
                 name=clean(network.name),
                 cidrs=tuple(map(str, network.cidrs)),
-                gateway=network.gateway,
+                note=_note(network),
                 hosts=tuple(_host(host, live) for host in hosts),
                 guests=tuple(
                     Guest(host=clean(host.name), place=_place(at))
@@ -167,6 +167,12 @@ def _networks(topology: Topology, live: Live) -> tuple[NetworkView, ...]:
             )
         )
     return tuple(sorted(made, key=lambda one: not _has_server(one)))
+
+
+def _note(network: Network) -> str:
+    if network.behind:
+        return clean(f"behind {network.behind}")
+    return "" if network.gateway else "no gateway"
 
 
 def _home(host: Host) -> str:

@@ -176,7 +176,7 @@ def _width(network: NetworkView, faces: Sequence[tuple[str, bool, Face]]) -> flo
 
 
 def _head(network: NetworkView) -> float:
-    return HEAD + CIDR_ROW * (len(network.cidrs) + (not network.gateway)) + 8
+    return HEAD + CIDR_ROW * (len(network.cidrs) + bool(network.note)) + 8
 
 
 def _across(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isthmus.lab.picture_layout import WALL, Group, Layout, port_y
-from isthmus.lab.picture_svg_tags import num
 from isthmus.lab.picture_wires import Wire
+from isthmus.svg import num
 
 SPREAD = 4.0
 

@@ -33,9 +33,10 @@ from isthmus.lab.picture_live import Tunnel
 from isthmus.lab.picture_routes import Route, spread
 from isthmus.lab.picture_style import BRICKS, STYLE
 from isthmus.lab.picture_svg_list import links_list, list_size
-from isthmus.lab.picture_svg_tags import circle, color, group, mark, num, path, rect, tag, text
+from isthmus.lab.picture_svg_tags import color, mark
 from isthmus.lab.picture_wires import LINE_GAP, tunnels_drawn
 from isthmus.lab.picture_words import counted, link_texts
+from isthmus.svg import circle, group, num, path, rect, tag, text
 
 TITLE_SIZE, SUBTITLE_SIZE = 22.0, 14.0
 
@@ -122,8 +123,8 @@ def _network(column: Column, *, first: bool) -> Iterator[str]:
     yield text(x, y, network.name, NETWORK_SIZE, "name")
     for number, cidr in enumerate(network.cidrs, 1):
         yield text(x, y + number * CIDR_ROW, cidr, CIDR_SIZE, "mono")
-    if not network.gateway:
-        yield text(x, y + (len(network.cidrs) + 1) * CIDR_ROW, "no gateway", CIDR_SIZE, "faint")
+    if network.note:
+        yield text(x, y + (len(network.cidrs) + 1) * CIDR_ROW, network.note, CIDR_SIZE, "faint")
     yield "</g>"
 
 

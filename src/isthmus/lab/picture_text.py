@@ -85,7 +85,7 @@ class _Drawing:
     def _network(self, network: NetworkView) -> None:
         top = self._canvas.height
         title = f" {network.name} "
-        cidrs = "  ".join(network.cidrs) + ("" if network.gateway else "  no gateway")
+        cidrs = "  ".join(network.cidrs) + (f"  {network.note}" if network.note else "")
         self._canvas.put(top, 0, "┌" + "─" * (self._box - 2) + "┐", Ink.FAINT)
         self._canvas.put(top, 2, title, Ink.BOLD)
         self._canvas.put(top, 2 + len(title), cut(cidrs, self._box - len(title) - 5) + " ")

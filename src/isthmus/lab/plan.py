@@ -6,12 +6,13 @@ Pure: fabric.py makes what is planned here, and removal.py finds it again by its
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
 
 from isthmus.errors import ConfigError
-from isthmus.lab.topology import Attachment, Host, IpAddress, IpNetwork, Topology
+from isthmus.lab.topology import Attachment, Host, IpAddress, IpNetwork, Network, Topology
 
 PREFIX = "isthmus-lab-"
 #: The host that is no host: the firewall between the networks.
@@ -153,8 +154,9 @@ def wall_settings(topology: Topology) -> dict[str, str]:
 
 def host_settings(topology: Topology, host: Host) -> dict[str, str]:
     """The sysctls of a host, to be set before it has links: the topology's own come last."""
-    vias = {route.via for one in topology.hosts for route in one.routes}
-    forwards = bool(host.services) or host.name in vias
+    routers = {route.via for one in topology.hosts for route in one.routes}
+    routers |= {network.behind for network in topology.networks}
+    forwards = bool(host.services) or host.name in routers
     tables = (_SETTINGS, _FORWARDING) if forwards else (_SETTINGS,)
     settings = _merged(table[version] for version in versions(topology) for table in tables)
     if topology.congestion_control:
@@ -172,7 +174,7 @@ def host_routes(topology: Topology, host: Host) -> list[Hop]:
     Raises:
         ConfigError: the host that a route goes by is on none of its networks.
     """
-    hops = []
+    hops = list(_cable_hops(topology, host))
     for version in versions(topology):
         gateway = _gateway(topology, host, version)
         anywhere = ip_network((_ANYWHERE[version], 0))
@@ -205,7 +207,39 @@ def _gateway(topology: Topology, host: Host, version: int) -> IpAddress | None:
             for cidr in network.cidrs:
                 if cidr.version == version:
                     return network.gateway_in(cidr)
+        elif network.behind and network.behind != host.name:
+            for router in owner_addresses(topology, network):
+                if router.version == version and _has(at, version):
+                    return router
     return None
+
+
+def _cable_hops(topology: Topology, host: Host) -> Iterator[Hop]:
+    """The way to the router, for who has a cable to it and no network around."""
+    for at in host.attachments:
+        network = topology.network(at.network)
+        if network.behind and network.behind != host.name and not network.bridge:
+            for router in owner_addresses(topology, network):
+                if _has(at, router.version):
+                    yield Hop(ip_network(router), link=at.network)
+
+
+def owner_addresses(topology: Topology, network: Network) -> tuple[IpAddress, ...]:
+    """The addresses on a network of the host that it is behind."""
+    places = topology.host(network.behind).attachments
+    return next(at.addresses for at in places if at.network == network.name)
+
+
+def ports_of(topology: Topology, owner: str) -> dict[tuple[str, str], str]:
+    """What a host calls its ends of the cables of networks behind it, by host and network."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for network in topology.networks:
+        for host in topology.hosts if network.behind == owner else ():
+            if host.name != owner and any(at.network == network.name for at in host.attachments):
+                counts[network.ports] += 1
+                found[host.name, network.name] = f"{network.ports}{counts[network.ports]}"
+    return found
 
 
 def _has(at: Attachment, version: int) -> bool:

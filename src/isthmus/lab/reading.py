@@ -1,7 +1,7 @@
 """Reading a topology from YAML, strictly: all errors at once, each with its place.
 
-Here are the document, its networks, and what is said about all hosts; the hosts themselves are
-read by reading_hosts.py, the steps by reading_steps.py, the smallest parts by reading_words.py.
+Here are the document and what is said about all hosts; networks are read by reading_networks.py,
+hosts by reading_hosts.py, the steps by reading_steps.py, the smallest parts by reading_words.py.
 Opening files is catalog.py's part. Imports yaml, which takes its time.
 """
 
@@ -12,18 +12,17 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
-from isthmus.config.cidrs import cidr
 from isthmus.config.located import Fields, Located, compose, read_all
 from isthmus.errors import ConfigError
 from isthmus.lab import reading_words as words
 from isthmus.lab.placeholders import addresses, fill, known
 from isthmus.lab.reading_hosts import read_hosts
+from isthmus.lab.reading_networks import Networks, check_behind, read_networks
 from isthmus.lab.reading_steps import DIRECT, StepsReader
 from isthmus.lab.topology import (
     Allow,
     Host,
     IpAddress,
-    IpNetwork,
     Network,
     Protocol,
     Topology,
@@ -31,11 +30,7 @@ from isthmus.lab.topology import (
     Way,
 )
 
-MAX_NETWORKS = 32
-MAX_NETWORK_CHARS = 15  # an interface's name, IFNAMSIZ less its zero
 MAX_WAY_CHARS = 40
-# An interface of each host is called as the network; the others are names the kernel has itself.
-RESERVED = ("wall", "lab", "lo", "all", "default")
 
 TOPOLOGY_KEYS = (
     "title",
@@ -51,12 +46,10 @@ TOPOLOGY_KEYS = (
     "congestion_control",
     "steps",
 )
-NETWORK_KEYS = ("cidr", "gateway")
 ALLOW_KEYS = ("from", "to", "port")
 WAY_KEYS = ("protocol", "uds", "tcp")
 
 _TOPOLOGY_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
-_PREFIXES = {4: range(8, 31), 6: range(16, 127)}
 
 
 def read(text: str, *, name: str, source: str) -> Topology:
@@ -78,8 +71,9 @@ def read(text: str, *, name: str, source: str) -> Topology:
 
 def _topology(root: Located, name: str) -> Topology:
     found = root.mapping(TOPOLOGY_KEYS, required=("title", "networks", "hosts"))
-    networks = _networks(found["networks"]) if "networks" in found else {}
+    networks = read_networks(found["networks"]) if "networks" in found else Networks()
     hosts = read_hosts(found["hosts"], name, networks) if "hosts" in found else ()
+    check_behind(networks, hosts)
     title = found.text("title")
     if "title" in found and not title.strip():
         found["title"].error("is empty, a title is expected")
@@ -111,6 +105,7 @@ def _with_placeholders(topology: Topology, found: Fields) -> Topology:
     ways = _ways(found["ways"], names, addresses(topology)) if "ways" in found else ()
     steps = StepsReader(
         hosts={host.name: host for host in topology.hosts},
+        networks={network.name: network for network in topology.networks},
         processes={one.name: one for one in topology.processes},
         ways=[way.name for way in ways],
         placeholders=names,
@@ -121,56 +116,6 @@ def _with_placeholders(topology: Topology, found: Fields) -> Topology:
         ways=ways,
         steps=steps.read(found["steps"]) if "steps" in found else (),
     )
-
-
-def _networks(node: Located) -> dict[str, Network]:
-    networks: dict[str, Network] = {}
-    taken: list[tuple[IpNetwork, Network]] = []
-    for name, (key, value) in node.entries(most=MAX_NETWORKS).items():
-        words.check_name(key, name, "a network", most=MAX_NETWORK_CHARS, reserved=RESERVED)
-        found = value.mapping(NETWORK_KEYS, required=("cidr",))
-        cidrs: list[IpNetwork] = []
-        network = Network(name=name, cidrs=(), gateway=found.boolean("gateway", True))
-        for place in words.some(found, "cidr"):
-            one = place.read(_network_cidr)
-            if one is None:
-                continue
-            wrong = _overlap(one, network, taken)
-            if wrong:
-                place.error(f"{one} {wrong}")
-            cidrs.append(one)
-            taken.append((one, network))
-        networks[name] = replace(network, cidrs=tuple(cidrs))
-    if node.is_mapping and node.is_empty:
-        node.error("is empty, a topology needs a network")
-    return networks
-
-
-def _network_cidr(text: str) -> IpNetwork:
-    one = cidr(text)
-    allowed = _PREFIXES[one.version]
-    if one.prefixlen not in allowed:
-        raise ValueError(f"is not a network of /{allowed[0]} to /{allowed[-1]}")
-    first = one.network_address
-    if first.is_loopback or first.is_multicast or first.is_link_local:
-        raise ValueError("has addresses that are not for hosts")
-    return one
-
-
-def _overlap(one: IpNetwork, network: Network, taken: list[tuple[IpNetwork, Network]]) -> str:
-    """Why a network cannot have this CIDR too; empty when it can.
-
-    The wall could not tell which of two networks an address is in. One without a gateway is none
-    of its business.
-    """
-    for other, owner in taken:
-        if one.version != other.version or not one.overlaps(other):
-            continue
-        if owner is network:
-            return f"overlaps {other} of the same network"
-        if owner.gateway and network.gateway:
-            return f"overlaps {other} of network {owner.name}, and both have gateways"
-    return ""
 
 
 def _allows(

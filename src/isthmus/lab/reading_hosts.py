@@ -103,6 +103,8 @@ def _attachment(
         loss=found.number("loss", 0.0, 0, 0.9),
         rate_mbit=found.number("rate_mbit", 0.0, 0, 10_000),
     )
+    if shape != Shape() and network.behind:
+        node.error(f"network {network.name} is behind {network.behind}, where no line is a bad one")
     given = []
     for place in words.some(found, "address"):
         address = place.read(words.address)

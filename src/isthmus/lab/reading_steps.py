@@ -15,6 +15,7 @@ from isthmus.lab.commands import kind
 from isthmus.lab.topology import (
     CUT,
     MEND,
+    UDP,
     Act,
     AgentsAre,
     Attempt,
@@ -23,6 +24,7 @@ from isthmus.lab.topology import (
     Expectation,
     Failing,
     Host,
+    Network,
     Process,
     Run,
     Step,
@@ -61,8 +63,9 @@ _ONLY_WITH = {
     "seconds": (Verb.DOWNLOAD, Verb.UPLOAD),
     "at_least_mbit": (Verb.DOWNLOAD, Verb.UPLOAD),
     "bytes": (Verb.ECHO,),
-    "answers": (Verb.GET,),
+    "answers": (Verb.GET, Verb.ASK),
 }
+_PARSERS = {Verb.GET: words.page, Verb.ASK: words.asked}
 
 
 class StepsReader:
@@ -72,11 +75,13 @@ class StepsReader:
         self,
         *,
         hosts: Mapping[str, Host],
+        networks: Mapping[str, Network],
         processes: Mapping[str, Process],
         ways: Sequence[str],
         placeholders: Collection[str],
     ) -> None:
         self._hosts = hosts
+        self._networks = networks
         self._processes = processes
         self._ways = (*ways, DIRECT)
         self._placeholders = placeholders
@@ -150,12 +155,14 @@ class StepsReader:
             if key in found and verb not in only:
                 with_ = " and ".join(one.value for one in only)
                 found[key].error(f"is only for {with_}, not for {verb.value}")
-        parse = words.page if verb is Verb.GET else words.target
-        targets = read_all(words.some(found, verb.value), parse)
+        targets = read_all(words.some(found, verb.value), _PARSERS.get(verb, words.target))
         sources = [one.reference(self._hosts, "host") for one in words.some(found, "from")]
         ways = [""]
         if "through" in found:
             ways = [one.reference(self._ways, "way") for one in words.some(found, "through")]
+            tunnels = any(way != DIRECT for way in ways)
+            if tunnels and any(target.startswith(UDP) for target in targets):
+                found["through"].error("leads nowhere by UDP")
         timeout_s = found.number("timeout_s", 5.0, LEAST_S, words.LONGEST_S)
         seconds = found.number("seconds", 3.0, LEAST_S, words.LONGEST_S)
         size = found.integer("bytes", 100_000, 1, MAX_ECHO_BYTES)
@@ -223,7 +230,10 @@ class StepsReader:
         if more:
             node.error(f"does {deed} and {more[0][0]}, which are two steps")
         host = place.reference(self._hosts, "host")
-        own = [at.network for at in self._hosts[host].attachments] if host else []
+        places = self._hosts[host].attachments if host else ()
+        own = [at.network for at in places if not self._networks[at.network].behind]
+        if host and not own:
+            place.error(f"{host} has no cable to the wall")
         if host and "network" in found:
             which = f"network of {host}"
             own = [one.reference(own, which) for one in words.some(found, "network")]

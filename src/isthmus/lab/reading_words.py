@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from isthmus.config.located import Fields, Located, near
 from isthmus.lab.placeholders import unknown
 from isthmus.lab.state import OWN_FILES
-from isthmus.lab.topology import IpAddress
+from isthmus.lab.topology import UDP, IpAddress
 from isthmus.values import HostPort, is_address
 
 MAX_ITEMS = 256  # of any list
@@ -71,6 +71,12 @@ def host_and_port(text: str) -> HostPort:
 def target(text: str) -> str:
     """What is dialed, host:port."""
     host_and_port(text)
+    return text
+
+
+def asked(text: str) -> str:
+    """Who is asked: host:port, or udp://host:port."""
+    host_and_port(text.removeprefix(UDP))
     return text
 
 

@@ -1,4 +1,4 @@
-"""The small servers of a lab, all of a host in one process: http, https, echo, source, sink.
+"""The small servers of a lab, all of a host in one process: http, https, echo, source, sink, who.
 
 ``python -m isthmus.lab.servers --name HOST http=8080 echo=7 ...`` serves until SIGTERM. They are
 ends like all others (tunnel/end.py): each client's socket is joined to what answers it.
@@ -24,6 +24,7 @@ import h11
 from isthmus.errors import ConfigError
 from isthmus.lab.python import module
 from isthmus.lab.topology import Host, Serve, Serving
+from isthmus.lab.who import WhoEnd, WhoSocket
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
@@ -268,6 +269,7 @@ class Servers:
         self._context = context
         self._poller = Poller(loop)
         self._listeners: list[Listener] = []
+        self._datagrams: list[WhoSocket] = []
         self.connections = Connections(loop)
 
     def serve(self, serve: Serve) -> int:
@@ -279,12 +281,17 @@ class Servers:
         accept = partial(self._accept, serve.kind)
         for sock in bind_tcp("", serve.port, flag=serve.kind.value):
             self._listeners.append(Listener(self._loop, self._poller, sock, accept))
-        return self._listeners[-1].port
+        port = self._listeners[-1].port
+        if serve.kind is Serving.WHO:
+            self._datagrams.append(WhoSocket(self._loop, port, partial(who, self._name)))
+        return port
 
     async def stop(self) -> None:
         """Close everything; what is open is reset."""
         for listener in self._listeners:
             listener.stop()
+        for datagrams in self._datagrams:
+            datagrams.stop()
         self.connections.abort_all()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
         self._poller.shut_down()
@@ -315,6 +322,8 @@ class Servers:
                 return SourceEnd(self._poller)
             case Serving.SINK:
                 return SinkEnd()
+            case Serving.WHO:
+                return WhoEnd(who(self._name, peer))
 
     def _page(self, peer: str, here: str, method: str, path: str) -> Page:
         if method == "CONNECT":
@@ -327,6 +336,11 @@ def written(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
     """Write a socket's address as ADDRESS:PORT; IPv4 as such, though the listener is dual-stack."""
     host = plain(address[0])
     return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def who(name: str, peer: str) -> bytes:
+    """What a host of this name says to who asks, of whom it sees ADDRESS:PORT."""
+    return f"{name} saw {peer.rpartition(':')[0].strip('[]')}\n".encode()
 
 
 def plain(address: str) -> str:

@@ -14,18 +14,25 @@ IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
 CUT, MEND = "cut", "mend"
+#: What a target that is asked by UDP begins with.
+UDP = "udp://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """A bridge. With a gateway it can reach the other networks as far as the wall allows.
 
-    Without one nothing leaves it, so several such may have the same addresses.
+    Without one nothing leaves it, so several such may have the same addresses. One ``behind`` a
+    host has that host for its router: there is a bridge of this name, or without one a cable to
+    each of the others. ``ports`` is what its ends of the cables are called, with a number.
     """
 
     name: str
     cidrs: tuple[IpNetwork, ...]
-    gateway: bool = True
+    gateway: bool = True  # of the wall's
+    behind: str = ""
+    bridge: str = ""
+    ports: str = ""
 
     def gateway_in(self, cidr: IpNetwork) -> IpAddress:
         """The wall's own address in one of the CIDRs: the first."""
@@ -88,6 +95,7 @@ class Serving(Enum):
     ECHO = "echo"
     SOURCE = "source"
     SINK = "sink"
+    WHO = "who"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +182,7 @@ class Verb(Enum):
     ECHO = "echo"  # send, half-close, and get everything back
     DOWNLOAD = "download"  # from a source, for some seconds
     UPLOAD = "upload"  # to a sink, for some seconds
+    ASK = "ask"  # who it is that asks, by TCP or UDP
 
 
 class Failing(Enum):
@@ -195,7 +204,7 @@ class Attempt:
 
     source: str
     verb: Verb
-    target: str  # host:port, or a URL for GET
+    target: str  # host:port, or a URL for GET and ASK
     through: str = ""
     timeout_s: float = 5.0
     seconds: float = 3.0  # of a download or upload
@@ -207,7 +216,7 @@ class Expectation:
     """An attempt and what has to come of it, tried again until ``within_s`` has passed.
 
     ``fails`` None means that it has to work; several are alternatives. ``answers`` has to be in the
-    page, ``at_least_mbit`` is the rate to be reached.
+    page or answer, ``at_least_mbit`` is the rate to be reached.
     """
 
     attempt: Attempt

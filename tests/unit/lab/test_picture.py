@@ -91,6 +91,16 @@ def test_an_opening_is_between_networks_that_have_a_gateway() -> None:
     assert (opening.source, opening.target) == ("up-b", "up-a")
 
 
+def test_a_network_says_whose_it_is() -> None:
+    island = network("island", "10.8.0.0/24", gateway=False)
+    pods = replace(network("pods", "10.9.0.0/24", gateway=False), behind="node")
+    networks = picture(
+        replace(ISOLATED, networks=(*ISOLATED.networks, island, pods)), Live()
+    ).networks
+    assert [one.note for one in networks][-2:] == ["no gateway", "behind node"]
+    assert networks[0].note == ""
+
+
 def test_processes_run_or_are_dead_or_were_never_started() -> None:
     drawn = picture(ISOLATED, Live(running={"server": False}))
     assert [one.mark for host in drawn.hosts for one in host.processes] == [

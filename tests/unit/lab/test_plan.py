@@ -17,6 +17,7 @@ from isthmus.lab.plan import (
     host_routes,
     host_settings,
     hosts_file,
+    ports_of,
     versions,
     wall_settings,
 )
@@ -174,3 +175,55 @@ def test_a_hosts_own_settings_come_last() -> None:
 def test_nothing_is_set_of_a_version_that_is_not_used() -> None:
     only = replace(TOPOLOGY, networks=TOPOLOGY.networks[1:], hosts=TOPOLOGY.hosts[2:])
     assert not [key for key in wall_settings(only) if "ipv6" in key]
+
+
+def behind(bridge: str) -> Topology:
+    """A host that is the router of two others, and is on a network of the wall."""
+    pods = replace(
+        network("pods", "10.8.0.0/24", "fd08::/64", gateway=False),
+        behind="node", bridge=bridge, ports="veth",
+    )  # fmt: skip
+    more = replace(network("more", "10.9.0.0/24", gateway=False), behind="node", ports="veth")
+    places = (at("front", "10.1.0.5"), at("pods", "10.8.0.1", "fd08::1"), at("more", "10.9.0.1"))
+    return replace(
+        TOPOLOGY,
+        networks=(*TOPOLOGY.networks, pods, more),
+        hosts=(
+            Host(name="pod", attachments=(at("pods", "10.8.0.7", "fd08::7"),)),
+            Host(name="node", attachments=places),
+            Host(name="old", attachments=(at("pods", "10.8.0.8"), at("more", "10.9.0.8"))),
+        ),
+    )
+
+
+def test_a_host_routes_for_the_networks_behind_it() -> None:
+    topology = behind("cni0")
+    assert host_settings(topology, topology.host("node"))["net.ipv4.ip_forward"] == "1"
+    assert "net.ipv4.ip_forward" not in host_settings(topology, topology.host("pod"))
+    assert [str(hop.via) for hop in host_routes(topology, topology.host("pod"))] == [
+        "10.8.0.1",
+        "fd08::1",
+    ]
+    assert [str(hop.via) for hop in host_routes(topology, topology.host("node"))] == ["10.1.0.1"]
+
+
+def test_who_has_a_cable_to_the_router_knows_the_way_to_it() -> None:
+    topology = behind("")
+    hops = [
+        (str(hop.to), str(hop.via), hop.link) for hop in host_routes(topology, topology.hosts[0])
+    ]
+    assert hops == [
+        ("10.8.0.1/32", "None", "pods"),
+        ("fd08::1/128", "None", "pods"),
+        ("0.0.0.0/0", "10.8.0.1", ""),
+        ("::/0", "fd08::1", ""),
+    ]
+
+
+def test_ports_of_a_router_are_numbered_through_all_its_networks() -> None:
+    assert ports_of(behind("cni0"), "node") == {
+        ("pod", "pods"): "veth1",
+        ("old", "pods"): "veth2",
+        ("old", "more"): "veth3",
+    }
+    assert ports_of(behind("cni0"), "pod") == {}

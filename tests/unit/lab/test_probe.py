@@ -77,8 +77,8 @@ def test_ways_that_lead_nowhere(prober: Prober, web: str) -> None:
     for protocol in Protocol:
         by_uds = Way(name="w", protocol=protocol, uds="/no/such/socket")
         outcome = prober.attempt(get(web), by_uds)
-        assert outcome.failing is Failing.OTHER
-        assert "connectivity server /no/such/socket" in outcome.said
+        assert outcome.failing is Failing.UNREACHABLE
+        assert "connectivity server /no/such/socket cannot be reached" in outcome.said
         by_tcp = Way(name="w", protocol=protocol, tcp=web)
         outcome = prober.attempt(get(web), by_tcp)
         assert outcome.failing is Failing.OTHER and "No such file" in outcome.said

@@ -23,6 +23,7 @@ from isthmus.lab.background import MOST_KINDS, OTHER, Background
 from isthmus.lab.outcome import Outcome, TlsFiles
 from isthmus.lab.probe import context
 from isthmus.lab.topology import Attempt, Failing, Verb
+from isthmus.lab.who import WhoSocket
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.values import HostPort
@@ -156,6 +157,34 @@ def test_errors_of_the_system(error: OSError, failing: Failing) -> None:
 
 
 # Verbs that work.
+
+
+def test_ask() -> None:
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"pod saw ::1\nand more\n")
+
+    async def test(bed: Bed) -> None:
+        async with serving(says) as at:
+            outcome = await bed.attempt(Verb.ASK, at)
+            assert (outcome.worked, outcome.said, outcome.bytes) == (True, "pod saw ::1", 21)
+
+    run(test)
+
+
+def test_ask_by_udp() -> None:
+    async def test(bed: Bed) -> None:
+        socket_ = WhoSocket(asyncio.get_running_loop(), 0, lambda peer: b"pod saw it\n")
+        try:
+            outcome = await bed.attempt(Verb.ASK, f"udp://127.0.0.1:{socket_.port}")
+        finally:
+            socket_.stop()
+        assert (outcome.worked, outcome.said) == (True, "pod saw it")
+        outcome = await bed.attempt(Verb.ASK, f"udp://127.0.0.1:{socket_.port}")
+        assert outcome.failing is Failing.REFUSED
+        outcome = await bed.attempt(Verb.ASK, "udp://no port")
+        assert outcome.failing is Failing.OTHER
+
+    run(test)
 
 
 @pytest.mark.parametrize("serve", [echo, silent, speaks_first, source])

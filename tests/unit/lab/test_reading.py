@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.lab import catalog, reading, reading_hosts, reading_steps
+from isthmus.lab import catalog, reading, reading_hosts, reading_networks, reading_steps
 from isthmus.lab.reading import read
 from isthmus.lab.topology import Allow, Network, Protocol, Topology, Wall, Way
 
@@ -306,7 +306,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def known_keys() -> set[str]:
-    modules = (reading, reading_hosts, reading_steps)
+    modules = (reading, reading_hosts, reading_networks, reading_steps)
     lists = [
         value
         for module in modules

@@ -72,6 +72,14 @@ def test_everything_of_an_expectation() -> None:
     )
 
 
+def test_who_is_asked_by_tcp_or_udp() -> None:
+    found = steps("{ask: [b:1, 'udp://b:1'], from: a, through: direct, answers: b saw a}")
+    assert found == tuple(
+        Expectation(attempt=Attempt(source="a", verb=Verb.ASK, target=target), answers="b saw a")
+        for target in ("b:1", "udp://b:1")
+    )
+
+
 def test_lists_stand_for_all_combinations_targets_outermost() -> None:
     found = steps("{get: [x:1, y:2], from: [a, b], through: [direct, one]}")
     seen = [
@@ -176,6 +184,9 @@ def test_traffic() -> None:
         ("{get: @'http://[b/', from: a}", ".get: 'http://[b/' is not a URL: "),
         ("{get: @'http:///', from: a}", ".get: 'http:///' is not a URL: host is empty"),
         ("{get: @'http://b/a b', from: a}", ".get: 'http://b/a b' is not a URL: it has a space"),
+        ("{ask: @'tcp://b:1', from: a}", ".ask: 'tcp://b:1' is not host:port"),
+        ("{ask: @'udp://b', from: a}", ".ask: 'udp://b' is not host:port"),
+        ("{ask: 'udp://b:1', from: a, through: @one}", ".through: leads nowhere by UDP"),
         ("{get: b:1, from: @c}", ".from: there is no host 'c'"),
         ("{get: b:1, from: [a, @c]}", ".from[1]: there is no host 'c'"),
         ("{get: b:1, from: a, through: @on}", ".through: must be text, not 'on' (YAML: bool)"),
@@ -193,7 +204,7 @@ def test_traffic() -> None:
             "{get: b:1, from: a, fails: reset, answers: @x}",
             ".answers: cannot be seen of something that fails",
         ),
-        ("{echo: b:1, from: a, answers: @x}", ".answers: is only for get, not for echo"),
+        ("{echo: b:1, from: a, answers: @x}", ".answers: is only for get and ask, not for echo"),
         (
             "{get: b:1, from: a, seconds: @1}",
             ".seconds: is only for download and upload, not for get",

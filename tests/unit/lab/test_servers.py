@@ -18,6 +18,8 @@ import pytest
 
 import isthmus
 from isthmus.app import pki
+from isthmus.errors import ConfigError
+from isthmus.lab.asking import ask_by_udp
 from isthmus.lab.servers import (
     Connections,
     HttpEnd,
@@ -29,9 +31,11 @@ from isthmus.lab.servers import (
     written,
 )
 from isthmus.lab.topology import Host, Serve, Serving
+from isthmus.lab.who import WhoSocket
 from isthmus.net.contexts import TlsFiles, server_context
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import Ending, join
+from isthmus.values import HostPort
 
 LIMIT_S = 20.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(isthmus.__file__).parent.parent)}
@@ -238,6 +242,27 @@ def test_a_source_stops_when_its_client_resets() -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
         await bed.until(lambda: len(bed.servers.connections) == 0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("host", LOOPBACKS)
+def test_who_says_whom_it_sees_by_tcp_and_udp(host: str) -> None:
+    async def test(bed: Bed) -> None:
+        port = bed.servers.serve(Serve(kind=Serving.WHO, port=0))
+        reader, _ = await bed.connect(port, host)
+        assert await reader.read() == f"pod saw {host}\n".encode()
+        assert await ask_by_udp(HostPort(host, port)) == f"pod saw {host}\n".encode()
+
+    run(test)
+
+
+def test_who_needs_the_port_of_both() -> None:
+    async def test(bed: Bed) -> None:
+        port = bed.servers.serve(Serve(kind=Serving.WHO, port=0))
+        loop = asyncio.get_running_loop()
+        with pytest.raises(ConfigError, match=f"^who: cannot listen on UDP port {port}: already"):
+            WhoSocket(loop, port, str.encode)
 
     run(test)
 
