@@ -26,7 +26,7 @@ run: setup ## Start a server, an agent and a demo target in this terminal
 	$(VENV)/bin/isthmus up
 
 test: setup ## Run the tests (not those of interop and lab)
-	$(PY) -m pytest -n $(JOBS) -m "not interop and not lab" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab" $(ARGS)
 
 check: setup ## Lint, format check, strict types, architecture
 	$(VENV)/bin/ruff check .
