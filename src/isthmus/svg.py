@@ -1,6 +1,6 @@
 """Writes the elements of an SVG document, escaped; no fonts are needed to place a text.
 
-What is drawn where is for those who draw: hosting/picture.py does.
+What is drawn where is for those who draw: hosting/picture.py and lab/picture_svg.py do.
 """
 
 from __future__ import annotations
@@ -52,12 +52,18 @@ def group(kind: str, name: str) -> str:
     return f'<g class="{_escaped(kind)}" data-name="{_escaped(name)}">'
 
 
-def rect(kind: str, x: float, y: float, width: float, height: float, *, rx: float = 0) -> str:
+def rect(
+    kind: str, x: float, y: float, width: float, height: float, *, rx: float = 0, fill: str = ""
+) -> str:
     """Write a rectangle."""
     attributes = {"x": num(x), "y": num(y), "width": num(width), "height": num(height)}
+    if kind:
+        attributes = {"class": kind, **attributes}
     if rx:
         attributes["rx"] = num(rx)
-    return tag("rect", "", **{"class": kind, **attributes})
+    if fill:
+        attributes["fill"] = fill
+    return tag("rect", "", **attributes)
 
 
 def circle(kind: str, x: float, y: float, radius: float) -> str:
@@ -65,9 +71,9 @@ def circle(kind: str, x: float, y: float, radius: float) -> str:
     return tag("circle", "", **{"class": kind, "cx": num(x), "cy": num(y), "r": num(radius)})
 
 
-def path(kind: str, data: str) -> str:
+def path(kind: str, data: str, **attributes: str) -> str:
     """Write a path."""
-    return tag("path", "", **{"class": kind, "d": data})
+    return tag("path", "", **{"class": kind, "d": data, **attributes})
 
 
 def text(

@@ -118,6 +118,7 @@ def check(file: str, ignore: tuple[str, ...], keep_sources: bool, output: str | 
     from isthmus.hosting.model import Weight
     from isthmus.hosting.plan import make_plan
 
+    _check_rules(ignore)
     found = make_plan(_read(file), keep_sources=keep_sources).findings
     kept = [each for each in found if each.weight is Weight.ERROR or each.rule not in ignore]
     if output == "table" or (output is None and sys.stdout.isatty()):
@@ -196,14 +197,20 @@ def render(
     if image is not None:
         choices = Choices(replicas=replicas, image=image)
     parts = own_parts(found, choices)
-    files = {**parts.files, LAB: lab_topology(found, nodes_from=nodes_from)}
+    files, missing = dict(parts.files), list(parts.missing)
+    try:
+        files[LAB] = lab_topology(found, nodes_from=nodes_from)
+    except ConfigError as error:
+        if part == LAB or nodes_from:
+            raise
+        missing.append(f"{LAB}: {error}")  # what no lab can have may still be published
     if directory is not None:
-        for missing in parts.missing:
-            click.echo(f"isthmus: {missing}", err=True)
+        for why in missing:
+            click.echo(f"isthmus: {why}", err=True)
         return _write(Path(directory), files)
     name = part or OBJECTS
     if name not in files:
-        said = "".join(f"; {missing}" for missing in parts.missing)
+        said = "".join(f"; {why}" for why in missing)
         raise ConfigError(f"--part: there is no {name!r}, but there are {', '.join(files)}{said}")
     click.echo(files[name], nl=False)
     return FINE
@@ -255,6 +262,16 @@ def _sound(file: str, keep_sources: bool) -> Plan:
     return found
 
 
+def _check_rules(names: tuple[str, ...]) -> None:
+    from isthmus.config.checks import nearest
+    from isthmus.hosting import cidrs, rules, surprises
+
+    known = [*(rule.name for rule in rules.RULES), *cidrs.RULES, *surprises.RULES]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--ignore: there is no rule {name!r}{nearest(name, known)}")
+
+
 def _given(text: str) -> tuple[str, str]:
     name, equals, address = text.partition("=")
     if not (name and equals and address):
@@ -263,10 +280,8 @@ def _given(text: str) -> tuple[str, str]:
 
 
 def _draw(plan: Plan, path: str) -> None:
-    try:
-        from isthmus.hosting.picture import svg
-    except ImportError as error:
-        raise ConfigError("--svg: this installation has no pictures of plans") from error
+    from isthmus.hosting.picture import svg
+
     _save(Path(path), svg(plan), "--svg=")
 
 

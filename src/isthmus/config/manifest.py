@@ -26,6 +26,7 @@ EARLY_FORMS = (STATIC_POD, SYSTEMD)
 _GROUP = "Manifest"
 # RFC 1123 labels, as Kubernetes takes them for names; with room for a suffix of its own.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?", re.ASCII)
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _LINUX_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,30}", re.ASCII)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,510}", re.ASCII)
@@ -147,8 +148,8 @@ class ManifestSettings:
         if not self.form:
             raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
         check_choices(self)
-        for flag, text in (("name", self.name), ("namespace", self.namespace)):
-            check_name(flag, text)
+        check_name("name", self.name)
+        check_namespace(self.namespace)
         for flag, text in (("secret", self.secret), ("ca-config-map", self.ca_config_map)):
             if text:
                 check_object(flag, text)
@@ -174,6 +175,12 @@ class ManifestSettings:
 def check_name(flag: str, text: str) -> None:
     """Raise ConfigError unless an object of Kubernetes can be called so."""
     _check(_NAME, flag, text, "a name of at most 48 small letters, digits and dashes")
+
+
+def check_namespace(text: str) -> None:
+    """Raise ConfigError unless a namespace can be called so."""
+    what = "a namespace of at most 63 small letters, digits and dashes"
+    _check(_NAMESPACE, "namespace", text, what)
 
 
 def check_object(flag: str, text: str) -> None:

@@ -14,6 +14,7 @@ from isthmus.config.manifest import (
     check_group,
     check_image,
     check_name,
+    check_namespace,
     check_user,
 )
 from isthmus.config.options import OURS, option
@@ -102,8 +103,8 @@ class ApiserverProxyManifestSettings:
         if not self.form:
             raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
         check_choices(self)
-        for flag, text in (("name", self.name), ("namespace", self.namespace)):
-            check_name(flag, text)
+        check_name("name", self.name)
+        check_namespace(self.namespace)
         check_image(self.image)
         check_executable(self.executable)
         check_group(self.unit_group)

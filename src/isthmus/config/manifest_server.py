@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from isthmus import __version__
 from isthmus.config.checks import check_choices, check_durations, check_host
-from isthmus.config.manifest import check_image, check_name, check_object, check_user
+from isthmus.config.manifest import (
+    check_image,
+    check_name,
+    check_namespace,
+    check_object,
+    check_user,
+)
 from isthmus.config.manifest_sidecar import PATCH, POD_SPEC
 from isthmus.config.options import OURS, option
 from isthmus.errors import ConfigError
@@ -208,7 +214,7 @@ class ServerManifestSettings:
             check_object("secret", self.secret)
         check_name("container", self.container)
         if self.namespace:
-            check_name("namespace", self.namespace)
+            check_namespace(self.namespace)
         check_image(self.image)
         if self.run_as:
             check_user(self.run_as)

@@ -11,7 +11,13 @@ from ipaddress import ip_network
 
 from isthmus import __version__
 from isthmus.config.checks import check_choices, check_host
-from isthmus.config.manifest import check_image, check_name, check_object, check_user
+from isthmus.config.manifest import (
+    check_image,
+    check_name,
+    check_namespace,
+    check_object,
+    check_user,
+)
 from isthmus.config.options import OURS, option
 from isthmus.config.sidecar_presets import (
     CATALOGS,
@@ -317,8 +323,9 @@ class SidecarManifestSettings:
     def _check_names(self) -> None:
         if self.workload:
             check_object("workload", self.workload)
+        if self.namespace:
+            check_namespace(self.namespace)
         for flag, text in (
-            ("namespace", self.namespace),
             ("container", self.container),
             ("kubeconfig-volume", self.kubeconfig_volume),
         ):

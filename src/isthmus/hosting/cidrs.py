@@ -8,6 +8,7 @@ router; a shared ingress has it for every name of the cluster. Nothing else know
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_network
 
 from isthmus.hosting.model import (
     Endpoint,
@@ -15,6 +16,7 @@ from isthmus.hosting.model import (
     From,
     HostedCluster,
     Place,
+    Platform,
     Service,
     Strategy,
     Weight,
@@ -40,6 +42,8 @@ RULES: Mapping[str, str] = {
 }
 
 _USED_BY_NODES = (Service.API_SERVER, Service.KONNECTIVITY, Service.IGNITION)
+#: Where nodes are machines of one's own network, which come with their own addresses.
+_ON_PREMISES = frozenset({Platform.AGENT, Platform.NONE})
 
 
 def cidr_findings(cluster: HostedCluster, endpoints: Sequence[Endpoint]) -> tuple[Finding, ...]:
@@ -86,28 +90,33 @@ def _not_here(cluster: HostedCluster, endpoint: Endpoint) -> Finding:
             f"the allowed CIDR blocks do not hold for {endpoint.service.value} at {endpoint.by}:"
             f" {why_not(endpoint)}; {who} can connect"
         ),
-        do=_instead(endpoint),
+        do=_instead(cluster, endpoint),
         place=publishing.place if publishing else Place(),
         missed_by="HyperShift",
     )
 
 
-def _instead(endpoint: Endpoint) -> str:
+def _instead(cluster: HostedCluster, endpoint: Endpoint) -> str:
     if From.INTERNET not in endpoint.visible_from and endpoint.strategy is not Strategy.NODE_PORT:
         return "restrict it with the security groups of the guest's own network"
-    if endpoint.strategy is Strategy.ROUTE:
+    if endpoint.strategy is Strategy.ROUTE and cluster.platform is not Platform.IBMCLOUD:
         return (
             "give APIServer a Route with a hostname, so that all Routes go by a router of their own"
         )
+    if endpoint.strategy is Strategy.ROUTE:
+        return f"restrict it at the {INGRESS}: no Route has a router of its own on IBM Cloud"
+    if is_private(cluster):  # where sources are not kept: see network_policies.limited
+        return "put a firewall before it"
     return "put a firewall before it, or plan with --keep-sources and apply its NetworkPolicies"
 
 
 def _nowhere(cluster: HostedCluster) -> Finding:
+    routed = "" if cluster.platform is Platform.IBMCLOUD else " or Route"
     return Finding(
         rule="cidrs-nowhere",
         weight=Weight.WARNING,
         says="the allowed CIDR blocks hold for no endpoint of this cluster",
-        do="leave them out, or publish APIServer by a public LoadBalancer or Route",
+        do=f"leave them out, or publish APIServer by a public LoadBalancer{routed}",
         place=place(cluster),
         missed_by="HyperShift",
     )
@@ -149,17 +158,33 @@ def _nodes(cluster: HostedCluster, endpoints: Sequence[Endpoint]) -> Iterator[Fi
             weight=Weight.WARNING,
             says=(
                 f"nodes come to {', '.join(by_them)} like everybody else, and the allowed CIDR"
-                " blocks hold for them too"
+                " blocks hold for them too; from which address they come is not in the document"
             ),
-            do="put the addresses that nodes have outside, such as their NAT gateway's, among them",
+            do=(
+                "see that the addresses that nodes have outside, such as their NAT gateway's, are"
+                " among them, and try it in a lab with --nodes-from"
+            ),
             place=place(cluster),
             missed_by="HyperShift",
         )
 
 
 def _lets_machines_in(cluster: HostedCluster, endpoint: Endpoint) -> bool:
+    """Whether the machine network is let in, where machines are seen by their own addresses."""
+    if not cluster.machine_cidrs:
+        return False
     # A node port is restricted by a policy only, which knows the machine network.
-    return endpoint.strategy is Strategy.NODE_PORT and bool(cluster.machine_cidrs)
+    if endpoint.strategy is Strategy.NODE_PORT:
+        return True
+    allowed = cluster.allowed_cidrs
+    return cluster.platform in _ON_PREMISES and all(
+        any(_within(machines, block) for block in allowed) for machines in cluster.machine_cidrs
+    )
+
+
+def _within(inner: str, outer: str) -> bool:
+    one, other = ip_network(inner), ip_network(outer)
+    return one.version == other.version and one.subnet_of(other)  # type: ignore[arg-type]
 
 
 def _node_ports(cluster: HostedCluster, held: Iterable[Endpoint]) -> Iterator[Finding]:

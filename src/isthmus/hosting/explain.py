@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from isthmus.hosting.cidrs import NOT_HERE, why_not
 from isthmus.hosting.differences import differences
 from isthmus.hosting.matrix import UNUSED
-from isthmus.hosting.model import Endpoint, From, HostedCluster, Plan, Service, Strategy
+from isthmus.hosting.model import Endpoint, From, HostedCluster, Plan, Platform, Service, Strategy
 from isthmus.hosting.objects import makes
 from isthmus.hosting.reach import where_is
 from isthmus.hosting.visibility import (
@@ -63,6 +63,8 @@ def _router(plan: Plan) -> Iterator[str]:
         return
     if behind_shared_ingress(cluster):
         yield f"Routes for everybody are served by the {SHARED_INGRESS}."
+    elif cluster.platform is Platform.IBMCLOUD:
+        yield f"Routes for everybody are served by the {INGRESS}, as always on IBM Cloud."
     elif not labels_routes(cluster):
         yield (
             f"Routes for everybody are served by the {INGRESS}: they would have a router of their"

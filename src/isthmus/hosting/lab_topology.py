@@ -87,7 +87,15 @@ class _Builder:
 
     def _fits(self, cidr: str) -> bool:
         network = ip_network(cidr, strict=False)
-        return network.version == self.version and network.prefixlen > 0
+        first = network.network_address
+        for_hosts = not (
+            first.is_loopback
+            or first.is_link_local
+            or first.is_multicast
+            or first.is_reserved
+            or first.is_unspecified
+        )
+        return network.version == self.version and network.prefixlen > 0 and for_hosts
 
     def _node(self, nodes_from: str) -> Stander:
         """The node; what it needs is to be reached, or the plan does not work."""
@@ -160,15 +168,16 @@ class _Builder:
         }
 
     def _service_hosts(self) -> dict[str, Any]:
-        behind = doors.backends(self.plan)
         found: dict[str, Any] = {}
         for host, address in self.services.items():
             ports = [
-                at.port
-                for service, at in behind.items()
-                if HOSTS[service] == host and service is not Service.KONNECTIVITY
+                each.port
+                for each in self.plan.endpoints
+                if each.strategy is Strategy.NONE
+                and HOSTS[each.service] == host
+                and each.service is not Service.KONNECTIVITY
             ]
-            found[host] = {"at": {CONTROL_PLANE: address}, "serve": {"https": ports}}
+            found[host] = {"at": {CONTROL_PLANE: address}, "serve": {"https": sorted(set(ports))}}
         found[HOSTS[Service.KONNECTIVITY]]["processes"] = {"server": list(_server())}
         return found
 

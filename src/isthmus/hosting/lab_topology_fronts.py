@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from isthmus.errors import ConfigError
 from isthmus.hosting.lab_topology_ground import Ground
 from isthmus.hosting.model import Endpoint, From, Plan, Service, Strategy
 from isthmus.hosting.own_parts_routes import routes_document, shared_addresses
@@ -46,17 +47,24 @@ class Front:
 
 
 def complete(plan: Plan) -> Plan:
-    """The plan with an address for each endpoint: what the platform would choose is made up."""
+    """The plan with an address for each endpoint: what the platform would choose is made up.
+
+    Raises:
+        ConfigError: there are fewer node ports than it would choose; one sentence.
+    """
     low, high = plan.cluster.node_port_range
     used = {each.port for each in plan.endpoints}
-    free = (port for port in range(low, high + 1) if port not in used)
+    free = [port for port in range(low, high + 1) if port not in used]
+    if sum(not each.port for each in plan.endpoints) > len(free):
+        raise ConfigError(f"serviceNodePortRange: {low}-{high} has too few ports for a lab")
+    ports = iter(free)
     found = []
     for each in plan.endpoints:
         if each.service not in HOSTS:
             continue
         address = each.address or f"{each.name}.{plan.cluster.name}.lab.internal"
         sni = address if each.strategy is Strategy.ROUTE and not each.sni else each.sni
-        found.append(replace(each, address=address, sni=sni, port=each.port or next(free)))
+        found.append(replace(each, address=address, sni=sni, port=each.port or next(ports)))
     return replace(plan, endpoints=tuple(found))
 
 

@@ -77,6 +77,10 @@ class Ground:
             ConfigError: the lab cannot have this address.
         """
         address = ip_address(text)
+        if address.version != self.version:
+            raise ConfigError(f"{address} is not IPv{self.version}, as the rest of the lab is")
+        if address in self._taken:
+            raise ConfigError(f"{address} would be of two hosts of a lab")
         self._taken.add(address)
         for known, network in self.networks.items():
             if address in network:

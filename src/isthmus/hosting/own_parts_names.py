@@ -123,7 +123,8 @@ def _in_namespace(cluster: HostedCluster, name: str) -> list[str]:
 def no_proxy(cluster: HostedCluster) -> tuple[str, ...]:
     """What nodes, and sidecars on their behalf, reach without the cluster's proxy, sorted.
 
-    HyperShift's list, and what the document adds to it.
+    HyperShift's list, and what the document adds to it. Azure's own host is on it in every cloud of
+    Azure's: HyperShift leaves it out of the public one, and no proxy leads there.
     """
     found = {"127.0.0.1", "localhost", ".svc", ".cluster.local", ".hypershift.local"}
     found |= set(cluster.machine_cidrs) - _EVERYTHING

@@ -12,7 +12,7 @@ from isthmus.core.proxies import ProxyAddress
 from isthmus.hosting.model import Endpoint, From, HostedCluster, Plan, Platform
 from isthmus.hosting.own_parts_konnectivity import Choices
 from isthmus.hosting.own_parts_names import advertise_address
-from isthmus.hosting.visibility import SHARED_INGRESS
+from isthmus.hosting.visibility import SHARED_INGRESS, is_private
 from isthmus.manifests.apiserver_proxy import (
     CONFIG,
     ProxyManifestPlan,
@@ -46,8 +46,12 @@ def proxy_plan(plan: Plan, endpoint: Endpoint, *, ca: str = CA) -> ProxyPlan:
 
 
 def _through(cluster: HostedCluster, endpoint: Endpoint) -> ThroughPlan | None:
-    """The cluster's proxy, for nodes that come to kube-apiserver by the internet."""
-    if not cluster.https_proxy or From.INTERNET not in endpoint.visible_from:
+    """The cluster's proxy, for nodes that have no private way to kube-apiserver.
+
+    As HyperShift's: an address that is not the internet's is not a private way.
+    """
+    private = is_private(cluster) and From.INTERNET not in endpoint.visible_from
+    if not cluster.https_proxy or private:
         return None
     return ThroughPlan(
         proxy=ProxyAddress.parse(cluster.https_proxy, variable="httpsProxy"),

@@ -23,7 +23,6 @@ from isthmus.hosting.picture_layout import (
     Layout,
     Line,
     layout,
-    left_of,
     rail_x,
 )
 from isthmus.hosting.picture_style import BRICKS, KIND, STYLE
@@ -117,8 +116,8 @@ def _way_in(card: Card) -> Iterator[str]:
 
 
 def _wall(y: float) -> Iterator[str]:
-    """Draw a wall at the edge of the management cluster, with a gap for the line."""
-    x = left_of(From.MANAGEMENT) - _WALL / 2
+    """Draw a wall before the card, with a gap for the line: nobody is behind it."""
+    x = CARD_X - _WALL
     for top in (y - _HOLE - _PIECE, y + _HOLE):
         yield rect("wall", x, top, _WALL, _PIECE, rx=1)
 

@@ -12,6 +12,7 @@ from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Weig
 from isthmus.hosting.rule import BOTH, CONTROLLER, CRD, Broken, Rule, contains, overlap, place
 
 MAX_ALLOWED_CIDRS = 500
+MIN_SERVICE_ADDRESSES = 8
 _API = "spec.networking.apiServer"
 _ALLOWED = f"{_API}.allowedCIDRBlocks"
 _PROXY = "spec.configuration.proxy.httpsProxy"
@@ -36,6 +37,17 @@ def _overlapping(cluster: HostedCluster) -> Iterator[Broken]:
                 f"{theirs} overlaps with {cidr} ({path})",
                 "give machines, pods and services ranges of their own",
                 place(cluster, other),
+            )
+
+
+def _small_services(cluster: HostedCluster) -> Iterator[Broken]:
+    for index, cidr in enumerate(cluster.service_cidrs):
+        if ip_network(cidr).num_addresses < MIN_SERVICE_ADDRESSES:
+            yield Broken(
+                f"{cidr} has fewer than {MIN_SERVICE_ADDRESSES} addresses, and kube-apiserver does"
+                " not start with it",
+                "use a larger one, such as 172.31.0.0/16",
+                place(cluster, f"spec.networking.serviceNetwork[{index}].cidr"),
             )
 
 
@@ -162,6 +174,13 @@ RULES: Final = (
         means="machine, cluster and service networks do not overlap",
         missed_by=f"{CRD}, which compares letter by letter",
         find=_overlapping,
+    ),
+    Rule(
+        name="service-network-size",
+        weight=Weight.ERROR,
+        means="service networks have 8 addresses at least",
+        missed_by=BOTH,
+        find=_small_services,
     ),
     Rule(
         name="networks-family",

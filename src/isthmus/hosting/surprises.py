@@ -19,7 +19,7 @@ from isthmus.hosting.model import (
     Weight,
 )
 from isthmus.hosting.objects_api import AZURE_BALANCER_PORT, PORT
-from isthmus.hosting.visibility import is_public
+from isthmus.hosting.visibility import INGRESS, is_public
 
 #: A label of a name in DNS is at most 63 characters long (RFC 1035 §2.3.4).
 _MAX_LABEL_CHARS = 63
@@ -64,10 +64,23 @@ def _long_name(cluster: HostedCluster, endpoint: Endpoint) -> Iterator[tuple[Wei
         )
 
 
+def _nameless(cluster: HostedCluster, endpoint: Endpoint) -> Iterator[tuple[Weight, str, str]]:
+    """A node's proxy passes on what pods send, and an ingress of many clusters goes by names."""
+    if endpoint.service is Service.API_SERVER and endpoint.through == INGRESS:
+        yield (
+            Weight.WARNING,
+            "pods cannot reach APIServer: they ask for kubernetes.default.svc, or give no name at"
+            f" all, and the {INGRESS} knows it as {endpoint.address or 'another name'} alone;"
+            f" on {cluster.platform.value} no Route has a router of its own",
+            "publish APIServer by LoadBalancer or NodePort",
+        )
+
+
 _TABLE: Mapping[str, Surprise] = {
     "private-although-public": _private_anyway,
     "other-port-in-private": _other_port,
     "route-name-too-long": _long_name,
+    "nodes-by-ingress": _nameless,
 }
 
 #: Every finding of this module, by its name.
@@ -75,6 +88,7 @@ RULES: Mapping[str, str] = {
     "private-although-public": "an endpoint that users need is for the guest's own network only",
     "other-port-in-private": "HyperShift and its load balancer are of two minds about a port",
     "route-name-too-long": "OpenShift cannot make up a name for a Route without a hostname",
+    "nodes-by-ingress": "pods come to APIServer by an ingress that does not know whom they mean",
 }
 
 

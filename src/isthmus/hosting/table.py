@@ -21,10 +21,6 @@ YES, NO = "yes", "no"
 HELD = "allowed CIDRs"
 NOT_PUBLISHED = "not published"
 
-# A load balancer's list of sources is asked where its address is; the management cluster's own
-# pods come by the Service's cluster address.
-_OUTSIDE = frozenset({From.INTERNET, From.GUEST_VPC})
-
 
 def rows(plan: Plan) -> tuple[tuple[str, ...], ...]:
     """One row for each endpoint of a plan, with a cell for each of HEADINGS."""
@@ -42,10 +38,14 @@ def rows(plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 
 def seen_text(endpoint: Endpoint, place: From) -> str:
-    """Whether somebody who stands there can reach an endpoint."""
+    """Whether somebody who stands there can reach an endpoint.
+
+    Where the allowed CIDR blocks hold, they hold for the management cluster's own pods too: those
+    reach the Service by its cluster address, which is an endpoint of its own.
+    """
     if place not in endpoint.visible_from:
         return NO
-    return HELD if endpoint.restricted and place in _OUTSIDE else YES
+    return HELD if endpoint.restricted else YES
 
 
 def strategy_text(endpoint: Endpoint) -> str:

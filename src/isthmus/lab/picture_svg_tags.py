@@ -1,4 +1,4 @@
-"""What a lab's picture has of its own among the elements of SVG; the others are in isthmus/svg.py."""
+"""What only the picture of a lab has among the elements of SVG; the others are isthmus/svg.py's."""
 
 from __future__ import annotations
 

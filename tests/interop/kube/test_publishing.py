@@ -19,6 +19,7 @@ from isthmus.hosting.document import read
 from isthmus.hosting.model import Plan
 from isthmus.hosting.own_parts import own_parts
 from isthmus.hosting.plan import make_plan
+from tests.unit.hosting.every_plan import every_plan
 
 pytestmark = pytest.mark.interop
 
@@ -73,6 +74,25 @@ def test_the_api_accepts_our_own_parts(kube_api: Api, name: str, part: str) -> N
 
 def test_the_api_accepts_the_router(kube_api: Api) -> None:
     ours = list(yaml.safe_load_all(own_parts(plan("private-route.yaml")).files["router.yaml"]))
+    for one, theirs in zip(ours, apply(kube_api, ours), strict=True):
+        assert contains(theirs, one), json.dumps(theirs)
+
+
+def test_the_api_accepts_every_platform_and_topology(kube_api: Api) -> None:
+    blocks = ("198.51.100.0/24", "2001:db8::/32")
+    made = (
+        make_plan(replace(each.cluster, allowed_cidrs=allowed), keep_sources=bool(allowed))
+        for each in every_plan().values()
+        for allowed in ((), blocks)
+    )
+    different = {
+        json.dumps(each): dict(each)
+        for one in made
+        for each in one.objects
+        if each["kind"] != "Route"
+    }
+    ours = list(different.values())
+    assert len(ours) > 40
     for one, theirs in zip(ours, apply(kube_api, ours), strict=True):
         assert contains(theirs, one), json.dumps(theirs)
 

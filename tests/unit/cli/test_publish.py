@@ -228,3 +228,25 @@ def test_wrong_choices_are_one_sentence(
 def test_explain_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = publish(capsys, "explain", PRIVATE)
     assert code == 0 and out.startswith("autumn is on AWS and Private")
+
+
+def test_what_no_lab_can_have_is_still_published(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The first address of a network is its gateway's in a lab; elsewhere it may be a node's."""
+    path = changed(tmp_path, NODES, "address: 192.168.100.10", "address: 10.0.0.1")
+    code, out, err = publish(capsys, "render", path)
+    assert (code, err) == (0, "") and "nodePort: 30643" in out
+    code, out, err = publish(capsys, "render", path, "--directory", tmp_path / "out")
+    assert code == 0 and "objects.yaml" in out and "lab.yaml" not in out
+    assert err.startswith("isthmus: lab.yaml: ") and "10.0.0.1" in err and err.count("\n") == 1
+    code, out, err = publish(capsys, "render", path, "--part", "lab.yaml")
+    assert (code, out) == (2, "") and "10.0.0.1" in err
+    code, out, err = publish(capsys, "render", NODES, "--nodes-from", "nat")
+    assert (code, out) == (2, "") and "--nodes-from takes an address" in err
+
+
+def test_a_rule_that_is_none_cannot_be_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = publish(capsys, "check", PUBLIC, "--ignore", "cidrs-for-node")
+    assert (code, out) == (2, "")
+    assert "there is no rule 'cidrs-for-node', did you mean cidrs-for-nodes?" in err

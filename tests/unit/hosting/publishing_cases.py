@@ -330,6 +330,18 @@ CASES: dict[str, list[Case]] = {
             f"{NETWORKING}.clusterNetwork[1].cidr",
         ),
     ],
+    "service-network-size": [
+        Case(
+            AWS,
+            {f"{NETWORKING}.serviceNetwork[0].cidr": "172.31.0.0/30"},
+            f"{NETWORKING}.serviceNetwork[0].cidr",
+        ),
+        Case(
+            AWS,
+            {f"{NETWORKING}.serviceNetwork[0].cidr": "172.31.0.1/32"},
+            f"{NETWORKING}.serviceNetwork[0].cidr",
+        ),
+    ],
     "networks-family": [
         Case(
             AWS,
@@ -448,6 +460,10 @@ NEAR: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 {"names": ["*.example.com", "other.spring.example.com"]}
             ]
         },
+    ),
+    "the smallest service network": (
+        AWS,
+        {f"{NETWORKING}.serviceNetwork[0].cidr": "172.31.0.0/29"},
     ),
     "exactly 500 ranges": (
         AWS,

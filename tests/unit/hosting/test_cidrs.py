@@ -135,3 +135,34 @@ def test_sources_are_not_kept_for_nothing() -> None:
         cluster(Platform.GCP, BOTH, {TUNNEL: LB}, allowed_cidrs=BLOCKS),
     ):
         assert make_plan(given, keep_sources=True) == make_plan(given)
+
+
+def test_what_is_said_of_nodes_is_what_can_be_known() -> None:
+    """From where nodes come is not in the document: machines may be behind an address of others."""
+    (warning,) = found(cluster(allowed_cidrs=("10.0.0.0/8",)), "cidrs-for-nodes")
+    assert "is not in the document" in warning.says
+    assert "--nodes-from" in warning.do
+    bare = cluster(Platform.AGENT, allowed_cidrs=("10.0.0.0/8",))
+    assert not found(bare, "cidrs-for-nodes")  # nobody translates addresses there
+    part = cluster(
+        Platform.AGENT,
+        allowed_cidrs=("10.0.0.0/8",),
+        machine_cidrs=("10.0.0.0/16", "192.168.0.0/24"),
+    )
+    assert found(part, "cidrs-for-nodes")
+    unknown = cluster(Platform.AGENT, allowed_cidrs=("10.0.0.0/8",), machine_cidrs=())
+    assert found(unknown, "cidrs-for-nodes")
+
+
+def test_what_to_do_instead_can_be_done() -> None:
+    """Not on IBM Cloud, where no Route has a router of its own; nor where nothing is kept."""
+    ibm = cluster(Platform.IBMCLOUD, services={API: ROUTE}, allowed_cidrs=BLOCKS)
+    said = [each.do for each in found(ibm, "cidrs-not-here")]
+    assert said and not [each for each in said if "router of their own" in each]
+    assert "Route" not in found(ibm, "cidrs-nowhere")[0].do
+    both = cluster(Platform.GCP, BOTH, {TUNNEL: LB}, allowed_cidrs=BLOCKS)
+    (tunnel,) = [each for each in found(both, "cidrs-not-here") if "Konnectivity" in each.says]
+    assert "--keep-sources" not in tunnel.do
+    public = cluster(Platform.NONE, services={TUNNEL: LB}, allowed_cidrs=BLOCKS)
+    (tunnel,) = [each for each in found(public, "cidrs-not-here") if "Konnectivity" in each.says]
+    assert "--keep-sources" in tunnel.do

@@ -7,7 +7,7 @@ from clusters import LB, NODE_PORT, ROUTE, USED, cluster, published
 
 from isthmus.hosting import cidrs, surprises
 from isthmus.hosting.explain import explain
-from isthmus.hosting.model import Access, HostedCluster, Platform, Service
+from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Weight
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.rules import RULES
 
@@ -127,3 +127,26 @@ def test_a_node_port_of_a_cloud_is_where_its_nodes_are() -> None:
     entry = published(API, NODE_PORT, node_address="10.1.2.3")
     text = explain(make_plan(cluster(Platform.GCP, Access.PUBLIC_AND_PRIVATE, {API: entry})))
     assert "its node port is where the nodes of the management cluster are" in text
+
+
+def test_nodes_behind_an_ingress_of_many_clusters_are_a_surprise() -> None:
+    """Their pods ask for kubernetes.default.svc, or by an address, and so it cannot be routed."""
+    (found,) = [
+        each
+        for each in make_plan(cluster(Platform.IBMCLOUD, services={API: ROUTE})).findings
+        if each.rule == "nodes-by-ingress"
+    ]
+    assert "kubernetes.default.svc" in found.says
+    assert found.weight is Weight.WARNING
+    for given in (
+        cluster(Platform.IBMCLOUD),
+        cluster(services={API: ROUTE}),
+        cluster(Platform.AZURE, services={API: ROUTE}, shared_ingress=True),
+    ):
+        assert "nodes-by-ingress" not in {each.rule for each in make_plan(given).findings}
+
+
+def test_no_router_is_promised_on_ibm_cloud() -> None:
+    text = explain(make_plan(cluster(Platform.IBMCLOUD, services={API: ROUTE})))
+    assert "Routes for everybody are served by the ingress" in text
+    assert "router of their own" not in text

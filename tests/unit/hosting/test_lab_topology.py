@@ -222,3 +222,51 @@ def test_addresses_in_blocks_and_outside(
 def test_blocks_of_another_ip_are_said() -> None:
     with pytest.raises(ConfigError, match="no block is of IPv6"):
         inside(["10.0.0.0/8"], 6, narrow=True)
+
+
+def test_node_ports_that_there_are_not_enough_of_are_said() -> None:
+    ports: dict[Service, Any] = {
+        each: published(each, NODE_PORT, node_port=0) for each in (API, OAUTH, TUNNEL, IGNITION)
+    }
+    plan = plan_of(Platform.AGENT, services=ports, node_port_range=(31000, 31002))
+    with pytest.raises(ConfigError, match="31000-31002 has too few ports"):
+        lab_topology(plan)
+
+
+@pytest.mark.parametrize("cidr", ["169.254.0.0/16", "127.0.0.0/8", "240.0.0.0/8", "0.0.0.0/8"])
+def test_networks_that_are_not_for_hosts_are_left_out(cidr: str) -> None:
+    for said in ({"cluster_cidrs": (cidr,)}, {"machine_cidrs": (cidr,)}):
+        found = topology(plan_of(**said))
+        assert cidr not in {str(one) for each in found.networks for one in each.cidrs}
+
+
+def test_a_lab_has_one_version_of_ip() -> None:
+    entries: dict[Service, Any] = {
+        each: published(
+            each, NODE_PORT, node_address="2001:db8::5" if each is OAUTH else "10.9.9.9"
+        )
+        for each in (API, OAUTH, TUNNEL, IGNITION)
+    }
+    plan = plan_of(Platform.AGENT, services=entries)
+    with pytest.raises(ConfigError, match="2001:db8::5 is not IPv4, as the rest of the lab is"):
+        lab_topology(plan)
+    with pytest.raises(ConfigError, match="2001:db8::7 is not IPv4, as the rest of the lab is"):
+        lab_topology(plan_of(), nodes_from="2001:db8::7")
+
+
+def test_every_service_inside_has_somebody_behind_it() -> None:
+    """On Azure kube-apiserver has two, and the second has a port of its own."""
+    plan = plan_of(Platform.AZURE, Access.PUBLIC_AND_PRIVATE)
+    inside = [each.port for each in plan.endpoints if each.by.startswith("Service/kube-apiserver")]
+    assert set(inside) == {6443, 7443}
+    document = yaml.safe_load(lab_topology(plan))
+    assert set(document["hosts"]["kube-apiserver"]["serve"]["https"]) == {6443, 7443}
+
+
+def test_an_address_is_of_one_host() -> None:
+    entries: dict[Service, Any] = {
+        each: published(each, NODE_PORT, node_address="10.9.9.9") for each in (OAUTH, TUNNEL)
+    }
+    plan = plan_of(Platform.NONE, services=entries)
+    with pytest.raises(ConfigError, match=r"10\.9\.9\.9 would be of two hosts of a lab"):
+        lab_topology(plan, nodes_from="10.9.9.9")

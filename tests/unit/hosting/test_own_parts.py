@@ -121,6 +121,14 @@ def test_a_proxy_is_on_the_way_of_nodes_that_come_by_the_internet() -> None:
         proxy = apiserver_proxy_file.parse(parts.files["apiserver-proxy.yaml"], "here")
         assert (proxy.through is not None) is goes
         assert "value: http://proxy.example.net:3128" in parts.files["konnectivity-agent.yaml"]
+    rack: dict[Service, Any] = {
+        each: published(each, NODE_PORT, node_address="192.168.100.10")
+        for each in (API, Service.OAUTH_SERVER, TUNNEL, Service.IGNITION)
+    }
+    # HyperShift knows no private way there, so that its nodes ask the proxy.
+    parts = own_parts(plan_of(Platform.AGENT, services=rack, **said))
+    proxy = apiserver_proxy_file.parse(parts.files["apiserver-proxy.yaml"], "here")
+    assert proxy.through is not None
     exempt = plan_of(**{**said, "no_proxy": ("172.31.0.0/16",)})
     proxy = apiserver_proxy_file.parse(own_parts(exempt).files["apiserver-proxy.yaml"], "here")
     assert proxy.through is not None and proxy.through.proxy_for(proxy.upstreams[0]) is None
@@ -252,3 +260,10 @@ def test_what_the_platform_chooses_is_said_and_not_guessed() -> None:
 def test_a_wrong_image_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"^--image takes an image"):
         own_parts(plan_of(), Choices(image="no image"))
+
+
+def test_a_namespace_may_be_as_long_as_kubernetes_has_them() -> None:
+    long = "clusters-" + "n" * 54
+    parts = own_parts(plan_of(control_plane=long))
+    (config_map,) = yaml.safe_load_all(parts.files["konnectivity-egress.yaml"])
+    assert config_map["metadata"]["namespace"] == long

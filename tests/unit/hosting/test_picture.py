@@ -184,10 +184,13 @@ def test_rails_end_at_the_last_that_is_reached(plan: Plan, root: ET.Element) -> 
 
 def test_walls_stand_where_the_blocks_hold(plan: Plan, root: ET.Element) -> None:
     walls = [of_rect(one) for one in of_class(root, "rect", "wall")]
+    dots = [float(one.attrib["cx"]) for one in of_class(root, "circle", "ring")]
     for each in plan.endpoints:
         card = card_of(each, root)
         beside = [one for one in walls if card.top - 5 <= one.top and one.bottom <= card.bottom]
         assert len(beside) == (2 if each.restricted else 0), each
+        # They hold for everybody who comes by that address: nobody stands behind the wall.
+        assert all(max(dots) < one.left and one.right <= card.left for one in beside)
     assert bool(walls) == any(each.restricted for each in plan.endpoints)
 
 

@@ -28,6 +28,7 @@ def test_the_example_of_a_change_is_true() -> None:
     old = replace(new, access=Access.PUBLIC_AND_PRIVATE)
     steps = changes(make_plan(old), make_plan(new))
     for number, step in enumerate(steps, 1):
-        line = rf"^{number}  {step.act.value} +{re.escape(step.what)} +{re.escape(step.says)}$"
+        cells = (step.act.value, step.what, step.says, step.interrupts or "nobody")
+        line = rf"^{number}  {' +'.join(map(re.escape, cells))}$"
         assert re.search(line, PAGE, re.MULTILINE), step
     assert not re.search(rf"^{len(steps) + 1}  ", PAGE, re.MULTILINE)
