@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from collections.abc import Iterator
@@ -335,16 +336,76 @@ def test_clients_stay_with_their_endpoints_over_full_syncs_and_restarts(space: S
     assert listing(space) == rebuilt(*ports[1:], settings=replace(SETTINGS, masquerade_bit=10))
 
 
-def test_a_table_that_cannot_be_renewed_is_made_anew(space: Space) -> None:
+def handles(space: Space) -> dict[str, int]:
+    """The numbers of chains and maps; what is made anew gets another one."""
+    said = space.run("nft", "--json", "--handle", "--terse", "list", "table", "ip", "kube-proxy")
+    found = [each.get("chain") or each.get("map") for each in json.loads(said)["nftables"]]
+    return {each["name"]: each["handle"] for each in found if each}
+
+
+@pytest.mark.parametrize("ports", [kinds(), kinds()[:3]], ids=["every kind", "nothing sticky"])
+@pytest.mark.parametrize("kind", SETTINGS_KINDS)
+def test_a_restart_leaves_what_it_finds_hooked(
+    space: Space, kind: str, ports: list[BackedPort]
+) -> None:
+    settings = SETTINGS_KINDS[kind]
+    Node(space).sync(*ports, settings=settings)
+    before, rules = handles(space), listing(space)
+    other = Node(space)
+    assert other.sync(*ports, settings=settings).full
+    assert handles(space) == before
+    assert listing(space) == rules
+    # With other settings too, as far as they are about the same.
+    assert other.sync(*ports).full
+    now = handles(space)
+    both = before.keys() & now.keys()
+    assert {name: now[name] for name in both} == {name: before[name] for name in both}
+    assert listing(space) == rebuilt(*ports)
+
+
+@pytest.mark.parametrize(
+    ("name", "deed"),
+    [
+        ("services", "chain ip kube-proxy services { type filter hook input priority 0; }"),
+        ("nat-output", "chain ip kube-proxy nat-output { type nat hook output priority -99; }"),
+        (
+            "filter-input",
+            "chain ip kube-proxy filter-input"
+            " { type filter hook input priority 0; policy drop; }",
+        ),
+    ],
+)  # fmt: skip
+def test_a_chain_that_is_not_fit_is_made_anew_and_clients_stay(
+    space: Space, name: str, deed: str
+) -> None:
+    node = Node(space)
+    ports = kinds()
+    node.sync(*ports)
+    bound_in = bind_client(space, "198.51.100.7")
+    space.run("nft", "flush", "table", "ip", "kube-proxy")
+    space.run("nft", "delete", "chain", "ip", "kube-proxy", name)
+    space.run("nft", f"add {deed}")
+    node.sync(*ports, full=True)
+    assert "198.51.100.7" in bound(space, bound_in)
+    space.run("nft", "delete", "element", "ip", "kube-proxy", bound_in, "{", "198.51.100.7", "}")
+    assert listing(space) == rebuilt(*ports)
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "map ip kube-proxy service-ips { type ipv4_addr : verdict; }",
+        "set ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service; }",
+    ],
+)
+def test_a_table_that_cannot_be_renewed_is_made_anew(space: Space, deed: str) -> None:
     node = Node(space)
     ports = kinds()
     node.sync(*ports)
     bind_client(space, "198.51.100.7")
-    # A base chain under a name that has to be a plain one.
-    chain = "{ type filter hook input priority 0; }"
     space.run("nft", "flush", "table", "ip", "kube-proxy")
-    space.run("nft", "delete", "chain", "ip", "kube-proxy", "services")
-    space.run("nft", "add", "chain", "ip", "kube-proxy", "services", chain)
+    space.run("nft", "delete", "map", "ip", "kube-proxy", "service-ips")
+    space.run("nft", f"add {deed}")
     node.sync(*ports, full=True)
     assert listing(space) == rebuilt(*ports)
 

@@ -2,8 +2,9 @@
 
 What to write is decided in ``isthmus.services.nftables``; how it gets into the kernel is in
 nftables_programs.py. A change is one small transaction, and the ruleset is never read for it.
-A full sync replaces all of the table at once. It reads names first, and only where clients are
-bound to endpoints: their sets are then kept, also those of a kube-proxy that ran before us.
+A full sync writes all of it at once. It reads names first, so that what is there already, also by
+a kube-proxy that ran before us, stays hooked into the kernel, and clients stay with the endpoints
+that they are bound to. Only a table that is not fit for that is replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from isthmus.nodeproxy.backend import ApplyError, SyncReport
 from isthmus.nodeproxy.nftables_looks import has_rules, has_table
 from isthmus.nodeproxy.nftables_programs import NftLibrary, NftProgram
 from isthmus.services.model import Family, Update
+from isthmus.services.nftables.base import hooked
 from isthmus.services.nftables.names import (
     AFFINITY,
     MARKER_CHAIN,
@@ -145,7 +147,7 @@ class NftablesBackend:
         ruleset = renderer.ruleset()
         bridge_there = self._there("bridge", self._bridge)
         found = self._found()
-        if found.affinity:
+        if found is not None:
             try:
                 self._program.apply(renewed(ruleset, found, bridge_there=bridge_there))
             except ApplyError:
@@ -190,10 +192,10 @@ class NftablesBackend:
         except OSError as exc:
             raise ApplyError(f"nf_tables cannot be asked: {exc.strerror}") from exc
 
-    def _found(self) -> Found:
-        """What our table has, if clients are bound in it; else nothing, as if it had nothing."""
+    def _found(self) -> Found | None:
+        """What our table has; None if there is none, or one that cannot be read."""
         if not self._there(self._word, TABLE):
-            return Found()
+            return None
         try:
             sets = self._listed("sets", "set")
             affinity = {
@@ -201,16 +203,16 @@ class NftablesBackend:
                 for each in sets
                 if each["name"].startswith(AFFINITY) and isinstance(each.get("timeout"), int)
             }
-            if not affinity:
-                return Found()
+            chains = self._listed("chains", "chain")
             return Found(
-                chains=frozenset(each["name"] for each in self._listed("chains", "chain")),
+                chains=frozenset(each["name"] for each in chains),
+                heads={each["name"]: _head(each) for each in chains if "hook" in each},
                 sets=frozenset(each["name"] for each in sets),
                 maps=frozenset(each["name"] for each in self._listed("maps", "map")),
                 affinity=affinity,
             )
-        except ApplyError:
-            return Found()
+        except (ApplyError, KeyError):
+            return None
 
     def _listed(self, what: str, kind: str) -> list[dict[str, Any]]:
         try:
@@ -219,6 +221,12 @@ class NftablesBackend:
             return [one for one in each if one["table"] == TABLE]
         except (ValueError, KeyError, TypeError) as exc:
             raise ApplyError(f"nft listed {what} in no known way") from exc
+
+
+def _head(chain: dict[str, Any]) -> str:
+    head = hooked(chain["type"], chain["hook"], chain["prio"])
+    # Ours let pass what no rule is about. One that does not is somebody's.
+    return head if chain.get("policy") == "accept" else f"{head} policy {chain.get('policy')} ;"
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """What a kernel says of its rules, made comparable: order is kept only where it counts.
 
-Dropped: counters, the time of saving, and the canary chains, which hold nothing. Sorted:
+Dropped: counters, the time of saving, the canary chains, which hold nothing, and from nftables the
+rule without a map directly behind one that balances with a map of its own, which only ours have
+(docs/how-to/node-proxy-nftables.md tells why). Sorted:
 
 - chains, sets and maps by their names; elements of sets and maps;
 - the Services in the iptables chains where a packet meets at most one of them (``ONE_EACH``);
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 Rules = Mapping[str, tuple[str, ...]]
 
@@ -26,6 +29,10 @@ CANARY = "KUBE-PROXY-CANARY"
 _LAST = "this must be the last rule"
 _SERVICE = re.compile(r"--comment \S+|--dport \d+|-p \w+")
 _ELEMENTS = "elements = "
+_BALANCING = re.compile(
+    r"(meta l4proto \w+ dnat ip6? (addr \. port )?to )?numgen random mod \d+ v?map \{"
+)
+_CERTAIN = re.compile(r"meta l4proto \w+ dnat to \S+:\d+")
 # Those of one Service: kube-proxy empties a chain first and deletes it a second later.
 _OF_SERVICES = re.compile(r"(chain|set) (service|local|external|firewall|endpoint|affinity)-")
 
@@ -71,7 +78,7 @@ def nftables_rules(listed: str) -> Rules:
         if depth == 1 and text.endswith("{"):
             name, inside = text.removesuffix(" {"), []
         elif depth == 1 and text == "}":
-            found[name], inside = tuple(inside), about
+            found[name], inside = tuple(_without_certain(inside)), about
         elif text.startswith(_ELEMENTS):
             inside += sorted(text.removeprefix(_ELEMENTS).strip("{ }").split(", "))
         elif text:
@@ -85,6 +92,13 @@ def nftables_rules(listed: str) -> Rules:
         if key.split()[1] in names or not _OF_SERVICES.match(key) or (lines and "chain" in key)
     }
     return {"table": tuple(about), **dict(sorted(found.items()))}
+
+
+def _without_certain(rules: list[str]) -> Iterator[str]:
+    """Leave out what stands directly behind a rule that balances, if it has that very shape."""
+    for before, rule in pairwise(["", *rules]):
+        if not (_BALANCING.match(before) and _CERTAIN.fullmatch(rule)):
+            yield rule
 
 
 def _whole_lines(listed: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kube.node_proxy_rules import differences, iptables_rules, nftables_rules
 
 SAVED = """\
@@ -88,6 +89,33 @@ def test_nftables_order_of_elements_and_chains_to_be_deleted_mean_nothing() -> N
     assert rules["set cluster-ips"] == ("type ipv4_addr", "10.96.0.1", "10.96.0.2")
     assert "chain service-A-default/a/tcp/" in rules
     assert "chain service-B-default/b/tcp/" not in rules
+
+
+MAP = "meta l4proto tcp dnat ip to numgen random mod 1 map { 0 : 10.0.0.1 . 80 }"
+VERDICTS = "numgen random mod 1 vmap { 0 : goto endpoint-A-default/a/tcp/__10.0.0.1/80 }"
+CERTAIN = "meta l4proto tcp dnat to 10.0.0.1:80"
+
+
+@pytest.mark.parametrize("balancing", [MAP, VERDICTS])
+def test_nftables_the_rule_behind_one_that_balances_means_nothing(balancing: str) -> None:
+    listed = LISTED.replace("dnat to 10.0.0.1:80", f"{balancing}\n\t\t{CERTAIN}")
+    assert nftables_rules(listed)["chain service-A-default/a/tcp/"] == (balancing,)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        (CERTAIN,),
+        (CERTAIN, MAP),
+        (MAP, "counter", CERTAIN),
+        (MAP, f'{CERTAIN} comment "x"'),
+        (MAP, "meta l4proto tcp drop"),
+        ("ip saddr @affinity-A goto endpoint-A", CERTAIN),
+    ],
+)
+def test_nftables_a_rule_like_that_elsewhere_counts(rules: tuple[str, ...]) -> None:
+    listed = LISTED.replace("dnat to 10.0.0.1:80", "\n\t\t".join(rules))
+    assert nftables_rules(listed)["chain service-A-default/a/tcp/"] == rules
 
 
 def test_nftables_order_of_rules_and_elements_themselves_count() -> None:

@@ -222,6 +222,18 @@ def test_rules_that_are_none_of_ours() -> None:
         list(reader.read(_flow()))
 
 
+def test_nftables_rule_for_the_moment_of_a_change_is_known_and_never_a_way() -> None:
+    rule = "meta l4proto tcp dnat to 10.180.1.1:80"
+    (reading,) = RuleReader(rule, lambda container, key: None).read(_flow())
+    assert reading.does == ("sends it to 10.180.1.1:80",)
+    ends = ["10.180.1.1:80", "10.180.1.2:80"]
+    found = asked(
+        "nftables", view_of(backed("a", "172.30.0.1", ends)), packet(OUTSIDE, "172.30.0.1")
+    )
+    assert [each.chance for each in found.outcomes] == [0.5, 0.5]
+    assert not any(step.rule == rule for each in found.outcomes for step in each.steps)
+
+
 def test_a_chain_that_leads_to_itself_ends() -> None:
     from isthmus.services.explaining_flow import Do, Way
 

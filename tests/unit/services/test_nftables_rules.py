@@ -1,7 +1,8 @@
 """Rulesets for nftables, every kind of Service in every kind of settings, as whole texts.
 
 Run with UPDATE_GOLDEN=1 to write what is expected anew, and read the difference. The kinds of
-``every-kind`` are those of kube-proxy's own golden test, line by line the same as there.
+``every-kind`` are those of kube-proxy's own golden test, line by line the same as there, but for
+the rule behind each that balances.
 """
 
 from __future__ import annotations
@@ -211,6 +212,7 @@ def test_one_endpoint_less_is_one_chain_and_one_element() -> None:
         "}",
         f"flush chain ip kube-proxy {chain}",
         f"add rule ip kube-proxy {chain} {changes.chains[chain][0]}",
+        f"add rule ip kube-proxy {chain} meta l4proto tcp dnat to 10.2.0.1:80",
     ]
 
 
@@ -231,7 +233,7 @@ def test_another_timeout_makes_the_set_and_the_rules_that_look_into_it_anew() ->
     verbs = [line.split()[:2] for line in difference(V4, changes).splitlines()]
     assert verbs == [
         ["flush", "chain"], ["flush", "chain"], ["delete", "set"], ["add", "set"],
-        ["add", "rule"], ["add", "rule"], ["add", "rule"], ["add", "rule"],
+        ["add", "rule"], ["add", "rule"], ["add", "rule"], ["add", "rule"], ["add", "rule"],
     ]  # fmt: skip
 
 
@@ -275,6 +277,55 @@ def test_over_what_was_found_clients_stay_where_they_are() -> None:
     assert "delete chain ip kube-proxy stranger" in lines
     assert "flush chain ip kube-proxy service-X-old/one/tcp/" in lines
     assert found.stale(ruleset) == {"service-X-old/one/tcp/"}
+
+
+@pytest.mark.parametrize("affinity_s", [0, 60])
+def test_behind_each_rule_that_balances_is_one_without_a_map(affinity_s: int) -> None:
+    ends = [("10.1.0.1", LOCAL), ("10.2.0.1", False)]
+    port = backed(
+        "a/b", "172.30.0.1", ends, node_port=1, external_local=True, affinity_s=affinity_s
+    )
+    chains = port_rules(port, KUBE_PROXY).chains
+    behind = [rules[-2:] for name, rules in chains.items() if name.startswith(("service", "local"))]
+    assert len(behind) == 2
+    for balancing, certain in behind:
+        assert "numgen random mod" in balancing
+        assert certain == "meta l4proto tcp dnat to 10.1.0.1:80"
+
+
+HOOKED = "type nat hook prerouting priority -100 ;"
+
+
+@pytest.mark.parametrize("head", [HOOKED, f"{HOOKED} policy drop ;", HOOKED.replace("1", "2")])
+def test_over_what_was_found_only_what_is_fit_stays_hooked(head: str) -> None:
+    ruleset = rendered(every_kind(), KUBE_PROXY).ruleset()
+    found = Found(
+        chains=frozenset({"nat-prerouting", "services"}),
+        heads={"nat-prerouting": head},
+        sets=frozenset({"cluster-ips", "stranger"}),
+        maps=frozenset({"service-ips"}),
+    )
+    lines = renewed(ruleset, found).splitlines()
+    assert [line for line in lines if line.startswith("delete chain")] == (
+        [] if head == HOOKED else ["delete chain ip kube-proxy nat-prerouting"]
+    )
+    assert [
+        line for line in lines if line.startswith(("flush set", "flush map", "delete set"))
+    ] == [
+        "flush map ip kube-proxy service-ips",
+        "flush set ip kube-proxy cluster-ips",
+        "delete set ip kube-proxy stranger",
+    ]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_bridges_table_stays_hooked_as_long_as_it_is_wanted(there: bool) -> None:
+    wanted = rendered([], CASES["bridge"][1]).ruleset()
+    lines = renewed(wanted, Found(), bridge_there=there).splitlines()
+    assert ("flush table bridge isthmus-node-proxy-ip" in lines) is there
+    assert not [line for line in lines if line.startswith("delete table")]
+    unwanted = renewed(rendered([], KUBE_PROXY).ruleset(), Found(), bridge_there=there)
+    assert ("delete table bridge isthmus-node-proxy-ip" in unwanted) is there
 
 
 def test_no_changes_are_false() -> None:

@@ -125,10 +125,14 @@ def _containers(family: Family, *, node_port_ips: bool) -> dict[Container, tuple
     }
 
 
+def hooked(kind: str, hook: str, priority: int) -> str:
+    """How a chain says what it hooks into."""
+    return f"type {kind} hook {hook} priority {priority} ;"
+
+
 def _heads() -> dict[str, str]:
     heads = {
-        name: f"type {kind} hook {hook} priority {priority} ;"
-        for name, (kind, hook, priority, _) in _HOOKS.items()
+        name: hooked(kind, hook, priority) for name, (kind, hook, priority, _) in _HOOKS.items()
     }
     comment = "helper for @no-endpoint-services / @no-endpoint-nodeports"
     return heads | {REJECT_CHAIN: f'comment "{comment}" ;'}

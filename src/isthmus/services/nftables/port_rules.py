@@ -97,7 +97,7 @@ def port_rules(backed: BackedPort, settings: RuleSettings) -> PortRules:
     else:
         for prefix, endpoints in ((SERVICE, it.cluster), (LOCAL, it.local)):
             if endpoints:
-                chains[prefix + it.base] = (_balancing(it, endpoints),)
+                chains[prefix + it.base] = (_balancing(it, endpoints), _certain(it, endpoints[0]))
     if it.external:
         chains[EXTERNAL + it.base] = tuple(_external(it, settings))
     if backed.port.load_balancer_ips and backed.port.source_ranges:
@@ -131,6 +131,16 @@ def _balancing(it: _Port, endpoints: tuple[Endpoint, ...]) -> str:
     )
 
 
+def _certain(it: _Port, end: Endpoint) -> str:
+    """The rule behind one that balances, for a packet that passes that one.
+
+    The elements of a rule's own map read as gone from the moment in which the rule is replaced,
+    also to a packet that is just among the old rules: it finds nothing there, and would go on to
+    an address that nobody has. At any other time the map has an element for every number.
+    """
+    return f"meta l4proto {it.protocol} dnat to {end}"
+
+
 def _sticky_chains(it: _Port, chains: dict[str, tuple[str, ...]], affinity: dict[str, int]) -> None:
     bases = {end: endpoint_base(it.port.key, end) for end in it.backends.reachable}
     for prefix, endpoints in ((SERVICE, it.cluster), (LOCAL, it.local)):
@@ -140,12 +150,12 @@ def _sticky_chains(it: _Port, chains: dict[str, tuple[str, ...]], affinity: dict
             known = (f"{it.family} saddr @{AFFINITY}{base} goto {ENDPOINT}{base}" for base in names)
             jumps = " , ".join(f"{i} : goto {ENDPOINT}{base}" for i, base in enumerate(names))
             others = f"numgen random mod {len(names)} vmap {{ {jumps} }}"
-            chains[prefix + it.base] = (*known, others)
+            chains[prefix + it.base] = (*known, others, _certain(it, endpoints[0]))
     for end, base in bases.items():
         affinity[AFFINITY + base] = it.port.affinity_s
         chains[ENDPOINT + base] = (
             f"update @{AFFINITY}{base} {{ {it.family} saddr }}",
-            f"meta l4proto {it.protocol} dnat to {end}",
+            _certain(it, end),
         )
 
 

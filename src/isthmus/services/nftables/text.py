@@ -23,9 +23,13 @@ from isthmus.services.nftables.ruleset import Changes, Ruleset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a table that is already there has, by name; of affinity sets the timeouts too."""
+    """What a table that is already there has, by name; of affinity sets the timeouts too.
+
+    ``heads`` are those chains that hook into something, and how, as ``BaseRules`` writes it.
+    """
 
     chains: frozenset[str] = frozenset()
+    heads: Mapping[str, str] = field(default_factory=dict)
     sets: frozenset[str] = frozenset()
     maps: frozenset[str] = frozenset()
     affinity: Mapping[str, int] = field(default_factory=dict)
@@ -44,11 +48,16 @@ def rebuilt(ruleset: Ruleset, *, bridge_there: bool = False) -> str:
     """Write a ruleset in place of whatever there was; sets of clients begin empty."""
     table = table_of(ruleset.family)
     lines = [f"add table {table}", f"delete table {table}"]
-    return _text(lines, _whole(ruleset, frozenset()), _bridge(ruleset, there=bridge_there))
+    bridge = [f"delete table bridge {ruleset.base.bridge_table}"] if bridge_there else []
+    return _text(lines, _whole(ruleset, frozenset()), bridge, _bridge(ruleset))
 
 
 def renewed(ruleset: Ruleset, found: Found, *, bridge_there: bool = False) -> str:
     """Write a ruleset over what was found; clients stay with the endpoints that they have.
+
+    Base chains stay hooked, and maps and sets are filled anew rather than made anew: a packet
+    that is among the old rules just then still finds in them what it looks for. What has a type
+    or hook that it should not have is refused by the kernel, and then ``rebuilt`` is for it.
 
     Chains of ports that are no more are emptied, not deleted: kernels before 6.2 know only a
     moment later that no map names them any more.
@@ -60,20 +69,24 @@ def renewed(ruleset: Ruleset, found: Found, *, bridge_there: bool = False) -> st
         if ruleset.affinity.get(name) == timeout_s
     }
     lines = [f"flush chain {table} {name}" for name in sorted(found.chains)]
-    # Another type, hook or comment cannot be given to one that exists.
-    lines += [f"delete map {table} {name}" for name in sorted(found.maps)]
-    lines += [f"delete set {table} {name}" for name in sorted(found.sets - kept)]
+    for kind, names in (("map", found.maps), ("set", found.sets - kept)):
+        for name in sorted(names):
+            verb = "flush" if name in ruleset.base.containers else "delete"
+            lines.append(f"{verb} {kind} {table} {name}")
     lines += [
-        f"delete chain {table} {name}" for name in sorted(found.chains) if _unfit(name, ruleset)
+        f"delete chain {table} {name}"
+        for name in sorted(found.chains)
+        if _unfit(name, found.heads.get(name), ruleset)
     ]
-    return _text(lines, _whole(ruleset, kept), _bridge(ruleset, there=bridge_there))
+    return _text(lines, _whole(ruleset, kept), _bridge_renewed(ruleset, there=bridge_there))
 
 
-def _unfit(chain: str, ruleset: Ruleset) -> bool:
+def _unfit(chain: str, head: str | None, ruleset: Ruleset) -> bool:
     # Maps name chains of ports and the one that rejects: those may not be deleted yet.
     if is_port_chain(chain) or chain == REJECT_CHAIN:
         return False
-    return chain in ruleset.base.heads or chain not in ruleset.base.chains
+    # Another hook cannot be given to one that exists.
+    return chain not in ruleset.base.chains or ruleset.base.heads.get(chain) != head
 
 
 def difference(family: Family, changes: Changes, delete: Iterable[str] = ()) -> str:
@@ -138,10 +151,20 @@ def _elements(verb: str, table: str, elements: Iterable[Element]) -> Iterator[st
         yield "}"
 
 
-def _bridge(ruleset: Ruleset, *, there: bool) -> Iterator[str]:
-    rules, name = ruleset.base.bridge, ruleset.base.bridge_table
+def _bridge_renewed(ruleset: Ruleset, *, there: bool) -> Iterator[str]:
+    name = ruleset.base.bridge_table
+    if ruleset.base.bridge is None:
+        if there:
+            yield f"delete table bridge {name}"
+        return
     if there:
-        yield f"delete table bridge {name}"
+        # Its one chain stays hooked.
+        yield f"flush table bridge {name}"
+    yield from _bridge(ruleset)
+
+
+def _bridge(ruleset: Ruleset) -> Iterator[str]:
+    rules, name = ruleset.base.bridge, ruleset.base.bridge_table
     if rules is None:
         return
     yield f'add table bridge {name} {{ comment "marks what bridge ports bring" ; }}'
