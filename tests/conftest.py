@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # No deadline: it would be an assertion on elapsed time. In CI the examples are always the same
@@ -11,3 +13,12 @@ from hypothesis import settings
 settings.register_profile("isthmus", deadline=None)
 settings.register_profile("isthmus-ci", deadline=None, derandomize=True)
 settings.load_profile("isthmus-ci" if os.environ.get("CI") else "isthmus")
+
+
+@pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Keep what a program that ran in this process did to its umask from the next test."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
