@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -15,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import uvloop
 from clients import Target, free_port, tunnel
 from programs import COMMAND, ENVIRONMENT, Programs
 
@@ -31,6 +33,12 @@ def process_state() -> Iterator[None]:
     yield
     os.umask(before)
     root.handlers[:], root.level = handlers, level
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loop_before() -> None:
+    """Have libuv open what it keeps open for as long as a process lives: no test is to blame."""
+    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture
