@@ -15,6 +15,7 @@ import pytest
 from kube.api import Api
 from kube.build import NO_GO, Binaries, NotBuiltError, build
 from kube.cluster import Cluster, cluster, plain_control_plane
+from kube.node_proxy_ground import Nodes, nodes
 
 BINARIES = "kube_binaries"
 _BUILT = pytest.StashKey[Binaries | str]()
@@ -61,3 +62,13 @@ def kube_api(kube_binaries: Binaries) -> Iterator[Api]:
     """A kube-apiserver on loopback that any test may use, with nothing in it yet."""
     with plain_control_plane(kube_binaries) as (control_plane, _), control_plane.apiserver() as api:
         yield api
+
+
+@pytest.fixture(scope="module")
+def ground(kube_binaries: Binaries) -> Iterator[Nodes]:
+    """Namespaces for nodes and an API, for tests that put kube-proxy beside ours."""
+    tools = ("ip", "nft", "iptables-save", "ip6tables-save")
+    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
+        pytest.skip(f"network namespaces and rules in them need root and {', '.join(tools)}")
+    with nodes(kube_binaries) as made:
+        yield made

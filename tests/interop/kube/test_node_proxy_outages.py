@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
 from kube.api import Api
-from kube.build import Binaries
 from kube.node_proxy_api_door import door
-from kube.node_proxy_ground import NODE_NAME, Nodes, nodes
+from kube.node_proxy_ground import NODE_NAME, Nodes
 from kube.node_proxy_objects import marker
 from kube.node_proxy_programs import Kind, Proxy, proxy
 from kube.node_proxy_writing import delete, write, write_node
@@ -20,15 +17,6 @@ pytestmark = pytest.mark.interop
 
 QUICK = ("--iptables-sync-period=1s", "--iptables-min-sync-period=10ms")
 _, SHOWN = marker(1)
-
-
-@pytest.fixture(scope="module")
-def ground(kube_binaries: Binaries) -> Iterator[Nodes]:
-    tools = ("ip", "iptables-save", "ip6tables-save")
-    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
-        pytest.skip(f"network namespaces and rules in them need root and {', '.join(tools)}")
-    with nodes(kube_binaries) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

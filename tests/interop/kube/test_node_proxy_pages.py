@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 from kube.api import Api
-from kube.build import Binaries
-from kube.node_proxy_ground import NODE_IPS, NODE_NAME, Nodes, nodes
+from kube.node_proxy_ground import NODE_IPS, NODE_NAME, Nodes
 from kube.node_proxy_objects import marker
 from kube.node_proxy_programs import Kind, Proxy, proxy
 from kube.node_proxy_writing import write
@@ -22,15 +19,6 @@ pytestmark = pytest.mark.interop
 
 HEALTHZ_PORT = 10256
 Shape = dict[str, tuple[str, str, frozenset[frozenset[str]], frozenset[str]]]
-
-
-@pytest.fixture(scope="module")
-def ground(kube_binaries: Binaries) -> Iterator[Nodes]:
-    tools = ("ip", "nft", "iptables-save", "ip6tables-save")
-    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
-        pytest.skip(f"network namespaces and rules in them need root and {', '.join(tools)}")
-    with nodes(kube_binaries) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from kube.api import Api
-from kube.build import Binaries
-from kube.node_proxy_ground import NODE_IPS, NODE_NAME, Node, Nodes, node_kubeconfig, nodes
+from kube.node_proxy_ground import NODE_IPS, NODE_NAME, Node, Nodes, node_kubeconfig
 from kube.node_proxy_objects import marker
 from kube.node_proxy_programs import Kind, Proxy, proxy
 from kube.node_proxy_writing import write
@@ -28,15 +26,6 @@ pytestmark = pytest.mark.interop
 HEALTHZ_PORT = 10256
 FOREIGN = ("-A", "FORWARD", "-s", "203.0.113.7/32", "-j", "ACCEPT")
 SOON = ("--iptables-sync-period=1s", "--iptables-min-sync-period=10ms")
-
-
-@pytest.fixture(scope="module")
-def ground(kube_binaries: Binaries) -> Iterator[Nodes]:
-    tools = ("ip", "nft", "iptables-save", "ip6tables-save")
-    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
-        pytest.skip(f"network namespaces and rules in them need root and {', '.join(tools)}")
-    with nodes(kube_binaries) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

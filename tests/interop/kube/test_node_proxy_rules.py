@@ -8,16 +8,13 @@ writes at once.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 import pytest
 from kube.api import Api
-from kube.build import Binaries
 from kube.node_proxy_changes import CHANGES, Change
-from kube.node_proxy_ground import Nodes, nodes
+from kube.node_proxy_ground import Nodes
 from kube.node_proxy_kinds import ELSEWHERE, NEARBY, OTHER_NAMESPACE, OTHER_ZONE, kinds, large
 from kube.node_proxy_objects import Objects, marker
 from kube.node_proxy_programs import Kind, Proxy, proxy
@@ -61,15 +58,6 @@ MORE_CIDRS = ("10.240.0.0/24", "fd00:10:240::/112")
 _FIRST = 1
 # What is counted of rules has to be equal as well.
 _COUNTED = ("_iptables_total", "_no_local_endpoints_total")
-
-
-@pytest.fixture(scope="module")
-def ground(kube_binaries: Binaries) -> Iterator[Nodes]:
-    tools = ("ip", "nft", "iptables-save", "ip6tables-save")
-    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
-        pytest.skip(f"network namespaces and rules in them need root and {', '.join(tools)}")
-    with nodes(kube_binaries) as made:
-        yield made
 
 
 @contextlib.contextmanager

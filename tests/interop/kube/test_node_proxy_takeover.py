@@ -5,15 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 from kube.api import Api
-from kube.build import Binaries
-from kube.node_proxy_ground import NODE_IPS, NODE_NAME, Nodes, node_kubeconfig, nodes
+from kube.node_proxy_ground import NODE_IPS, NODE_NAME, Nodes, node_kubeconfig
 from kube.node_proxy_objects import LOCAL, address, marker
 from kube.node_proxy_programs import Kind, Proxy, proxy
 from kube.node_proxy_traffic import HEALTH_PORT, objects, traffic
@@ -29,15 +27,6 @@ ENDPOINT = address(LOCAL.number, "IPv4", local=True)
 STOP_IT = "kube-proxy should be stopped now"
 GONE = "kube-proxy is gone"
 OPENED = "the port is ours now"
-
-
-@pytest.fixture(scope="module")
-def ground(kube_binaries: Binaries) -> Iterator[Nodes]:
-    tools = ("ip", "nft", "iptables-save", "ip6tables-save")
-    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
-        pytest.skip(f"network namespaces and rules in them need root and {', '.join(tools)}")
-    with nodes(kube_binaries) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
