@@ -262,6 +262,11 @@ class Http2Connection(Calls):
         """Bytes arrived; the plumbing says so once per read."""
         self.last_heard = self.clock()
 
+    @property
+    def unanswered_s(self) -> float:
+        """For how long a ping has waited for its answer; 0 when none does."""
+        return 0.0 if self._ping_at is None else self.clock() - self._ping_at
+
     def ping(self) -> None:
         """Ask for a sign of life; the answer also measures the round trip."""
         self._last_ping = self.clock()

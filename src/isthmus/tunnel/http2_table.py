@@ -65,7 +65,7 @@ class StreamTable(Output):
         if stream.held or stream.kept:
             self.held -= stream.held + stream.kept
             stream.held = stream.kept = 0
-            del self.holders[stream]
+        self.holders.pop(stream, None)  # also one that was full of nothing
         if self._lingering:
             self._lingering.pop(stream, None)
         self._remember(stream.id, stream.remote_done)

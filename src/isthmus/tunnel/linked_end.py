@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
 from isthmus.wire.packet import CLOSE_RSP, DATA, DataHead, close_response, end_of_data
 
 if TYPE_CHECKING:
     from isthmus.tunnel.packet_link import PacketLink
-
-#: What a connection may send before another one that waits.
-TURN_BYTES = 64 * 1024
 
 Told = Callable[[str | None], None]
 
@@ -38,6 +36,7 @@ class LinkedEnd(BaseEnd):
         "random",
         "reached",
         "told",
+        "traffic",
     )
 
     def __init__(
@@ -53,6 +52,7 @@ class LinkedEnd(BaseEnd):
         self.pieces: list[memoryview | bytes] | None = None
         self.backlog_bytes = 0
         self.in_turn = False
+        self.traffic: TrafficClass = NORMAL
         self._head: DataHead | None = None
         self._backlog: deque[bytes | memoryview] | None = None
         self._eof_in = False  # nothing more comes from the other program
@@ -125,6 +125,7 @@ class LinkedEnd(BaseEnd):
                 parts.append(part)
                 size += len(part)
             self.backlog_bytes -= size
+            self.link.took_turn(self, size)
             assert self._head is not None
             self.link.sent[DATA] += 1
             data = b"".join(parts) if len(parts) > 1 else bytes(parts[0])

@@ -3,8 +3,9 @@
 Either side may open connections. Which of the two opened one decides who asks to close it and who
 answers: the role is the connection's (LinkedEnd.opener), not the link's.
 
-Sending takes turns, so that no connection waits for another's bulk. Receiving has no flow control
-of its own in this protocol; what happens when a sink is full is tunnel/packet_brake.py. One
+Sending takes turns by class (tunnel/classes.py), so that no connection waits for another's bulk;
+what is in the call's own queue is past that, as HTTP/2 keeps its order. Receiving has no flow
+control of its own in this protocol; what happens when a sink is full is tunnel/packet_brake.py. One
 connection is tunnel/linked_end.py.
 
 The dial's life is links/grpc_*.py; the protocol's meaning of each packet is reference E4 to E6 in
@@ -13,14 +14,14 @@ the docs (docs/konnectivity.md).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from isthmus.errors import ProtocolError
+from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass, Turns
 from isthmus.tunnel.connect_ids import ConnectIds
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.linked_end import TURN_BYTES, LinkedEnd, Told
+from isthmus.tunnel.linked_end import LinkedEnd, Told
 from isthmus.tunnel.packet_brake import BRAKE_S, BUDGET_BYTES, TOTAL_BUDGET_BYTES, Brake, unsent
 from isthmus.tunnel.packet_owner import Owner
 from isthmus.tunnel.packet_reader import PacketReader
@@ -88,7 +89,7 @@ class PacketLink:
         self.dials: dict[int, LinkedEnd] = {}
         self.closed = False
         self._packets = PacketReader()
-        self._turns: deque[LinkedEnd] = deque()
+        self._turns: Turns[LinkedEnd] = Turns()
         self._touched: list[LinkedEnd] = []
         self._ids = ConnectIds(agent=agent)
         self._told_over = False
@@ -117,6 +118,7 @@ class PacketLink:
         early: Early | None = None,
         *,
         ours: bytes = b"",
+        traffic: TrafficClass = NORMAL,
     ) -> LinkedEnd:
         """Ask the peer for a connection; ``told(None)`` or ``told(error)`` once.
 
@@ -124,6 +126,7 @@ class PacketLink:
         ours, which says as ``reached`` of the end what it reached.
         """
         end = LinkedEnd(self, random, early, opener=True)
+        end.traffic = traffic
         if self.closed:
             end.over(Ending.LINK_LOST)
             told("")
@@ -133,7 +136,14 @@ class PacketLink:
         self.say(DIAL_REQ, dial_request("tcp", address, random, ours))
         return end
 
-    def accept(self, random: int, early: Early | None = None, *, reached: str = "") -> LinkedEnd:
+    def accept(
+        self,
+        random: int,
+        early: Early | None = None,
+        *,
+        reached: str = "",
+        traffic: TrafficClass = NORMAL,
+    ) -> LinkedEnd:
         """Say that a target is reached, to the peer that asked; gives the end to join.
 
         The address is told to a program of ours only.
@@ -141,6 +151,7 @@ class PacketLink:
         if self.closed:
             return self.unwanted(random, Ending.LINK_LOST)
         end = LinkedEnd(self, random, early, opener=False)
+        end.traffic = traffic
         connect_id = self._ids.give(self.ends)
         end.opened(connect_id)
         self.ends[connect_id] = end
@@ -241,7 +252,7 @@ class PacketLink:
         """Queue a connection that has something to send, or that waits to be resumed."""
         if not end.in_turn:
             end.in_turn = True
-            self._turns.append(end)
+            self._turns.add(end)
 
     def can_write(self, stream: Http2Stream) -> None:
         """The stream has room: connections take turns until it has not."""
@@ -251,11 +262,15 @@ class PacketLink:
     def take_turns(self) -> None:
         """Let connections that wait send, until the stream is full."""
         turns = self._turns
-        while turns and not self.blocked:
-            end = turns.popleft()
+        while turns.waiting and not self.blocked:
+            end = turns.take()
             end.in_turn = False
             if end.take_turn():
                 self.want_turn(end)
+
+    def took_turn(self, end: LinkedEnd, size: int) -> None:
+        """Count what a connection used its turn for."""
+        self._turns.sent(end.traffic, size)
 
     # Receiving: see http2_stream.Handler.
 

@@ -3,19 +3,21 @@
 The plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
 batch of events; the session calls ``carrier.send`` and ``carrier.wake``. Order: window updates,
 pings and resets are written at once; data waits in its stream while the carrier is full, and
-streams take turns of at most one frame. Nothing here scans all streams.
+streams take turns of at most one frame, by their class (tunnel/classes.py). Nothing here scans all
+streams.
 
 What the first stream carries (hello, welcome, dials) is links/. Timers: the owner calls ``tick``.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from isthmus.errors import ProtocolError
+from isthmus.tunnel.classes import BULK, NORMAL, TrafficClass, Turns
 from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.http2_floods import Floods
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.yamux import (
@@ -88,7 +90,7 @@ class Session:
         self.room = limits.batch_bytes
         self._waking = False
         self._blocked = False
-        self._turns: deque[Stream] = deque()
+        self._turns: Turns[Stream] = Turns()
         # In: a header cut in two, or the rest of a payload.
         self._head = bytearray()
         self._body = 0
@@ -105,6 +107,7 @@ class Session:
         self._ping_at: float | None = None
         self._last_ping = self.last_heard = clock()
         self.reasons: dict[int, Ending] = {}
+        self._floods: Floods | None = None
 
     def __repr__(self) -> str:
         role = "client" if self.client else "server"
@@ -112,12 +115,18 @@ class Session:
 
     # Opening and closing.
 
-    def open(self, early: Early | None = None, first: bytes = b"") -> Stream | None:
+    def open(
+        self,
+        early: Early | None = None,
+        first: bytes = b"",
+        traffic: TrafficClass = NORMAL,
+    ) -> Stream | None:
         """Open a stream, ``first`` being its first bytes; None when there can be no more."""
         if not self.can_open:
             return None
         stream_id, self._next_id = self._next_id, self._next_id + 2
         stream = self.streams[stream_id] = Stream(self, stream_id, early)
+        stream.traffic = traffic
         size = len(first)
         if 0 < size <= min(self.room, stream.credit):
             stream.credit -= size
@@ -148,7 +157,7 @@ class Session:
     @property
     def unsent(self) -> bool:
         """Frames or data wait for the carrier."""
-        return bool(self._out or self._turns)
+        return bool(self._out or self._turns.waiting)
 
     def go_away(self, code: GoAwayCode = GoAwayCode.NORMAL) -> None:
         """Tell the peer to open nothing more; NORMAL is drain."""
@@ -209,7 +218,7 @@ class Session:
         """Queue a stream that has something to send."""
         if not stream.in_turn and stream.credit > 0:
             stream.in_turn = True
-            self._turns.append(stream)
+            self._turns.add(stream)
             if not self._waking and not self._blocked:
                 self._waking = True
                 self.carrier.wake()
@@ -219,7 +228,7 @@ class Session:
         self._waking = True  # no wake-ups for what this very call will send
         out = self._out
         while not self._blocked and not self.closed:
-            if self.room > 0 and self._turns:
+            if self.room > 0 and self._turns.waiting:
                 self._take_turns()
             if not out:
                 break
@@ -233,14 +242,21 @@ class Session:
 
     def _take_turns(self) -> None:
         turns = self._turns
-        for _ in range(len(turns)):
-            stream = turns.popleft()
+        number = turns.waiting
+        while number and turns.waiting:
+            number -= 1
+            stream = turns.take()
             stream.in_turn = False
-            stream.take_turn(self.room)
+            # Without room for others: a reader that goes on at once would go before who waits.
+            room, self.room = self.room, 0
+            traffic, size = stream.traffic, stream.take_turn(room)
+            self.room += room
+            turns.sent(traffic, size)
             if stream.can_send and not stream.in_turn:
                 stream.in_turn = True
-                turns.append(stream)
-            if self.room <= 0:
+                turns.add(stream)
+            # What is in a batch goes before whatever comes later, however urgent that is.
+            if self.room <= 0 or (traffic is BULK and size):
                 break
 
     def resume(self) -> None:
@@ -283,7 +299,7 @@ class Session:
                 version, kind, flags, stream_id, length = unpack_from(view, pos)
                 pos += HEADER_BYTES
                 # The fast path: a whole DATA frame without flags for a stream we know.
-                if kind == DATA and not flags and not version and length <= end - pos:
+                if kind == DATA and not flags and not version and 0 < length <= end - pos:
                     stream = streams.get(stream_id)
                     if stream is not None:
                         stream.receive_credit -= length
@@ -312,7 +328,18 @@ class Session:
                 if flags & FIN:
                     self._fin(stream)
             if flags & RST and stream is not None:
+                if not stream.bytes_written and bool(stream_id & 1) != self.client:
+                    self._flood("streams reset before their answer")
                 stream.lost(self.reasons.pop(stream_id, Ending.RESET))
+            if kind == DATA and not length and not flags:
+                self._flood("empty frames")
+
+    def _flood(self, what: str) -> None:
+        """Count what costs a peer next to nothing, and us more; never anything of the data path."""
+        if self._floods is None:
+            self._floods = Floods(self.clock)
+        if not self._floods.allow(what):
+            raise ProtocolError(f"yamux: too many {what}")
 
     def _data(self, stream: Stream | None, flags: int, length: int) -> None:
         if stream is not None:
@@ -341,6 +368,7 @@ class Session:
         if stream_id == 0 or bool(stream_id & 1) == self.client:
             raise ProtocolError(f"yamux: stream id {stream_id} is not the peer's to open")
         if self.draining or len(self.streams) >= self.limits.max_streams:
+            self._flood("streams that are refused")
             self.emit(pack(0, WINDOW_UPDATE, RST, stream_id, 0), b"", 0)
             return
         stream = self.streams[stream_id] = Stream(self, stream_id)
@@ -408,6 +436,11 @@ class Session:
         """Bytes arrived; the plumbing says so once per read."""
         self.last_heard = self.clock()
 
+    @property
+    def unanswered_s(self) -> float:
+        """For how long a ping has waited for its answer; 0 when none does."""
+        return 0.0 if self._ping_at is None else self.clock() - self._ping_at
+
     def ping(self) -> None:
         """Ask for a sign of life; the answer also measures the round trip."""
         now = self._last_ping = self.clock()
@@ -418,6 +451,7 @@ class Session:
 
     def _pinged(self, flags: int, value: int) -> None:
         if flags & SYN:
+            self._flood("pings")
             self.emit(pack(0, PING, ACK, 0, value), b"", 0)
         elif flags & ACK and self._ping_at is not None and value == self._ping_value:
             self.round_trip_s = self.clock() - self._ping_at

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
 from isthmus.wire.yamux import DATA, FIN, INITIAL_WINDOW, RST, WINDOW_UPDATE, pack
 
 if TYPE_CHECKING:
     from isthmus.tunnel.session import Session
 
-MAX_FRAME = 64 * 1024
+MAX_FRAME = TURN_BYTES
 MAX_WINDOW = 4 * 1024 * 1024
 #: Half a window consumed within so many round trips lets it grow. On a clean line 1 would do; where
 #: one frame in a hundred is lost, nearly every window waits for one that is sent again. Downloads
@@ -63,6 +64,7 @@ class Stream(BaseEnd):
         "reserve",
         "session",
         "sink_full_since",
+        "traffic",
         "waiting_since",
         "window",
     )
@@ -79,6 +81,7 @@ class Stream(BaseEnd):
         self.backlog_bytes = 0
         self.waiting_since = 0.0
         self.in_turn = False
+        self.traffic: TrafficClass = NORMAL
         self._fin_wanted = False
         self._fin_sent = False
         # Receiving.
@@ -132,14 +135,14 @@ class Stream(BaseEnd):
         if not self._backlog:
             self._send_fin()
 
-    def take_turn(self, room: int) -> None:
-        """Send one frame's worth of what waits, within credit and room."""
+    def take_turn(self, room: int) -> int:
+        """Send one frame's worth of what waits, within credit and room; say how much it was."""
         backlog = self._backlog
         if self.ending is not None or not backlog:
-            return
+            return 0
         budget = min(MAX_FRAME, self.credit, room)
         if budget <= 0:
-            return
+            return 0
         parts: list[bytes | memoryview] = []
         size = 0
         while backlog and size < budget:
@@ -154,12 +157,13 @@ class Stream(BaseEnd):
         self.backlog_bytes -= size
         self.session.emit_parts(pack(0, DATA, 0, self.id, size), parts, size)
         if backlog:
-            return
+            return size
         self._backlog = None
         if self._fin_wanted:
             self._send_fin()
         # Also after its end of file: a stream counts what it holds until it hears this.
         self.peer.resume_reading()
+        return size
 
     @property
     def can_send(self) -> bool:

@@ -25,6 +25,7 @@ class Tunnel:
         "on_done",
         "on_ended",
         "opened_at",
+        "relay",
         "requester",
         "target",
     )
@@ -44,8 +45,12 @@ class Tunnel:
         on_done: Callable[[Tunnel], None],
         connection_id: str = "",
         on_ended: Callable[[Tunnel, float], None] | None = None,
+        relay: str = "",
     ) -> None:
-        """``on_ended`` is for whoever keeps the table to call, with how long it lived."""
+        """``on_ended`` is for whoever keeps the table to call, with how long it lived.
+
+        ``relay`` is the other server that has the agent, if one has.
+        """
         self.id = tunnel_id
         self.client = client
         self.far = far
@@ -58,6 +63,7 @@ class Tunnel:
         self.on_done = on_done
         self.connection_id = connection_id
         self.on_ended = on_ended
+        self.relay = relay
         self.ending = Ending.CLEAN
         self.ended_by = ""
         self._left = 2
@@ -71,16 +77,21 @@ class Tunnel:
         join(self.client, self.far)
 
     @property
+    def untouched(self) -> bool:
+        """It could be dialed again: no byte has flowed. See first_byte.py."""
+        return False
+
+    @property
     def last_end(self) -> BaseEnd | None:
         """The end that is not done yet, when the other one is."""
         if self._left != 1:
             return None
         return self.client if self.client.ending is None else self.far
 
-    def abort(self, reason: Ending) -> None:
-        """Reset both sides."""
+    def abort(self, reason: Ending, by: str = "us") -> None:
+        """Reset both sides; ``by`` says who wanted it."""
         if self._left and not self.ended_by:
-            self.ended_by = "us"
+            self.ended_by = by
             self.ending = reason
         self.client.abort(reason)
         self.far.abort(reason)

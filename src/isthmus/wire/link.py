@@ -15,6 +15,9 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.wire.link_pb2 import DialResult
 
 ALPN = "isthmus/1"
+#: The same protocol between two servers, one of which passes dials to its agents. A name of its
+#: own: to a server that knows nothing of this, the other would be one more agent.
+RELAY_ALPN = "isthmus-relay/1"
 MAX_MESSAGE_BYTES = 64 * 1024
 _PREFIX_BYTES = 4
 # A name of ALPN has 255 bytes (RFC 7301 §3.1), and this goes into logs and flags as it is.

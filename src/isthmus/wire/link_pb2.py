@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17isthmus/wire/link.proto\x12\x0fisthmus.link.v1\"\xc3\x02\n\x07\x43ontrol\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.isthmus.link.v1.HelloH\x00\x12+\n\x07welcome\x18\x02 \x01(\x0b\x32\x18.isthmus.link.v1.WelcomeH\x00\x12+\n\x07refusal\x18\x03 \x01(\x0b\x32\x18.isthmus.link.v1.RefusalH\x00\x12\x31\n\nmembership\x18\x04 \x01(\x0b\x32\x1b.isthmus.link.v1.MembershipH\x00\x12\'\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x16.isthmus.link.v1.DrainH\x00\x12%\n\x04load\x18\x06 \x01(\x0b\x32\x15.isthmus.link.v1.LoadH\x00\x12\'\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x16.isthmus.link.v1.EndedH\x00\x42\t\n\x07message\"\xd4\x01\n\x05Hello\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x13\n\x0bidentifiers\x18\x02 \x01(\t\x12\x32\n\x06labels\x18\x03 \x03(\x0b\x32\".isthmus.link.v1.Hello.LabelsEntry\x12\x0f\n\x07network\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x92\x01\n\x07Welcome\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x14\n\x0cserver_count\x18\x02 \x01(\r\x12\x0f\n\x07servers\x18\x03 \x03(\t\x12\x15\n\rstream_window\x18\x04 \x01(\r\x12\x13\n\x0bmax_streams\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"3\n\nMembership\x12\x14\n\x0cserver_count\x18\x01 \x01(\r\x12\x0f\n\x07servers\x18\x02 \x03(\t\"\x07\n\x05\x44rain\"\x1c\n\x04Load\x12\x14\n\x0copen_streams\x18\x01 \x01(\r\"\xc9\x01\n\x05\x45nded\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.isthmus.link.v1.Ended.Reason\"\x80\x01\n\x06Reason\x12\x0b\n\x07UNKNOWN\x10\x00\x12\t\n\x05RESET\x10\x01\x12\r\n\tLINK_LOST\x10\x02\x12\r\n\tTIMED_OUT\x10\x03\x12\x0b\n\x07STALLED\x10\x04\x12\x0c\n\x08PROTOCOL\x10\x05\x12\x0b\n\x07\x44RAINED\x10\x06\x12\r\n\tCANCELLED\x10\x07\x12\t\n\x05\x41\x44MIN\x10\x08\"\xa0\x02\n\x04\x44ial\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0f\n\x07\x64ial_id\x18\x04 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\x12\x11\n\trequester\x18\x06 \x01(\t\x12\x18\n\x10requester_groups\x18\x07 \x03(\t\x12\x16\n\x0erequester_kind\x18\x0f \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x15\n\rconnection_id\x18\t \x01(\t\x12\x12\n\ntracestate\x18\n \x01(\t\x12\x0c\n\x04user\x18\x0b \x01(\t\x12\x13\n\x0buser_groups\x18\x0c \x03(\t\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x0e\n\x06object\x18\x0e \x01(\t\"\xfc\x01\n\nDialResult\x12\x34\n\x07\x66\x61ilure\x18\x01 \x01(\x0e\x32#.isthmus.link.v1.DialResult.Failure\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x96\x01\n\x07\x46\x61ilure\x12\x08\n\x04NONE\x10\x00\x12\x0b\n\x07REFUSED\x10\x01\x12\r\n\tTIMED_OUT\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\x12\x0e\n\nUNRESOLVED\x10\x04\x12\n\n\x06\x44\x45NIED\x10\x05\x12\x0c\n\x08NO_AGENT\x10\x06\x12\x0e\n\nAGENT_LOST\x10\x07\x12\x0c\n\x08TOO_MANY\x10\x08\x12\x0c\n\x08INTERNAL\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17isthmus/wire/link.proto\x12\x0fisthmus.link.v1\"\xc3\x02\n\x07\x43ontrol\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.isthmus.link.v1.HelloH\x00\x12+\n\x07welcome\x18\x02 \x01(\x0b\x32\x18.isthmus.link.v1.WelcomeH\x00\x12+\n\x07refusal\x18\x03 \x01(\x0b\x32\x18.isthmus.link.v1.RefusalH\x00\x12\x31\n\nmembership\x18\x04 \x01(\x0b\x32\x1b.isthmus.link.v1.MembershipH\x00\x12\'\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x16.isthmus.link.v1.DrainH\x00\x12%\n\x04load\x18\x06 \x01(\x0b\x32\x15.isthmus.link.v1.LoadH\x00\x12\'\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x16.isthmus.link.v1.EndedH\x00\x42\t\n\x07message\"\xe3\x01\n\x05Hello\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x13\n\x0bidentifiers\x18\x02 \x01(\t\x12\x32\n\x06labels\x18\x03 \x03(\x0b\x32\".isthmus.link.v1.Hello.LabelsEntry\x12\x0f\n\x07network\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\x12\r\n\x05relay\x18\x08 \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x92\x01\n\x07Welcome\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x14\n\x0cserver_count\x18\x02 \x01(\r\x12\x0f\n\x07servers\x18\x03 \x03(\t\x12\x15\n\rstream_window\x18\x04 \x01(\r\x12\x13\n\x0bmax_streams\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"3\n\nMembership\x12\x14\n\x0cserver_count\x18\x01 \x01(\r\x12\x0f\n\x07servers\x18\x02 \x03(\t\"\x07\n\x05\x44rain\",\n\x04Load\x12\x14\n\x0copen_streams\x18\x01 \x01(\r\x12\x0e\n\x06\x61gents\x18\x02 \x01(\r\"\xc9\x01\n\x05\x45nded\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.isthmus.link.v1.Ended.Reason\"\x80\x01\n\x06Reason\x12\x0b\n\x07UNKNOWN\x10\x00\x12\t\n\x05RESET\x10\x01\x12\r\n\tLINK_LOST\x10\x02\x12\r\n\tTIMED_OUT\x10\x03\x12\x0b\n\x07STALLED\x10\x04\x12\x0c\n\x08PROTOCOL\x10\x05\x12\x0b\n\x07\x44RAINED\x10\x06\x12\r\n\tCANCELLED\x10\x07\x12\t\n\x05\x41\x44MIN\x10\x08\"\xe7\x02\n\x04\x44ial\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0f\n\x07\x64ial_id\x18\x04 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\x12\x11\n\trequester\x18\x06 \x01(\t\x12\x18\n\x10requester_groups\x18\x07 \x03(\t\x12\x16\n\x0erequester_kind\x18\x0f \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x15\n\rconnection_id\x18\t \x01(\t\x12\x12\n\ntracestate\x18\n \x01(\t\x12\x0c\n\x04user\x18\x0b \x01(\t\x12\x13\n\x0buser_groups\x18\x0c \x03(\t\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x0e\n\x06object\x18\x0e \x01(\t\x12\x34\n\rtraffic_class\x18\x10 \x01(\x0e\x32\x1d.isthmus.link.v1.TrafficClass\x12\x0f\n\x07relayed\x18\x11 \x01(\x08\"\xc4\x02\n\nDialResult\x12\x34\n\x07\x66\x61ilure\x18\x01 \x01(\x0e\x32#.isthmus.link.v1.DialResult.Failure\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x34\n\rtraffic_class\x18\x04 \x01(\x0e\x32\x1d.isthmus.link.v1.TrafficClass\x12\x10\n\x08\x61gent_id\x18\x05 \x01(\t\"\x96\x01\n\x07\x46\x61ilure\x12\x08\n\x04NONE\x10\x00\x12\x0b\n\x07REFUSED\x10\x01\x12\r\n\tTIMED_OUT\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\x12\x0e\n\nUNRESOLVED\x10\x04\x12\n\n\x06\x44\x45NIED\x10\x05\x12\x0c\n\x08NO_AGENT\x10\x06\x12\x0e\n\nAGENT_LOST\x10\x07\x12\x0c\n\x08TOO_MANY\x10\x08\x12\x0c\n\x08INTERNAL\x10\t*0\n\x0cTrafficClass\x12\n\n\x06NORMAL\x10\x00\x12\n\n\x06URGENT\x10\x01\x12\x08\n\x04\x42ULK\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO_LABELSENTRY']._loaded_options = None
   _globals['_HELLO_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_TRAFFICCLASS']._serialized_start=1777
+  _globals['_TRAFFICCLASS']._serialized_end=1825
   _globals['_CONTROL']._serialized_start=45
   _globals['_CONTROL']._serialized_end=368
   _globals['_HELLO']._serialized_start=371
-  _globals['_HELLO']._serialized_end=583
-  _globals['_HELLO_LABELSENTRY']._serialized_start=538
-  _globals['_HELLO_LABELSENTRY']._serialized_end=583
-  _globals['_WELCOME']._serialized_start=586
-  _globals['_WELCOME']._serialized_end=732
-  _globals['_REFUSAL']._serialized_start=734
-  _globals['_REFUSAL']._serialized_end=759
-  _globals['_MEMBERSHIP']._serialized_start=761
-  _globals['_MEMBERSHIP']._serialized_end=812
-  _globals['_DRAIN']._serialized_start=814
-  _globals['_DRAIN']._serialized_end=821
-  _globals['_LOAD']._serialized_start=823
-  _globals['_LOAD']._serialized_end=851
-  _globals['_ENDED']._serialized_start=854
-  _globals['_ENDED']._serialized_end=1055
-  _globals['_ENDED_REASON']._serialized_start=927
-  _globals['_ENDED_REASON']._serialized_end=1055
-  _globals['_DIAL']._serialized_start=1058
-  _globals['_DIAL']._serialized_end=1346
-  _globals['_DIALRESULT']._serialized_start=1349
-  _globals['_DIALRESULT']._serialized_end=1601
-  _globals['_DIALRESULT_FAILURE']._serialized_start=1451
-  _globals['_DIALRESULT_FAILURE']._serialized_end=1601
+  _globals['_HELLO']._serialized_end=598
+  _globals['_HELLO_LABELSENTRY']._serialized_start=553
+  _globals['_HELLO_LABELSENTRY']._serialized_end=598
+  _globals['_WELCOME']._serialized_start=601
+  _globals['_WELCOME']._serialized_end=747
+  _globals['_REFUSAL']._serialized_start=749
+  _globals['_REFUSAL']._serialized_end=774
+  _globals['_MEMBERSHIP']._serialized_start=776
+  _globals['_MEMBERSHIP']._serialized_end=827
+  _globals['_DRAIN']._serialized_start=829
+  _globals['_DRAIN']._serialized_end=836
+  _globals['_LOAD']._serialized_start=838
+  _globals['_LOAD']._serialized_end=882
+  _globals['_ENDED']._serialized_start=885
+  _globals['_ENDED']._serialized_end=1086
+  _globals['_ENDED_REASON']._serialized_start=958
+  _globals['_ENDED_REASON']._serialized_end=1086
+  _globals['_DIAL']._serialized_start=1089
+  _globals['_DIAL']._serialized_end=1448
+  _globals['_DIALRESULT']._serialized_start=1451
+  _globals['_DIALRESULT']._serialized_end=1775
+  _globals['_DIALRESULT_FAILURE']._serialized_start=1625
+  _globals['_DIALRESULT_FAILURE']._serialized_end=1775
 # @@protoc_insertion_point(module_scope)

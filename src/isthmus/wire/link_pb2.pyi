@@ -7,6 +7,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TrafficClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NORMAL: _ClassVar[TrafficClass]
+    URGENT: _ClassVar[TrafficClass]
+    BULK: _ClassVar[TrafficClass]
+NORMAL: TrafficClass
+URGENT: TrafficClass
+BULK: TrafficClass
+
 class Control(_message.Message):
     __slots__ = ("hello", "welcome", "refusal", "membership", "drain", "load", "ended")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -26,7 +35,7 @@ class Control(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent_id", "identifiers", "labels", "network", "version", "token", "features")
+    __slots__ = ("agent_id", "identifiers", "labels", "network", "version", "token", "features", "relay")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +50,7 @@ class Hello(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     identifiers: str
     labels: _containers.ScalarMap[str, str]
@@ -48,7 +58,8 @@ class Hello(_message.Message):
     version: str
     token: str
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, agent_id: _Optional[str] = ..., identifiers: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., network: _Optional[str] = ..., version: _Optional[str] = ..., token: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    relay: bool
+    def __init__(self, agent_id: _Optional[str] = ..., identifiers: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., network: _Optional[str] = ..., version: _Optional[str] = ..., token: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., relay: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("server_id", "server_count", "servers", "stream_window", "max_streams", "version", "features")
@@ -87,10 +98,12 @@ class Drain(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("open_streams",)
+    __slots__ = ("open_streams", "agents")
     OPEN_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
     open_streams: int
-    def __init__(self, open_streams: _Optional[int] = ...) -> None: ...
+    agents: int
+    def __init__(self, open_streams: _Optional[int] = ..., agents: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("stream", "reason")
@@ -121,7 +134,7 @@ class Ended(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ...) -> None: ...
 
 class Dial(_message.Message):
-    __slots__ = ("network", "host", "port", "dial_id", "timeout_ms", "requester", "requester_groups", "requester_kind", "traceparent", "connection_id", "tracestate", "user", "user_groups", "tenant", "object")
+    __slots__ = ("network", "host", "port", "dial_id", "timeout_ms", "requester", "requester_groups", "requester_kind", "traceparent", "connection_id", "tracestate", "user", "user_groups", "tenant", "object", "traffic_class", "relayed")
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +150,8 @@ class Dial(_message.Message):
     USER_GROUPS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OBJECT_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     network: str
     host: str
     port: int
@@ -152,10 +167,12 @@ class Dial(_message.Message):
     user_groups: _containers.RepeatedScalarFieldContainer[str]
     tenant: str
     object: str
-    def __init__(self, network: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., dial_id: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., requester: _Optional[str] = ..., requester_groups: _Optional[_Iterable[str]] = ..., requester_kind: _Optional[str] = ..., traceparent: _Optional[str] = ..., connection_id: _Optional[str] = ..., tracestate: _Optional[str] = ..., user: _Optional[str] = ..., user_groups: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., object: _Optional[str] = ...) -> None: ...
+    traffic_class: TrafficClass
+    relayed: bool
+    def __init__(self, network: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., dial_id: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., requester: _Optional[str] = ..., requester_groups: _Optional[_Iterable[str]] = ..., requester_kind: _Optional[str] = ..., traceparent: _Optional[str] = ..., connection_id: _Optional[str] = ..., tracestate: _Optional[str] = ..., user: _Optional[str] = ..., user_groups: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., object: _Optional[str] = ..., traffic_class: _Optional[_Union[TrafficClass, str]] = ..., relayed: _Optional[bool] = ...) -> None: ...
 
 class DialResult(_message.Message):
-    __slots__ = ("failure", "detail", "address")
+    __slots__ = ("failure", "detail", "address", "traffic_class", "agent_id")
     class Failure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[DialResult.Failure]
@@ -181,7 +198,11 @@ class DialResult(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     failure: DialResult.Failure
     detail: str
     address: str
-    def __init__(self, failure: _Optional[_Union[DialResult.Failure, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    traffic_class: TrafficClass
+    agent_id: str
+    def __init__(self, failure: _Optional[_Union[DialResult.Failure, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., traffic_class: _Optional[_Union[TrafficClass, str]] = ..., agent_id: _Optional[str] = ...) -> None: ...

@@ -413,3 +413,14 @@ def test_growing_a_window() -> None:
     call.far.grow_window(WINDOW)
     pair.run()
     assert call.near.credit == call.far.receive_credit == 2 * WINDOW
+
+
+def test_a_stream_that_was_full_of_nothing_is_forgotten() -> None:
+    """Its sink was full, and had taken everything all the same."""
+    pair = Http2Pair()
+    stream = pair.client.open(Recorder())
+    assert stream is not None
+    stream.hold()
+    assert stream in pair.client.holders
+    stream.lost(0, "reset")
+    assert not pair.client.holders

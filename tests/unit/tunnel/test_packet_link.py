@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
 from isthmus.tunnel import packet_link
+from isthmus.tunnel.classes import NORMAL, URGENT
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2 import Http2Limits
 from isthmus.tunnel.http2_stream import Http2Stream
@@ -557,6 +558,31 @@ def test_connections_take_turns() -> None:
     assert order.index(5) <= order.count(1)
     assert all(other.target.received == b"small" for other in others)
     assert not any(tunnel.client.paused for tunnel in (bulk, *others))
+
+
+def test_connections_take_turns_by_class() -> None:
+    pieces_before = {}
+    for traffic in (NORMAL, URGENT):
+        bench = Bench()
+        *bulks, other = [bench.tunnel(random) for random in range(1, 6)]
+        other.near.traffic = traffic
+        for bulk in bulks:
+            bulk.client.feed(bytes(8 * TURN_BYTES))
+        assert bench.server.link.blocked
+        gone = sum(bulk.near.bytes_written - bulk.near.backlog_bytes for bulk in bulks)
+        other.client.feed(b"small")
+        before = -1
+
+        def came(data: bytes, bench: Bench = bench, bulks: list[Tunnel] = bulks) -> None:
+            nonlocal before
+            before = sum(bulk.near.bytes_written - bulk.near.backlog_bytes for bulk in bulks)
+
+        other.target.on_write = came
+        bench.run()
+        pieces_before[traffic] = before - gone
+        assert all(len(bulk.target.received) == 8 * TURN_BYTES for bulk in bulks)
+    # An urgent one is the next; another waits until each of the others had a turn.
+    assert pieces_before[URGENT] + 3 * TURN_BYTES <= pieces_before[NORMAL]
 
 
 def test_an_end_waits_for_the_bytes_before_it() -> None:

@@ -7,6 +7,7 @@ import pytest
 from isthmus.errors import ProtocolError
 from isthmus.testing import Frame, ManualClock, MemoryCarrier, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Ending, join
+from isthmus.tunnel.http2_floods import BURST, PER_SECOND
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.session import LAST_ID, Session
 from isthmus.tunnel.stream import MAX_FRAME, Stream
@@ -409,3 +410,55 @@ def test_repr() -> None:
     bench = Bench()
     bench.accept(1)
     assert repr(bench.session) == "<Session server, 1 streams, 0 held>"
+
+
+# Floods: what costs a peer nothing.
+
+FLOODS = {
+    "pings": lambda number: pack(0, PING, SYN, 0, number),
+    "empty frames": lambda number: pack(0, DATA, 0, 1, 0),
+    "streams reset before their answer": lambda number: (
+        pack(0, WINDOW_UPDATE, SYN, 2 * number + 3, 0)
+        + pack(0, WINDOW_UPDATE, RST, 2 * number + 3, 0)
+    ),
+    "streams that are refused": lambda number: pack(0, WINDOW_UPDATE, SYN, 2 * number + 3, 0),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_so_many_at_once_and_so_many_in_a_second(kind: str) -> None:
+    refused = kind == "streams that are refused"
+    bench = Bench(limits=Limits(max_streams=1) if refused else None)
+    bench.receive(OPEN)
+    send = FLOODS[kind]
+    for number in range(BURST):
+        bench.receive(send(number))
+        bench.brief()
+    bench.clock.advance(1.0)
+    for number in range(BURST, BURST + PER_SECOND):
+        bench.receive(send(number))
+        bench.brief()
+    with pytest.raises(ProtocolError, match=f"too many {kind}"):
+        bench.receive(send(BURST + PER_SECOND))
+
+
+def test_resets_of_answered_streams_are_no_flood() -> None:
+    bench = Bench()
+    for number in range(BURST + 100):
+        stream_id = 2 * number + 1
+        bench.receive(pack(0, WINDOW_UPDATE, SYN, stream_id, 0))
+        bench.accepted[-1].write(b"answered")
+        bench.receive(pack(0, WINDOW_UPDATE, RST, stream_id, 0))
+        bench.brief()
+    assert not bench.session.streams
+
+
+def test_an_empty_frame_is_no_write() -> None:
+    bench = Bench()
+    bench.receive(OPEN)
+    end = MemoryEnd()
+    written: list[bytes] = []
+    end.on_write = written.append
+    join(bench.accepted[0], end)
+    bench.receive(pack(0, DATA, 0, 1, 0) + pack(0, DATA, 0, 1, 1) + b"x")
+    assert written == [b"x"]
