@@ -18,6 +18,7 @@ from typing import cast
 from isthmus.config.ciphers import OPENSSL_NAMES, TLS12, TLS13, TLS13_SUITES, openssl_ciphers
 from isthmus.errors import ConfigError
 from isthmus.net.certificates import Purpose, TlsFiles, check_files, load_pair
+from isthmus.net.revocation import Revocations
 from isthmus.values import ANONYMOUS, Identity
 
 __all__ = [
@@ -46,8 +47,11 @@ def server_context(
     alpn: tuple[str, ...] = (),
     min_version: str = TLS12,
     cipher_suites: Sequence[str] = (),
+    revocations: Revocations | None = None,
 ) -> ssl.SSLContext:
     """Build the context of a listener; with a CA every client must show a certificate of it.
+
+    With ``revocations`` it must be one that is not revoked, too.
 
     Raises:
         ConfigError: a file, the version or a cipher suite is not usable.
@@ -61,6 +65,8 @@ def server_context(
     if files.ca:
         context.verify_mode = ssl.CERT_REQUIRED
         _trust(context, files)
+    if revocations is not None:
+        context.sslobject_class = revocations.object_class
     return context
 
 
@@ -70,10 +76,12 @@ def client_context(
     alpn: tuple[str, ...] = (),
     min_version: str = TLS12,
     cipher_suites: Sequence[str] = (),
+    revocations: Revocations | None = None,
 ) -> ssl.SSLContext:
     """Build the context of a dialer, which verifies the server's chain and name.
 
     Without a CA file the system's CAs are trusted; with a certificate it is shown when asked for.
+    With ``revocations`` a server whose certificate is revoked is refused.
 
     Raises:
         ConfigError: a file, the version or a cipher suite is not usable.
@@ -87,6 +95,8 @@ def client_context(
         _trust(context, files)
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if revocations is not None:
+        context.sslobject_class = revocations.object_class
     return context
 
 

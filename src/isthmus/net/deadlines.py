@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +29,10 @@ class Deadlines(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._due)
+
+    def __iter__(self) -> Iterator[T]:
+        """What waits now, whatever becomes of it meanwhile."""
+        return iter(list(self._due))
 
     def add(self, item: T) -> None:
         """Start the wait of an item; one that waits already starts over."""

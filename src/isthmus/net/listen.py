@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from isthmus.errors import ConfigError
 from isthmus.net.poller import IN, Poller
+from isthmus.net.systemd import PASSED, PassedSocket
 from isthmus.values import HostPort
 
 _BACKLOG = 4096
@@ -30,10 +31,15 @@ Accepted = Callable[[socket.socket], None]
 def bind_tcp(host: str, port: int, *, flag: str) -> list[socket.socket]:
     """Bind a port; an empty host means every address, by one dual-stack socket where there is one.
 
+    What systemd passed for this flag is used instead.
+
     Raises:
         ConfigError: naming the flag and what is wrong.
     """
     try:
+        passed = PASSED.take_tcp(flag, lambda: (host and _address_of(host), port))
+        if passed:
+            return list(passed)
         if host:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             return [_bound(infos[0][0], infos[0][4], dual=False)]
@@ -44,6 +50,11 @@ def bind_tcp(host: str, port: int, *, flag: str) -> list[socket.socket]:
         where = f"{host}:{port}" if host else f"port {port}"
         why = "already in use" if exc.errno == errno.EADDRINUSE else exc.strerror or str(exc)
         raise ConfigError(f"{flag}: cannot listen on {where}: {why}") from exc
+
+
+def _address_of(host: str) -> str:
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return str(found[0][4][0])
 
 
 def _bound(family: int, address: object, *, dual: bool) -> socket.socket:
@@ -63,9 +74,15 @@ def _bound(family: int, address: object, *, dual: bool) -> socket.socket:
 def bind_uds(path: str, *, delete_existing: bool, flag: str) -> socket.socket:
     """Bind a UNIX socket, mode 0660, in place of a stale one.
 
+    What systemd passed for this flag is used instead, with the mode that it has.
+
     Raises:
         ConfigError: a live server has it, or the path is something else.
     """
+    passed = PASSED.take_uds(flag, path)
+    if passed is not None:
+        _warn_of_mode(passed, flag)
+        return passed
     _make_way(path, delete_existing=delete_existing, flag=flag)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     # The mode has to be right from the first moment, and only the umask is that early. It is the
@@ -81,6 +98,16 @@ def bind_uds(path: str, *, delete_existing: bool, flag: str) -> socket.socket:
     finally:
         os.umask(before)
     return sock
+
+
+def _warn_of_mode(sock: PassedSocket, flag: str) -> None:
+    path = str(sock.getsockname())
+    mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else 0
+    if mode & stat.S_IRWXO:
+        _log.warning(
+            "%s %s: every user may connect (mode %04o); its unit needs SocketMode=0660",
+            flag, path, mode,
+        )  # fmt: skip
 
 
 def _make_way(path: str, *, delete_existing: bool, flag: str) -> None:
@@ -243,13 +270,13 @@ class Listener:
         self._poller.again(self._accept)
 
     def stop(self) -> None:
-        """Close, and remove the UNIX socket's file if it is still ours."""
+        """Close, and remove the UNIX socket's file if it is still ours, and not systemd's."""
         if self._stopped:
             return
         self._stopped = True
         if self._resting is not None:
             self._resting.cancel()
         self._poller.close(self._sock)
-        if self._path and self._has_its_file():
+        if self._path and self._has_its_file() and not isinstance(self._sock, PassedSocket):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)

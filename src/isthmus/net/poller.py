@@ -17,6 +17,7 @@ import logging
 import select
 import socket
 from collections.abc import Callable
+from weakref import WeakSet
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 RDHUP, ERR, HUP = select.EPOLLRDHUP, select.EPOLLERR, select.EPOLLHUP
@@ -35,6 +36,7 @@ _BATCHES_PER_TURN = 4
 #: How long an answer that nobody waits for may wait for something that it can go with.
 _PATIENCE_S = 0.005
 _log = logging.getLogger("isthmus.net")
+_all: WeakSet[Poller] = WeakSet()
 
 
 class Poller:
@@ -59,9 +61,14 @@ class Poller:
         self.cipher = memoryview(bytearray(CIPHER_BYTES))
         self.plain = memoryview(bytearray(_PLAIN_BYTES))
         loop.add_reader(self._epoll.fileno(), self._ready)
+        _all.add(self)
 
     def __len__(self) -> int:
         return len(self._handlers)
+
+    def owners(self) -> list[object]:
+        """Whose sockets are watched, each a RawSocket as a rule."""
+        return [getattr(handler, "__self__", None) for handler in self._handlers.values()]
 
     def register(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         """Call ``handler(mask)`` at every edge of these events.
@@ -100,6 +107,12 @@ class Poller:
             self._schedule()
         elif sock not in self._doomed:
             sock.close()
+
+    def release(self, sock: socket.socket) -> None:
+        """Forget a socket that goes on elsewhere; closing it here would not do that."""
+        if self._handlers.pop(sock.fileno(), None) is not None and not self._epoll.closed:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(sock.fileno())
 
     def again(self, call: Callable[[], None]) -> None:
         """Call once more in the next round: an edge comes only once, and more may be there."""
@@ -194,3 +207,8 @@ class Poller:
             sock.close()
         self._doomed.clear()
         self._handlers.clear()
+
+
+def is_carried(fd: int) -> bool:
+    """Tell whether a descriptor is one that some poller of this process has."""
+    return any(fd in poller._handlers for poller in list(_all))

@@ -26,6 +26,18 @@ _family_of = socket.SocketType.family.__get__
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
+def _take_away(out: deque[bytes | memoryview | bytearray], sent: int) -> None:
+    """Forget so many bytes at the front: the kernel has them."""
+    while sent:
+        part = out[0]
+        if sent < len(part):
+            # Of a copy where it may grow: a view would forbid that.
+            out[0] = memoryview(bytes(part) if type(part) is bytearray else part)[sent:]
+            break
+        sent -= len(part)
+        out.popleft()
+
+
 class RawSocket:
     """Owns one connected (or connecting) socket and its unsent bytes."""
 
@@ -155,11 +167,36 @@ class RawSocket:
             return True
         if sent == len(data):
             return True
-        self._out = deque((memoryview(data)[sent:],))
-        self.out_bytes = len(data) - sent
+        self._wait_to_send(deque((memoryview(data)[sent:],)), len(data) - sent)
+        return self.out_bytes <= FULL_BYTES
+
+    def put_parts(self, parts: list[bytes]) -> bool:
+        """The same for several pieces, without making one of them first."""
+        size = sum(map(len, parts))
+        if self._out is not None:
+            self._out.extend(parts)
+            self.out_bytes += size
+            return self.out_bytes <= FULL_BYTES
+        try:
+            sent = self.sock.sendmsg(islice(parts, _MOST_PARTS))
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.poller.again(self._break)
+            self.out_bytes += size
+            return True
+        if sent == size:
+            return True
+        out: deque[bytes | memoryview | bytearray] = deque(parts)
+        _take_away(out, sent)
+        self._wait_to_send(out, size - sent)
+        return self.out_bytes <= FULL_BYTES
+
+    def _wait_to_send(self, out: deque[bytes | memoryview | bytearray], size: int) -> None:
+        self._out = out
+        self.out_bytes = size
         if not self.always_out:
             self.poller.modify(self.fd, IN | RDHUP | OUT)
-        return self.out_bytes <= FULL_BYTES
 
     def _keep(self, data: bytes) -> None:
         """Queue bytes behind unsent ones; small ones together, or each costs a hundred more."""
@@ -191,14 +228,7 @@ class RawSocket:
                 self._break()
                 return
             self.out_bytes -= sent
-            while sent:
-                part = out[0]
-                if sent < len(part):
-                    # Of a copy where it may grow: a view would forbid that.
-                    out[0] = memoryview(bytes(part) if type(part) is bytearray else part)[sent:]
-                    break
-                sent -= len(part)
-                out.popleft()
+            _take_away(out, sent)
         self._out = None
         if not self.always_out:
             self.poller.modify(self.fd, IN | RDHUP)

@@ -18,6 +18,10 @@ from isthmus.net.raw import MOST_LAST_READS, RawSocket
 from isthmus.net.socket_end import SOCKET_END_SLOTS, SocketEndBase
 from isthmus.tunnel.end import Early
 
+#: RFC 8446 §5.1: type, version and length of a record; §5.2: what it may hold when it is encrypted
+#: (RFC 5246 §6.2.3 allows more).
+_HEADER_BYTES = 5
+_MOST_RECORD_BYTES = _HEADER_BYTES + RECORD_BYTES + 2048
 #: A peer that makes us answer (key updates) but never reads is cut off here.
 _MOST_UNREAD_BYTES = 16 * 1024 * 1024
 
@@ -26,7 +30,9 @@ class TlsSocket(RawSocket):
     """A socket that speaks TLS; subclasses get plaintext by ``deliver`` and ends by ``ended``."""
 
     __slots__ = (
+        "_cut",
         "_incoming",
+        "_missing",
         "_outgoing",
         "_read_bytes",
         "_recv_into",
@@ -61,6 +67,8 @@ class TlsSocket(RawSocket):
         self._recv_into = sock.recv_into
         self._read_bytes = min(read_bytes, CIPHER_BYTES)
         self._unsecured: list[bytes | None] = []  # written before the handshake; None is the end
+        self._missing = 0  # of a record whose beginning OpenSSL has already
+        self._cut = b""  # the beginning of a record's header, which OpenSSL has as well
         self.secured = False
         self.peer_done = False
         RawSocket.__init__(self, sock, poller)
@@ -100,14 +108,7 @@ class TlsSocket(RawSocket):
         except OSError:
             self.broken()
             return
-        if size:
-            self._incoming.write(cipher[:size])
-        else:
-            self._incoming.write_eof()
-        if not self.secured:
-            self._shake_hands()
-        if self.secured and not self.closed:
-            self._decrypt()
+        self._take(cipher[:size])
         if (size == self._read_bytes or self.peer_shut) and size and not self.closed:
             if self.paused:
                 self.unread = True
@@ -123,8 +124,44 @@ class TlsSocket(RawSocket):
                 size = self._recv_into(cipher, self._read_bytes)
                 if not size or not self.secured or self.closed:
                     return
-                self._incoming.write(cipher[:size])
-                self._decrypt()
+                self._take(cipher[:size])
+
+    def _take(self, cipher: memoryview) -> None:
+        """Deliver what this ciphertext says; none of it is the end of file."""
+        pos, size = 0, len(cipher)
+        if not size:
+            self._incoming.write_eof()
+            if not self.secured:
+                self._shake_hands()
+                return
+        while not self.secured:
+            # Also what is no whole record: OpenSSL tells from its start what is not TLS at all.
+            end = self._record_end(cipher, pos)
+            self._incoming.write(cipher[pos:end])
+            pos = min(end, size)
+            self._shake_hands()
+            if self.closed or pos == size:
+                return
+        self._decrypt(cipher, pos)
+
+    def _record_end(self, cipher: memoryview, pos: int) -> int:
+        """Where the record ends that begins or goes on here; behind all there is if it is cut."""
+        size = len(cipher)
+        if self._missing:
+            end = pos + self._missing
+        elif not self._cut and size - pos >= _HEADER_BYTES:
+            end = pos + _HEADER_BYTES + (cipher[pos + 3] << 8 | cipher[pos + 4])
+        else:
+            head = self._cut + bytes(cipher[pos : pos + _HEADER_BYTES - len(self._cut)])
+            if len(head) < _HEADER_BYTES:
+                self._cut = head
+                return size + 1
+            end = pos - len(self._cut) + _HEADER_BYTES + (head[3] << 8 | head[4])
+            self._cut = b""
+        if end - pos > _MOST_RECORD_BYTES:
+            return size  # OpenSSL refuses it by its header: nobody has to wait for the rest
+        self._missing = max(0, end - size)
+        return end
 
     def _shake_hands(self) -> None:
         failure: ssl.SSLError | None = None
@@ -156,28 +193,31 @@ class TlsSocket(RawSocket):
         if self._out is None:
             self.drained()
 
-    def _decrypt(self) -> None:
-        read, incoming, pending = self._tls_read, self._incoming, self.tls.pending
-        plain = self.poller.plain
-        total = 0
-        over = broken = False
+    def _decrypt(self, cipher: memoryview, pos: int) -> None:
+        # OpenSSL gets a record at a time: its buffers keep, for the life of a connection, a third
+        # more than they ever held, and a link that was once given 256 KiB would keep 340 kB. It
+        # costs nothing (timeit, 64 KiB: 25.8 us at once, 26.0 by records).
+        feed, read, plain = self._incoming.write, self._tls_read, self.poller.plain
+        size, total = len(cipher), 0
+        over, broken = False, not size
         fault: ssl.SSLError | None = None
-        try:
-            # One SSL_read gives one record; gather them, so that frames and writes are whole.
-            while incoming.pending or pending():
-                size = read(RECORD_BYTES, plain[total:])
-                if not size:
-                    over = True
-                    break
-                total += size  # type: ignore[operator]  # an int when a buffer is given
-            else:
-                broken = incoming.eof
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            over = True
-        except ssl.SSLError as exc:
-            broken, fault = True, exc
+        while pos < size and not over and not broken:
+            end = self._record_end(cipher, pos)
+            feed(cipher[pos:end])
+            pos = end
+            if end > size:
+                break  # the rest of this record is still to come
+            try:
+                got = read(RECORD_BYTES, plain[total:])
+                total += got  # type: ignore[operator]  # an int when a buffer is given
+                over = not got
+            except ssl.SSLWantReadError:
+                continue  # a record that carries nothing: a key update
+            except ssl.SSLZeroReturnError:
+                over = True
+            except ssl.SSLError as exc:
+                broken, fault = True, exc
+        # All records of a read together, so that frames and writes are whole.
         if total and not self.deliver(plain[:total]):
             self.paused = True
         if self._outgoing.pending and not self.closed:
@@ -198,21 +238,22 @@ class TlsSocket(RawSocket):
 
     def encrypt(self, data: bytes) -> bool:
         """Send plaintext; False when too much is unsent."""
-        size = len(data)
+        parts: list[bytes] = []
         try:
-            # Python asks OpenSSL for partial writes: each call takes one record.
-            done = self._tls_write(data)
-            if done < size:
-                view = memoryview(data)
-                while done < size:
-                    done += self._tls_write(view[done:])
+            if len(data) <= RECORD_BYTES:
+                self._tls_write(data)
+                return self.put(self._outgoing.read())
+            view = memoryview(data)
+            for pos in range(0, len(data), RECORD_BYTES):  # see _decrypt: by records
+                self._tls_write(view[pos : pos + RECORD_BYTES])
+                parts.append(self._outgoing.read())
         except ssl.SSLWantReadError:  # no keys yet: an end may be joined before its handshake
             self._unsecured.append(data)
             return False
         except ssl.SSLError:
             self.poller.again(self._break)
             return True
-        return self.put(self._outgoing.read())
+        return self.put_parts(parts)
 
     def close_notify(self) -> None:
         """Say that this direction is done; the other goes on (RFC 8446 §6.1)."""

@@ -106,6 +106,24 @@ def test_unsent_bytes_of_many_parts_keep_their_order(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_put_together_arrive_in_order(family: str) -> None:
+    async def test(probe: Probe, far: socket.socket) -> None:
+        source = random.Random(2)
+        many = [source.randbytes(1 + n % 90_000) for n in range(0, 90_000 * 3, 1000)]
+        assert probe.put_parts(many[:1]) is True
+        assert probe.put_parts(many[1:100]) is False  # some sent, one in part, more than 64 of them
+        probe.put(b"between")
+        assert probe.put_parts(many[100:]) is False
+        probe.shut_write()
+        wanted = b"".join((*many[:100], b"between", *many[100:]))
+        assert await read_all(far) == wanted
+        assert probe.out_bytes == 0
+        assert probe.events == ["drained"]
+
+    run(family, test)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_small_unsent_parts_are_kept_together(family: str) -> None:
     async def test(probe: Probe, far: socket.socket) -> None:
         first = bytes(30_000_000)  # more than the kernel takes
@@ -140,15 +158,16 @@ def test_full_is_said_above_the_bound_and_drained_once(family: str) -> None:
     run(family, test)
 
 
+@pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_write_into_a_broken_connection_is_told_once_and_later(family: str) -> None:
+def test_a_write_into_a_broken_connection_is_told_once_and_later(family: str, parts: bool) -> None:
     async def test(probe: Probe, far: socket.socket) -> None:
         far.close()
         told: list[str] = []
         for _ in range(100):  # the first may go out before the reset comes back
             if probe.closed:
                 break
-            assert probe.put(b"x") is True
+            assert (probe.put_parts([b"x", b"y"]) if parts else probe.put(b"x")) is True
             told.append(" ".join(probe.events))
             await asyncio.sleep(0)
         await until(lambda: "broken" in probe.events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import shutil
 import socket
 import ssl
@@ -444,6 +445,51 @@ def test_records_of_one_byte_are_gathered(files: Files) -> None:
     run(files, test)
 
 
+def test_a_record_that_is_too_long_is_an_abort_by_its_header(files: Files) -> None:
+    async def test(bed: Bed) -> None:
+        await bed.shake_hands()
+        await asyncio.get_running_loop().sock_sendall(bed.peer.sock, b"\x17\x03\x03\xff\xff")
+        await until(lambda: bed.end.closed)
+        assert bed.sink.aborted
+
+    run(files, test)
+
+
+class MallInfo(ctypes.Structure):
+    """What mallinfo2(3) gives back: ten sizes."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
+
+
+def in_use_bytes() -> int:
+    """What the C library has given out, OpenSSL's buffers among it."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = MallInfo
+    sizes = library.mallinfo2().sizes
+    return int(sizes[4] + sizes[7])  # hblkhd, mapped one by one, and uordblks, of the heap
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc's mallinfo2")
+def test_a_connection_that_carried_much_keeps_little(files: Files) -> None:
+    """OpenSSL's buffers never shrink: each way keeps a record of 16 KiB and a third more."""
+
+    async def test(bed: Bed) -> None:
+        await bed.shake_hands()
+        before = in_use_bytes()
+        for _ in range(4):
+            bed.end.write(BLOCK)
+            assert await bed.peer.read(len(BLOCK)) == BLOCK
+            bed.peer.write(BLOCK)
+            await bed.peer.push()
+            await until(lambda: len(bed.sink.received) == len(BLOCK))
+            bed.sink.received.clear()
+        # The peer's own buffers, which had a whole block each.
+        del bed.peer.tls, bed.peer.incoming, bed.peer.outgoing
+        assert in_use_bytes() - before < 64 * 1024
+
+    run(files, test)
+
+
 class Reader(TlsSocket):
     """Takes what it is given, by very small reads."""
 
@@ -466,7 +512,7 @@ class Reader(TlsSocket):
         self.close()
 
 
-@pytest.mark.parametrize("read_bytes", [1, 7, 1000])
+@pytest.mark.parametrize("read_bytes", [1, 4, 5, 6, 7, 1000, 16_406, 64 * 1024])
 def test_reads_that_split_records(files: Files, read_bytes: int) -> None:
     async def main() -> None:
         poller = Poller(asyncio.get_running_loop())

@@ -1,0 +1,102 @@
+"""The gate behind a listening socket: who comes in is counted until its socket is closed.
+
+Whoever finds no place is told so in its own protocol by the owner of the port, or reset; the
+kernel's queue never fills with those that nobody will serve. The counting is core/places.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from ipaddress import IPv6Address
+
+from isthmus.core.places import Full, Places
+
+_UCRED = struct.Struct("3i")
+# socket.socket.family makes an enum of the number each time, which costs 1.4 µs (timeit).
+_family_of = socket.SocketType.family.__get__
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+Accept = Callable[[socket.socket], None]
+#: Says why, within a send that does not wait; the socket is closed afterwards.
+Refuse = Callable[[socket.socket, Full, str], None]
+
+
+class Guest(socket.socket):
+    """A connection that has a place, until it is closed."""
+
+    __slots__ = ("_places", "source")
+
+    def __init__(self, sock: socket.socket, places: Places, source: str) -> None:
+        super().__init__(_family_of(sock), socket.SOCK_STREAM, 0, fileno=sock.detach())
+        self._places: Places | None = places
+        self.source = source
+        places.enter(source)
+
+    def close(self) -> None:
+        """Close, and give the place back, once."""
+        places, self._places = self._places, None
+        if places is not None:
+            places.leave(self.source)
+        super().close()
+
+
+class Gate:
+    """Lets connections in while there are places; stands for the ``accept`` behind it."""
+
+    def __init__(self, places: Places, accept: Accept, refuse: Refuse) -> None:
+        self._places = places
+        self._accept = accept
+        self._refuse = refuse
+
+    def __call__(self, sock: socket.socket) -> None:
+        """Take an accepted connection."""
+        try:
+            source = source_at(sock)
+        except OSError:  # it has left already
+            sock.close()
+            return
+        full = self._places.refusal(source)
+        if full is None:
+            self._accept(Guest(sock, self._places, source))
+            return
+        with contextlib.suppress(OSError), sock:
+            self._refuse(sock, full, source)
+
+
+def source_of(sock: socket.socket) -> str:
+    """Where a connection comes from, as the gate saw it; empty when it came by none."""
+    return sock.source if isinstance(sock, Guest) else ""
+
+
+def reset(sock: socket.socket) -> None:
+    """Let the close that follows be a reset, where there is one: nothing waits in the kernel."""
+    if _family_of(sock) != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+
+
+def source_at(sock: socket.socket) -> str:
+    """Where the other end of a connection is: an address, a /64 of IPv6, a user of this machine.
+
+    Raises:
+        OSError: it has left already.
+    """
+    if _family_of(sock) != socket.AF_UNIX:
+        return source_named(str(sock.getpeername()[0]))
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return f"uid {_UCRED.unpack(packed)[1]}"
+
+
+@lru_cache(maxsize=1024)
+def source_named(host: str) -> str:
+    """The source that an address belongs to: itself, or a /64 of IPv6."""
+    if ":" not in host:
+        return host
+    address = IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    # Whoever has one address of a /64 has all of them.
+    return f"{IPv6Address(int(address) >> 64 << 64)}/64"

@@ -1,0 +1,320 @@
+"""Certificates that their authority has taken back: its lists (CRLs), read again when they change.
+
+Not OpenSSL's own check. That fails every handshake of an authority for which there is no list, and
+of one whose list is past its time, so that one file that is late or missing would cut a whole
+cluster off. Here a certificate is refused when a list that its own authority signed has it, and
+otherwise not. The check is the last step of the handshake: the class that contexts make their TLS
+objects of does it, so that no connection is used without it.
+
+``cryptography`` reads the lists; it is imported when there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from isthmus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+log = logging.getLogger("isthmus.tls")
+
+#: The ``reason`` of the errors of such handshakes, beside those of OpenSSL.
+REVOKED = "CERTIFICATE_REVOKED"
+UNREADABLE = "CERTIFICATE_UNREADABLE"
+# A list of a million certificates has about 40 MB.
+_MAX_FILE_BYTES = 128 * 1024 * 1024
+_PEM = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+_LOOK_S = 1.0
+_Stamp = tuple[tuple[int, ...], ...]
+#: Who made a certificate, and its number: no two have both.
+Key = tuple["x509.Name", int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrlFiles:
+    """A file of lists, and the authorities that may have signed them; labels are the flags."""
+
+    crl: str
+    ca: str
+    label: str = field(default="CRL file", compare=False)
+    ca_label: str = field(default="CA file", compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.crl}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lists:
+    """What the lists of a file say; ``next_update`` is when the first of them is late, or None."""
+
+    serials: dict[x509.Name, frozenset[int]]
+    next_update: float | None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.serials.values()))
+
+
+class Revocations:
+    """The lists of a file, followed as it changes.
+
+    They are read here first, so that a wrong file raises ConfigError before any port opens. Later
+    ``check`` replaces them, or keeps them and says once why. A list past its time counts still:
+    what it says was true, and a warning says that there should be a newer one.
+    """
+
+    def __init__(self, files: CrlFiles, *, on_refused: Callable[[str], None] | None = None) -> None:
+        """Read the file; ``on_refused`` hears, in words, of each certificate that is refused.
+
+        Raises:
+            ConfigError: one sentence that names the file and what is wrong with it.
+        """
+        self.files = files
+        self._on_refused = on_refused
+        self._stamp = _stamp(files)
+        self.lists = read_lists(files)
+        self.failures = 0  # states of the file that were said to be bad
+        self._failure = ""
+        self._warned: tuple[_Stamp, str] | None = None
+        self._late = False
+        self._warn_late(time.time())
+
+    def __repr__(self) -> str:
+        return f"<Revocations {self.files.crl}, {len(self.lists)} certificates>"
+
+    @property
+    def object_class(self) -> type[ssl.SSLObject]:
+        """What a context makes its TLS objects of; see ``sslobject_class`` of ssl.SSLContext."""
+        revocations = self
+
+        class Checked(ssl.SSLObject):
+            certificate_key: Key | None = None
+
+            def do_handshake(self) -> None:
+                """Shake hands, and refuse a certificate that is revoked."""
+                super().do_handshake()
+                self.certificate_key = revocations.admit(self.getpeercert(binary_form=True))
+
+        return Checked
+
+    def admit(self, der: bytes | None) -> Key | None:
+        """Give the key of a verified certificate that is good; None: there is none.
+
+        Raises:
+            ssl.SSLCertVerificationError: it is revoked, or nobody can tell.
+        """
+        try:
+            key = key_of(der) if der else None
+        except Exception as exc:  # InvalidVersion is nothing but an Exception
+            # OpenSSL takes more than this reader does, and what cannot be read may be revoked.
+            error = ssl.SSLCertVerificationError(1, "the certificate cannot be read")
+            error.reason = UNREADABLE
+            raise error from exc
+        if key is None or not self.has(key):
+            return key
+        if self._on_refused is not None:
+            self._on_refused(_named(der or b""))
+        error = ssl.SSLCertVerificationError(1, "the certificate is revoked")
+        error.reason = REVOKED
+        raise error
+
+    def has(self, key: Key) -> bool:
+        """Tell whether a list of its own authority has the certificate."""
+        serials = self.lists.serials.get(key[0])
+        return serials is not None and key[1] in serials
+
+    def is_cut(self, tls: object) -> bool:
+        """Tell whether a connection that is open was made with one that is revoked now."""
+        key = getattr(tls, "certificate_key", None)
+        return key is not None and self.has(key)
+
+    def check(self, now: float) -> bool:
+        """Look at the files; True if they changed and what they say now counts.
+
+        Reads files, so it belongs in a thread. Never raises for what is in them.
+        """
+        stamp = _stamp(self.files)
+        changed = False
+        if stamp == self._stamp:
+            self._failure, self._warned = "", None
+        else:
+            try:
+                lists = read_lists(self.files)
+            except ConfigError as exc:
+                self._failed(stamp, str(exc))
+            else:
+                if stamp == _stamp(self.files):  # or it was replaced while we read
+                    self.lists, self._stamp, self._late = lists, stamp, False
+                    self._failure, self._warned = "", None
+                    changed = True
+                    log.info("reloaded %s: %d certificates are revoked", self.files, len(lists))
+        self._warn_late(now)
+        return changed
+
+    def _warn_late(self, now: float) -> None:
+        due = self.lists.next_update
+        if due is not None and now > due and not self._late:
+            self._late = True
+            day = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            log.warning("%s: a newer list was due on %s; this one counts still", self.files, day)
+
+    def _failed(self, stamp: _Stamp, sentence: str) -> None:
+        # A file half written is how files look while they are replaced; see contexts.py.
+        persists = sentence == self._failure
+        self._failure = sentence
+        if persists and self._warned != (stamp, sentence):
+            self._warned = (stamp, sentence)
+            self.failures += 1
+            log.warning("%s; the lists read before stay in use", sentence)
+
+
+async def watch(
+    all_: Sequence[Revocations], changed: Callable[[], None], interval_s: float = _LOOK_S
+) -> None:
+    """Check for ever, in a thread; ``changed`` is called in the loop after each reload."""
+    while True:
+        await asyncio.sleep(interval_s)
+        found = await asyncio.to_thread(lambda: [it.check(time.time()) for it in all_])
+        if any(found):
+            changed()
+
+
+# Reading.
+
+
+def key_of(der: bytes) -> Key:
+    """Who made a certificate, and its number."""
+    from cryptography import x509
+
+    certificate = x509.load_der_x509_certificate(der)
+    return certificate.issuer, certificate.serial_number
+
+
+def _named(der: bytes) -> str:
+    from cryptography import x509
+
+    certificate = x509.load_der_x509_certificate(der)
+    return f"{certificate.subject.rfc4514_string()} ({certificate.serial_number:x})"
+
+
+def read_lists(files: CrlFiles) -> Lists:
+    """Read every list of a file, in PEM or DER, and see that its authority signed it.
+
+    Raises:
+        ConfigError: one sentence that names the file and what is wrong with it.
+    """
+    from cryptography.x509 import InvalidVersion
+
+    try:
+        return _read_lists(files)
+    except (InvalidVersion, ValueError) as exc:
+        # Names, times and numbers are decoded when they are asked for, wherever that is.
+        raise ConfigError(f"{files}: the list is damaged") from exc
+
+
+def _read_lists(files: CrlFiles) -> Lists:
+    authorities = _authorities(files)
+    newest: dict[tuple[x509.Name, bytes], x509.CertificateRevocationList] = {}
+    for crl in _crls(files):
+        signer = _signer(files, crl, authorities)
+        _check_kind(files, crl)
+        before = newest.get((crl.issuer, signer))
+        if before is None or crl.last_update_utc > before.last_update_utc:
+            newest[crl.issuer, signer] = crl
+    serials: dict[x509.Name, frozenset[int]] = {}
+    due = [crl.next_update_utc.timestamp() for crl in newest.values() if crl.next_update_utc]
+    for (issuer, _), crl in newest.items():
+        # Authorities of one name are one that got a new key: each tells of its own.
+        serials[issuer] = serials.get(issuer, frozenset()) | {it.serial_number for it in crl}
+    return Lists(serials=serials, next_update=min(due, default=None))
+
+
+def _crls(files: CrlFiles) -> list[x509.CertificateRevocationList]:
+    from cryptography import x509
+
+    content = _read(str(files), files.crl)
+    blocks = _PEM.findall(content)
+    try:
+        if blocks:
+            return [x509.load_pem_x509_crl(block) for block in blocks]
+        return [x509.load_der_x509_crl(content)]
+    except ValueError as exc:
+        raise ConfigError(f"{files}: no list of revoked certificates, in PEM or DER") from exc
+
+
+def _authorities(files: CrlFiles) -> list[x509.Certificate]:
+    from cryptography import x509
+
+    name = f"{files.ca_label} {files.ca}"
+    try:
+        return x509.load_pem_x509_certificates(_read(name, files.ca))
+    except ValueError as exc:
+        raise ConfigError(f"{name}: no PEM certificate in it") from exc
+
+
+def _signer(
+    files: CrlFiles,
+    crl: x509.CertificateRevocationList,
+    authorities: Sequence[x509.Certificate],
+) -> bytes:
+    """The key of the authority that signed a list, as bytes."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    issuer = crl.issuer.rfc4514_string()
+    issuer = issuer if issuer.isprintable() else repr(issuer)[1:-1]
+    named = [it for it in authorities if it.subject == crl.issuer]
+    if not named:
+        raise ConfigError(f"{files}: the list is of {issuer}, which is not in {files.ca}")
+    for authority in named:
+        key = authority.public_key()
+        try:
+            good = crl.is_signature_valid(key)  # type: ignore[arg-type]  # others raise, see below
+        except (TypeError, ValueError):  # a kind of key that signs no lists
+            good = False
+        if good:
+            return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    raise ConfigError(f"{files}: the list of {issuer} is not signed by that authority")
+
+
+def _check_kind(files: CrlFiles, crl: x509.CertificateRevocationList) -> None:
+    """Refuse what is no list of everything: RFC 5280 §5.2 marks all of these as critical."""
+    critical = [it.oid for it in crl.extensions if it.critical]
+    if critical:
+        what = critical[0].dotted_string
+        raise ConfigError(
+            f"{files}: the list is a part or a difference (extension {what}), a whole one is needed"
+        )
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "no path"
+        raise ConfigError(f"{name}: {(why or str(exc)).lower()}") from exc
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{name}: is too large")
+    return content
+
+
+def _stamp(files: CrlFiles) -> _Stamp:
+    return tuple(_stamp_of(path) for path in (files.crl, files.ca))
+
+
+def _stamp_of(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)

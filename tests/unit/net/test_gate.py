@@ -1,0 +1,88 @@
+"""The gate: who comes in is counted until its socket is closed, and by where it comes from."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from isthmus.core.places import Full, Places
+from isthmus.net import gate
+from isthmus.net.gate import Gate, Guest, reset, source_of
+
+
+class Door:
+    """A gate with places, and what came of it."""
+
+    def __init__(self, most: int = 2, most_per_source: int = 1) -> None:
+        self.places = Places(most, most_per_source)
+        self.inside: list[socket.socket] = []
+        self.refused: list[tuple[Full, str]] = []
+        self.gate = Gate(self.places, self.inside.append, self._refuse)
+
+    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+        self.refused.append((why, source))
+        sock.send(b"no")
+        reset(sock)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def test_a_place_is_given_back_once(pair: tuple[socket.socket, socket.socket]) -> None:
+    door = Door()
+    door.gate(pair[0])
+    (guest,) = door.inside
+    assert isinstance(guest, Guest) and source_of(guest).startswith("uid ")
+    assert len(door.places) == 1
+    guest.send(b"works as before")
+    assert pair[1].recv(100) == b"works as before"
+    guest.close()
+    guest.close()
+    assert not len(door.places)
+
+
+def test_one_too_many_is_told_and_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+    door = Door()
+    first, far = socket.socketpair()
+    with far:
+        door.gate(first)
+        door.gate(pair[0])
+        assert [why for why, _ in door.refused] == [Full.TOO_MANY_OF_SOURCE]
+        assert pair[1].recv(100) == b"no" and pair[1].recv(100) == b""
+        door.inside[0].close()
+
+
+def test_one_that_has_left_takes_no_place() -> None:
+    door = Door()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        sock, _ = listener.accept()
+        sock.close()
+        client.close()
+    door.gate(sock)
+    assert not len(door.places) and not door.inside
+
+
+@pytest.mark.parametrize(
+    ("host", "source"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+    ],
+)
+def test_sources(host: str, source: str) -> None:
+    assert gate.source_named(host) == source
+
+
+def test_a_socket_of_no_gate_has_no_source(pair: tuple[socket.socket, socket.socket]) -> None:
+    assert source_of(pair[0]) == ""
