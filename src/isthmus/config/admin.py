@@ -25,7 +25,7 @@ class AdminSettings(TracingSettings):
     admin_bind_address: str = option(
         "127.0.0.1",
         help="Bind the admin port to this address; any but loopback needs --admin-cert, "
-        "--admin-key and --admin-client-ca",
+        "--admin-key, and --admin-client-ca or --admin-token-file",
         group=PORTS,
         metavar="ADDRESS",
         go="127.0.0.1, any address allowed",
@@ -45,6 +45,15 @@ class AdminSettings(TracingSettings):
         help="Answer on the admin port only clients with a certificate from these authorities",
         group=PORTS,
         metavar="FILE",
+        go=OURS,
+    )
+    admin_token_file: str = option(
+        "",
+        help="Answer on the admin port only clients that send the token in this file, of at least "
+        "16 characters, as Authorization: Bearer TOKEN; probes need none",
+        group=PORTS,
+        metavar="FILE",
+        filled=True,
         go=OURS,
     )
     enable_profiling: bool = option(
@@ -76,12 +85,14 @@ class AdminSettings(TracingSettings):
         if not self.admin_cert:
             raise ConfigError(
                 f"--admin-bind-address {host} would open the admin port to the network, which needs"
-                " --admin-cert and --admin-key, and --admin-client-ca; or use a loopback address"
+                " --admin-cert and --admin-key, and --admin-client-ca or --admin-token-file; or use"
+                " a loopback address"
             )
-        if not self.admin_client_ca:
+        if not (self.admin_client_ca or self.admin_token_file):
             raise ConfigError(
                 f"--admin-bind-address {host} would show everybody in the network who talks to"
-                " whom, so it needs --admin-client-ca as well; or use a loopback address"
+                " whom, so it needs --admin-client-ca or --admin-token-file as well; or use a"
+                " loopback address"
             )
 
 

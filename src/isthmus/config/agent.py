@@ -18,8 +18,9 @@ from isthmus.config.checks import (
     check_port,
 )
 from isthmus.config.identifiers import Identifiers
+from isthmus.config.near import check_zone
 from isthmus.config.options import OURS, option
-from isthmus.config.targets import TargetSettings
+from isthmus.config.revocation import AgentRevocationSettings
 from isthmus.core.leases import check_selector
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
@@ -37,7 +38,7 @@ _SRV = re.compile(r"_[A-Za-z0-9-]+\._tcp\..+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings(TargetSettings):
+class AgentSettings(AgentRevocationSettings):
     """Everything that an agent can be told; ``validate()`` says whether it makes sense."""
 
     proxy_server_host: tuple[str, ...] = option(
@@ -124,6 +125,15 @@ class AgentSettings(TargetSettings):
         help="Tell the server that this agent is in this network; empty means cluster",
         group=_IDENTITY,
         metavar="NAME",
+        go=OURS,
+    )
+    zone: str = option(
+        "",
+        help="Tell the server that this agent is in this zone, as its node's "
+        "topology.kubernetes.io/zone label says",
+        env="NODE_ZONE",
+        group=_IDENTITY,
+        metavar="ZONE",
         go=OURS,
     )
     service_account_token_path: str = option(
@@ -277,7 +287,8 @@ class AgentSettings(TargetSettings):
             check_host("health-server-host", self.health_server_host)
         check_id("agent-id", self.agent_id)
         check_id("agent-network", self.agent_network)
-        _ = self.identifiers, self.aliases  # each raises if its text is wrong
+        check_zone("--zone", self.zone, empty=True)
+        _ = self.identifiers, self.aliases, self.endpoint_lists  # each raises if its text is wrong
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
         if self.count_server_leases:
             try:

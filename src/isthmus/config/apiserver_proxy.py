@@ -37,6 +37,7 @@ from isthmus.config.checks import (
     check_port,
 )
 from isthmus.config.options import OURS, option, options_of
+from isthmus.config.workers import check_workers, workers_option
 from isthmus.core.proxies import ProxyAddress
 from isthmus.core.upstreams import Bounds
 from isthmus.errors import ConfigError
@@ -232,6 +233,7 @@ class ApiserverProxySettings(AdminSettings):
         group=_LIMITS,
         go=OURS,
     )
+    workers: int = workers_option()
     max_connections: int = option(
         7000,
         help="Carry so many connections, each with two descriptors, and reset what comes besides",
@@ -275,6 +277,7 @@ class ApiserverProxySettings(AdminSettings):
         """
         check_choices(self)
         check_durations(self)
+        check_workers(self.workers)
         for flag, port in (("health-port", self.health_port), ("admin-port", self.admin_port)):
             check_port(flag, port, compat="")
         if self.health_bind_address:

@@ -119,6 +119,10 @@ class Lines:
         if not words:
             return
         line = Line(number_, text, words)
+        odd = next((word for word in words if not word.isprintable()), None)
+        if odd is not None:  # it would get into messages, and a terminal would obey it
+            self.wrong(line, odd, f"{short(odd)} has characters that cannot be shown")
+            return
         if "$" in text:
             self.wrong(line, "$", "variables of the environment are not filled in: write them out")
         elif words[0] in _SECTIONS:

@@ -6,7 +6,7 @@ files, rotation and headers to whoever runs it, so these are taken and change no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from isthmus.config.options import OURS, option
 
@@ -15,7 +15,12 @@ _GROUP = "Logging"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Logging; the base of the settings of every program."""
+    """Logging; the base of the settings of every program.
+
+    ``flags_given`` are the attributes whose flags were typed, or set by the environment.
+    """
+
+    flags_given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     v: int = option(
         2,
@@ -35,8 +40,14 @@ class LogSettings:
     alsologtostderr: bool = option(
         False, help="Log to standard error as well as to files", group=_GROUP, ignored=True
     )
+    alsologtostderrthreshold: str = option(
+        "0", help="Log such lines as well from this severity on", group=_GROUP, ignored=True
+    )
     stderrthreshold: str = option(
         "2", help="Log lines from this severity on to standard error", group=_GROUP, ignored=True
+    )
+    legacy_stderr_threshold_behavior: bool = option(
+        True, help="Do not look at --stderrthreshold", group=_GROUP, ignored=True
     )
     log_file: str = option("", help="Log to this file", group=_GROUP, ignored=True)
     log_file_max_size: int = option(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from isthmus import __version__
 from isthmus.config.checks import check_at_least, check_choices
+from isthmus.config.manifest_around import AroundSettings
 from isthmus.config.options import OURS, option
 from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import ConfigError
@@ -31,6 +32,7 @@ _OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _LINUX_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,30}", re.ASCII)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,510}", re.ASCII)
 _EXECUTABLE = re.compile(r"(/[A-Za-z0-9_.+-]+)+", re.ASCII)
+_AUDIENCE = re.compile(r"[!-~]{1,253}", re.ASCII)
 _LARGEST_ID = 2**31 - 1
 _DNS_POLICIES = ("Default", "ClusterFirst", "ClusterFirstWithHostNet")
 _PODS = (STATIC_POD, DAEMON_SET, DEPLOYMENT)
@@ -46,11 +48,18 @@ _ONLY_FOR = {
     "replicas": (DEPLOYMENT,),
     "executable": (SYSTEMD,),
     "unit_group": (SYSTEMD,),
+    "token_audience": (DAEMON_SET, DEPLOYMENT),
+    "host_network": (DAEMON_SET,),
+    "network_policy": (DAEMON_SET, DEPLOYMENT),
+    "allow_cidr": (DAEMON_SET, DEPLOYMENT),
+    "disruption_budget": (DEPLOYMENT,),
 }
+#: The audience of konnectivity's own DaemonSet, and the default of no server: it has to be named.
+AUDIENCE = "system:konnectivity-server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestSettings:
+class ManifestSettings(AroundSettings):
     """How a program is to be run; ``validate()`` says whether it makes sense."""
 
     form: str = option(
@@ -91,6 +100,13 @@ class ManifestSettings:
         "",
         help="Take --ca-cert of a daemonset or deployment from this ConfigMap, as ca.crt",
         metavar="NAME",
+        group=_GROUP,
+        go=OURS,
+    )
+    token_audience: str = option(
+        AUDIENCE,
+        help="Get tokens for this audience, the server's --authentication-audience",
+        metavar="AUDIENCE",
         group=_GROUP,
         go=OURS,
     )
@@ -162,6 +178,8 @@ class ManifestSettings:
             ProxyAddress.parse(self.https_proxy, variable="--https-proxy")
         elif self.no_proxy:
             raise ConfigError("--no-proxy needs --https-proxy as well")
+        check_audience("token-audience", self.token_audience)
+        self.check_around()
 
     def warnings(self, given: Collection[str]) -> list[str]:
         """What was given, by attribute, and means nothing in this form; each a sentence."""
@@ -201,6 +219,11 @@ def check_executable(text: str) -> None:
 def check_group(text: str) -> None:
     """Raise ConfigError unless a group can be called so."""
     _check(_LINUX_NAME, "unit-group", text, "the name of a group")
+
+
+def check_audience(flag: str, text: str) -> None:
+    """Raise ConfigError unless a token can be for it."""
+    _check(_AUDIENCE, flag, text, "an audience, printable and without spaces")
 
 
 def check_user(number: int) -> None:

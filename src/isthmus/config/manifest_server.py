@@ -1,4 +1,7 @@
-"""The settings of ``isthmus manifest server``: a server as a container beside kube-apiserver."""
+"""The settings of ``isthmus manifest server``: above all a container beside kube-apiserver.
+
+The other forms are manifest_server_forms.py.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,30 @@ from dataclasses import dataclass
 from isthmus import __version__
 from isthmus.config.checks import check_choices, check_durations, check_host
 from isthmus.config.manifest import (
+    EARLY_FORMS,
     check_image,
     check_name,
     check_namespace,
     check_object,
     check_user,
 )
+from isthmus.config.manifest_server_forms import (
+    SIDECAR,
+    ServerFormSettings,
+    flag_defaults,
+    without_unneeded,
+)
 from isthmus.config.manifest_sidecar import PATCH, POD_SPEC
 from isthmus.config.options import OURS, option
 from isthmus.errors import ConfigError
 
 EGRESS, CONFIG_MAP, SERVICES = "egress-selector", "config-map", "services"
-OUTPUTS = (PATCH, POD_SPEC, EGRESS, CONFIG_MAP, SERVICES)
+SIDECAR_OUTPUTS = (PATCH, POD_SPEC, EGRESS, CONFIG_MAP, SERVICES)
+ALL, WORKLOAD, OBJECTS, SOCKET = "all", "workload", "objects", "socket"
+#: All that there is to apply, the pods alone, or what is around them; kube-apiserver's file, and a
+#: unit that listens for the unit.
+FORM_OUTPUTS = (ALL, WORKLOAD, OBJECTS, EGRESS, SOCKET)
+OUTPUTS = (*SIDECAR_OUTPUTS, ALL, WORKLOAD, OBJECTS, SOCKET)
 READY, HEALTHY = "/readyz", "/healthz"
 
 #: What HyperShift gives its server, by attribute; whatever is typed counts instead.
@@ -48,15 +63,17 @@ _SELECTOR = re.compile(r"[A-Za-z0-9./_-]{1,253}=[A-Za-z0-9._-]{1,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerManifestSettings:
-    """How a server is put beside kube-apiserver; ``validate()`` says whether it makes sense."""
+class ServerManifestSettings(ServerFormSettings):
+    """How a server is run; ``validate()`` says whether it makes sense."""
 
     output: str = option(
-        PATCH,
+        "",
         help="Write a strategic merge patch of kube-apiserver's Deployment, a part of a pod's "
-        "spec, kube-apiserver's egress selector, the ConfigMap that has it, or the Services; -o "
-        "is the same",
-        choices=OUTPUTS,
+        "spec, kube-apiserver's egress selector, the ConfigMap that has it, or the Services; in "
+        "other forms than a sidecar all of it, the workload, or the objects around it, and of "
+        "systemd the socket unit; -o is the same",
+        choices=("", *OUTPUTS),
+        shown_default="patch of a sidecar, workload of a static-pod or systemd, else all",
         metavar="|".join(OUTPUTS),
         group=_GROUP,
         go=OURS,
@@ -193,6 +210,23 @@ class ServerManifestSettings:
         go=OURS,
     )
 
+    @property
+    def written(self) -> str:
+        """What to write.
+
+        Raises:
+            ConfigError: the form has no such output.
+        """
+        known = SIDECAR_OUTPUTS if self.form == SIDECAR else FORM_OUTPUTS
+        if self.output and self.output not in known:
+            raise ConfigError(
+                f"--output={self.output} is none of --as={self.form}, which has {', '.join(known)}"
+            )
+        if self.output or self.form == SIDECAR:
+            return self.output or PATCH
+        # What a node has in a file is one pod or unit and nothing else.
+        return WORKLOAD if self.form in EARLY_FORMS else ALL
+
     def validate(self) -> None:
         """Look at each setting.
 
@@ -200,6 +234,8 @@ class ServerManifestSettings:
             ConfigError: one sentence that names the flag and says what to do.
         """
         check_choices(self)
+        self.check_form()
+        _ = self.written
         check_durations(self)
         for flag, text in (
             ("workload", self.workload),
@@ -216,23 +252,18 @@ class ServerManifestSettings:
         if self.namespace:
             check_namespace(self.namespace)
         check_image(self.image)
-        if self.run_as:
+        if self.run_as or self.form != SIDECAR:
             check_user(self.run_as)
         check_host("egress-host", self.egress_host)
         if not _SELECTOR.fullmatch(self.selector):
             raise ConfigError(f"--selector takes LABEL=VALUE, not {self.selector!r}")
 
 
-def with_defaults(given: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """What was typed for a server, and HyperShift's values for the rest.
-
-    A UNIX socket alone needs no port and no certificates for kube-apiserver, and agents that prove
-    themselves by tokens, or not at all, no authorities.
-    """
-    found = dict(DEFAULTS)
-    if given.get("uds_name") and not given.get("server_port"):
-        for attribute in ("server_port", "server_cert", "server_key", "server_ca_cert"):
-            del found[attribute]
-    if given.get("agent_namespace") or given.get("insecure_agents"):
-        del found["cluster_ca_cert"]
-    return found | {attribute: texts for attribute, texts in given.items() if texts}
+def with_defaults(
+    given: Mapping[str, tuple[str, ...]], form: str = SIDECAR
+) -> dict[str, tuple[str, ...]]:
+    """What was typed for a server, and what its form has for the rest: a sidecar HyperShift's."""
+    if form != SIDECAR:
+        return flag_defaults(form, given)
+    typed = {attribute: texts for attribute, texts in given.items() if texts}
+    return {**without_unneeded(DEFAULTS, typed), **typed}

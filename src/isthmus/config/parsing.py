@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from isthmus.config.durations import parse_duration
+from isthmus.config.log import LogSettings
 from isthmus.config.options import Kind, Option, options_of
 from isthmus.errors import ConfigError
 
@@ -86,4 +87,6 @@ def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping
         if declared.kind is Kind.LIST and declared.repeat:
             texts = [",".join(texts)]
         values[declared.attribute] = parse_value(declared, texts[-1])
+    if issubclass(settings, LogSettings):
+        values["flags_given"] = frozenset(values)
     return settings(**values)

@@ -11,7 +11,9 @@ import re
 from collections.abc import Sequence
 
 from isthmus.config.cidrs import cidr
-from isthmus.config.located import Located, compose, near, short
+from isthmus.config.classes import MAX_CLASS_RULES, OBJECTS, check_class_names, read_class
+from isthmus.config.located import Fields, Located, compose, near, short
+from isthmus.config.shares import MAX_SHARES, check_names, read_share
 from isthmus.core.connectivity import IpNetwork
 from isthmus.core.networks import MAPPED
 from isthmus.core.patterns import Pattern
@@ -41,7 +43,7 @@ def parse(text: str, name: str) -> Policy:
 
 
 def _document(root: Located, name: str) -> Policy:
-    keys = ("apiVersion", "kind", "default", "rules")
+    keys = ("apiVersion", "kind", "default", "rules", "shares", "classes")
     found = root.mapping(keys, required=("apiVersion", "kind", "rules"))
     for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         text = found[key].text() if key in found else None
@@ -50,7 +52,14 @@ def _document(root: Located, name: str) -> Policy:
     nodes = found.nodes("rules", most=MAX_RULES)
     rules = [_rule(node) for node in nodes]
     _check_names(nodes, rules)
-    return Policy(rules=tuple(rules), default=found.member("default", Effect.DENY), source=name)
+    places = found.nodes("shares", most=MAX_SHARES)
+    shares = tuple(read_share(node, _whom, _name) for node in places)
+    check_names(places, shares)
+    places = found.nodes("classes", most=MAX_CLASS_RULES)
+    classes = tuple(read_class(node, _match_and_objects, _name) for node in places)
+    check_class_names(places, classes)
+    default = found.member("default", Effect.DENY)
+    return Policy(rules=tuple(rules), default=default, shares=shares, classes=classes, source=name)
 
 
 def _check_names(nodes: Sequence[Located], rules: Sequence[PolicyRule]) -> None:
@@ -72,12 +81,31 @@ def _rule(node: Located) -> PolicyRule:
     )
 
 
-def _match(node: Located) -> Match:
-    found = node.mapping(_MATCH_KEYS)
+def _whom(node: Located) -> Match:
+    """Whom a share is for: a dial has no share of its own by where it goes inside a network."""
+    return _match(node, ("requesters", "groups", "networks"))
+
+
+def _match_and_objects(node: Located) -> tuple[Match, tuple[Pattern, ...]]:
+    """What a rule for a class is about: also what the client said, if it is believed."""
+    found = _parts(node, (*_MATCH_KEYS, OBJECTS))
+    return _match_of(found), found.listed(OBJECTS, _pattern)
+
+
+def _match(node: Located, keys: Sequence[str] = _MATCH_KEYS) -> Match:
+    return _match_of(_parts(node, keys))
+
+
+def _parts(node: Located, keys: Sequence[str]) -> Fields:
+    found = node.mapping(keys)
     for value in found.values():
         # It would match nothing or everything, and whoever reads it cannot tell which.
         if value.is_list and value.is_empty:
             value.error("is empty; leave it out to match everything")
+    return found
+
+
+def _match_of(found: Fields) -> Match:
     return Match(
         requesters=found.listed("requesters", _requester),
         groups=found.listed("groups", _pattern),
@@ -107,7 +135,8 @@ def _requester(text: str) -> Pattern:
     if "*" in kind:
         return pattern
     if not colon or kind not in REQUESTER_KINDS:
-        hint = near(kind, REQUESTER_KINDS) if colon else f", did you mean certificate:{text}?"
+        meant = f", did you mean certificate:{text}?" if text.isprintable() else ""
+        hint = near(kind, REQUESTER_KINDS) if colon else meant
         raise ValueError(f"is not KIND:NAME with a kind of {', '.join(REQUESTER_KINDS)}{hint}")
     return pattern
 

@@ -21,10 +21,11 @@ from isthmus.config.checks import (
     check_port,
 )
 from isthmus.config.ciphers import TLS12, TLS13, check_tls
-from isthmus.config.destinations import DestinationSettings
 from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.config.options import OURS, option
 from isthmus.config.peers import parse_address, parse_peers
+from isthmus.config.revocation import ServerRevocationSettings
+from isthmus.config.workers import check_workers, workers_option
 from isthmus.core.leases import lease_name, parse_labels
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, ServerId
@@ -44,6 +45,7 @@ _FRONTEND = "Frontend, where kube-apiserver connects"
 _AGENTS = "Agents"
 _TLS = "TLS"
 _LIMITS = "Time limits"
+_BOUNDS = "Bounds"
 _REPLICAS = "Identity and replicas"
 _TOKENS = "Agent tokens and the Kubernetes API"
 _COMPAT = "Compatibility"
@@ -60,7 +62,7 @@ class Door(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings(DestinationSettings):
+class ServerSettings(ServerRevocationSettings):
     """Everything that a server can be told; ``validate()`` says whether it makes sense."""
 
     mode: tuple[str, ...] = option(
@@ -236,6 +238,22 @@ class ServerSettings(DestinationSettings):
         unit="seconds",
         group=_LIMITS,
     )
+    max_connections: int = option(
+        0,
+        help="Allow so many connections of clients, and as many of agents; 0 goes by descriptors",
+        group=_BOUNDS,
+        metavar="N",
+        shown_default="half of the descriptors for clients, a quarter for agents",
+        go=OURS,
+    )
+    max_connections_per_source: int = option(
+        0,
+        help="Allow so many of these to one address, /64 of IPv6 or user of a UNIX socket",
+        group=_BOUNDS,
+        metavar="N",
+        shown_default="three quarters of --max-connections",
+        go=OURS,
+    )
     server_id: str = option(
         "",
         help="Call this server so; empty makes a random id",
@@ -253,8 +271,9 @@ class ServerSettings(DestinationSettings):
     peer_server: tuple[str, ...] = option(
         (),
         help="Hand agents that ask for the server of this id on to this address, its agent port; "
-        "this server's own id is ignored",
+        "--peer-relay asks it for dials; this server's own id is ignored",
         repeat=True,
+        aliases=("peer-servers",),
         group=_REPLICAS,
         metavar="ID=HOST:PORT",
         go=OURS,
@@ -278,6 +297,7 @@ class ServerSettings(DestinationSettings):
         help="Mark Leases with this label",
         group=_REPLICAS,
     )
+    workers: int = workers_option()
     agent_namespace: str = option("", help="Accept tokens of this namespace", group=_TOKENS)
     agent_service_account: str = option(
         "", help="Accept tokens of this service account", group=_TOKENS
@@ -390,9 +410,12 @@ class ServerSettings(DestinationSettings):
         self._check_agents()
         self._check_ports()
         check_id("server-id", self.server_id)
-        _ = self.peers  # raises if a text is wrong
+        _ = self.peers, self.share_of_flags  # each raises if its text is wrong
         check_at_least("server-count", self.announced_count, 1)
+        check_workers(self.workers)
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
+        check_at_least("max-connections", self.max_connections, 0)
+        check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
         check_at_least("kubeconfig-burst", self.kubeconfig_burst, 0)
         self._check_leases()
         self.check_admin()
@@ -400,6 +423,13 @@ class ServerSettings(DestinationSettings):
         self.check_audit()
         self.check_networks()
         self.check_destinations()
+        self.check_revocation(cluster_ca=self.cluster_ca_cert, server_ca=self.server_ca_cert)
+        self.check_near()
+        self.check_relay(
+            others=bool(self.peers) or self.enable_lease_controller,
+            agents_ca=self.cluster_ca_cert,
+            link=self.link,
+        )
 
     def warnings(self) -> list[str]:
         """What is allowed, but hardly meant; said once, at the start."""

@@ -19,6 +19,7 @@ from isthmus.config.checks import (
     check_port,
 )
 from isthmus.config.options import OURS, option
+from isthmus.config.workers import check_workers, workers_option
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
 
@@ -175,6 +176,7 @@ class SidecarSettings(AdminSettings):
         metavar=".SUFFIX",
         go=OURS,
     )
+    workers: int = workers_option()
     max_connections: int = option(
         4096,
         help="Carry so many connections, each with two descriptors, and reset what comes besides",
@@ -259,6 +261,7 @@ class SidecarSettings(AdminSettings):
         ):
             if not seconds:
                 raise ConfigError(f"--{flag} must be more than 0")
+        check_workers(self.workers)
         check_at_least("max-connections", self.max_connections, 1)
         check_at_least("max-handshakes", self.max_handshakes, 1)
         for flag, port in (
@@ -308,6 +311,14 @@ class SidecarSettings(AdminSettings):
             )
         if ":" in self.username:
             raise ConfigError("--username must have no colon (RFC 7617)")
+        self.check_serves_at(host)
+
+    def check_serves_at(self, host: str) -> None:
+        """See that not everybody is served at this address, whoever bound it.
+
+        Raises:
+            ConfigError: everybody would be.
+        """
         if not (is_loopback(host) or self.username or self.allow_unauthenticated):
             raise ConfigError(
                 f"--serving-address {host or 'empty'} would open the guest cluster to everybody who"

@@ -15,6 +15,7 @@ from isthmus.config.checks import (
 )
 from isthmus.config.cidrs import cidr
 from isthmus.config.options import OURS, option
+from isthmus.config.workers import check_workers, workers_option
 from isthmus.errors import ConfigError
 
 _ROUTING = "Routing"
@@ -78,10 +79,20 @@ class SniRouterSettings(AdminSettings):
         group=_LIMITS,
         go=OURS,
     )
+    workers: int = workers_option()
     max_connections: int = option(
         20_000,
         help="Carry so many connections, each with two descriptors, and reset what comes besides",
         group=_LIMITS,
+        go=OURS,
+    )
+    max_connections_per_source: int = option(
+        0,
+        help="Carry so many of these for one address or /64 of IPv6; behind --accept-proxy, the one"
+        " that the PROXY header has",
+        group=_LIMITS,
+        metavar="N",
+        shown_default="three quarters of --max-connections",
         go=OURS,
     )
     graceful_shutdown_timeout_s: float = option(
@@ -131,7 +142,9 @@ class SniRouterSettings(AdminSettings):
             if not seconds:
                 raise ConfigError(f"--{flag} must be more than 0")
         check_at_least("max-hellos", self.max_hellos, 1)
+        check_workers(self.workers)
         check_at_least("max-connections", self.max_connections, 1)
+        check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
         for flag, port in (("health-port", self.health_port), ("admin-port", self.admin_port)):
             check_port(flag, port, compat="")
         if self.health_bind_address:

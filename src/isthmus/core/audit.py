@@ -18,6 +18,8 @@ from isthmus.core.snapshot_json import camel
 from isthmus.values import Identity
 from isthmus.wire.asking import Asking
 
+#: What is shown instead of a rule's name where the agent, or the next server, denied.
+BY_FAR_SIDE = "(far side)"
 MAX_CHARS = 1024
 _MOST_GROUPS = 64
 
@@ -59,6 +61,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     """One line of the audit log; times are RFC 3339 in UTC. What is not known is left out.
 
     ``decision`` is ``allow`` or ``deny`` and ``rule`` what decided so, where there is a policy.
+    ``relay`` is the other server whose agent it is, ``relayed_by`` the other server that asked.
     ``reason`` says in words why a request was refused or failed.
     """
 
@@ -75,6 +78,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     address: str = ""
     agent_id: str = ""
     link_id: int = 0
+    relay: str = ""
+    relayed_by: str = ""
     decision: str = ""
     rule: str = ""
     start_time: str = ""

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 from isthmus.config.identifiers import Identifiers
 from isthmus.core.agents import Agents, Backend
 from isthmus.core.connectivity import Connection, IpNetwork
+from isthmus.core.near import Nearness
 from isthmus.values import HostPort, is_address
 
 #: Where IPv6 has the addresses of IPv4 (RFC 4291 §2.5.5.2).
@@ -230,14 +231,6 @@ class NetworkBackend(Backend, Protocol):
 B = TypeVar("B", bound=NetworkBackend)
 
 
-class _OneNetwork(Agents[B]):
-    """The links into one network."""
-
-    def stand_for(self, host: str) -> bool:
-        """Tell whether some agent names this host."""
-        return bool(self._naming(host))
-
-
 class AgentsByNetwork(Agents[B]):
     """The links that may carry dials, those of each network apart.
 
@@ -252,12 +245,13 @@ class AgentsByNetwork(Agents[B]):
         *,
         networks: Networks,
         strayed: Callable[[B, str], None],
+        near: Nearness | None = None,
     ) -> None:
-        super().__init__(strategies, pick)
+        super().__init__(strategies, pick, near)
         self._networks = networks
         self._strayed = strayed
-        self._within: dict[str, _OneNetwork[B]] = {
-            network.name: _OneNetwork(strategies, pick) for network in networks
+        self._within: dict[str, Agents[B]] = {
+            network.name: Agents(strategies, pick, near) for network in networks
         }
 
     def within(self, network: str) -> Agents[B]:

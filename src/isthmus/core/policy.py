@@ -11,11 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING
 
 from isthmus.core.connectivity import IpNetwork
 from isthmus.core.networks import Networks, Nowhere, plain_address
 from isthmus.core.patterns import Pattern
 from isthmus.values import HostPort, Identity, is_address
+
+if TYPE_CHECKING:
+    from isthmus.core.classes import ClassRule
+    from isthmus.core.shares import Share
 
 #: What is shown instead of a rule's name, which has no brackets.
 BY_DEFAULT = "(default)"
@@ -161,10 +166,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Every rule in order, and what holds when none matches."""
+    """Every rule in order, and what holds when none matches.
+
+    ``shares`` and ``classes`` stand in the same file and say how much of what is allowed, and what
+    goes before what on a link; see shares.py and classes.py.
+    """
 
     rules: tuple[PolicyRule, ...]
     default: Effect = Effect.DENY
+    shares: tuple[Share, ...] = ()
+    classes: tuple[ClassRule, ...] = ()
     source: str = field(default="", compare=False)
 
     def decide(self, asked: Question) -> Decision:

@@ -2,7 +2,7 @@
 
 Whoever owns the live objects fills these in; core/snapshot_json.py turns any of them into JSON.
 Nothing here reads a clock: ages come in as numbers, wall times as ``datetime``. The admin
-port that serves them is app/ports.py; what the fields mean to an operator is docs/snapshot.md.
+port that serves them is admin/routes.py; what the fields mean to an operator is docs/snapshot.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class LinkState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelView:
-    """One tunnel. ``stalled`` is empty, or one sentence saying why it does not move."""
+    """One tunnel. ``stalled`` is empty, or one sentence saying why it does not move.
+
+    ``relay`` is the other server that has the agent, if one has; ``link_id`` is then that to it.
+    """
 
     id: TunnelId
     frontend: str
@@ -51,13 +54,15 @@ class TunnelView:
     bytes_to_client: int
     stalled: str = ""
     connection_id: str = ""
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkView:
     """One link between a server and an agent, seen from either side.
 
-    ``peer_id`` is the agent's id on a server and the server's id on an agent. Window growth is what
+    ``peer_id`` is the agent's id on a server and the server's id on an agent; ``peer_version`` is
+    empty where it does not say, as konnectivity's own. Window growth is what
     receiving streams have above the window they began with, now and at most so far; none by gRPC,
     which has no window per connection.
     """
@@ -65,6 +70,7 @@ class LinkView:
     id: int
     peer_id: str
     peer_address: str
+    peer_version: str
     carrier: str
     state: LinkState
     age_s: float
@@ -79,17 +85,48 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """One agent as its server knows it; ``rtt_s`` is the best of its links, None before a ping."""
+    """One agent as its server knows it; ``rtt_s`` is the best of its links, None before a ping.
+
+    ``network`` is the one that it is asked in; empty if there is none.
+    """
 
     id: AgentId
     identity: str
     identifiers: tuple[str, ...]
     version: str
     zone: str
+    network: str = ""
     links: int
     tunnels: int
     draining: bool
     rtt_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayView:
+    """A link by which one server passes dials to the agents of another; ``to`` it, or from it.
+
+    ``agents``: the other server says that it has some, which only that side says.
+    """
+
+    server_id: ServerId
+    direction: Literal["to", "from"]
+    address: str
+    identity: str
+    state: LinkState
+    agents: bool
+    streams: int
+    age_s: float
+    rtt_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkView:
+    """A network of a server, the way there, and how many agents it can be reached through."""
+
+    name: str
+    way: str
+    agents: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +232,10 @@ class ServerView:
     uptime_s: float
     draining: bool
     totals: Totals
+    networks: tuple[NetworkView, ...] = ()
     agents: tuple[AgentView, ...]
     links: tuple[LinkView, ...]
+    relays: tuple[RelayView, ...] = ()
     tunnels: tuple[TunnelView, ...]
     truncated: int = 0
     recent_endings: tuple[EndedView, ...] = ()
@@ -207,7 +246,10 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProgramView:
-    """A whole agent. ``known_servers`` is how many servers it tries to be connected to."""
+    """A whole agent. ``known_servers`` is how many servers it tries to be connected to.
+
+    ``endpoint_allow`` and ``endpoint_deny`` are what it may dial, the defaults included.
+    """
 
     kind: Literal["AgentSnapshot"] = "AgentSnapshot"
     agent_id: AgentId
@@ -224,6 +266,8 @@ class AgentProgramView:
     certificates: tuple[CertificateView, ...] = ()
     feature_gates: tuple[GateView, ...] = ()
     node_traffic: NodeTrafficView | None = None
+    endpoint_allow: tuple[str, ...] = ()
+    endpoint_deny: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,14 +39,18 @@ def take_token(text: str, *, now: datetime) -> str:
             "a bootstrap token is six small letters and digits, a dot, and sixteen of them"
         )
     signed = _JWT.fullmatch(token)
-    expires = _expiry(signed[1]) if signed else None
+    expires = expiry(token) if signed else None
     if expires is not None and expires <= now:
         raise ValueError(f"the token expired on {expires:%Y-%m-%d %H:%M} UTC")
     return token
 
 
-def _expiry(payload: str) -> datetime | None:
-    """When a JSON web token expires (RFC 7519 §4.1.4); None when it does not say."""
+def expiry(token: str) -> datetime | None:
+    """When a JSON web token expires (RFC 7519 §4.1.4); None when it does not say, or is none."""
+    signed = _JWT.fullmatch(token)
+    if signed is None:
+        return None
+    payload = signed[1]
     try:
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         at = claims.get("exp") if isinstance(claims, dict) else None

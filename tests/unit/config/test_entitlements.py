@@ -107,7 +107,7 @@ def test_the_errors_on_the_page_are_those_one_gets() -> None:
     wrong = blocks()[0].replace('["{node}"]', "[{node}]").replace("10.0.0.0/16", "10.0.0.1/16")
     with pytest.raises(ConfigError) as caught:
         parse(wrong, "/etc/isthmus/bind.yaml")
-    assert f"```\n{caught.value}\n```" in PAGE.read_text()
+    assert f"```text\n{caught.value}\n```" in PAGE.read_text()
 
 
 def test_all_errors_come_at_once_and_in_order() -> None:

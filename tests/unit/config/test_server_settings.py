@@ -158,19 +158,22 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
             UDS,
             {"admin_bind_address": "0.0.0.0"},
             "--admin-bind-address 0.0.0.0 would open the admin port to the network, which needs"
-            " --admin-cert and --admin-key, and --admin-client-ca; or use a loopback address",
+            " --admin-cert and --admin-key, and --admin-client-ca or --admin-token-file; or use"
+            " a loopback address",
         ),
         (
             UDS,
             {"admin_bind_address": ""},
             "--admin-bind-address empty would open the admin port to the network, which needs"
-            " --admin-cert and --admin-key, and --admin-client-ca; or use a loopback address",
+            " --admin-cert and --admin-key, and --admin-client-ca or --admin-token-file; or use"
+            " a loopback address",
         ),
         (
             UDS,
             {"admin_bind_address": "10.0.0.1", "admin_cert": "c", "admin_key": "k"},
             "--admin-bind-address 10.0.0.1 would show everybody in the network who talks to whom,"
-            " so it needs --admin-client-ca as well; or use a loopback address",
+            " so it needs --admin-client-ca or --admin-token-file as well; or use a loopback"
+            " address",
         ),
         (UDS, {"admin_cert": "c"}, "--admin-cert needs --admin-key as well"),
         (
@@ -228,6 +231,16 @@ def test_compat_keeps_gos_rules(base: ServerSettings, changes: dict[str, Any], f
         (TCP, {"uds_name": "/run/x.sock", "server_port": 9000}),
         (UDS, {"admin_bind_address": "::1"}),
         (UDS, {"admin_cert": "c", "admin_key": "k"}),
+        (UDS, {"admin_token_file": "t"}),
+        (
+            UDS,
+            {
+                "admin_bind_address": "",
+                "admin_cert": "c",
+                "admin_key": "k",
+                "admin_token_file": "t",
+            },
+        ),
         (
             UDS,
             {

@@ -55,6 +55,10 @@ def test_whom_to_trust() -> None:
         ({"dial_timeout_s": -1.0}, "--dial-timeout must not be negative"),
         ({"max_hellos": 0}, "--max-hellos must be at least 1, not 0"),
         ({"max_connections": 0}, "--max-connections must be at least 1, not 0"),
+        (
+            {"max_connections_per_source": -1},
+            "--max-connections-per-source must be at least 0, not -1",
+        ),
         ({"health_port": 65536}, "--health-port must be from 0 to 65535, not 65536"),
         (
             {"health_bind_address": "a b"},

@@ -21,6 +21,7 @@ class Link:
     can_open: bool = True
     takes_dials: bool = True
     weight: float = 0.0
+    zone: str = ""
 
 
 def link(name: str, query: str = "", **more: object) -> Link:

@@ -175,6 +175,7 @@ class Link:
     can_open: bool = True
     takes_dials: bool = True
     weight: float = 0.0
+    zone: str = ""
 
 
 def link(name: str, network: str = "", query: str = "") -> Link:

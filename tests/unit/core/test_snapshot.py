@@ -73,6 +73,7 @@ def server(tunnels: tuple[TunnelView, ...] = (), truncated: int = 0) -> ServerVi
                 id=3,
                 peer_id="node-1",
                 peer_address="10.0.0.7:41822",
+                peer_version="0.1.0",
                 carrier="mux",
                 state=LinkState.OPEN,
                 age_s=50.0,
@@ -110,6 +111,7 @@ def test_a_tunnel_in_json_has_camel_case_keys_in_order() -> None:
         ("bytesToClient", 20),
         ("stalled", ""),
         ("connectionId", ""),
+        ("relay", ""),
     ]
 
 

@@ -1,0 +1,102 @@
+"""Places for connections, and strangers that crowd each other out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.core.places import Full, Places, Strangers
+
+SOURCES = st.sampled_from(["a", "b", "c", "d"])
+
+
+def test_one_source_has_three_quarters_at_most() -> None:
+    places = Places(8)
+    for _ in range(6):
+        assert places.refusal("a") is None
+        places.enter("a")
+    assert places.refusal("a") is Full.TOO_MANY_OF_SOURCE
+    for _ in range(2):
+        assert places.refusal("b") is None
+        places.enter("b")
+    assert places.refusal("c") is Full.TOO_MANY
+    places.leave("a")
+    assert places.refusal("a") is None and places.refusal("c") is None
+
+
+def test_a_source_that_has_left_is_forgotten() -> None:
+    places = Places(3, 1)
+    places.enter("a")
+    assert len(places) == 1
+    places.leave("a")
+    assert (len(places), dict(places.taken)) == (0, {})
+
+
+@pytest.mark.parametrize(("most", "own"), [(1, 1), (2, 1), (3, 2), (4, 3)])
+def test_few_places(most: int, own: int) -> None:
+    assert Places(most).most_per_source == own
+
+
+def test_the_greedy_one_makes_way() -> None:
+    strangers: Strangers[int] = Strangers(4)
+    for number in range(4):
+        assert not strangers.is_full_for("greedy") and strangers.must_leave() is None
+        strangers.add(number, "greedy")
+    assert strangers.is_full_for("greedy")
+    assert not strangers.is_full_for("other")
+    assert strangers.must_leave() == 3, "the newest has lost the least"
+    strangers.remove(3)
+    strangers.add(10, "other")
+    strangers.remove(2)
+    strangers.add(11, "other")
+    # Two each: nobody has to give any more.
+    assert strangers.is_full_for("other") and strangers.is_full_for("greedy")
+    assert not strangers.is_full_for("third")
+
+
+def test_who_is_no_stranger_is_let_be() -> None:
+    strangers: Strangers[int] = Strangers(1)
+    strangers.remove(7)
+    assert not len(strangers)
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.booleans(), SOURCES), max_size=60))
+def test_never_too_many_and_always_fair(most: int, events: list[tuple[bool, str]]) -> None:
+    strangers: Strangers[int] = Strangers(most)
+    inside: dict[int, str] = {}
+    for number, (comes, source) in enumerate(events):
+        if not comes:
+            gone = next((item for item, of in inside.items() if of == source), None)
+            if gone is not None:
+                strangers.remove(gone)
+                del inside[gone]
+            continue
+        counts = Counter(inside.values())
+        full = strangers.is_full_for(source)
+        if full:
+            # Refused only if nobody has so many more than it that it could be helped fairly.
+            assert len(inside) == most and max(counts.values()) <= counts[source] + 1
+            continue
+        leaves = strangers.must_leave()
+        if leaves is not None:
+            assert counts[inside[leaves]] == max(counts.values()) > counts[source] + 1
+            strangers.remove(leaves)
+            del inside[leaves]
+        strangers.add(number, source)
+        inside[number] = source
+        assert len(strangers) == len(inside) <= most
+
+
+def test_where_the_oldest_makes_way() -> None:
+    strangers: Strangers[str] = Strangers(3)
+    for item, source in (("a1", "a"), ("b1", "b"), ("a2", "a")):
+        strangers.add(item, source)
+    assert strangers.must_leave(oldest=True) == "a1"
+    assert strangers.must_leave() == "a2"
+    assert strangers.remove("a1") == "a"
+    assert strangers.remove("a1") == ""
+    assert sorted(strangers) == ["a2", "b1"]
+    assert strangers.must_leave(oldest=True) is None
