@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from isthmus.core.classes import class_of
 from isthmus.core.networks import AgentsByNetwork, ClusterNetwork, Networks
-from isthmus.core.policy import BY_NETWORK, Decision, Policy, decide
+from isthmus.core.policy import BY_NETWORK, Decision, Policy, Question, decide
 from isthmus.dialers.direct import DirectDialer
 from isthmus.dialers.through_agent import AgentDial, AgentDialer, Dialing
 from isthmus.dialers.through_server import Reached, ServerDialer
@@ -22,6 +23,7 @@ from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
 from isthmus.net.connect import Address, Failed
 from isthmus.net.resolver import Found, Resolver
+from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import MAX_VALUE_BYTES, Asking
@@ -142,6 +144,12 @@ class WayDial(AgentDial):
         self._denied(decision)
         self._fail(DialFailure.DENIED, decision.why)
 
+    def turn_away(self, decision: Decision) -> None:
+        """Its requester has too much already."""
+        self.decision = decision
+        self.answered = True
+        self._fail(DialFailure.TOO_MANY, decision.why)
+
     def _reached(self, end: BaseEnd) -> None:
         if self.who is None:  # a way that does not keep its word
             end.abort(Ending.CANCELLED)
@@ -173,6 +181,7 @@ class ByNetwork:
 
     ``networks`` and ``agents`` come together; without them only the policy is asked, and everything
     goes through the agents of ``dialer``. ``ways`` has a dialer for every network with a ``via``.
+    ``admit`` is asked about what is allowed: why it is too much for its requester, or None.
     """
 
     def __init__(
@@ -184,7 +193,9 @@ class ByNetwork:
         ways: Mapping[str, Way],
         policy: Callable[[], Policy | None],
         denied: Callable[[Decision], None],
+        admit: Callable[[Dialing, HostPort, Identity, str], Decision | None] | None = None,
     ) -> None:
+        self._admit = admit
         self._dialer = dialer
         self._networks = networks
         self._agents = agents
@@ -218,13 +229,41 @@ class ByNetwork:
             denial = WayDial(dialer, target, requester, who, denied=self._denied)
             denial.deny(decision)
             return denial
+        if self._admit is not None:
+            refusal = self._admit(who, target, requester, decision.network)
+            if refusal is not None:
+                denial = WayDial(dialer, target, requester, who, denied=self._denied)
+                denial.turn_away(refusal)
+                return denial
         if way is not None:
             dial = WayDial(dialer, target, requester, who, way=way, denied=self._denied)
         else:
             dial = AgentDial(dialer, dialer.next_id(), target, requester, who)
+            dial.traffic = self._class_of(target, requester, decision.network, who)
             if self._agents is not None:
                 dial.agents = self._agents.within(decision.network)
         dial.decision = decision
         dialer.pending.add(dial)
         dial.attempt()
         return dial
+
+    def place(self, dial: AgentDial, asked: str) -> Decision:
+        """Decide on a dial that another server passes on, and among which agents it goes.
+
+        That server has decided too; only what both allow is dialed. It goes to agents, or nowhere.
+        """
+        decision = dial.decision = self.decide(dial.target, dial.requester, asked)
+        if not decision.allowed:
+            self._denied(decision)
+        elif self._agents is not None:
+            dial.agents = self._agents.within(decision.network)
+        return decision
+
+    def _class_of(
+        self, target: HostPort, requester: Identity, network: str, who: Dialing
+    ) -> TrafficClass:
+        policy = self._policy()
+        if policy is None or not policy.classes:
+            return NORMAL
+        asked = Question(requester=requester, network=network, target=target)
+        return class_of(policy, asked, who.asking.object)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from isthmus.core.endpoint_lists import Refusal
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Connecting, Failed, literal
 from isthmus.net.poller import Poller
@@ -42,6 +43,10 @@ class DirectDial:
         self._finish()
         if self._attempt is not None:
             self._attempt.cancel()
+
+    def give_up(self, failure: DialFailure, detail: str) -> None:
+        """Fail without a try."""
+        self._fail(failure, detail)
 
     def look_up(self, target: HostPort) -> None:
         """Ask the resolver; its time counts, too."""
@@ -96,12 +101,22 @@ class DirectDial:
 
 
 class DirectDialer:
-    """Dials targets from this process."""
+    """Dials targets from this process.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, poller: Poller, resolver: Resolver) -> None:
+    ``refuse`` is asked about addresses, which no resolver looks at: why one is not dialed, or None.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        resolver: Resolver,
+        refuse: Callable[[HostPort], Refusal | None] | None = None,
+    ) -> None:
         self.loop = loop
         self.poller = poller
         self.resolver = resolver
+        self._refuse = refuse
 
     def dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
@@ -112,10 +127,12 @@ class DirectDialer:
         """
         dial = DirectDial(self, timeout_s, reached, failed)
         addresses = _literal(target.host, target.port)
-        if addresses is not None:
-            dial.try_each(addresses)
-        else:
+        if addresses is None:
             dial.look_up(target)
+        elif self._refuse is not None and (refusal := self._refuse(target)) is not None:
+            dial.give_up(DialFailure.DENIED, refusal.why)
+        else:
+            dial.try_each(addresses)
         return dial
 
 

@@ -1,12 +1,17 @@
-"""A resolver that finds of a name what nodes may reach, and nothing else."""
+"""Resolvers that find of a name what may be reached, and nothing else.
+
+``PermittedOnly`` is the server's, for what nodes may reach; ``EndpointsOnly`` the agent's, for what
+it may dial at all.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from isthmus.core.destinations import Destinations
+from isthmus.core.endpoint_lists import EndpointLists, Refusal
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Failed
 from isthmus.net.resolver import Found, Resolver
@@ -102,3 +107,55 @@ class PermittedOnly(Resolver):
             found = next(iter(self._waiting))
             target, failed = self._waiting.pop(found)
             self._look(target, found, failed)
+
+
+class EndpointsOnly(Resolver):
+    """Finds of a name the addresses that an agent's lists let it dial.
+
+    What was looked at here is what is connected to: a second look could get another answer.
+    ``denied`` hears of everything that was refused, of an address too, which a dialer asks about
+    instead of looking it up.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        lists: EndpointLists,
+        aliases: Mapping[str, Sequence[str]] | None = None,
+        *,
+        denied: Callable[[HostPort, Refusal], None],
+    ) -> None:
+        super().__init__(loop, aliases)
+        self._lists = lists
+        self._denied = denied
+
+    def refuse(self, target: HostPort) -> Refusal | None:
+        """Say why an address may not be dialed; see DirectDialer."""
+        refusal = self._lists.refuse_address(target.host, target.port)
+        if refusal is not None:
+            self._denied(target, refusal)
+        return refusal
+
+    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+        """See Resolver; a name that is denied, or has no address that is not, is refused."""
+        refusal = self._lists.refuse_name(target.host, target.port)
+        if refusal is not None:
+            self._refuse(target, refusal, failed)
+            return
+
+        def checked(addresses: Sequence[Address]) -> None:
+            refusals = [
+                self._lists.refuse_found(target.host, it[1][0], target.port) for it in addresses
+            ]
+            good = [it for it, no in zip(addresses, refusals, strict=True) if no is None]
+            first = next((no for no in refusals if no is not None), None)
+            if good or first is None:
+                found(good)
+            else:
+                self._refuse(target, first, failed)
+
+        super().lookup(target, checked, failed)
+
+    def _refuse(self, target: HostPort, refusal: Refusal, failed: Failed) -> None:
+        self._denied(target, refusal)
+        failed(DialFailure.DENIED, refusal.why)

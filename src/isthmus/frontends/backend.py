@@ -7,6 +7,7 @@ import secrets
 import ssl
 from typing import Protocol
 
+from isthmus.core.places import Full
 from isthmus.errors import DialFailure
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort, Identity
@@ -69,6 +70,9 @@ class Backend(Protocol):
 
     def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         """A request was answered with this status without a dial; None: before it was read."""
+
+    def no_place(self, why: Full, source: str) -> None:
+        """A connection was ended because there are too many; where it came from."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
         """A TLS client did not prove who it is."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
+from isthmus.core.places import Full, Strangers
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.frontends import payload
 from isthmus.frontends.backend import CONNECTION_ID, Backend, Dial, new_connection_id
@@ -26,6 +27,7 @@ from isthmus.frontends.statuses import explain_to_konnectivity
 from isthmus.net.carriers import PlainCarrier, TlsCarrier
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
+from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer
 from isthmus.tunnel.end import BaseEnd
@@ -36,7 +38,7 @@ from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
 from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import HALF_CLOSE, asking_in
 from isthmus.wire.grpc import Refusal, Status, request_problem
-from isthmus.wire.http2 import Headers, header, literal_header
+from isthmus.wire.http2 import ErrorCode, Headers, goaway, header, literal_header, settings
 from isthmus.wire.payload import names_target
 
 PATH = b"/ProxyService/Proxy"
@@ -230,6 +232,7 @@ class ClientConnection:
         """The client has proved who it is."""
         assert isinstance(self.carrier, TlsCarrier)
         self.identity = peer_identity(self.carrier.tls)
+        self.frontend.known(self)
         self.begin(self.frontend.tcp_limits)
 
     def insecure(self, error: ssl.SSLError) -> None:
@@ -252,6 +255,7 @@ class ClientConnection:
         frontend = self.frontend
         frontend.connections.discard(self)
         frontend.strangers.remove(self)
+        frontend.known(self)
         frontend.goodbyes.remove(self)
         if self.http2 is not None:
             self.http2.lost(why)
@@ -316,6 +320,7 @@ class GrpcFrontend:
         self.goodbyes: Deadlines[ClientConnection] = Deadlines(
             loop, GOODBYE_S, lambda connection: connection.lost("ended")
         )
+        self._unproven: Strangers[ClientConnection] = Strangers(MOST_STRANGERS)
         self._poller = poller
         self._once = once
         self._context = context
@@ -356,15 +361,25 @@ class GrpcFrontend:
     def accept_tls(self, sock: socket.socket) -> None:
         """Take a connection from a TCP port."""
         assert self._context is not None
-        if len(self.strangers) >= MOST_STRANGERS:
-            sock.close()  # as many as this cannot all be about to say what they want
-            self.backend.refused(503)
+        source = source_of(sock)
+        if self._unproven.is_full_for(source):
+            sock.close()  # as many as this cannot all be about to show who they are
+            self.backend.no_place(Full.CROWD, source)
             return
+        crowded_out = self._unproven.must_leave()
+        if crowded_out is not None:
+            self.backend.no_place(Full.CROWD, source_of(crowded_out.carrier.sock))
+            crowded_out.lost("crowded out")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = ClientConnection(self)
         connection.carrier = TlsCarrier(connection, sock, self._poller, self._context())
         self.connections.add(connection)
         self.strangers.add(connection)
+        self._unproven.add(connection, source)
+
+    def known(self, connection: ClientConnection) -> None:
+        """A client of a TCP port has shown who it is, or is gone."""
+        self._unproven.remove(connection)
 
     def drain(self) -> None:
         """Take no new calls; what is open goes on."""
@@ -397,3 +412,9 @@ class GrpcFrontend:
         for connection in list(self.connections):
             if connection.http2 is not None and not connection.http2.tick():
                 connection.lost("no byte heard for too long")
+
+
+def no_place(sock: socket.socket, why: Full) -> None:
+    """Tell a client of a UNIX socket that it is one too many; see net.gate.Refuse."""
+    text = f"too many connections: {why.value}"
+    sock.send(settings() + goaway(0, ErrorCode.ENHANCE_YOUR_CALM, text))

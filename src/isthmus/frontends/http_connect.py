@@ -13,12 +13,14 @@ import ssl
 import time
 from collections.abc import Callable
 
+from isthmus.core.places import Full, Strangers
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import Backend, Dial, new_connection_id
 from isthmus.frontends.peers import peer_address, uds_identity
 from isthmus.frontends.statuses import explain, status_for
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
+from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
 from isthmus.net.raw import READ_BYTES
 from isthmus.net.socket_end import SocketEnd
@@ -109,7 +111,7 @@ class ConnectClient(Early):
                 return True
             if request is not None:
                 self._head_done = True
-                self._frontend.heads.remove(self)
+                self._frontend.heard(self)
                 self.target = request.target
                 self.asking = request.asking
                 self._half_closes = request.half_closes
@@ -133,7 +135,7 @@ class ConnectClient(Early):
     def abort(self, reason: Ending) -> None:
         """The client is gone: take its dial back."""
         super().abort(reason)
-        self._frontend.heads.remove(self)
+        self._frontend.heard(self)
         dial, self._dial = self._dial, None
         if dial is not None:
             self._frontend.backend.abandoned()
@@ -163,15 +165,15 @@ class ConnectClient(Early):
         self._frontend.backend.refused(408)
         self._goodbye(reply(408, "the request head did not arrive in time"))
 
-    def leave(self) -> None:
-        """The server stops: reset a client that did not say yet what it wants."""
+    def leave(self, why: Ending = Ending.DRAINED) -> None:
+        """The server stops, say: reset a client that did not say yet what it wants."""
         if self.end is not None:
-            self.end.abort(Ending.DRAINED)
+            self.end.abort(why)
             self.end = None
 
     def _goodbye(self, answer: bytes) -> None:
         """Answer and close, reading on for a moment: unread bytes would turn FIN into a reset."""
-        self._frontend.heads.remove(self)
+        self._frontend.heard(self)
         self._head_done = True
         end, self.end = self.end, None
         if end is None or end.ending is not None:
@@ -187,7 +189,7 @@ class ConnectClient(Early):
             end.resume_reading()
 
     def _close(self) -> None:
-        self._frontend.heads.remove(self)
+        self._frontend.heard(self)
         end, self.end = self.end, None
         if end is not None:
             end.write_eof()
@@ -212,6 +214,7 @@ class ConnectFrontend:
         self.compat = compat
         self.once = once
         self.heads: Deadlines[ConnectClient] = Deadlines(loop, HEAD_S, ConnectClient.too_slow)
+        self.strangers: Strangers[ConnectClient] = Strangers(MOST_HEADS)
         self.goodbyes: Deadlines[SocketEnd | TlsEnd] = Deadlines(loop, GOODBYE_S, _leave)
 
     def accept(self, sock: socket.socket) -> None:
@@ -235,14 +238,27 @@ class ConnectFrontend:
     def accept_tls(self, sock: socket.socket) -> None:
         """Take a connection from a TCP port."""
         assert self._context is not None
-        if len(self.heads) >= MOST_HEADS:
+        source = source_of(sock)
+        if self.strangers.is_full_for(source):
             sock.close()  # as many as this cannot all be about to say what they want
-            self.backend.refused(503)
+            self.backend.no_place(Full.CROWD, source)
             return
+        crowded_out = self.strangers.must_leave()
+        if crowded_out is not None:
+            self.heard(crowded_out)
+            greedy = crowded_out.end.sock if crowded_out.end is not None else sock
+            self.backend.no_place(Full.CROWD, source_of(greedy))
+            crowded_out.leave(Ending.CANCELLED)
         client = ConnectClient(self)
         self.heads.add(client)
+        self.strangers.add(client, source)
         client.end = FrontendTls(sock, self._poller, self._context(), client)
         client.end.on_handshake_failed = self.backend.handshake_failed
+
+    def heard(self, client: ConnectClient) -> None:
+        """A client has said what it wants, or is gone."""
+        self.heads.remove(client)
+        self.strangers.remove(client)
 
     def close(self) -> None:
         """Reset the clients that have no tunnel yet."""
@@ -262,6 +278,11 @@ class FrontendTls(TlsEnd):
     def handshake_failed(self, error: ssl.SSLError) -> None:
         """Report it."""
         self.on_handshake_failed(error)
+
+
+def no_place(sock: socket.socket, why: Full) -> None:
+    """Tell a client of a UNIX socket that it is one too many; see net.gate.Refuse."""
+    sock.send(reply(503, f"too many connections: {why.value}"))
 
 
 def _leave(end: SocketEnd | TlsEnd) -> None:

@@ -27,7 +27,8 @@ from isthmus.hosting.model import Endpoint, Plan
 from isthmus.hosting.own_parts_names import no_proxy
 from isthmus.manifests.agent import AgentPlan, agent_manifest
 from isthmus.manifests.arguments import arguments
-from isthmus.manifests.server import ServerPlan, server_manifest
+from isthmus.manifests.server import server_manifest
+from isthmus.manifests.server_plan import ServerPlan
 
 Typed = Mapping[str, tuple[str, ...]]
 

@@ -1,7 +1,8 @@
 """Agent authentication by service account token: what the API says of it, and what we make of that.
 
-A token is never logged and never kept; accepted ones are remembered for seconds by their hash,
-because thousands of agents that lost a server come back at once and would drown the API.
+A token is never logged and not kept here; accepted ones are remembered for seconds by their hash,
+because thousands of agents that lost a server come back at once and would drown the API. Those of
+agents that are linked are kept, and asked about again, by app/token_watch.py.
 """
 
 from __future__ import annotations
@@ -40,9 +41,14 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """The token is not good; the reason is a sentence without the token."""
+    """The token is not good; the reason is a sentence without the token.
+
+    ``judged``: the API looked at the token. Otherwise it took no such question, which says nothing
+    of an agent that was let in before.
+    """
 
     reason: str
+    judged: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +144,9 @@ class TokenReviewer:
         except KubeError as exc:
             reason = str(exc).replace(token, _BLANK)
             refused = exc.status in _REFUSALS
-            return Rejected(reason=reason) if refused else Unavailable(reason=reason)
+            if refused:
+                return Rejected(reason=reason, judged=False)
+            return Unavailable(reason=reason)
         verdict = judge(status, self._expected)
         if isinstance(verdict, Rejected):
             return Rejected(reason=verdict.reason.replace(token, _BLANK))

@@ -104,6 +104,16 @@ class ServerLink(Link):
         )
         self.carrier.begin()
 
+    @property
+    def peer_kind(self) -> str:
+        """See Link."""
+        return "server"
+
+    @property
+    def peer_id(self) -> str:
+        """See Link."""
+        return self.server_id
+
     def choose_talk(self, alpn: str | None) -> MuxAgentTalk | GrpcAgentTalk:
         """Our own protocol if the server knows it, else konnectivity's."""
         return MuxAgentTalk(self) if choose(alpn, self._only) else GrpcAgentTalk(self)
@@ -115,6 +125,7 @@ class ServerLink(Link):
         servers: Iterable[str] = (),
         *,
         features: frozenset[str] | None,
+        version: str = "",
     ) -> None:
         """The server said who it is, and how many there are, perhaps by their ids."""
         if not server_id:
@@ -123,6 +134,7 @@ class ServerLink(Link):
         self.server_count = max(1, server_count)
         self.servers = _askable(servers)
         self.features = features
+        self.version = version
         self.spare = not self._claim(self)
         if self.spare:
             # Before the first ping, so that its answer also says: no further dial is coming.
@@ -172,17 +184,18 @@ async def connect(
     packets: Packets | None = None,
     limits: Limits = Limits(),
     through: Callable[[], Awaitable[socket.socket]] | None = None,
+    kind: Callable[..., ServerLink] = ServerLink,
 ) -> ServerLink:
     """Connect to one address of a server and wait until it said Welcome; see ServerLink.
 
-    ``through`` makes the connection instead, by way of a proxy.
+    ``through`` makes the connection instead, by way of a proxy; ``kind`` makes the link.
 
     Raises:
         LinkError: it could not be reached, is not a server of ours, or refused us.
     """
     sock = await (through() if through is not None else _reach(loop, poller, address))
     try:
-        link = ServerLink(
+        link = kind(
             loop,
             poller,
             sock,

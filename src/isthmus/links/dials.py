@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import cast
 
 from google.protobuf.message import DecodeError
 
 from isthmus.errors import DialFailure, ProtocolError
+from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
 from isthmus.values import Identity
 from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
+from isthmus.wire.link_pb2 import TrafficClass as WireClass
 
 _MAX_DETAIL_CHARS = 1000
 #: More than the longest Dial (wire/asking.py has the bounds of what a client may say).
 _MAX_EARLY_BYTES = 16 * 1024
 _MAX_CONNECTION_ID_CHARS = 64
+CLASS_TO_WIRE: dict[TrafficClass, WireClass] = {
+    it: cast(WireClass, WireClass.Value(it.name)) for it in TrafficClass
+}
+_CLASS_OF_WIRE: dict[int, TrafficClass] = {number: it for it, number in CLASS_TO_WIRE.items()}
 
 
 class AnswerReader(Early):
@@ -112,10 +119,31 @@ class IncomingDial:
         """What else is said about it, and its trace, as the other program passes it on."""
         return asking_of(self.dial)
 
-    def accept(self, address: str) -> Stream:
-        """Say that the target is reached; raw bytes follow."""
+    @property
+    def traffic(self) -> TrafficClass:
+        """The class that the other program chose."""
+        return class_of(self.dial.traffic_class)
+
+    def accept(self, address: str, traffic: TrafficClass | None = None) -> Stream:
+        """Say that the target is reached; raw bytes follow.
+
+        ``traffic`` is the class that we choose, and tell; None: the other program chose it.
+        """
         self._settle()
-        self.stream.write(_success(address))
+        self.stream.traffic = self.traffic if traffic is None else traffic
+        self.stream.write(_success(address, NORMAL if traffic is None else traffic))
+        return self.stream
+
+    @property
+    def relayed(self) -> bool:
+        """It comes from another server, for our own agents only."""
+        return self.dial.relayed
+
+    def accept_for(self, agent_id: str, address: str) -> Stream:
+        """Say that one of our agents reached the target of a relayed dial; raw bytes follow."""
+        self._settle()
+        self.stream.traffic = self.traffic
+        self.stream.write(to_bytes(DialResult(address=address, agent_id=agent_id)))
         return self.stream
 
     def refuse(self, failure: DialFailure, detail: str) -> None:
@@ -140,29 +168,37 @@ def say_asking(dial: Dial, asking: Asking) -> None:
     dial.tracestate = asking.tracestate
 
 
-def said_about(requester: Identity, asking: Asking) -> bytes:
+def class_of(number: int) -> TrafficClass:
+    """Read a class; one that only later programs know is like any other dial."""
+    return _CLASS_OF_WIRE.get(number, NORMAL)
+
+
+def said_about(requester: Identity, asking: Asking, traffic: TrafficClass = NORMAL) -> bytes:
     """Write who asks and what they say, for a dial whose target is said in another way."""
-    return _who(requester) if asking is NOTHING else _who_and_what(requester, asking)
+    if asking is NOTHING:
+        return _who(requester, traffic)
+    return _who_and_what(requester, asking, traffic)
 
 
 @lru_cache(maxsize=1024)
-def _who(requester: Identity) -> bytes:
+def _who(requester: Identity, traffic: TrafficClass) -> bytes:
     """The same clients come again and again, and most say nothing."""
-    return _who_and_what(requester, NOTHING)
+    return _who_and_what(requester, NOTHING, traffic)
 
 
-def _who_and_what(requester: Identity, asking: Asking) -> bytes:
+def _who_and_what(requester: Identity, asking: Asking, traffic: TrafficClass) -> bytes:
     dial = Dial(
         requester=requester.name,
         requester_groups=requester.groups,
         requester_kind=requester.kind,
+        traffic_class=CLASS_TO_WIRE[traffic],
     )
     say_asking(dial, asking)
     return dial.SerializeToString()
 
 
 @lru_cache(maxsize=256)
-def heard_about(said: bytes) -> tuple[Identity, Asking]:
+def heard_about(said: bytes) -> tuple[Identity, Asking, TrafficClass]:
     """Read it; the same is said again and again where there are no traces.
 
     Raises:
@@ -172,7 +208,7 @@ def heard_about(said: bytes) -> tuple[Identity, Asking]:
         dial = Dial.FromString(said)
     except DecodeError as exc:
         raise ProtocolError("link: not a Dial message in a packet") from exc
-    return requester_of(dial), asking_of(dial)
+    return requester_of(dial), asking_of(dial), class_of(dial.traffic_class)
 
 
 def requester_of(dial: Dial) -> Identity:
@@ -200,9 +236,9 @@ def _identity(name: str, groups: tuple[str, ...], kind: str) -> Identity:
 
 
 @lru_cache(maxsize=1024)
-def _success(address: str) -> bytes:
+def _success(address: str, traffic: TrafficClass) -> bytes:
     """The answer to a dial that succeeded; the same targets are dialed again and again."""
-    return to_bytes(DialResult(address=address))
+    return to_bytes(DialResult(address=address, traffic_class=CLASS_TO_WIRE[traffic]))
 
 
 DialTold = Callable[["DialReader", IncomingDial], None]

@@ -14,6 +14,7 @@ from isthmus.links.dials import said_about
 from isthmus.links.go_errors import detail_in, failure_in
 from isthmus.links.packet_dials import IncomingPacketDial
 from isthmus.links.talk import Told
+from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
 from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
@@ -114,6 +115,11 @@ class GrpcTalk:
         return self.session.round_trip_s
 
     @property
+    def unanswered_s(self) -> float:
+        """For how long a ping has waited."""
+        return self.session.unanswered_s
+
+    @property
     def peer_drains(self) -> bool:
         """The peer said so, by DRAIN or by GOAWAY."""
         return self.link.draining or self.session.remote_draining
@@ -133,6 +139,12 @@ class GrpcTalk:
     def be_ready(self) -> None:
         """Measure the round trip."""
         self.session.ping()
+
+    def probe(self) -> None:
+        """Ping, unless the peer is a server of Go's: that one closes on whoever pings often."""
+        ours = self.packets is not None and self.packets.half_closes
+        if ours or not self.session.client:
+            self.session.ping()
 
     def drain(self) -> None:
         """Say that we take no new dials, if the protocol can."""
@@ -179,6 +191,7 @@ class GrpcTalk:
         told: Told,
         connection_id: str = "",
         asking: Asking = NOTHING,
+        traffic: TrafficClass = NORMAL,
     ) -> LinkedEnd | None:
         """Ask the peer to dial; a Go server never answers it."""
         packets = self.packets
@@ -199,8 +212,8 @@ class GrpcTalk:
         # connection has one dial in a link at most, so that the number of its id will do.
         number = int(connection_id.rpartition("-")[2], 16) if connection_id else int(dial_id)
         # Who can half-close is one of ours, and wants to know what Go's has no use for.
-        ours = said_about(requester, asking) if packets.half_closes else b""
-        end = packets.dial(str(target), number, answered, ours=ours)
+        ours = said_about(requester, asking, traffic) if packets.half_closes else b""
+        end = packets.dial(str(target), number, answered, ours=ours, traffic=traffic)
         return end
 
     # Dials that the peer asks for.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
+from isthmus.core.near import ZONE_LABEL
 from isthmus.errors import LinkStage
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
 from isthmus.links.hello import (
     FEATURES,
     NETWORK,
     PROCESS,
+    ZONE,
     features_header,
     features_in,
     process_in,
@@ -65,7 +67,7 @@ class GrpcAgentTalk(GrpcTalk):
         stream.handler = packets
         self.packets = packets
         greeting = link.greeting
-        token = greeting.token
+        token, zone = greeting.token, greeting.labels.get(ZONE_LABEL, "")
         stream.send_headers(
             (
                 (b":method", b"POST"),
@@ -80,6 +82,7 @@ class GrpcAgentTalk(GrpcTalk):
                 (HALF_CLOSE, b"1"),
                 features_header(greeting.features),
                 *(((PROCESS, greeting.process.encode()),) if greeting.process else ()),
+                *(((ZONE, zone.encode()),) if zone else ()),
                 *(((NETWORK, greeting.network.encode()),) if greeting.network else ()),
                 *(((b"authorization", b"Bearer " + token.encode()),) if token else ()),
             ),

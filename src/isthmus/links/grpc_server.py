@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isthmus.config.identifiers import Identifiers
+from isthmus.core.near import ZONE_LABEL
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
 from isthmus.links.hello import (
     FEATURES,
     NETWORK,
     PROCESS,
+    ZONE,
     Unwelcome,
     features_header,
     features_in,
@@ -102,10 +104,11 @@ class GrpcServerTalk(GrpcTalk):
             half_closes=self._half_closes,
         )
         authorization = _text(fields.get(b"authorization", [b""])[0])
+        zone = _text(fields.get(ZONE, [b""])[0])
         self._agent_link.greeted(
             agent_id=_text(ids[0]),
             identifiers=identifiers,
-            labels={},
+            labels={ZONE_LABEL: zone} if zone else {},
             network=_text(networks[0]),
             version=_text(header(headers, b"user-agent")),
             token=authorization.removeprefix("Bearer ").strip(),

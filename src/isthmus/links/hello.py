@@ -9,6 +9,8 @@ from itertools import islice
 
 #: The request header in which our agents name their network over gRPC; Hello has a field for it.
 NETWORK = b"isthmus-network"
+#: The same for their zone; Hello has it among the labels.
+ZONE = b"isthmus-zone"
 #: The header in which our programs name their features over gRPC, both ways; Hello and Welcome have
 #: a field for it.
 FEATURES = b"isthmus-features"

@@ -18,6 +18,7 @@ from isthmus.links.carrier import LinkSocket
 from isthmus.links.talk import Incoming, Talk, Told
 from isthmus.net.contexts import peer_identity
 from isthmus.net.poller import Poller
+from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.limits import Limits
 from isthmus.values import ANONYMOUS, DialId, HostPort, Identity
@@ -27,6 +28,10 @@ HANDSHAKE_S = 10.0
 GOODBYE_S = 2.0
 _TICK_S = 1.0
 _STUCK_TICKS = 2
+#: A ping that waits for its answer for longer is that of an agent which hardly runs, if at all.
+_SILENT_S = 2.0
+#: How much of a slow round trip is remembered a tick later: one quick answer proves little.
+_REMEMBERED = 0.7
 _numbers = itertools.count(1)
 
 
@@ -52,6 +57,7 @@ class Link:
         self.limits = limits
         self.on_dial = on_dial
         self.peer_address = peer_of(sock)
+        self.version = ""  # of the program at the other end, if it says
         self.identity: Identity = ANONYMOUS
         self.opened_at = loop.time()
         self.ready = False
@@ -65,10 +71,22 @@ class Link:
         self.talk: Talk | None = None
         self._on_closed = on_closed
         self._progress = -1
+        self._asked = False  # to dial, since the last tick
+        self._way_s = 0.0
         self._timer: asyncio.TimerHandle | None = loop.call_later(
             handshake_s, self.lost, "handshake timed out", LinkStage.TIMED_OUT
         )
         self.carrier = LinkSocket(self, sock, poller, context, server_hostname=server_hostname)
+
+    @property
+    def peer_kind(self) -> str:
+        """What is at the other end: ``agent`` or ``server``."""
+        raise NotImplementedError
+
+    @property
+    def peer_id(self) -> str:
+        """What it calls itself; empty until it has said."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         state = self.closed_because or ("ready" if self.ready else "opening")
@@ -195,10 +213,12 @@ class Link:
         told: Told,
         connection_id: str = "",
         asking: Asking = NOTHING,
+        traffic: TrafficClass = NORMAL,
     ) -> BaseEnd | None:
         """Ask the peer to dial; None when the link cannot take one more."""
         if self.talk is None or not self.ready:
             return None
+        self._asked = True
         return self.talk.open_dial(
             target,
             dial_id=dial_id,
@@ -207,6 +227,7 @@ class Link:
             told=told,
             connection_id=connection_id,
             asking=asking,
+            traffic=traffic,
         )
 
     @property
@@ -222,7 +243,12 @@ class Link:
     @property
     def takes_dials(self) -> bool:
         """A dial should be sent over this link."""
-        return not self.draining and self.stuck_ticks < _STUCK_TICKS and self.can_open
+        return not self.draining and not self.stuck and self.can_open
+
+    @property
+    def stuck(self) -> bool:
+        """It makes no progress, or its peer does not answer: others are chosen."""
+        return self.stuck_ticks >= _STUCK_TICKS
 
     @property
     def load(self) -> int:
@@ -241,7 +267,8 @@ class Link:
         if talk is None:
             return 0.0
         waiting = self.carrier.out_bytes + talk.waiting_bytes
-        return talk.load + waiting / 65536 + talk.round_trip_s * 100
+        way_s = max(self._way_s, talk.round_trip_s, talk.unanswered_s)
+        return talk.load + waiting / 65536 + way_s * 100
 
     @property
     def held_bytes(self) -> int:
@@ -272,9 +299,16 @@ class Link:
             if not self.load or not talk.can_open:
                 self.close("stream ids are used up")
                 return
-        # Liveness is also progress: a link whose unsent bytes do not move is not chosen.
+        # Liveness is also progress: a link whose unsent bytes do not move, or whose peer does not
+        # answer while dials are sent there, is not chosen.
+        self._way_s = max(talk.round_trip_s, self._way_s * _REMEMBERED)
+        silent = talk.unanswered_s > _SILENT_S
+        if self._asked:
+            self._asked = False
+            talk.probe()
         progress = self.carrier.bytes_out - self.carrier.out_bytes - talk.waiting_bytes
-        if (self.carrier.out_bytes or talk.waiting_bytes) and progress <= self._progress:
+        unsent = self.carrier.out_bytes or talk.waiting_bytes
+        if silent or (unsent and progress <= self._progress):
             self.stuck_ticks += 1
         else:
             self.stuck_ticks = 0

@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from isthmus.errors import LinkStage
-from isthmus.links.dials import AnswerReader, DialReader, IncomingDial, say_asking
+from isthmus.links.dials import CLASS_TO_WIRE, AnswerReader, DialReader, IncomingDial, say_asking
 from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
+from isthmus.tunnel.classes import NORMAL, URGENT, TrafficClass
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
@@ -79,6 +80,7 @@ class MuxTalk:
     """One side of the conversation; see talk.Talk."""
 
     name = "mux"
+    relays = False  # what we open is relayed, for the agents of the server at the other end
 
     def __init__(self, link: Link, *, client: bool) -> None:
         self.link = link
@@ -139,6 +141,11 @@ class MuxTalk:
         return self.session.round_trip_s
 
     @property
+    def unanswered_s(self) -> float:
+        """For how long a ping has waited."""
+        return self.session.unanswered_s
+
+    @property
     def peer_drains(self) -> bool:
         """The peer sent go-away."""
         return self.session.remote_draining
@@ -179,6 +186,7 @@ class MuxTalk:
     def attach_control(self, stream: Stream) -> None:
         """This stream is the control stream."""
         self.control = stream
+        stream.traffic = URGENT  # short, and what it says cannot wait
         reader = ControlReader(self)
         reader.peer = stream
         stream.peer = reader
@@ -186,6 +194,10 @@ class MuxTalk:
 
     def be_ready(self) -> None:
         """Measure the round trip."""
+        self.session.ping()
+
+    def probe(self) -> None:
+        """Ping."""
         self.session.ping()
 
     def drain(self) -> None:
@@ -233,6 +245,7 @@ class MuxTalk:
         told: Told,
         connection_id: str = "",
         asking: Asking = NOTHING,
+        traffic: TrafficClass = NORMAL,
     ) -> Stream | None:
         """Ask the peer to dial; None when the link cannot take one more stream."""
         dial = Dial(
@@ -244,10 +257,14 @@ class MuxTalk:
             requester_groups=requester.groups,
             requester_kind=requester.kind,
             connection_id=connection_id,
+            traffic_class=CLASS_TO_WIRE[traffic],
         )
         if asking is not NOTHING:
             say_asking(dial, asking)
-        return self.session.open(AnswerReader(told), to_bytes(dial))
+        if self.relays:
+            dial.relayed = True
+            dial.network = asking.network
+        return self.session.open(AnswerReader(told), to_bytes(dial), traffic)
 
     def accept_stream(self, stream: Stream) -> None:
         """Read a dial from a stream that the peer opened."""

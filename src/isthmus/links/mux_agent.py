@@ -37,6 +37,7 @@ class MuxAgentTalk(MuxTalk):
                     token=greeting.token,
                     version=__version__,
                     features=greeting.features,
+                    relay=self.relays,
                 )
             )
         )
@@ -64,4 +65,5 @@ class MuxAgentTalk(MuxTalk):
             welcome.server_count,
             welcome.servers,
             features=features_said(welcome.features),
+            version=welcome.version,
         )

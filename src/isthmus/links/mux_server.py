@@ -10,7 +10,7 @@ from isthmus.errors import ProtocolError
 from isthmus.links.hello import Unwelcome, features_said
 from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
 from isthmus.tunnel.stream import Stream
-from isthmus.wire.link_pb2 import Control, Refusal, Welcome
+from isthmus.wire.link_pb2 import Control, Load, Refusal, Welcome
 from isthmus.wire.link_pb2 import Membership as MembershipMessage
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class MuxServerTalk(MuxTalk):
                 raise ProtocolError("link: second hello")
             self._greeted = True
             hello = message.hello
+            if hello.relay != self._agent_link.relays:
+                raise ProtocolError("link: a hello of the other kind than ALPN said")
             try:
                 identifiers = Identifiers.read_claim(hello.identifiers)
             except ValueError as exc:
@@ -77,6 +79,10 @@ class MuxServerTalk(MuxTalk):
                 )
             )
         )
+
+    def tell_agents(self, number: int) -> None:
+        """To another server: so many agents could take its dials."""
+        self.tell(Control(load=Load(agents=number)))
 
     def tell_membership(self, membership: Membership) -> None:
         """The set of servers changed."""

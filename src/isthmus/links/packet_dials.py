@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from isthmus.errors import DialFailure
 from isthmus.links.dials import heard_about
 from isthmus.links.go_errors import go_text
+from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import ANONYMOUS, HostPort
 from isthmus.wire.asking import NOTHING
@@ -41,6 +42,7 @@ class IncomingPacketDial:
         "port",
         "requester",
         "timeout_s",
+        "traffic",
     )
 
     def __init__(
@@ -65,12 +67,18 @@ class IncomingPacketDial:
         self.answered = False
         self.on_cancelled: Callable[[], None] | None = None
         # Konnectivity does not say who wants it, nor anything else; a program of ours does.
-        self.requester, self.asking = heard_about(ours) if ours else (ANONYMOUS, NOTHING)
+        self.requester, self.asking, self.traffic = (
+            heard_about(ours) if ours else (ANONYMOUS, NOTHING, NORMAL)
+        )
 
-    def accept(self, address: str) -> BaseEnd:
-        """Say that the target is reached; gives the end to join to it."""
+    def accept(self, address: str, traffic: TrafficClass | None = None) -> BaseEnd:
+        """Say that the target is reached; gives the end to join to it.
+
+        ``traffic`` is the class that we choose, which these packets cannot tell; see talk.Incoming.
+        """
         if self._settle():
-            return self._packets.accept(self._random, reached=address)
+            chosen = self.traffic if traffic is None else traffic
+            return self._packets.accept(self._random, reached=address, traffic=chosen)
         return self._packets.unwanted(self._random, Ending.CANCELLED)
 
     def refuse(self, failure: DialFailure, detail: str) -> None:

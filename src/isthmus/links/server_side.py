@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from isthmus.config.identifiers import Identifiers
+from isthmus.core.near import ZONE_LABEL
 from isthmus.links.grpc_server import GrpcServerTalk
 from isthmus.links.hello import Unwelcome
 from isthmus.links.link import HANDSHAKE_S, Link
@@ -19,9 +20,11 @@ from isthmus.net.poller import Poller
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
+from isthmus.wire.link import RELAY_ALPN
 
 _MAX_ID_CHARS = 253
 _MAX_NETWORK_CHARS = 253
+_MAX_ZONE_CHARS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +85,10 @@ class AgentLink(Link):
         self.agent_id = AgentId("")
         self.identifiers = Identifiers()
         self.labels: dict[str, str] = {}
+        self.zone = ""
         self.network = ""  # konnectivity's agents name none
-        self.version = ""
         self.features: frozenset[str] | None = None
+        self.relays = False  # it is another server, which opens relayed dials and takes none
         self.is_extra = False  # this agent has another link already
         self.audited = False  # why it was refused has been said
         self.refused_as = Unwelcome.NO_PROOF
@@ -106,8 +110,21 @@ class AgentLink(Link):
             limits=limits,
         )
 
+    @property
+    def peer_kind(self) -> str:
+        """See Link."""
+        return "server" if self.relays else "agent"
+
+    @property
+    def peer_id(self) -> str:
+        """See Link."""
+        return self.agent_id
+
     def choose_talk(self, alpn: str | None) -> MuxServerTalk | GrpcServerTalk:
-        """Our own protocol with our own agents, konnectivity's with every other."""
+        """Our own protocol with our own agents and servers, konnectivity's with every other."""
+        if alpn == RELAY_ALPN:
+            self.relays = True
+            return MuxServerTalk(self)
         return MuxServerTalk(self) if choose(alpn, self._only) else GrpcServerTalk(self)
 
     def greeted(
@@ -131,6 +148,7 @@ class AgentLink(Link):
         self.agent_id = AgentId(agent_id)
         self.identifiers = identifiers
         self.labels = labels
+        self.zone = labels.get(ZONE_LABEL, "")[:_MAX_ZONE_CHARS]
         self.network = network
         self.version = version
         self.features = features
@@ -151,6 +169,11 @@ class AgentLink(Link):
         self.talk.welcome(self._membership())
         self.be_ready()
         self._on_ready(self)
+
+    def tell_agents(self, number: int) -> None:
+        """Tell another server how many agents could take its dials."""
+        if self.ready and isinstance(self.talk, MuxServerTalk):
+            self.talk.tell_agents(number)
 
     def tell_membership(self) -> None:
         """The set of servers changed: tell an agent that can hear it."""

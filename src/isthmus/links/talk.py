@@ -7,6 +7,7 @@ from typing import Protocol
 
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.carriers import Carried
+from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
@@ -75,6 +76,10 @@ class Talk(Protocol):
         """The last round trip; 0 before the first."""
 
     @property
+    def unanswered_s(self) -> float:
+        """For how long a ping has waited for its answer; 0 when none does."""
+
+    @property
     def peer_drains(self) -> bool:
         """The peer said that it takes nothing new."""
 
@@ -92,6 +97,9 @@ class Talk(Protocol):
     def be_ready(self) -> None:
         """Both have said hello."""
 
+    def probe(self) -> None:
+        """Ask for a sign of life now, where the peer lets itself be asked at any time."""
+
     def open_dial(
         self,
         target: HostPort,
@@ -102,10 +110,12 @@ class Talk(Protocol):
         told: Told,
         connection_id: str = "",
         asking: Asking = NOTHING,
+        traffic: TrafficClass = NORMAL,
     ) -> BaseEnd | None:
         """Ask the peer to dial; None when it can take no more.
 
-        ``asking`` is what may be passed on of what the client said, the trace included.
+        ``asking`` is what may be passed on of what the client said, the trace included. Of what
+        ``traffic`` is, both directions are, as far as the peer understands it.
         """
 
     def drain(self) -> None:
@@ -164,8 +174,11 @@ class Incoming(Protocol):
     def asking(self) -> Asking:
         """What else is said about it, and its trace, as the other program passes it on."""
 
-    def accept(self, address: str) -> BaseEnd:
-        """Say that the target is reached; gives the end to join to it."""
+    def accept(self, address: str, traffic: TrafficClass | None = None) -> BaseEnd:
+        """Say that the target is reached; gives the end to join to it.
+
+        ``traffic`` is the class that we choose; None: the other program chose it.
+        """
 
     def refuse(self, failure: DialFailure, detail: str) -> None:
         """Say why not."""

@@ -6,7 +6,6 @@ answers on all of them, and tells them apart by the port that was asked.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import logging
@@ -16,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from isthmus.core.service_names import ServiceName
+from isthmus.net.http_site import BACKLOG, HttpSite, Visitors
 from isthmus.nodeproxy.health import Answer, ProxyHealth
 from isthmus.observe.logs import log
 
@@ -39,7 +39,8 @@ class ServiceHealthPorts:
         self._health = health
         self._services: dict[int, ServiceName] = {}
         self._local_ready: Mapping[ServiceName, int] = {}
-        self._open: dict[tuple[str, int], asyncio.Server] = {}
+        self._open: dict[tuple[str, int], HttpSite] = {}
+        self._visitors = Visitors()  # of all ports together
         self._failed: dict[tuple[str, int], str] = {}
         self._server: web.Server | None = None
 
@@ -67,16 +68,16 @@ class ServiceHealthPorts:
         self._local_ready = dict(local_ready)
         wanted = {(address, port) for address in addresses for port in self._services}
         for place in [place for place in self._open if place not in wanted]:
-            self._open.pop(place).close()
+            await self._open.pop(place).close()
         for place in [place for place in self._failed if place not in wanted]:
             del self._failed[place]
         for place in sorted(wanted - self._open.keys()):
-            await self._listen(*place)
+            self._listen(*place)
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
         for listener in self._open.values():
-            listener.close()
+            await listener.close()
         self._open.clear()
         self._services = {}
         if self._server is not None:
@@ -97,14 +98,13 @@ class ServiceHealthPorts:
             {WEIGHT_HEADER: str(count)},
         )
 
-    async def _listen(self, address: str, port: int) -> None:
+    def _listen(self, address: str, port: int) -> None:
         try:
             sock = _bound(address, port)
         except OSError as exc:
             self._say(address, port, exc)
             return
-        loop = asyncio.get_running_loop()
-        self._open[address, port] = await loop.create_server(self._server_of(), sock=sock)
+        self._open[address, port] = HttpSite(sock, self._server_of(), visitors=self._visitors)
         if self._failed.pop((address, port), None) is not None:
             log(_log, logging.INFO, "health check node port is open now", address=address,
                 port=port, service=str(self._services[port]))  # fmt: skip
@@ -150,6 +150,6 @@ class ServiceHealthPorts:
 def _bound(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # create_server() makes IPv6 sockets IPv6-only, so that 0.0.0.0 and :: go together.
-    sock = socket.create_server((address, port), family=family)
+    sock = socket.create_server((address, port), family=family, backlog=BACKLOG)
     sock.setblocking(False)
     return sock

@@ -2,7 +2,8 @@
 
 ``put`` never waits: what does not fit into the queue is dropped and counted, and when there is room
 again a record says how many are missing. The file is rotated by size, and opened again when
-somebody else moved it away. What is in a record is core/audit.py.
+somebody else moved it away. The last lines stay in memory for the admin port. What is in a record
+is core/audit.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from isthmus.core.audit import dropped, to_line
@@ -25,6 +27,8 @@ from isthmus.observe.logs import log
 
 MOST_BYTES = 16 * 1024 * 1024
 MOST_RECORDS = 50_000
+#: How many of the last lines are kept.
+RECENT_RECORDS = 200
 #: Lines that come within this time after a write are the next: the first after a pause is written
 #: at once. Each write makes the event loop share the interpreter for a moment.
 GATHER_S = 0.1
@@ -65,6 +69,8 @@ class AuditLog:
         self._clock = clock
         self._queue: deque[bytes] = deque()
         self._put_bytes = self._taken_bytes = 0
+        self._recent: deque[bytes] = deque(maxlen=RECENT_RECORDS)
+        self._seen = 0
         self._missing = 0  # dropped since the last record that was queued
         self._unwritten: list[bytes] = []
         self._wake = threading.Event()
@@ -85,6 +91,8 @@ class AuditLog:
 
     def put(self, line: bytes) -> None:
         """Queue one line, or drop and count it; never waits."""
+        self._recent.append(line)
+        self._seen += 1
         size, queue = len(line), self._queue
         waiting = self._put_bytes - self._taken_bytes
         if waiting + size > self._most_bytes or len(queue) >= self._most_records:
@@ -100,6 +108,14 @@ class AuditLog:
         self._put_bytes += size
         if not self._wake.is_set():
             self._wake.set()
+
+    def recent(self, after: int, most: int) -> tuple[list[bytes], int]:
+        """Give the last lines, oldest first, and the number of the newest; the first is 1.
+
+        Only those that come after a number, and at most so many; also those that were dropped.
+        """
+        count = max(0, min(self._seen - after, most, len(self._recent)))
+        return list(islice(self._recent, len(self._recent) - count, None)), self._seen
 
     def counts(self) -> tuple[int, int, int]:
         """How many records were written and dropped, and how often writing failed."""

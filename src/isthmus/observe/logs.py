@@ -14,14 +14,18 @@ import json
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TextIO
 
 Format = Literal["text", "json"]
 
 _MAX_CHARS = 1024
 _MAX_TRACE_LINES = 60
+RECENT_LINES = 1000
+RECENT_BYTES = 1024 * 1024
 # The value of token="…" is a secret; of token_path="…" it is not.
 _SECRET_KEY = re.compile(
     r"(token|secret|password|authorization|cookie|private_?key)$", re.IGNORECASE
@@ -44,13 +48,18 @@ def level_from_v(v: int) -> int:
     return logging.INFO if v < 5 else logging.DEBUG
 
 
-def configure(v: int, fmt: Format, stream: TextIO) -> None:
+def configure(
+    v: int, fmt: Format, stream: TextIO, *, fields: Mapping[str, object] | None = None
+) -> None:
     """Send what ``isthmus`` and the libraries below it say to the stream.
 
+    Every line begins with ``fields``, which say which of several processes it is of.
     May be called again; the last call counts. The root logger is left alone, for programs that
     use Isthmus as a library.
     """
     handler = _LineHandler(stream)
+    if fields:
+        handler.addFilter(partial(_with_fields, fields))
     handler.setFormatter(JsonFormatter() if fmt == "json" else TextFormatter())
     for name, level in (
         ("isthmus", level_from_v(v)),
@@ -77,6 +86,11 @@ def log(
     """Log one event: a constant sentence, and what varies as fields."""
     if logger.isEnabledFor(level):
         logger.log(level, msg, extra={"fields": fields}, exc_info=exc_info)
+
+
+def _with_fields(fields: Mapping[str, object], record: logging.LogRecord) -> bool:
+    record.fields = {**fields, **getattr(record, "fields", {})}
+    return True
 
 
 def escape(text: str) -> str:
@@ -169,8 +183,50 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class RecentLines:
+    """The last lines of a log as JSON, oldest first; bounded in lines and in bytes."""
+
+    def __init__(self, most: int = RECENT_LINES, most_bytes: int = RECENT_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._kept: deque[bytes] = deque()
+        #: How many were put in so far.
+        self.count = 0
+
+    def put(self, line: str) -> None:
+        """Keep a line; the oldest make room."""
+        self.keep(line.encode("utf-8", "backslashreplace"))
+
+    def keep(self, raw: bytes) -> None:
+        """Keep a line that is written already."""
+        self.count += 1
+        self._kept.append(raw)
+        self._bytes += len(raw)
+        while len(self._kept) > self._most or (self._bytes > self._most_bytes and self._kept):
+            self._bytes -= len(self._kept.popleft())
+
+    def last(self, most: int) -> list[bytes]:
+        """The last lines, at most so many."""
+        lines = self._kept.copy()  # threads log, too
+        while len(lines) > most:
+            lines.popleft()
+        return list(lines)
+
+
+#: What this process has logged since ``configure``.
+RECENT = RecentLines()
+_JSON = JsonFormatter()
+
+
 class _LineHandler(logging.StreamHandler[TextIO]):
     """Writes lines; a log that cannot be written is no reason to write more or to stop."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record, and remember it."""
+        text = super().format(record)
+        RECENT.put(text if isinstance(self.formatter, JsonFormatter) else _JSON.format(record))
+        return text
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the line: the reader of the log has gone."""

@@ -8,10 +8,12 @@ docs/reference/metrics.md is written from here by reference.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 
+from isthmus.core.places import Full
 from isthmus.core.policy import Decision
+from isthmus.core.shares import Limit
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.counters import (
     Family,
@@ -26,6 +28,8 @@ from isthmus.observe.counters import (
 )
 from isthmus.observe.node_traffic import NodeMetrics
 from isthmus.observe.program import Gauges, ProgramMetrics
+from isthmus.observe.relays import RelayMetrics
+from isthmus.observe.revocation import RevocationMetrics
 from isthmus.tunnel.end import Ending
 
 __all__ = [
@@ -60,6 +64,7 @@ class TlsRefusal(Enum):
 
     NO_CERTIFICATE = "the peer sent no certificate"
     BAD_CERTIFICATE = "the peer's certificate is not from a trusted authority, or has expired"
+    REVOKED = "the peer's certificate is revoked"
     NOT_TLS = "the peer does not speak TLS"
     OTHER = "the handshake failed otherwise"
 
@@ -111,6 +116,9 @@ class ServerMetrics(ProgramMetrics):
         self.connections = Histogram(CONNECTION_BUCKETS_S)
         self.go_dial_failures = dict.fromkeys(GoDialFailure, 0)
         self.tls_refusals = {(port, why): 0 for port in TlsPort for why in TlsRefusal}
+        self.connections_refused = {
+            (port, why): 0 for port in (TlsPort.AGENT, TlsPort.FRONTEND) for why in Full
+        }
         self.requests_refused = dict.fromkeys(REFUSAL_STATUSES, 0)
         self.stream_errors: dict[tuple[str, str], int] = {}
         self.hand_ons = dict.fromkeys(HandOn, 0)
@@ -118,8 +126,14 @@ class ServerMetrics(ProgramMetrics):
         self.audit_counts: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         self.policy_denials: dict[str, int] = {}
         self.policy_reload_failures = 0
+        self.revocation = RevocationMetrics()
+        self.share_refusals: dict[tuple[str, Limit], int] = {}
+        self.share_waits: dict[str, int] = {}
+        #: Open tunnels by share; replaced where there are shares.
+        self.share_tunnels: Callable[[], Mapping[str, float]] = dict
         self.node_dials = Histogram(SERVER_DIAL_BUCKETS_S)
         self.node_dial_failures = dict.fromkeys(DialFailure, 0)
+        self.relays = RelayMetrics()
         super().__init__(SERVER_DIAL_BUCKETS_S)
 
     def dial_failed(self, failure: DialFailure, seconds: float, *, answered: bool = True) -> None:
@@ -145,6 +159,10 @@ class ServerMetrics(ProgramMetrics):
         """Count a TLS handshake that we refused."""
         self.tls_refusals[port, why] += 1
 
+    def connection_refused(self, port: TlsPort, why: Full) -> None:
+        """Count a connection for which there was no place."""
+        self.connections_refused[port, why] += 1
+
     def request_refused(self, status: int) -> None:
         """Count a request that a frontend answered with an error before there was a dial."""
         label = str(status)
@@ -169,6 +187,18 @@ class ServerMetrics(ProgramMetrics):
             rule = "(other)"
         self.policy_denials[rule] = self.policy_denials.get(rule, 0) + 1
 
+    def share_refused(self, share: str, limit: Limit) -> None:
+        """Count a dial that was too much for its share."""
+        known = (share, limit) in self.share_refusals or len(self.share_refusals) < MOST_RULES
+        key = (share if known else "(other)", limit)
+        self.share_refusals[key] = self.share_refusals.get(key, 0) + 1
+
+    def share_waited(self, share: str) -> None:
+        """Count a tunnel that is not read from until its share has bytes again."""
+        known = share in self.share_waits or len(self.share_waits) < MOST_RULES
+        key = share if known else "(other)"
+        self.share_waits[key] = self.share_waits.get(key, 0) + 1
+
     def policy_reload_failed(self) -> None:
         """Count a changed policy file that could not be used."""
         self.policy_reload_failures += 1
@@ -183,6 +213,12 @@ class ServerMetrics(ProgramMetrics):
         return [
             ((segment, code, "Unknown"), number)
             for (segment, code), number in self.stream_errors.items()
+        ]
+
+    def _connections_refused(self) -> Samples:
+        return [
+            ((port.value, why.name.lower()), number)
+            for (port, why), number in self.connections_refused.items()
         ]
 
     def _tls_refusals(self) -> Samples:
@@ -238,17 +274,58 @@ class ServerMetrics(ProgramMetrics):
             ),
         ]
 
+    def _share_families(self) -> list[Family]:
+        ours = "isthmus_server_share_"
+        return [
+            counter(
+                f"{ours}refusals_total",
+                "Dials refused because their requester has its share already, by share and limit.",
+                lambda: [
+                    ((share, limit.value), number)
+                    for (share, limit), number in self.share_refusals.items()
+                ],
+                ("share", "limit"),
+            ),
+            counter(
+                f"{ours}waits_total",
+                "Times that a tunnel was not read from until its share had bytes again.",
+                lambda: by_name(self.share_waits)(),
+                ("share",),
+            ),
+            gauge(
+                f"{ours}tunnels",
+                "Dials under way and open tunnels, by share.",
+                lambda: by_name(self.share_tunnels())(),
+                ("share",),
+            ),
+        ]
+
     def _own_families(self) -> list[Family]:
         return [
             *self._go_families(),
             *self._audit_families(),
             *self._node_families(),
+            *self._share_families(),
+            *self.relays.families(),
+            *self.revocation.families("isthmus_server_"),
             counter(
                 "isthmus_server_tls_refused_total",
                 "TLS handshakes refused, by port and reason: agents and clients with a wrong"
                 " certificate or none.",
                 self._tls_refusals,
                 ("port", "reason"),
+            ),
+            counter(
+                "isthmus_server_connections_refused_total",
+                "Connections for which there was no place, by port and reason.",
+                self._connections_refused,
+                ("port", "reason"),
+            ),
+            gauge(
+                "isthmus_server_open_connections",
+                "Connections that are open, by port; --max-connections bounds them.",
+                lambda: by_name(self.gauges.connections())(),
+                ("port",),
             ),
             counter(
                 "isthmus_server_requests_refused_total",
@@ -354,7 +431,13 @@ class AgentMetrics(ProgramMetrics):
 
     def __init__(self) -> None:
         self.node = NodeMetrics()
+        self.endpoint_denials: dict[str, int] = {}
+        self.revocation = RevocationMetrics()
         super().__init__(AGENT_DIAL_BUCKETS_S)
+
+    def endpoint_denied(self, entry: str) -> None:
+        """Count a dial that this entry of the agent's lists denied."""
+        self.endpoint_denials[entry] = self.endpoint_denials.get(entry, 0) + 1
 
     def _go_dial_failures(self) -> Samples:
         timeouts = self.dial_failures[DialFailure.TIMED_OUT]
@@ -392,5 +475,13 @@ class AgentMetrics(ProgramMetrics):
                 "Current number of open endpoint connections.",
                 one(lambda: gauges.tunnels()),
             ),
+            counter(
+                "isthmus_agent_endpoint_denials_total",
+                "Dials that --endpoint-deny denied, by its entry, or (not allowed) for what"
+                " --endpoint-allow does not list.",
+                lambda: by_name(self.endpoint_denials)(),
+                ("entry",),
+            ),
+            *self.revocation.families("isthmus_agent_"),
             *self.node.families(),
         ]

@@ -73,6 +73,8 @@ class Gauges:
     ready_by_strategy: Callable[[], Mapping[str, float]] = _none
     known_servers: Callable[[], int] = _zero
     handed_on: Callable[[], int] = _zero
+    #: Open connections of clients and of agents, by port.
+    connections: Callable[[], Mapping[str, float]] = _none
     #: Feature gates by name, 1 for those that are on.
     gates: Callable[[], Mapping[str, float]] = _none
     node_dials: Callable[[], int] = _zero

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from isthmus.core.name_order import Outcome, Source, Way
+from isthmus.core.places import Full
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics, ProxyRefusal
 from isthmus.observe.counters import Family
@@ -26,8 +27,10 @@ from isthmus.observe.node_proxy_metrics import (
     SYNC_BUCKETS_S,
     NodeProxyMetrics,
 )
+from isthmus.observe.relays import Relayed, Retried
 from isthmus.observe.sidecar_metrics import HttpsProxyMetrics, Socks5ProxyMetrics, Unserved
 from isthmus.observe.sni_metrics import Refusal, SniRouterMetrics
+from isthmus.observe.worker_metrics import NotHanded, WorkersMetrics
 from isthmus.tunnel.end import Ending
 
 _HEAD = """# Metrics
@@ -60,14 +63,7 @@ packets are there where nfacct is. `/metrics/slis` has kube-proxy's `kubernetes_
 def reference() -> str:
     """Give the whole page."""
     parts = [_HEAD]
-    for title, families in (
-        ("Server", ServerMetrics().families),
-        ("Agent", AgentMetrics().families),
-        ("SNI router", SniRouterMetrics().families),
-        ("Apiserver proxy", ApiserverProxyMetrics().families),
-        ("SOCKS5 sidecar", Socks5ProxyMetrics().families),
-        ("HTTP proxy sidecar", HttpsProxyMetrics().families),
-    ):
+    for title, families in _programs().items():
         parts.append(f"\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n")
         parts.extend(_row(family) for family in families)
         parts.append("\nBuckets, in seconds:\n\n")
@@ -75,6 +71,25 @@ def reference() -> str:
     parts.append(_node_proxy())
     parts.append(_values())
     return "".join(parts)
+
+
+def every_name() -> frozenset[str]:
+    """Give the names of all metrics, whatever program has them."""
+    node_proxies = (NodeProxyMetrics(mode).families for mode in MODES)
+    every = (*_programs().values(), *node_proxies)
+    return frozenset(family.name for families in every for family in families)
+
+
+def _programs() -> dict[str, tuple[Family, ...]]:
+    return {
+        "Server": ServerMetrics().families,
+        "Agent": AgentMetrics().families,
+        "SNI router": SniRouterMetrics().families,
+        "Apiserver proxy": ApiserverProxyMetrics().families,
+        "SOCKS5 sidecar": Socks5ProxyMetrics().families,
+        "HTTP proxy sidecar": HttpsProxyMetrics().families,
+        "Parent of workers": WorkersMetrics().families,
+    }
 
 
 def _node_proxy() -> str:
@@ -128,13 +143,17 @@ def _values() -> str:
         ("`ending` of `tunnels_ended_total`", Ending),
         ("`reason` of `link_failures_total`", LinkStage),
         ("`reason` of `tls_refused_total`", TlsRefusal),
+        ("`reason` of the server's `connections_refused_total`", Full),
         ("`result` of `agent_connections_handed_on_total`", HandOn),
+        ("`result` of `relayed_dials_total`", Relayed),
+        ("`when` of `dial_retries_total`", Retried),
         ("`reason` of `connections_refused_total`", Refusal),
         ("`reason` of the apiserver proxy's `connections_refused_total`", ProxyRefusal),
         ("`reason` of the sidecars' `clients_unserved_total`", Unserved),
         ("`source` of the sidecars' `name_lookups_total`", Source),
         ("`result` of the sidecars' `name_lookups_total`", Outcome),
         ("`way` of the sidecars' `dials_total`", Way),
+        ("`reason` of `isthmus_workers_connections_refused_total`", NotHanded),
     ):
         lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")
         lines.extend(f"| {member.name.lower()} | {member.value} |\n" for member in kinds)

@@ -43,6 +43,7 @@ class Refusal(Enum):
     NO_PROXY_HEADER = "no PROXY header, or a wrong one, where --accept-proxy expects one"
     UNTRUSTED_PROXY = "it came from none of the networks of --proxy-from"
     TOO_MANY = "--max-connections are open"
+    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
     ROUTE_FULL = "the route has its maxConnections"
     BACKEND_DOWN = "no backend of the route could be reached"
     LOOP = "the backend's address leads back to this router"

@@ -118,5 +118,6 @@ def timestamp(text: str | None) -> float:
 
 
 def cut(text: str) -> str:
-    """No more of a text than a log line bears."""
-    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
+    """No more of a text than a log line bears, and nothing that a terminal would obey."""
+    text = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
+    return text if text.isprintable() else repr(text)[1:-1]

@@ -54,6 +54,7 @@ class Link:
     takes_dials: bool = True
     full: bool = False
     weight: float = 0.0
+    zone: str = ""
     dialed: list[str] = field(default_factory=list)
 
     def open_dial(self, target: HostPort, **_: object) -> BaseEnd:

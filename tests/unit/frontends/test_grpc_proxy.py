@@ -16,6 +16,7 @@ import pytest
 from rawcalls import Call, Caller, until
 
 from isthmus.app import pki
+from isthmus.core.places import Full
 from isthmus.errors import DialFailure
 from isthmus.frontends import grpc_proxy
 from isthmus.frontends.backend import Request
@@ -77,6 +78,7 @@ class Notes:
         self.dials: list[Dial] = []
         self.statuses: list[int] = []
         self.failures: list[ssl.SSLError] = []
+        self.no_places: list[Full] = []
         self.left = 0
         self.at_once: Callable[[Dial], object] = lambda dial: None
 
@@ -88,6 +90,9 @@ class Notes:
 
     def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         self.statuses.append(status)
+
+    def no_place(self, why: Full, source: str) -> None:
+        self.no_places.append(why)
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
         self.failures.append(error)
@@ -507,10 +512,14 @@ def test_too_many_that_say_nothing_are_refused(
     monkeypatch.setattr(grpc_proxy, "MOST_STRANGERS", 1)
 
     async def test(bed: Bed) -> None:
-        tls = TlsFiles(str(files.client_cert), str(files.client_key), str(files.ca_cert))
-        bed.connect(speak=False)
-        late = bed.connect_tls(client_context(tls, alpn=("h2",)))
-        await until(lambda: late.over)
-        assert bed.notes.statuses == [503]
+        bed.connect(speak=False)  # of this machine: it takes no place of those out there
+        (sock,) = bind_tcp("127.0.0.1", 0, flag="--port")
+        bed.listeners.append(Listener(bed.loop, bed.poller, sock, bed.frontend.accept_tls))
+        address = ("127.0.0.1", bed.listeners[-1].port)
+        with socket.create_connection(address, 20):
+            await until(lambda: len(bed.frontend.connections) == 2)
+            with socket.create_connection(address, 20):
+                await until(lambda: bed.notes.no_places)
+        assert bed.notes.no_places == [Full.CROWD]
 
     run(test, **tls_of(files))

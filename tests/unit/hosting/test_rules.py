@@ -149,7 +149,7 @@ def test_the_document_shows_what_is_said_of_a_wrong_one() -> None:
     )
     with pytest.raises(ConfigError) as caught:
         read(wrong, "spring.yaml")
-    assert f"```\n{caught.value}\n```\n" in PAGE.read_text()
+    assert f"```text\n{caught.value}\n```\n" in PAGE.read_text()
 
 
 def test_the_document_has_the_matrix() -> None:

@@ -7,10 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.links.dials import AnswerReader, DialReader, IncomingDial, heard_about, said_about
+from isthmus.links.dials import (
+    CLASS_TO_WIRE,
+    AnswerReader,
+    DialReader,
+    IncomingDial,
+    class_of,
+    heard_about,
+    said_about,
+)
 from isthmus.links.mux import join_early
 from isthmus.testing.carriers import MemoryLink
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tunnel.classes import TrafficClass
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.stream import Stream
 from isthmus.values import ANONYMOUS, Identity
@@ -37,11 +46,12 @@ class Pair:
         assert stream is not None
         self.stream = stream
 
-    def ask(self, early: bytes = b"") -> IncomingDial:
-        self.stream.write(QUESTION + early)
+    def ask(self, early: bytes = b"", dial: Dial | None = None) -> IncomingDial:
+        question = QUESTION if dial is None else to_bytes(dial)
+        self.stream.write(question + early)
         self.link.run(piece_bytes=3)
-        (dial,) = self.dials
-        return dial
+        (incoming,) = self.dials
+        return incoming
 
 
 def test_a_question_is_told_once_with_the_link_it_came_by() -> None:
@@ -174,7 +184,9 @@ def test_who_asks_and_what_they_say_is_heard_as_it_was_said(
     requester: Identity, asking: Asking
 ) -> None:
     said = said_about(requester, asking)
-    assert heard_about(said) == (requester, asking)
+    assert heard_about(said) == (requester, asking, TrafficClass.NORMAL)
+    urgent = said_about(requester, asking, TrafficClass.URGENT)
+    assert heard_about(urgent) == (requester, asking, TrafficClass.URGENT)
     dial = IncomingDial(Pair().stream, Dial.FromString(said), 1)
     assert (dial.requester, dial.asking) == (requester, asking)
 
@@ -186,3 +198,30 @@ def test_nothing_said_is_nothing() -> None:
 def test_what_nobody_of_ours_would_say_is_an_error() -> None:
     with pytest.raises(ProtocolError, match="not a Dial"):
         heard_about(b"\xff")
+
+
+# Classes of traffic.
+
+
+@pytest.mark.parametrize("traffic", TrafficClass)
+def test_the_opener_chooses_the_class_and_the_accepter_keeps_to_it(traffic: TrafficClass) -> None:
+    pair = Pair()
+    dial = pair.ask(dial=Dial(host="a", port=80, traffic_class=CLASS_TO_WIRE[traffic]))
+    assert dial.traffic is traffic
+    assert dial.accept("1.2.3.4:80").traffic is traffic
+
+
+def test_an_accepter_that_chooses_the_class_tells_it() -> None:
+    pair = Pair()
+    asked = CLASS_TO_WIRE[TrafficClass.BULK]
+    dial = pair.ask(dial=Dial(host="a", port=80, traffic_class=asked))
+    assert dial.accept("", TrafficClass.URGENT).traffic is TrafficClass.URGENT
+    pair.link.run()
+    (answer,) = pair.answers
+    assert answer is not None and class_of(answer.traffic_class) is TrafficClass.URGENT
+
+
+def test_every_class_has_a_number_and_an_unknown_number_is_normal() -> None:
+    assert [class_of(CLASS_TO_WIRE[it]) for it in TrafficClass] == list(TrafficClass)
+    assert CLASS_TO_WIRE[TrafficClass.NORMAL] == 0  # what older programs say
+    assert class_of(99) is TrafficClass.NORMAL

@@ -22,8 +22,14 @@ LIMIT_S = 20.0
 
 @contextlib.contextmanager
 def process(argv: list[str], executable: str | None = None) -> Iterator[int]:
-    with subprocess.Popen(argv, executable=executable, stdin=subprocess.PIPE) as made:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, executable=executable, **pipes) as made:
+        assert made.stdin is not None and made.stdout is not None
         try:
+            # The kernel lets us go on before the process has its new name; one that answers has it.
+            made.stdin.write(b"there?\n")
+            made.stdin.flush()
+            assert made.stdout.readline() == b"there?\n"
             yield made.pid
         finally:
             made.kill()
@@ -58,9 +64,7 @@ def test_one_that_only_speaks_of_it_is_none() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_one_in_another_network_is_none(program: str) -> None:
     with process(["unshare", "--net", program]) as pid:
-        comm = Path(f"/proc/{pid}/comm")
-        while comm.read_text() != "kube-proxy\n":
-            pass
+        assert Path(f"/proc/{pid}/comm").read_text() == "kube-proxy\n"
         assert pid not in set(processes())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from isthmus.core.service_names import ServiceName
+from isthmus.net import http_site
 from isthmus.nodeproxy.health import ProxyHealth
 from isthmus.nodeproxy.service_health import WEIGHT_HEADER, ServiceHealthPorts
 from isthmus.services.model import Family
@@ -154,5 +156,28 @@ def test_every_address_is_both_families_where_there_are_two() -> None:
         # One address instead of all: the others are let go.
         await ports.sync({WEB: port}, {WEB: 1}, addresses=("127.0.0.2",))
         assert (await client.get(f"http://127.0.0.2:{port}/")).status_code == 200
+
+    run(test)
+
+
+def test_a_flood_takes_no_more_than_the_places_of_all_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_site, "MOST_OPEN", 4)
+
+    async def test(
+        ports: ServiceHealthPorts, health: ProxyHealth, client: httpx.AsyncClient, _: ManualClock
+    ) -> None:
+        web, cart = free_port(), free_port()
+        await ports.sync({WEB: web, CART: cart}, {WEB: 3}, addresses=LOOPBACK)
+        silent = [await asyncio.open_connection("127.0.0.1", cart) for _ in range(10)]
+        assert (await client.get(f"http://127.0.0.1:{web}/")).status_code in (200, 503)
+        async with asyncio.timeout(20):
+            for reader, _writer in silent[:7]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        assert len(ports._visitors) <= 4
+        for _reader, writer in silent:
+            writer.close()
 
     run(test)

@@ -341,3 +341,16 @@ def test_standard_output_is_written_as_it_is(capfd: pytest.CaptureFixture[str]) 
     log.close()
     assert numbers(capfd.readouterr().out.encode()) == list(range(10))
     os.fstat(1)  # it is still open
+
+
+def test_the_last_lines_stay_in_memory(path: Path) -> None:
+    log = AuditLog(str(path), max_bytes=0, most_records=0)  # everything is dropped
+    assert log.recent(0, 10) == ([], 0)
+    for number in range(250):
+        log.put(b"%d\n" % number)
+    lines, newest = log.recent(0, 1000)
+    assert newest == 250 and lines == [b"%d\n" % number for number in range(50, 250)]
+    assert log.recent(248, 1000) == ([b"248\n", b"249\n"], 250)
+    assert log.recent(100, 1) == ([b"249\n"], 250)
+    assert log.recent(250, 10) == log.recent(999, 10) == log.recent(0, 0) == ([], 250)
+    log.close()

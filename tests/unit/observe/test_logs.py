@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.observe.logs import Format, OncePer, configure, escape, level_from_v, log
+from isthmus.observe.logs import (
+    RECENT,
+    Format,
+    OncePer,
+    RecentLines,
+    configure,
+    escape,
+    level_from_v,
+    log,
+)
 
 LOGGER = logging.getLogger("isthmus.server")
 NAMES = ("isthmus", "asyncio", "aiohttp")
@@ -192,3 +201,25 @@ def test_the_line_says_how_many_were_kept_quiet() -> None:
     first, second = stream.getvalue().splitlines()
     assert first.endswith('bad request peer="10.0.0.9"')
     assert second.endswith('bad request peer="10.0.0.9" suppressed=2')
+
+
+def test_the_last_lines_are_kept_as_json_objects() -> None:
+    for fmt in ("text", "json"):
+        written(fmt, "kept", peer="10.0.0.9", token="hush")
+        found = json.loads(RECENT.last(1)[0])
+        assert (found["msg"], found["peer"], found["token"]) == ("kept", "10.0.0.9", "[redacted]")
+
+
+def test_lines_are_kept_within_bounds() -> None:
+    lines = RecentLines(most=3, most_bytes=10)
+    for number in range(5):
+        lines.put(str(number))
+    assert lines.last(9) == [b"2", b"3", b"4"]
+    assert lines.last(2) == [b"3", b"4"]
+    assert lines.last(0) == []
+    lines.put("x" * 8)
+    assert lines.last(9) == [b"3", b"4", b"x" * 8]
+    lines.put("y" * 11)  # more than there is room for
+    assert lines.last(9) == []
+    lines.put("\udcff")
+    assert lines.last(9) == [b"\\udcff"]

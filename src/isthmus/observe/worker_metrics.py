@@ -1,0 +1,91 @@
+"""The metrics of a parent of workers: which of them run, what each was handed and has used.
+
+Everything else at its ``/metrics`` is the sum of what its workers count (isthmus.workers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from isthmus.observe.counters import Family, Samples, by_enum, counter, gauge
+from isthmus.observe.program import ProgramMetrics
+
+
+class NotHanded(Enum):
+    """Why a connection was handed to no worker."""
+
+    NO_WORKER = "no worker runs"
+    NOT_RUNNING = "the worker that the agent asked for does not run"
+    TOO_MANY = "too many connections wait for a worker already"
+    NO_HELLO = "the agent left, or was too slow, before it said what it wants"
+    REFUSED = "it came by a way that is not served"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """What is counted of one worker, all its lives together."""
+
+    index: int
+    up: bool
+    restarts: int
+    handed: int
+    open: int
+    cpu_s: float
+
+
+class WorkersMetrics(ProgramMetrics):
+    """What a parent counts itself."""
+
+    program = "workers"
+    has_links = False
+    carries = False
+
+    def __init__(self) -> None:
+        self.not_handed = dict.fromkeys(NotHanded, 0)
+        self.workers: Callable[[], Iterable[WorkerCounts]] = tuple
+        super().__init__((1.0,))
+
+    def _each(self, number: Callable[[WorkerCounts], float]) -> Callable[[], Samples]:
+        return lambda: [((str(it.index),), number(it)) for it in self.workers()]
+
+    def _own_families(self) -> list[Family]:
+        ours, labels = "isthmus_workers_", ("worker",)
+        return [
+            gauge(f"{ours}up", "1 while the worker serves, else 0.", self._each(_up), labels),
+            counter(
+                f"{ours}restarts_total",
+                "How often the worker was started again.",
+                self._each(lambda it: it.restarts),
+                labels,
+            ),
+            counter(
+                f"{ours}connections_handed_total",
+                "Connections that the worker was handed.",
+                self._each(lambda it: it.handed),
+                labels,
+            ),
+            gauge(
+                f"{ours}load",
+                "Sockets and gRPC calls that the worker has open; clients go to the least.",
+                self._each(lambda it: it.open),
+                labels,
+            ),
+            counter(
+                f"{ours}cpu_seconds_total",
+                "CPU time that the worker has used.",
+                self._each(lambda it: it.cpu_s),
+                labels,
+            ),
+            counter(
+                f"{ours}connections_refused_total",
+                "Connections that were handed to no worker, by reason.",
+                by_enum(self.not_handed),
+                ("reason",),
+            ),
+        ]
+
+
+def _up(counts: WorkerCounts) -> float:
+    return int(counts.up)
