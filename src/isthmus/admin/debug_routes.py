@@ -14,7 +14,7 @@ from html import escape
 
 from aiohttp import web
 
-from isthmus.app.ports import HEADERS, Handler, Routes, reply
+from isthmus.admin.answers import HEADERS, Handler, Routes, reply
 
 PREFIX = "/debug/pprof"
 DEFAULT_SECONDS = 30

@@ -7,8 +7,7 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,80 +15,21 @@ from pathlib import Path
 import aiohttp
 import pytest
 import uvloop
+from asking import TUNNELS, asking, listen, view, watched
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.app import https_site, ports
-from isthmus.app.ports import PING, Check, Port, Routes, serve
-from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
+from isthmus.admin import ports
+from isthmus.admin.answers import PING, Check
+from isthmus.admin.ports import Port
+from isthmus.admin.routes import AGENT, admin_routes, health_routes
+from isthmus.core.snapshot import ServerView
 from isthmus.errors import ConfigError
+from isthmus.net import http_site
 from isthmus.net.contexts import HotContext, TlsFiles, server_context
 from isthmus.observe.metrics import AgentMetrics, ServerMetrics
-from isthmus.values import AgentId, ServerId, TunnelId
-
-TUNNELS = 2500
-
-
-def view(limit: int) -> ServerView:
-    shown = min(limit, TUNNELS)
-    return ServerView(
-        server_id=ServerId("s1"),
-        version="0.1.0",
-        uptime_s=1.0,
-        draining=False,
-        totals=Totals(),
-        agents=(),
-        links=(),
-        tunnels=tuple(
-            TunnelView(
-                id=TunnelId(n),
-                frontend="http-connect",
-                requester="uid:0",
-                target="demo.internal:80",
-                agent_id=AgentId("a"),
-                link_id=1,
-                state=TunnelState.OPEN,
-                age_s=0.0,
-                bytes_to_target=0,
-                bytes_to_client=0,
-            )
-            for n in range(shown)
-        ),
-        truncated=TUNNELS - shown,
-    )
-
-
-def listen(routes: Routes, host: str = "127.0.0.1", **more: object) -> Awaitable[Port]:
-    asked: dict[str, object] = {"host": host, "port": 0, "host_flag": "--h", "port_flag": "--p"}
-    return serve(routes, **(asked | more))  # type: ignore[arg-type]
-
-
-class Asked:
-    """One answered request."""
-
-    def __init__(self, response: aiohttp.ClientResponse, text: str) -> None:
-        self.status = response.status
-        self.headers = response.headers
-        self.text = text
-
-
-Ask = Callable[..., Awaitable[Asked]]
-
-
-@asynccontextmanager
-async def asking(routes: Routes, **more: object) -> AsyncIterator[Ask]:
-    port = await listen(routes, **more)  # type: ignore[arg-type]
-    async with aiohttp.ClientSession() as session:
-
-        async def ask(path: str, method: str = "GET", **options: object) -> Asked:
-            url = f"http://127.0.0.1:{port.number}{path}"
-            async with session.request(method, url, allow_redirects=False, **options) as response:  # type: ignore[arg-type]
-                return Asked(response, await response.text())
-
-        yield ask
-    await port.close()
 
 
 def test_the_servers_health_port() -> None:
@@ -97,8 +37,8 @@ def test_the_servers_health_port() -> None:
     checks = [Check("agents", "no connection to any proxy agent")]
 
     async def main() -> None:
-        routes = ports.server_health(
-            live=lambda: alive, ready=lambda: checks, metrics=ServerMetrics().render
+        routes = health_routes(
+            watched(live=lambda: alive, ready=lambda: checks, metrics=ServerMetrics().render)
         )
         async with asking(routes) as ask:
             for path in ("/healthz", "/livez"):
@@ -130,8 +70,8 @@ def test_the_agents_health_port() -> None:
     checks = [PING, Check("server-connected", "no servers connected")]
 
     async def main() -> None:
-        routes = ports.agent_health(
-            live=lambda: alive, ready=lambda: checks, metrics=AgentMetrics().render
+        routes = health_routes(
+            watched(live=lambda: alive, ready=lambda: checks, metrics=AgentMetrics().render), AGENT
         )
         async with asking(routes) as ask:
             answer = await ask("/healthz")
@@ -154,7 +94,7 @@ def test_metrics_are_prometheus_text() -> None:
     metrics.gauges.tunnels = lambda: 12
 
     async def main() -> None:
-        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=metrics.render)
+        routes = admin_routes(watched(metrics=metrics.render))
         async with asking(routes, admin=True) as ask:
             answer = await ask("/metrics")
             assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -170,7 +110,7 @@ def test_metrics_are_prometheus_text() -> None:
 
 def test_the_snapshot_and_its_limit() -> None:
     async def main() -> None:
-        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        routes = admin_routes(watched())
         async with asking(routes, admin=True) as ask:
             for query, shown in (
                 ("", 1000),
@@ -207,9 +147,7 @@ def test_other_work_goes_on_while_a_large_snapshot_is_written() -> None:
             turns = 0
             return shown
 
-        async with asking(
-            ports.server_admin(live=list, ready=list, snapshot=counting, metrics=bytes)
-        ) as ask:
+        async with asking(admin_routes(watched(snapshot=counting))) as ask:
             work = asyncio.create_task(other_work())
             await ask("/snapshot?limit=2500")
             assert turns > 2500 // 100
@@ -221,7 +159,7 @@ def test_other_work_goes_on_while_a_large_snapshot_is_written() -> None:
 
 def test_the_agents_admin_port_redirects_metrics_as_go_does() -> None:
     async def main() -> None:
-        routes = ports.agent_admin(live=list, ready=list, snapshot=view, health_port=8093)
+        routes = admin_routes(watched(), AGENT, metrics_at=8093)
         async with asking(routes, admin=True) as ask:
             answer = await ask("/metrics?x=1")
             assert answer.status == 301
@@ -235,7 +173,7 @@ def test_the_agents_admin_port_redirects_metrics_as_go_does() -> None:
 
 def test_only_get_and_head() -> None:
     async def main() -> None:
-        routes = ports.server_health(live=list, ready=list, metrics=bytes)
+        routes = health_routes(watched())
         async with asking(routes) as ask:
             for method in ("POST", "PUT", "DELETE", "OPTIONS"):
                 answer = await ask("/healthz", method)
@@ -268,7 +206,7 @@ def test_only_get_and_head() -> None:
 )
 def test_the_admin_port_answers_only_to_loopback_names(host: str, status: int) -> None:
     async def main() -> None:
-        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        routes = admin_routes(watched())
         async with asking(routes, admin=True) as ask:
             assert (await ask("/snapshot?limit=0", headers={"Host": host})).status == status
 
@@ -277,7 +215,7 @@ def test_the_admin_port_answers_only_to_loopback_names(host: str, status: int) -
 
 def test_the_health_port_answers_to_any_name() -> None:
     async def main() -> None:
-        async with asking(ports.server_health(live=list, ready=list, metrics=bytes)) as ask:
+        async with asking(health_routes(watched())) as ask:
             assert (await ask("/healthz", headers={"Host": "node-1.example"})).status == 200
 
     asyncio.run(main())
@@ -306,9 +244,7 @@ async def raw(port: Port, request: bytes) -> bytes:
 )
 def test_odd_requests(request_head: bytes, status: int | None) -> None:
     async def main() -> None:
-        port = await listen(
-            ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes), admin=True
-        )
+        port = await listen(admin_routes(watched()), admin=True)
         answered = int((await raw(port, request_head)).split()[1])
         await port.close()
         if status is None:
@@ -324,7 +260,7 @@ def test_a_failing_callable_is_500_without_its_text(caplog: pytest.LogCaptureFix
         raise RuntimeError("inner detail")
 
     async def main() -> None:
-        async with asking(ports.server_health(live=list, ready=list, metrics=broken)) as ask:
+        async with asking(health_routes(watched(metrics=broken))) as ask:
             for _ in range(3):
                 answer = await ask("/metrics")
                 assert answer.status == 500
@@ -339,7 +275,7 @@ def test_a_failing_callable_is_500_without_its_text(caplog: pytest.LogCaptureFix
 
 def test_broken_requests_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        port = await listen(ports.server_health(live=list, ready=list, metrics=bytes))
+        port = await listen(health_routes(watched()))
         for _ in range(5):
             assert b" 400 " in await raw(port, b"BREW /healthz HTTP/1.1\r\n\r\n")
         await port.close()
@@ -386,7 +322,7 @@ async def _listen(host: str, **more: object) -> None:
 
 def test_every_address_is_one_port_for_both_families() -> None:
     async def main() -> None:
-        port = await listen(ports.server_health(live=list, ready=list, metrics=bytes), "")
+        port = await listen(health_routes(watched()), "")
         hosts = ["127.0.0.1", *(["::1"] if _has_ipv6_loopback() else [])]
         for host in hosts:
             reader, writer = await asyncio.open_connection(host, port.number)
@@ -410,7 +346,7 @@ def _has_ipv6_loopback() -> bool:
 def test_localhost_is_loopback_and_a_closed_port_refuses() -> None:
     async def main() -> None:
         port = await listen(
-            ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes),
+            admin_routes(watched()),
             "localhost",
             admin=True,
         )
@@ -428,7 +364,7 @@ def test_an_unfinished_head_does_not_hold_a_connection_forever(
     monkeypatch.setattr(ports, "IDLE_S", 0.05)
 
     async def main() -> None:
-        port = await listen(ports.server_health(live=list, ready=list, metrics=bytes))
+        port = await listen(health_routes(watched()))
         reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x")
         async with asyncio.timeout(20):
@@ -482,7 +418,7 @@ def test_with_client_certificates_an_admin_port_may_be_anywhere(certificate: Pat
     trust.load_cert_chain(certificate)
 
     async def main() -> None:
-        routes = ports.agent_admin(live=list, ready=list, snapshot=view, health_port=8093)
+        routes = admin_routes(watched(), AGENT, metrics_at=8093)
         port = await listen(routes, "", admin=True, tls=context)
         base = f"https://127.0.0.1:{port.number}"
         headers = {"Host": "node-1.example"}
@@ -501,7 +437,7 @@ def test_with_client_certificates_an_admin_port_may_be_anywhere(certificate: Pat
 
 def test_tls_alone_keeps_an_admin_port_on_loopback(certificate: Path) -> None:
     async def main() -> None:
-        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        routes = admin_routes(watched())
         with pytest.raises(ConfigError, match=r"^--h: every address is not loopback, "):
             await listen(routes, "", admin=True, tls=hot(certificate))
         port = await listen(routes, admin=True, tls=hot(certificate))
@@ -519,30 +455,63 @@ def test_tls_alone_keeps_an_admin_port_on_loopback(certificate: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("by_tls", [False, True])
 def test_silent_connections_do_not_shut_others_out(
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[[Awaitable[None]], None],
+    by_tls: bool,
+) -> None:
+    """Not even those of their own address; who makes room is closed, the oldest first."""
+    monkeypatch.setattr(http_site, "MOST_OPEN", 3)
+
+    async def main() -> None:
+        routes = admin_routes(watched())
+        port = await listen(routes, admin=True, tls=hot(certificate) if by_tls else None)
+        silent = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(5)]
+        trust = ssl.create_default_context(cafile=str(certificate))
+        scheme = "https" if by_tls else "http"
+        async with (
+            asyncio.timeout(20),
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session,
+            session.get(f"{scheme}://127.0.0.1:{port.number}/livez") as response,
+        ):
+            assert response.status == 200
+            for reader, _ in silent[:3]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            assert not any(reader.at_eof() for reader, _ in silent[3:])
+            (site,) = port._sites
+            assert len(site._visitors) == 3
+        await port.close()
+        for _, writer in silent:
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_handshake_that_never_comes(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[Awaitable[None]], None]
 ) -> None:
-    monkeypatch.setattr(https_site, "MOST_HANDSHAKES", 2)
-    monkeypatch.setattr(https_site, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(http_site, "HANDSHAKE_S", 0.1)
     refused: list[OSError] = []
 
     async def main() -> None:
-        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        routes = admin_routes(watched())
         port = await listen(routes, admin=True, tls=hot(certificate), refused=refused.append)
-        silent = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(5)]
-        trust = ssl.create_default_context(cafile=str(certificate))
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session,
-            session.get(f"https://127.0.0.1:{port.number}/livez") as response,
-        ):
-            assert response.status == 200  # after the silent ones had their time
-        for reader, writer in silent:
-            assert await reader.read() == b""
-            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            (site,) = port._sites
+            while len(site._visitors):
+                await asyncio.sleep(0)
+        writer.close()
         await port.close()
 
     run(main())
-    assert len(refused) == 5 and not any(isinstance(it, ssl.SSLError) for it in refused)
+    assert len(refused) == 1 and not isinstance(refused[0], ssl.SSLError)
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -550,7 +519,7 @@ def test_a_handshake_is_given_up_when_its_port_closes(
     certificate: Path, run: Callable[[Awaitable[None]], None]
 ) -> None:
     async def main() -> None:
-        routes = ports.server_admin(live=list, ready=list, snapshot=view, metrics=bytes)
+        routes = admin_routes(watched())
         port = await listen(routes, admin=True, tls=hot(certificate))
         reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
         writer.write(b"\x16\x03\x01")
@@ -569,9 +538,7 @@ def test_a_handshake_is_given_up_when_its_port_closes(
 
 def test_the_same_on_uvloop() -> None:
     async def main() -> None:
-        routes = ports.server_admin(
-            live=list, ready=list, snapshot=view, metrics=ServerMetrics().render
-        )
+        routes = admin_routes(watched(metrics=ServerMetrics().render))
         async with asking(routes, admin=True) as ask:
             assert len(json.loads((await ask("/snapshot")).text)["tunnels"]) == 1000
             assert (await ask("/metrics")).status == 200

@@ -1,0 +1,291 @@
+// What the quiet panels below show. Each has a title, its rows and columns, and what it says
+// without rows; `when` says for which sources it is there, `note` what is wrong with them.
+
+import { figure, said, stands } from "./plain_table.js";
+import { byName, bytes, clock, count, duration, expiry, roundTrip } from "./units.js";
+import { known, listed, nameOf, standing } from "./views.js";
+
+const age = (it) => duration(performance.now() / 1000 - it.bornAt);
+const ago = (it) => `${duration(performance.now() / 1000 - it.at)} ago`;
+const moved = (it) => `→ ${bytes(it.bytesToTarget)}  ← ${bytes(it.bytesToClient)}`;
+
+export const PANELS = [
+  {
+    key: "upstreams",
+    title: "Upstreams",
+    when: (it) => "upstreams" in it.snapshot,
+    rows: (state) => listed(state, "upstreams"),
+    keyOf: (it) => `${it.source.id} ${it.address}`,
+    none: "No upstream is configured.",
+    columns: [
+      said("Address", (it) => it.address, (it) => it.resolved.join(", ")),
+      stands("State", (it) =>
+        it.up
+          ? it.failed ? { level: "warn", text: "failed a moment ago" } : { level: "ok", text: "up" }
+          : { level: "bad", text: "down" },
+      ),
+      said("Last check", (it) => it.lastCheck || "–", through),
+      figure("Tunnels", (it) => count(it.connections)),
+    ],
+  },
+  {
+    key: "routes",
+    title: "Routes",
+    when: (it) => "routes" in it.snapshot,
+    rows: (state) => listed(state, "routes"),
+    keyOf: (it) => `${it.source.id} ${it.name}`,
+    none: "No route is configured.",
+    columns: [
+      said("Route", (it) => it.name, hostsOf),
+      said("Backends", (it) => it.backends.map(backend).join(", ")),
+      figure("Tunnels", ofMost),
+    ],
+  },
+  {
+    key: "names",
+    title: "Names",
+    when: (it) => it.snapshot.names,
+    note: (state) => known(state).map((it) => it.snapshot.names).map(namesFail).find(Boolean),
+    rows: (state) => known(state).flatMap((it) => it.snapshot.names?.lookups ?? []),
+    keyOf: (it) => `${it.source} ${it.result}`,
+    none: "No name has been looked up.",
+    columns: [
+      said("Asked", (it) => it.source),
+      said("Answer", (it) => it.result),
+      figure("Times", (it) => count(it.count)),
+    ],
+  },
+  {
+    key: "node-traffic",
+    title: "From this node to the control plane",
+    when: (it) => it.snapshot.nodeTraffic,
+    note: (state) => nodes(state).map((it) => it.waitsFor).find(Boolean),
+    rows: (state) => nodes(state).flatMap((node) => node.targets.map((it) => ({ ...it, node }))),
+    keyOf: (it) => `${it.localPort}`,
+    none: "No destination is configured.",
+    columns: [
+      said("Here", (it) => `${it.node.address}:${it.localPort}`, (it) => it.node.interface),
+      said("Leads to", (it) => it.destination),
+      stands("State", (it) =>
+        it.node.waitsFor || !it.node.listening
+          ? { level: "warn", text: it.node.listening ? "waits" : "not listening" }
+          : { level: "ok", text: "serves" },
+      ),
+      figure("Open", (it) => `${it.node.open}, ${it.node.waiting} wait`),
+    ],
+  },
+  {
+    key: "node-failures",
+    title: "Connections of this node that failed",
+    when: (it) => it.snapshot.nodeTraffic,
+    rows: (state) => nodes(state).flatMap((it) => it.recentFailures),
+    keyOf: (it) => `${it.connectionId} ${it.client} ${it.at}`,
+    none: "None has failed.",
+    columns: [
+      said("When", ago, (it) => it.connectionId),
+      said("Client", (it) => it.client),
+      said("Where to", (it) => it.destination, (it) => it.reason),
+    ],
+  },
+  {
+    key: "node-servers",
+    title: "Who carries connections of this node",
+    when: (it) => it.snapshot.nodeTraffic,
+    rows: (state) => nodes(state).flatMap((it) => it.servers),
+    keyOf: (it) => it.serverId,
+    none: "No server is linked.",
+    columns: [said("Server", (it) => it.serverId), stands("State", carrying)],
+  },
+  {
+    key: "links",
+    title: "Links",
+    when: (it) => it.program === "server",
+    rows: (state) => known(state).filter((it) => it.program === "server").flatMap(linksOf),
+    keyOf: (it) => `${it.source.id} ${it.id}`,
+    none: "No agent is linked.",
+    columns: [
+      said("Agent", (it) => it.peerId || "–", (it) => it.peerAddress),
+      stands("State", standing),
+      said("Carrier", (it) => it.carrier, (it) => `for ${age(it)}`),
+      figure("Streams", (it) => count(it.streams)),
+      figure("Held", (it) => bytes(it.heldBytes)),
+      figure("Grown by", (it) => bytes(it.windowGrowthBytes)),
+    ],
+  },
+  {
+    key: "relays",
+    title: "Links between servers",
+    when: (it) => it.snapshot.relays?.length,
+    rows: (state) => listed(state, "relays"),
+    keyOf: (it) => [it.source.id, it.direction, it.serverId, it.address].join(" "),
+    none: "",
+    columns: [
+      said("Server", (it) => it.serverId || "–", (it) => it.address),
+      said("Who asks", asking, has),
+      stands("State", standing),
+      figure("Streams", (it) => count(it.streams)),
+      figure("Round trip", (it) => roundTrip(it.rttSeconds)),
+    ],
+  },
+  {
+    key: "destinations",
+    title: "What nodes may reach",
+    when: (it) => it.snapshot.allowedDestinations?.length,
+    rows: (state) => known(state).flatMap((it) => it.snapshot.allowedDestinations ?? []),
+    keyOf: (it) => it,
+    none: "",
+    columns: [said("Destination", (it) => it)],
+  },
+  {
+    key: "endpoints",
+    title: "What agents may dial",
+    when: (it) => it.snapshot.endpointAllow?.length || it.snapshot.endpointDeny?.length,
+    rows: (state) => known(state).flatMap(endpointsOf),
+    keyOf: (it) => `${it.source.id} ${it.allowed} ${it.what}`,
+    none: "",
+    columns: [
+      said("Endpoints", (it) => it.what, (it) => nameOf(it.source)),
+      stands("May be dialed", (it) =>
+        it.allowed ? { level: "ok", text: "yes" } : { level: "idle", text: "no" },
+      ),
+    ],
+  },
+  {
+    key: "certificates",
+    title: "Certificates",
+    rows: (state) => listed(state, "certificates").sort(byExpiry),
+    keyOf: (it) => `${it.source.id} ${it.file}`,
+    none: "No certificate is in use.",
+    columns: [
+      stands("Left", (it) => expiry(it.notAfter)),
+      said("File", (it) => it.file, (it) => `until ${it.notAfter}`),
+    ],
+  },
+  {
+    key: "endings",
+    title: "Recent endings",
+    rows: (state) => listed(state, "recentEndings").sort((a, b) => b.at - a.at),
+    keyOf: (it) => [it.source.id, it.connectionId, it.target, it.durationSeconds].join(" "),
+    none: "No tunnel has ended yet.",
+    columns: [
+      said("When", ago, (it) => `after ${duration(it.durationSeconds)}`),
+      said("Where to", (it) => it.target, (it) => it.connectionId),
+      stands("How", (it) => ({ level: it.ending === "closed" ? "ok" : "idle", text: it.ending })),
+      said("By", (it) => it.by, moved),
+    ],
+  },
+  {
+    key: "audit",
+    title: "Recent audit records",
+    rows: (state) => known(state).flatMap((it) => it.audit.records).sort(byTime),
+    keyOf: (it) => `${it.time} ${it.stage} ${it.connectionId ?? ""} ${it.destination ?? ""}`,
+    none: (state) =>
+      known(state).some((it) => it.audit.enabled)
+        ? "Nothing has been recorded yet."
+        : "The audit log is off: --audit-log-path switches it on.",
+    columns: [
+      said("When", (it) => clock(it.time), (it) => it.connectionId ?? ""),
+      stands("Stage", (it) => ({ level: STAGES[it.stage] ?? "idle", text: it.stage })),
+      said("Who", whoOf, (it) => it.claimed?.user ?? ""),
+      said("Where to", (it) => it.destination ?? "–", outcome),
+    ],
+  },
+  {
+    key: "gates",
+    title: "Feature gates",
+    when: (it) => it.snapshot.featureGates?.length,
+    rows: (state) => listed(state, "featureGates"),
+    keyOf: (it) => `${it.source.id} ${it.name}`,
+    none: "",
+    columns: [
+      said("Gate", (it) => it.name, (it) => it.stage.toLowerCase()),
+      stands("State", gate),
+    ],
+  },
+];
+
+const STAGES = {
+  __proto__: null, // a stage is looked up by a word of the feed
+  Begin: "ok",
+  End: "idle",
+  Refused: "bad",
+  Failed: "warn",
+  Dropped: "bad",
+};
+
+function gate({ enabled }) {
+  return enabled ? { level: "ok", text: "on" } : { level: "idle", text: "off" };
+}
+
+function carrying({ carries, silent }) {
+  if (silent) return { level: "warn", text: "did not answer" };
+  if (carries === "yes") return { level: "ok", text: "carries them" };
+  return { level: "idle", text: carries === "no" ? "carries none" : "does not say" };
+}
+
+/** Which of two servers passes its dials to the agents of the other. */
+function asking({ direction, serverId, source }) {
+  return `${direction === "to" ? nameOf(source) : serverId} asks`;
+}
+
+function has({ direction, agents }) {
+  if (direction !== "to") return "for our agents";
+  return agents ? "it has agents" : "it has no agents";
+}
+
+/** Both lists of an agent; what is denied is denied whatever is allowed, so it comes first. */
+function endpointsOf(source) {
+  const { endpointAllow = [], endpointDeny = [] } = source.snapshot;
+  const rows = (list, allowed) => list.map((what) => ({ what, allowed, source }));
+  return [...rows(endpointDeny, false), ...rows(endpointAllow, true)];
+}
+
+function linksOf(source) {
+  return [...source.links.values()].sort((a, b) => byName(a.peerId, b.peerId) || a.id - b.id);
+}
+
+function through(upstream) {
+  return upstream.through ? `through ${upstream.through}` : "";
+}
+
+function hostsOf(route) {
+  return route.hosts.join(", ") || (route.isDefault ? "every other name" : "");
+}
+
+function backend({ address, failed }) {
+  return failed ? `${address} (failed)` : address;
+}
+
+function ofMost({ connections, maxConnections }) {
+  return maxConnections ? `${count(connections)} of ${count(maxConnections)}` : count(connections);
+}
+
+function namesFail(names) {
+  if (!names || names.tunnelWorks) return "";
+  const since = duration(names.failingSeconds);
+  return `The guest cluster's DNS has not been reached through the tunnel for ${since}.`;
+}
+
+/** As the tunnels call it: `uid:0`, and not a figure alone. */
+function whoOf({ requester }) {
+  if (!requester?.name) return "–";
+  return requester.kind ? `${requester.kind}:${requester.name}` : requester.name;
+}
+
+function outcome(it) {
+  if (it.failure || it.reason) return it.reason || it.failure;
+  if (it.ending) return `${it.ending}, by ${it.endedBy} after ${duration(it.durationSeconds)}`;
+  return it.agentId ? `through ${it.agentId}` : "";
+}
+
+function nodes(state) {
+  return known(state).map((source) => source.snapshot.nodeTraffic).filter(Boolean);
+}
+
+function byExpiry(a, b) {
+  return Date.parse(a.notAfter) - Date.parse(b.notAfter);
+}
+
+function byTime(a, b) {
+  return a.time < b.time ? 1 : a.time > b.time ? -1 : 0;
+}

@@ -1,0 +1,68 @@
+"""Takes the pictures of the dashboard in docs/pictures, from a feed that is always the same.
+
+Run it after a change of the page: ``python tests/browser/take_pictures.py``.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import scenes  # found by the line above
+from browser import Browser
+from fake_feed import FakeFeed
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+SHOTS = {
+    "desktop-light": {"size": (1440, 1080), "dark": False},
+    "desktop-dark": {"size": (1440, 1080), "dark": True},
+    "phone-light": {"size": (390, 844), "dark": False},
+    "phone-dark": {"size": (390, 844), "dark": True},
+}
+SECONDS = 45
+
+
+def busy_server() -> scenes.Scene:
+    """A server with something to see: an agent that drains, a tunnel that is stalled."""
+    scene = scenes.server(agents=6, tunnels=42, seed=11)
+    scene.snapshot["agents"][2]["draining"] = True
+    scene.snapshot["links"][2]["state"] = "draining"
+    return scene
+
+
+def take(browser: Browser, name: str, size: tuple[int, int], dark: bool) -> Path:
+    """Take one picture, after some seconds of traffic."""
+    scene = busy_server()
+    chance = random.Random(3)
+    with FakeFeed(scene) as feed:
+        browser.page(feed.url, size=size, dark=dark, still=True)
+        browser.wait_live()
+        for _ in range(SECONDS):
+            feed.send("delta", scene.moving(chance, some=chance.randrange(6, 16)))
+        said = f"{scene.snapshot['totals']['dials']:,} in all"
+        browser.wait(lambda: browser.text("#sum-dials-note") == said, "the last second is drawn")
+        if size[0] > 900:
+            browser.click("[data-sort=state] button")
+            browser.js("document.querySelector('#tunnel-rows .row').click()")
+            browser.js("document.activeElement.blur(); scrollTo(0, 0)")
+        file = PICTURES / f"dashboard-{name}.png"
+        browser.driver.save_screenshot(str(file))
+    return file
+
+
+def main() -> None:
+    """Take them all."""
+    browser = Browser()
+    try:
+        for name, shot in SHOTS.items():
+            file = take(browser, name, **shot)  # type: ignore[arg-type] # a table of keywords
+            print(f"{file.name}: {file.stat().st_size // 1000} kB")
+    finally:
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
