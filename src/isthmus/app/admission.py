@@ -6,7 +6,10 @@ import asyncio
 import logging
 import os
 import random
+from collections.abc import Callable
 
+from isthmus.app.token_watch import TokenWatch
+from isthmus.config.revocation import CUT
 from isthmus.config.server import BY_NAME_WORD, ServerSettings
 from isthmus.core.backoff import Backoff
 from isthmus.core.entitlements import BY_NAME, Entitlements
@@ -83,12 +86,25 @@ class Admission:
         *,
         reviewer: TokenReviewer | None,
         once: OncePer,
+        cut: Callable[[AgentLink, str], None],
     ) -> None:
+        """``cut`` ends the link of an agent whose token was taken back, for a reason."""
         binding = settings.agent_identity_binding
         self.entitlements = HotEntitlements(binding) if binding else None
         self._reviewer = reviewer
         self._once = once
         self._reviews: set[asyncio.Task[None]] = set()
+        #: None: tokens are not asked for, or only once.
+        self.tokens: TokenWatch | None = None
+        if reviewer is not None and settings.agent_token_review_interval_s:
+            self.tokens = TokenWatch(
+                reviewer,
+                every_s=settings.agent_token_review_interval_s,
+                cut_expired=settings.agent_token_expiry == CUT,
+                once=once,
+                chance=random.random,
+                cut=cut,
+            )
 
     def admit(self, link: AgentLink, token: str, decided: Decided) -> None:
         """Decide now, or when the API has answered."""
@@ -121,6 +137,8 @@ class Admission:
                     if isinstance(verdict, Accepted):
                         link.identity = verdict.identity
                         refusal = self._judge(link, verdict.node, verdict.pod)
+                        if self.tokens is not None and not refusal:
+                            self.tokens.admitted(link, token)
                         self._decide(link, decided, refusal, Unwelcome.NOT_ENTITLED)
                         return
                     if isinstance(verdict, Rejected):

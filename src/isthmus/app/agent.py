@@ -10,22 +10,30 @@ import random
 import uuid
 from functools import lru_cache, partial
 
-from isthmus.app import lifetime, ports
-from isthmus.app.admin_tls import admin_tls, say_refused
+from isthmus.admin.answers import PING, Check
+from isthmus.admin.routes import AGENT
+from isthmus.admin.watched import Watched
+from isthmus.app import lifetime
 from isthmus.app.agent_view import agent_view
-from isthmus.app.debug_routes import debug_routes
 from isthmus.app.descriptors import allow_all
 from isthmus.app.gate_watch import GateWatch
 from isthmus.app.health import Health
 from isthmus.app.node_traffic import NodeTraffic, remove_leftovers
+from isthmus.app.operator_ports import Door, OperatorPorts
+from isthmus.app.revoking import Revoking
+from isthmus.app.server_view import tally
 from isthmus.app.servers import Servers
+from isthmus.app.supervised import counted
 from isthmus.app.target_dial import TargetDial
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.agent import AgentSettings
 from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.core.backoff import Backoff
+from isthmus.core.endpoint_lists import Refusal
+from isthmus.core.near import ZONE_LABEL
 from isthmus.core.proxies import ProxyRules
 from isthmus.dialers.direct import DirectDialer
+from isthmus.dialers.permitted import EndpointsOnly
 from isthmus.errors import DialFailure, LinkError, LinkStage
 from isthmus.frontends.backend import PROCESS
 from isthmus.kube.api import Kube, open_kube
@@ -35,6 +43,7 @@ from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
+from isthmus.net.revocation import watch as watch_lists
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import AgentMetrics
 from isthmus.observe.tracing import Tracing, open_tracing
@@ -45,6 +54,7 @@ from isthmus.values import AgentId, HostPort
 
 _LOOK_AGAIN_S = 0.05
 _MAX_TOKEN_CHARS = 64 * 1024
+_QUIET_S = 60.0
 _log = logging.getLogger("isthmus.agent")
 
 
@@ -61,20 +71,24 @@ class Agent:
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
         self.resolver = Resolver(self.loop, settings.aliases)
-        self.dialer = DirectDialer(self.loop, self.poller, self.resolver)
+        self.endpoints = settings.endpoint_lists
+        self._targets = EndpointsOnly(
+            self.loop, self.endpoints, settings.aliases, denied=self._endpoint_denied
+        )
+        self.dialer = DirectDialer(self.loop, self.poller, self._targets, self._targets.refuse)
         self.dials: set[TargetDial] = set()
         self._no_dials = asyncio.Event()
         self.tunnels = TunnelTable(self.loop, self.metrics)
         self.contexts: list[HotContext] = []
-        self.health_port = 0
-        self.admin_port = 0
+        self._revoking = Revoking(
+            once=self.once, metrics=self.metrics.revocation, poller=self.poller
+        )
         self.servers: Servers | None = None
         self.packets = Packets()
         self.tracing: Tracing | None = None
         self._kube: Kube | None = None
         self._counter: LeaseCounter | None = None
-        self._admin_tls: HotContext | None = None
-        self._ports: dict[str, ports.Port] = {}
+        self.ports: OperatorPorts | None = None
         self.node: NodeTraffic | None = None
         self._gate_watch = GateWatch(
             self.loop,
@@ -86,6 +100,7 @@ class Agent:
             self.metrics,
             leaving=lambda: self.draining,
             listeners=lambda: self.node.listeners if self.node is not None else (),
+            counted=lambda: tally(self.metrics, tunnels=len(self.tunnels)),
         )
 
     # Program.
@@ -100,20 +115,20 @@ class Agent:
                 instance=self.id,
             )  # fmt: skip
             self.servers = self._make_servers()
-            self._admin_tls = admin_tls(self.settings)
-            self.contexts += [self._admin_tls] if self._admin_tls is not None else []
+            self.ports = OperatorPorts(self.settings, once=self.once)
+            self.contexts += [self.ports.tls] if self.ports.tls is not None else []
             if self.settings.count_server_leases:
                 self._count_leases(self.servers)
             await remove_leftovers(self.settings)
             if self.settings.takes_node_traffic:
                 self.node = NodeTraffic(self)
                 await self.node.start()
-            await self._open_ports()
+            await self._open_ports(self.ports)
         except BaseException:
             await self.stop()
             raise
         self._set_gauges(self.servers)
-        self.health.start(self._ports)
+        self.health.start(self.ports.open_ones)
         log(
             _log, logging.INFO, "serving", agent_id=self.id, health_port=self.health_port,
             admin_port=self.admin_port,
@@ -127,7 +142,9 @@ class Agent:
             ca=settings.ca_cert,
             labels=("--agent-cert", "--agent-key", "--ca-cert"),
         )
-        build = partial(client_context, alpn=settings.alpn)
+        self._revoking.read_agent(settings)
+        revocations = self._revoking.all.get("agent")
+        build = partial(client_context, alpn=settings.alpn, revocations=revocations)
         context = HotContext(files, build, purpose="client")
         self.contexts.append(context)
         return Servers(
@@ -174,6 +191,7 @@ class Agent:
         return Greeting(
             agent_id=self.id,
             identifiers=self.settings.agent_identifiers,
+            labels={ZONE_LABEL: self.settings.zone} if self.settings.zone else {},
             network=self.settings.agent_network,
             token=token,
             features=self.settings.features,
@@ -198,10 +216,18 @@ class Agent:
             tasks.create_task(self.servers.keep_connected(), name="servers")
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(self.tunnels.watch(), name="sweep")
+            if self._revoking.all:
+                tasks.create_task(
+                    watch_lists([*self._revoking.all.values()], self._cut_revoked), name="crl"
+                )
             if self._counter is not None:
                 tasks.create_task(self._counter.run(), name="count")
             if self.node is not None:
                 tasks.create_task(self.node.watch(), name="node-address")
+
+    def _cut_revoked(self) -> None:
+        assert self.servers is not None
+        self._revoking.cut(self.servers.links.values(), self.tunnels)
 
     async def drain(self, timeout_s: float) -> None:
         """Tell the servers, wait for dials and tunnels; see Program."""
@@ -248,8 +274,9 @@ class Agent:
         if self._kube is not None:
             await self._kube.close()
         self.resolver.close()
-        for port in self._ports.values():
-            await port.close()
+        self._targets.close()
+        if self.ports is not None:
+            await self.ports.close()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
         self.poller.shut_down()
         if self.tracing is not None:
@@ -257,37 +284,41 @@ class Agent:
         if self.node is not None:
             await self.node.take_away()
 
-    async def _open_ports(self) -> None:
-        settings, live = self.settings, self.health.live
-        health = self._ports["health-server-port"] = await ports.serve(
-            ports.agent_health(
-                live=live,
-                ready=self.ready,
-                metrics=self.metrics.render,
-                open_metrics=self.metrics.render_open,
-            ),
-            host=settings.health_server_host,
-            port=settings.health_server_port,
-            host_flag="--health-server-host",
-            port_flag="--health-server-port",
-        )
-        routes = ports.agent_admin(
-            live=live,
+    async def _open_ports(self, ports: OperatorPorts) -> None:
+        settings = self.settings
+        watched = Watched(
+            program="agent",
+            instance=self.id,
+            settings=settings,
+            live=self.health.live,
             ready=self.ready,
+            metrics=self.metrics.render,
+            open_metrics=self.metrics.render_open,
             snapshot=partial(agent_view, self),
-            health_port=health.number,
+            history=self.health.history,
+            end_tunnel=self.tunnels.end,
         )
-        admin = self._ports["admin-server-port"] = await ports.serve(
-            {**routes, **debug_routes(settings.enable_profiling)},
-            host=settings.admin_bind_address,
-            port=settings.admin_server_port,
-            host_flag="--admin-bind-address",
-            port_flag="--admin-server-port",
-            tls=self._admin_tls,
-            refused=partial(say_refused, self.once),
-            admin=True,
-        )
-        self.health_port, self.admin_port = health.number, admin.number
+        await ports.open(
+            watched,
+            health=Door(
+                host=settings.health_server_host, host_flag="health-server-host",
+                port=settings.health_server_port, port_flag="health-server-port",
+            ),
+            admin_port=settings.admin_server_port,
+            admin_flag="admin-server-port",
+            style=AGENT,
+            metrics_on_admin=False,  # konnectivity's redirects to the health port
+        )  # fmt: skip
+
+    @property
+    def health_port(self) -> int:
+        """The port of probes; 0 while it is not open."""
+        return self.ports.health if self.ports is not None else 0
+
+    @property
+    def admin_port(self) -> int:
+        """The port for operators; 0 while it is not open."""
+        return self.ports.admin if self.ports is not None else 0
 
     def _set_gauges(self, servers: Servers) -> None:
         gauges = self.metrics.gauges
@@ -316,14 +347,22 @@ class Agent:
             found.update(context.certificate_expiries())
         return found
 
-    def ready(self) -> list[ports.Check]:
+    def status(self) -> str:
+        """How many servers are linked, and tunnels open; see Supervisable."""
+        if self.servers is None or not self.servers.links:
+            return "linked to no server"
+        linked, known = len(self.servers.links), self.servers.known_count
+        of_all = f"{linked} of {counted(max(linked, known), 'server')}"
+        return f"linked to {of_all}, {counted(len(self.tunnels), 'tunnel')}"
+
+    def ready(self) -> list[Check]:
         """Ready: at least one server is linked, and we do not drain."""
         linked = self.servers is not None and bool(self.servers.links)
         return [
-            ports.PING,
-            ports.Check("server-connected", "" if linked else "no server is connected"),
-            ports.Check("drain", "draining" if self.draining else ""),
-            *([ports.Check("node-listeners", self.node.waits_for())] if self.node else []),
+            PING,
+            Check("server-connected", "" if linked else "no server is connected"),
+            Check("drain", "draining" if self.draining else ""),
+            *([Check("node-listeners", self.node.waits_for())] if self.node else []),
         ]
 
     # Dials.
@@ -335,6 +374,14 @@ class Agent:
             incoming.refuse(DialFailure.UNRESOLVED, str(exc))
             return
         TargetDial(self, incoming, target)
+
+    def _endpoint_denied(self, target: HostPort, refusal: Refusal) -> None:
+        self.metrics.endpoint_denied(refusal.entry)
+        self.once.log(
+            ("endpoint", refusal.entry), _QUIET_S, _log, logging.WARNING,
+            "a server asked for what this agent may not dial", target=str(target),
+            reason=refusal.why,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

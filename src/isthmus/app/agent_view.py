@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
 from isthmus.app.server_view import certificates, gate_views, link_view, totals
+from isthmus.core.endpoint_lists import Entry
 from isthmus.core.snapshot import AgentProgramView
 
 if TYPE_CHECKING:
     from isthmus.app.agent import Agent
+
+
+def _texts(entries: Iterable[Entry]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entry.text for entry in entries))
 
 
 def agent_view(agent: Agent, limit: int) -> AgentProgramView:
@@ -33,4 +39,6 @@ def agent_view(agent: Agent, limit: int) -> AgentProgramView:
         certificates=certificates(agent.contexts),
         feature_gates=gate_views(agent.settings),
         node_traffic=agent.node.view() if agent.node is not None else None,
+        endpoint_allow=_texts(agent.endpoints.allow),
+        endpoint_deny=_texts(agent.endpoints.deny),
     )

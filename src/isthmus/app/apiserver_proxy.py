@@ -14,22 +14,26 @@ import signal
 import socket
 from functools import partial
 
-from isthmus.app import lifetime, ports
+from isthmus.admin.answers import Check
+from isthmus.app import lifetime
 from isthmus.app.apiserver_proxy_address import Addresses
 from isthmus.app.apiserver_proxy_connections import Connections
 from isthmus.app.apiserver_proxy_plan import PlanSource, Prepared
 from isthmus.app.apiserver_proxy_view import apiserver_proxy_view
 from isthmus.app.descriptors import allow_connections
 from isthmus.app.forwarder import Forwarder
+from isthmus.app.handed import Handed
 from isthmus.app.sni_connection import endpoint
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.net.contexts import watch
-from isthmus.net.listen import bind_tcp
+from isthmus.net.poller import Poller
 from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics
 from isthmus.observe.logs import log
+from isthmus.values import is_address
 
 #: How long names may take to be looked up before anybody is let in without.
 FIRST_LOOK_S = 2.0
+LISTEN = "--listen"
 _log = logging.getLogger("isthmus.apiserver_proxy")
 
 
@@ -41,7 +45,13 @@ class ApiserverProxy(Forwarder):
     metrics: ApiserverProxyMetrics
     connections: Connections
 
-    def __init__(self, settings: ApiserverProxySettings, *, signals: bool = False) -> None:
+    def __init__(
+        self,
+        settings: ApiserverProxySettings,
+        *,
+        signals: bool = False,
+        handed: Handed | None = None,
+    ) -> None:
         """Read the plan, in the loop; with ``signals``, SIGHUP reads it again.
 
         Raises:
@@ -49,7 +59,7 @@ class ApiserverProxy(Forwarder):
         """
         super().__init__(
             settings, ApiserverProxyMetrics(),
-            health_port=settings.health_port, admin_port=settings.admin_port,
+            health_port=settings.health_port, admin_port=settings.admin_port, handed=handed,
         )  # fmt: skip
         self.source = PlanSource(settings, self.metrics, self._adopt)
         self.addresses = Addresses(self.source.current.plan, self.once)
@@ -71,6 +81,11 @@ class ApiserverProxy(Forwarder):
         admin = [self.admin_tls] if self.admin_tls is not None else []
         self.contexts[:] = admin + prepared.contexts
 
+    @property
+    def poller(self) -> Poller:
+        """What watches its sockets."""
+        return self.connections.poller
+
     # Program.
 
     async def start(self) -> None:
@@ -80,11 +95,12 @@ class ApiserverProxy(Forwarder):
         try:
             self.prepare()
             self._set_contexts(self.source.current)
-            await self.addresses.put()
+            if self.handed is None:  # else its parent does
+                await self.addresses.put()
             bound: list[socket.socket] = []
             try:
                 for host, port in plan.listen:
-                    bound += bind_tcp(host, port, flag="--listen")
+                    bound += self.bind(host, port, flag=LISTEN)
                 await self._look_names_up(bound)
                 await self.open_ports(
                     partial(apiserver_proxy_view, self), health_at=settings.health_bind_address
@@ -97,7 +113,10 @@ class ApiserverProxy(Forwarder):
             await self.stop()
             raise
         self._set_own_gauges()
-        self.listen(bound)
+        self.listen(bound, flag=LISTEN)
+        if self.handed is not None:
+            log(_log, logging.INFO, "worker started", program=self.name)
+            return
         if self._signals:
             self.loop.add_signal_handler(signal.SIGHUP, self.source.reload)
         log(
@@ -110,9 +129,21 @@ class ApiserverProxy(Forwarder):
         ways = self.connections.ways
         for sock in bound:
             ways.listens_at(endpoint(sock.getsockname()))
+        if self.handed is not None:
+            for host, port in self.source.current.plan.listen:
+                self.listens_at(host, port)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 await ways.look_all_up()
+
+    def listens_at(self, host: str, port: int) -> None:
+        """No name may lead there; see Forwarder."""
+        if is_address(host):
+            self.connections.ways.listens_at(endpoint((host, port)))
+
+    def reload(self) -> None:
+        """Read the plan again."""
+        self.source.reload()
 
     async def watch(self) -> None:
         """Check upstreams, follow files and names; see Program."""
@@ -142,13 +173,13 @@ class ApiserverProxy(Forwarder):
         metrics.up = lambda: {str(it.at): int(it.health.is_up) for it in upstreams}
         metrics.waiting = lambda: connections.dialing
 
-    def ready(self) -> list[ports.Check]:
+    def ready(self) -> list[Check]:
         """Ready: we do not drain, and an upstream is well.
 
         Only readiness: to start a proxy again because its apiserver is down mends nothing.
         """
         down = "" if self.connections.upstreams.any_up else "every upstream is down"
-        return [*super().ready(), ports.Check("upstreams", down)]
+        return [*super().ready(), Check("upstreams", down)]
 
 
 def main(settings: ApiserverProxySettings) -> int:

@@ -7,16 +7,18 @@ is core/audit.py, the file observe/audit_log.py.
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
 from isthmus.config.audit import AuditSettings
 from isthmus.core.audit import (
+    BY_FAR_SIDE,
     Claimed,
     Record,
     Stage,
@@ -32,20 +34,42 @@ from isthmus.observe.audit_backups import Backups
 from isthmus.observe.audit_log import AuditLog
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.packet_brake import unsent
-from isthmus.wire.asking import NOTHING
+from isthmus.wire.asking import NOTHING, Asking
 
 if TYPE_CHECKING:
     import asyncio
 
-    from isthmus.dialers.through_agent import AgentDial
-    from isthmus.frontends.backend import Request
-    from isthmus.links.server_side import AgentLink
+    from isthmus.dialers.through_agent import AgentDial, AnyLink
     from isthmus.tunnel.tunnel import Tunnel
     from isthmus.values import Identity
 
 #: What is refused by a decision; everything else was tried and failed.
 _REFUSALS = frozenset({DialFailure.DENIED})
 LEFT = "the client left before the answer"
+
+
+class Asked(Protocol):
+    """What is written of a request, whoever it came from; see frontends.backend.Request."""
+
+    @property
+    def frontend(self) -> str:
+        """How it came."""
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks."""
+
+    @property
+    def connection_id(self) -> str:
+        """What it is called."""
+
+    @property
+    def asking(self) -> Asking:
+        """What else was said, believed or not."""
+
+    @property
+    def client_address(self) -> str:
+        """Where it came from."""
 
 
 class Auditor:
@@ -58,7 +82,7 @@ class Auditor:
 
     # Requests.
 
-    def refused(self, request: Request, status: int, reason: str) -> None:
+    def refused(self, request: Asked, status: int, reason: str) -> None:
         """A request was answered without a dial."""
         requester = request.requester
         self.put(
@@ -78,15 +102,19 @@ class Auditor:
 
     def failed(
         self,
-        request: Request,
+        request: Asked,
         client: str,
         dial: AgentDial,
         failure: DialFailure | None,
         reason: str,
     ) -> None:
         """A dial was denied or failed; no failure: its client left."""
-        stage = Stage.REFUSED if failure in _REFUSALS else Stage.FAILED
+        decision = dial.decision
+        ours = decision is not None and not decision.allowed
+        stage = Stage.REFUSED if ours or failure in _REFUSALS else Stage.FAILED
         record = self._of_dial(stage, request, client, dial)
+        if failure in _REFUSALS and not ours:
+            record = replace(record, decision="deny", rule=BY_FAR_SIDE)
         self.put(
             replace(
                 record,
@@ -98,7 +126,7 @@ class Auditor:
         )
 
     def began(
-        self, request: Request, client: str, dial: AgentDial, link: AgentLink | None
+        self, request: Asked, client: str, dial: AgentDial, link: AnyLink | None
     ) -> Callable[[Tunnel, float], None]:
         """A tunnel begins; gives what wants to know its end."""
         return self.begin(self._of_dial(Stage.BEGIN, request, client, dial, link))
@@ -120,8 +148,7 @@ class Auditor:
                 bytes_to_target=tunnel.far.bytes_written,
                 bytes_to_client=_delivered(tunnel.client),
                 ending=ending.value,
-                # A clean end takes both: each has closed its direction.
-                ended_by="both" if ending is Ending.CLEAN else tunnel.ended_by,
+                ended_by=_ended_by(tunnel),
             )
         )
 
@@ -130,10 +157,10 @@ class Auditor:
     def _of_dial(
         self,
         stage: Stage,
-        request: Request,
+        request: Asked,
         client: str,
         dial: AgentDial,
-        link: AgentLink | None = None,
+        link: AnyLink | None = None,
     ) -> Record:
         now, decision, requester = time.time(), dial.decision, dial.requester
         verdict = ""
@@ -152,14 +179,16 @@ class Auditor:
             network=decision.network if decision is not None else "",
             destination=str(dial.target),
             address=cut(dial.address),
-            agent_id=link.agent_id if link is not None else "",
+            agent_id=dial.agent_id,
             link_id=link.id if link is not None else 0,
+            relay=dial.relay,
+            relayed_by=getattr(request, "relayed_by", ""),
             decision=verdict,
             rule=decision.rule if decision is not None else "",
             start_time=rfc3339(now - (time.monotonic() - dial.started_at)),
         )
 
-    def _claimed(self, request: Request, requester: Identity) -> Claimed | None:
+    def _claimed(self, request: Asked, requester: Identity) -> Claimed | None:
         asking = request.asking
         if asking is NOTHING:  # most clients, and then nobody has to be believed
             return None
@@ -206,6 +235,15 @@ def _delivered(client: BaseEnd) -> int:
     """What the client's socket has taken: the rest was thrown away at a reset."""
     # What a TLS socket did not take is counted encrypted, which is a little more.
     return max(0, client.bytes_written - unsent(client))
+
+
+def _ended_by(tunnel: Tunnel) -> str:
+    if tunnel.ending is Ending.CLEAN:
+        return "both"  # each has closed its direction
+    if tunnel.ending is not Ending.ADMIN:
+        return tunnel.ended_by
+    # The name of an operator may come from a certificate; the line is written without a look.
+    return json.dumps(tunnel.ended_by)[1:-1]
 
 
 def _seconds(duration_s: float) -> float:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from isthmus.app.auditing import LEFT
-from isthmus.dialers.through_agent import AgentDial
+from isthmus.app.retry import dialing_again
+from isthmus.core.shares import Hold
+from isthmus.dialers.through_agent import AgentDial, AnyLink
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import Request
-from isthmus.links.server_side import AgentLink
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import AgentId, HostPort, Identity
+from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
 
 if TYPE_CHECKING:
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
     from isthmus.observe.tracing import DialTrace
 
 _QUIET_S = 60.0
-_NO_AGENT = AgentId("")  # of a tunnel that goes another way
 _log = logging.getLogger("isthmus.server")
 
 
@@ -30,12 +33,22 @@ class ClientDial:
     See dialers.through_agent.Dialing, and frontends.backend.Dial for the client.
     """
 
-    __slots__ = ("_address", "_client", "_dial", "_server", "_trace", "asking", "connection_id")
+    __slots__ = (
+        "_address",
+        "_client",
+        "_dial",
+        "_server",
+        "_trace",
+        "asking",
+        "connection_id",
+        "hold",
+    )
 
     def __init__(self, server: Server, client: Request, requester: Identity) -> None:
         self._server = server
         self._client = client
         self._dial: AgentDial | None = None
+        self.hold: Hold | None = None  # what it takes of its requester's shares
         self.connection_id = client.connection_id
         asking = client.asking
         if asking is not NOTHING and not server.believes(requester):
@@ -79,7 +92,7 @@ class ClientDial:
         dial.cancel()
         self._left(dial)
 
-    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AgentLink | None) -> None:
+    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
         """The target is reached: join the client to it."""
         server, client = self._server, self._client
         self._dial = None
@@ -89,25 +102,43 @@ class ClientDial:
             self._left(dial)
             return
         if self._trace is not None:
-            self._trace.reached(link.agent_id if link is not None else "", dial.address)
+            self._trace.reached(dial.agent_id, dial.address)
         server.metrics.dial_succeeded(time.monotonic() - dial.started_at, self.connection_id)
-        audit = server.audit
+        server.metrics.relays.answered(dial.relay, None, dial.asked_in_vain)
+        hold, gates = self.hold, None
+        if hold is not None:
+            assert server.networks.shares is not None  # or nothing would be held
+            gates = server.networks.shares.gates(hold)
         server.tunnels.open(
             client=end,
             far=stream,
             target=dial.target,
             requester=dial.requester,
-            agent_id=link.agent_id if link is not None else _NO_AGENT,
+            agent_id=dial.agent_id,
             link_id=link.id if link is not None else 0,
             frontend=client.frontend,
             connection_id=self.connection_id,
-            on_ended=None if audit is None else audit.began(client, self._address, dial, link),
+            on_ended=self._told(dial, link),
+            gates=gates,
+            relay=dial.relay,
+            again=dialing_again(server, dial, link, self.asking, self._told),
         )
+
+    def _told(
+        self, dial: AgentDial, link: AnyLink | None
+    ) -> Callable[[Tunnel, float], None] | None:
+        """What wants to know the end of the tunnel; its begin is written down."""
+        audit, hold = self._server.audit, self.hold
+        told = None if audit is None else audit.began(self._client, self._address, dial, link)
+        return told if hold is None else partial(_ended, hold, told)
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
         """It is not: answer and count."""
         server = self._server
         self._dial = None
+        if self.hold is not None:
+            self.hold.release()
+        server.metrics.relays.answered(dial.relay, failure, dial.asked_in_vain)
         server.metrics.dial_failed(
             failure, time.monotonic() - dial.started_at, answered=dial.answered
         )
@@ -124,8 +155,18 @@ class ClientDial:
 
     def _left(self, dial: AgentDial) -> None:
         """The client did not wait for the answer."""
+        if self.hold is not None:
+            self.hold.release()
         if self._trace is not None:
             self._trace.cancelled()
         audit = self._server.audit
         if audit is not None:
             audit.failed(self._client, self._address, dial, None, LEFT)
+
+
+def _ended(
+    hold: Hold, told: Callable[[Tunnel, float], None] | None, tunnel: Tunnel, duration_s: float
+) -> None:
+    hold.release()
+    if told is not None:
+        told(tunnel, duration_s)

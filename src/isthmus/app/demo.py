@@ -10,7 +10,7 @@ from http.client import HTTPException, HTTPResponse
 
 from aiohttp import web
 
-from isthmus.app import ports
+from isthmus.admin import ports
 from isthmus.app.pki import PkiFiles
 from isthmus.values import HostPort
 

@@ -32,6 +32,11 @@ def most_connections(asked: int) -> int:
     return max(1, min(asked, (descriptors() - _OTHERS) // 2))
 
 
+def places(asked: int, share: int) -> int:
+    """How many places a port has: as many as asked for, or this part of the descriptors."""
+    return asked or max(2, descriptors() // share)
+
+
 def allow_connections(connections: int) -> None:
     """Raise the soft limit of this process as far as so many connections want and it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

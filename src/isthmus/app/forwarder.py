@@ -11,18 +11,19 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from isthmus.app import ports
-from isthmus.app.admin_tls import admin_tls, say_refused
-from isthmus.app.debug_routes import debug_routes
+from isthmus.admin.answers import PING, Check, Snapshot
+from isthmus.admin.watched import Watched
+from isthmus.app.handed import Handed
 from isthmus.app.health import Health
+from isthmus.app.operator_ports import Door, OperatorPorts
+from isthmus.app.server_view import tally
+from isthmus.app.supervised import counted
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.admin import AdminSettings
 from isthmus.net.contexts import HotContext
-from isthmus.net.listen import Listener
+from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer
 from isthmus.observe.program import ProgramMetrics
@@ -54,12 +55,24 @@ class Forwarder:
 
     #: What it is called in traces.
     name = ""
+    #: Requests that share sockets with others: none.
+    calls = 0
     connections: Connections
 
     def __init__(
-        self, settings: AdminSettings, metrics: ProgramMetrics, *, health_port: int, admin_port: int
+        self,
+        settings: AdminSettings,
+        metrics: ProgramMetrics,
+        *,
+        health_port: int,
+        admin_port: int,
+        handed: Handed | None = None,
     ) -> None:
-        """Prepare in the loop; nothing is opened. The ports are those that were asked for."""
+        """Prepare in the loop; nothing is opened. The ports are those that were asked for.
+
+        A worker, which is ``handed`` its connections, opens none.
+        """
+        self.handed = handed
         self.settings = settings
         self.metrics = metrics
         self.loop = asyncio.get_running_loop()
@@ -70,21 +83,28 @@ class Forwarder:
         self.listeners: list[Listener] = []
         self.health_port = health_port
         self.admin_port = admin_port
-        self.admin_tls: HotContext | None = None
+        self.id = str(uuid.uuid4())
         self.health = Health(
-            self.metrics, leaving=lambda: self.draining, listeners=lambda: self.listeners
+            self.metrics,
+            leaving=lambda: self.draining,
+            listeners=lambda: self.listeners,
+            counted=lambda: tally(self.metrics, tunnels=len(self.connections.tunnels)),
         )
         self._tracing: Tracing | None = None
-        self._ports: dict[str, ports.Port] = {}
+        self._ports: OperatorPorts | None = None
 
     @property
     def all_contexts(self) -> list[HotContext]:
         """Every certificate in use."""
         return self.contexts
 
-    def ready(self) -> list[ports.Check]:
+    def status(self) -> str:
+        """How many connections are joined; see Supervisable."""
+        return counted(len(self.connections.tunnels), "connection")
+
+    def ready(self) -> list[Check]:
         """Ready: we do not drain. What is behind us has a readiness of its own."""
-        return [ports.PING, ports.Check("drain", "draining" if self.draining else "")]
+        return [PING, Check("drain", "draining" if self.draining else "")]
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing more and wait for what is open; see Program."""
@@ -105,55 +125,61 @@ class Forwarder:
         """
         self._tracing = self.connections.tracing = open_tracing(
             self.settings.tracing_endpoint, os.environ, service=f"isthmus-{self.name}",
-            instance=str(uuid.uuid4()),
+            instance=self.id,
         )  # fmt: skip
-        self.admin_tls = admin_tls(self.settings)
-        self.contexts += [self.admin_tls] if self.admin_tls is not None else []
+        self._ports = OperatorPorts(self.settings, once=self.once, handed=self.handed)
+        self.contexts += [self._ports.tls] if self._ports.tls is not None else []
 
-    def listen(self, bound: list[socket.socket]) -> None:
-        """Everything is open: take connections from now on."""
+    @property
+    def admin_tls(self) -> HotContext | None:
+        """The admin port's certificate, if it has one."""
+        return self._ports.tls if self._ports is not None else None
+
+    def bind(self, host: str, port: int, *, flag: str) -> list[socket.socket]:
+        """Bind a port; a worker binds nothing.
+
+        Raises:
+            ConfigError: it cannot be bound.
+        """
+        return bind_tcp(host, port, flag=flag) if self.handed is None else []
+
+    def listen(self, bound: list[socket.socket], *, flag: str) -> None:
+        """Everything is open: take connections from now on, by the door of this flag."""
+        if self.handed is not None:
+            self.handed.open(flag, self.connections.accept, bound=self.listens_at)
         self.listeners += [
             Listener(self.loop, self.connections.poller, sock, self.connections.accept)
             for sock in bound
         ]
         self._set_gauges()
-        self.health.start(self._ports)
+        assert self._ports is not None
+        self.health.start(self._ports.open_ones)
 
-    async def open_ports(self, snapshot: Callable[[int], Any], *, health_at: str) -> None:
-        """Open health and admin ports.
+    def listens_at(self, host: str, port: int) -> None:
+        """Hear where the parent of a worker listens for it."""
+
+    async def open_ports(self, snapshot: Snapshot, *, health_at: str) -> None:
+        """Open health and admin ports, once prepared.
 
         Raises:
             ConfigError: one cannot be bound.
         """
-        settings, live = self.settings, self.health.live
-        render, render_open = self.metrics.render, self.metrics.render_open
-        health = self._ports["health-port"] = await ports.serve(
-            ports.server_health(
-                live=live, ready=self.ready, metrics=render, open_metrics=render_open
-            ),
-            host=health_at,
-            port=self.health_port,
-            host_flag="--health-bind-address",
-            port_flag="--health-port",
-        )
-        routes = ports.server_admin(
-            live=live,
+        assert self._ports is not None
+        watched = Watched(
+            program=self.name,
+            instance=self.id,
+            settings=self.settings,
+            live=self.health.live,
             ready=self.ready,
+            metrics=self.metrics.render,
+            open_metrics=self.metrics.render_open,
             snapshot=snapshot,
-            metrics=render,
-            open_metrics=render_open,
+            history=self.health.history,
+            end_tunnel=self.connections.tunnels.end,
         )
-        admin = self._ports["admin-port"] = await ports.serve(
-            {**routes, **debug_routes(settings.enable_profiling)},
-            host=settings.admin_bind_address,
-            port=self.admin_port,
-            host_flag="--admin-bind-address",
-            port_flag="--admin-port",
-            tls=self.admin_tls,
-            refused=partial(say_refused, self.once),
-            admin=True,
-        )
-        self.health_port, self.admin_port = health.number, admin.number
+        health = Door(host=health_at, port=self.health_port)
+        await self._ports.open(watched, health=health, admin_port=self.admin_port)
+        self.health_port, self.admin_port = self._ports.health, self._ports.admin
 
     def _set_gauges(self) -> None:
         gauges = self.metrics.gauges
@@ -177,8 +203,8 @@ class Forwarder:
 
     async def close_ports(self) -> None:
         """Close health and admin ports, and the poller."""
-        for port in self._ports.values():
-            await port.close()
+        if self._ports is not None:
+            await self._ports.close()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
         self.connections.poller.shut_down()
 

@@ -18,12 +18,15 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from isthmus.app.peers import Peers
+from isthmus.core.places import Strangers
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.links.carrier import keep_queue_short
 from isthmus.links.link import GOODBYE_S, HANDSHAKE_S
+from isthmus.net.gate import source_of
 from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import HUP, IN, OUT, RDHUP, Poller
 from isthmus.net.resolver import Resolver
@@ -228,8 +231,13 @@ class HandingOn:
         metrics: ServerMetrics,
         once: OncePer,
         lost: Callable[[socket.socket, bool], None],
+        strangers: Strangers[Any] | None = None,
     ) -> None:
-        """``lost(sock, late)`` hears of those that broke off, or were late, before their hello."""
+        """``lost(sock, late)`` hears of those that broke off, or were late, before their hello.
+
+        Those that are looked at are among the ``strangers``.
+        """
+        self._strangers: Strangers[Any] = strangers if strangers is not None else Strangers(0)
         self.loop = loop
         self.poller = poller
         self._resolver = Resolver(loop)
@@ -260,7 +268,7 @@ class HandingOn:
         """Look at a new connection; ``serve`` gets it unless it asks for a peer."""
 
         def seen(look: HelloPeek, hello: ClientHello, events: int) -> None:
-            self._looking.discard(look)
+            self._no_longer(look)
             wanted = asked_for(hello.alpn)
             address = self._peers.address_of(wanted) if wanted and not self._draining else None
             if address is None:
@@ -279,15 +287,24 @@ class HandingOn:
                 self.count(*refusal)
                 SocketEnd(look.sock, self.poller).abort(Ending.CANCELLED)
 
-        self._looking.add(
-            HelloPeek(
-                self.loop, self.poller, sock, timeout_s=HANDSHAKE_S, seen=seen, lost=self._gone
-            )
+        look = HelloPeek(
+            self.loop, self.poller, sock, timeout_s=HANDSHAKE_S, seen=seen, lost=self._gone
         )
+        self._looking.add(look)
+        self._strangers.add(look, source_of(sock))
 
     def _gone(self, look: HelloPeek, late: bool) -> None:
-        self._looking.discard(look)
+        self._no_longer(look)
         self._lost(look.sock, late)
+
+    def _no_longer(self, look: HelloPeek) -> None:
+        self._looking.discard(look)
+        self._strangers.remove(look)
+
+    def forget(self, look: HelloPeek) -> None:
+        """Another needs its place more."""
+        self._no_longer(look)
+        look.close()
 
     def _refusal(
         self, hello: ClientHello, peer_id: ServerId
@@ -385,8 +402,7 @@ class HandingOn:
     def close(self) -> None:
         """Reset everything that passes through."""
         for look in list(self._looking):
-            look.close()
-        self._looking.clear()
+            self.forget(look)
         for passing in list(self._passing.values()):
             passing.abort(Ending.DRAINED)
         self._resolver.close()

@@ -3,7 +3,7 @@
 It cannot when a listener is gone, the event loop does not turn, or a task that should live as long
 as the program has ended. Readiness is something else (is there an agent, do we drain) and is the
 programs' own. Nothing is done per request or connection: a heartbeat looks once a second, and a
-probe when it comes.
+probe when it comes. The same heartbeat keeps the history of the last hour.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextvars import Context
+from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
+from isthmus.admin.answers import PING, Check
+from isthmus.admin.ports import Port
 from isthmus.app.heartbeat import Heartbeat
-from isthmus.app.ports import PING, Check, Port
+from isthmus.core.history import STEP_S, History, Tally
 from isthmus.observe.program import ProgramMetrics
 
 T = TypeVar("T")
@@ -70,7 +73,8 @@ class Health:
     """What a program's ``/livez`` and ``/healthz`` are made of.
 
     ``listeners`` gives those that are open; ``leaving`` is true once the program drains: then its
-    tasks may end. Make it in the loop, ``start`` it when everything listens.
+    tasks may end. Every ten seconds ``counted`` is asked, for ``history``. Make it in the loop,
+    ``start`` it when everything listens.
     """
 
     def __init__(
@@ -79,10 +83,14 @@ class Health:
         *,
         leaving: Callable[[], bool],
         listeners: Callable[[], Iterable[Watched]] = tuple,
+        counted: Callable[[], Tally] = Tally,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._leaving = leaving
         self._listeners = listeners
+        self._counted = counted
+        self.history = History()
+        self._next_step = 0.0
         self._ports: Mapping[str, Port] = {}
         self._groups: list[WatchedTasks] = []
         self._heartbeat = Heartbeat(metrics, self._look)
@@ -90,6 +98,7 @@ class Health:
     def start(self, ports: Mapping[str, Port]) -> None:
         """Watch the loop from now on, and these HTTP ports by name."""
         self._ports = ports
+        self._next_step = self._loop.time() + STEP_S
         self._heartbeat.start()
 
     def stop(self) -> None:
@@ -102,6 +111,10 @@ class Health:
         group = WatchedTasks()
         self._groups.append(group)
         return group
+
+    def tally(self) -> Tally:
+        """What was counted so far."""
+        return self._counted()
 
     def live(self) -> list[Check]:
         """Every check, well or not."""
@@ -121,3 +134,7 @@ class Health:
         # Whether connections wait in vain can only be told by looking more than once.
         for listener in self._listeners():
             listener.trouble(now)
+        if now >= self._next_step:
+            # From when it was due, so that the steps are ten seconds and not ten beats.
+            self._next_step = max(self._next_step + STEP_S, now + STEP_S / 2)
+            self.history.take(self._counted(), at=datetime.now(UTC))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from functools import partial
 
+from isthmus.app.handed import Handed
 from isthmus.app.sidecar import Sidecar, run
 from isthmus.app.sidecar_connections import SidecarConnections
 from isthmus.config.https_proxy import HttpsProxySettings
@@ -81,13 +82,13 @@ class HttpsProxy(Sidecar):
     settings: HttpsProxySettings
     metrics: HttpsProxyMetrics
 
-    def __init__(self, settings: HttpsProxySettings) -> None:
+    def __init__(self, settings: HttpsProxySettings, *, handed: Handed | None = None) -> None:
         """Read files, in the loop.
 
         Raises:
             ConfigError: one is wrong.
         """
-        super().__init__(settings, HttpsProxyMetrics())
+        super().__init__(settings, HttpsProxyMetrics(), handed=handed)
 
     def make_connections(self) -> HttpsConnections:
         """Clients speak HTTP, and are dialed for by the hosted cluster's proxy or without it."""

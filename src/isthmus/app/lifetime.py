@@ -13,14 +13,16 @@ from typing import Protocol
 
 import uvloop
 
+from isthmus.app.supervised import Supervisable, Supervised
 from isthmus.config.log import LogSettings
+from isthmus.net.systemd import PASSED, Notifier
 from isthmus.observe.logs import configure
 
 _log = logging.getLogger("isthmus.app")
 
 
-class Program(Protocol):
-    """Something that starts, drains and stops."""
+class Program(Supervisable, Protocol):
+    """Something that starts, drains and stops, and says how it is doing."""
 
     async def start(self) -> None:
         """Open every port, or raise ConfigError with nothing left open."""
@@ -41,6 +43,7 @@ async def run(
     drain_s: float,
     started: Callable[[], None] | None = None,
     signals: bool = True,
+    notifier: Notifier | None = None,
 ) -> None:
     """Run a program until SIGTERM or SIGINT, then drain; a second signal stops at once."""
     loop = asyncio.get_running_loop()
@@ -54,17 +57,21 @@ async def run(
     if signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
+    supervised = Supervised(notifier, program)
     try:
+        PASSED.check_taken()
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(program.watch(), name="watch")
+            telling = tasks.create_task(supervised.watch(), name="supervised")
             if started is not None:
                 started()
             await told.wait()
             _log.info("draining")
+            supervised.leave()
             draining = tasks.create_task(program.drain(drain_s), name="drain")
             hurried = tasks.create_task(hurry.wait(), name="hurry")
             await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (draining, hurried, watching):
+            for task in (draining, hurried, watching, telling):
                 task.cancel()
     finally:
         await program.stop()
@@ -72,11 +79,14 @@ async def run(
 
 def main(make: Callable[[], Program], settings: LogSettings, *, drain_s: float) -> int:
     """Configure logging and run a program in its own event loop; the exit code."""
-    _fill_standard_streams()
+    fill_standard_streams()
     configure(settings.v, "json" if settings.log_format == "json" else "text", sys.stderr)
 
+    PASSED.adopt(os.environ, pid=os.getpid())
+    notifier = Notifier.from_environment(os.environ, pid=os.getpid())
+
     async def start() -> None:
-        await run(make(), drain_s=drain_s)
+        await run(make(), drain_s=drain_s, notifier=notifier)
 
     # What is imported by now lives for ever: no collection need look at it again. Tunnels free
     # themselves (tunnel/end.py, Gone), so collections find little and can be few.
@@ -86,7 +96,7 @@ def main(make: Callable[[], Program], settings: LogSettings, *, drain_s: float) 
     return 0
 
 
-def _fill_standard_streams() -> None:
+def fill_standard_streams() -> None:
     """Open what we were started without: a socket of number 1 or 2 is one that libuv aborts at."""
     for number in range(3):
         try:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import new_connection_id
 from isthmus.links.agent_side import ServerLink
+from isthmus.links.dials import class_of
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.node_traffic import NodeResult
 from isthmus.tunnel.end import BaseEnd, Early, Ending
+from isthmus.tunnel.stream import Stream
 from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import NOTHING
 from isthmus.wire.link import failure_of
@@ -121,6 +123,8 @@ class NodeConnection(Early):
         self._table.heard(link)
         failure = failure_of(result)
         if failure is None:
+            if isinstance(stream, Stream):  # konnectivity's packets say no class
+                stream.traffic = class_of(result.traffic_class)
             self._joined(stream, link, result.address)
             return
         stream.write_eof()

@@ -2,7 +2,8 @@
 
 An agent asks by its link; what is asked for is held against --allowed-destination, resolved once,
 dialed from here, and joined. The requester is the agent, which proved who it is; who connected at
-the agent is only what the agent says. Policy and networks are about the other direction.
+the agent is only what the agent says. Policy and networks are about the other direction; only the
+classes of traffic are for both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from isthmus.app.node_audit import NodeRequest, node_record
 from isthmus.app.node_bounds import NodeBounds, most_open
 from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.core.audit import Stage
+from isthmus.core.classes import class_of
 from isthmus.core.destinations import BY_GATE, UNLISTED, Destination, Ruling
+from isthmus.core.policy import Question
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.dialers.permitted import PermittedOnly
 from isthmus.errors import DialFailure
@@ -26,6 +29,7 @@ from isthmus.frontends.backend import new_connection_id
 from isthmus.links.link import peer_of
 from isthmus.links.talk import Incoming
 from isthmus.net.socket_end import SocketEnd
+from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import ANONYMOUS, HostPort
 
@@ -175,7 +179,7 @@ class NodeDials:
         assert ruling.target is not None  # or it would not have been dialed
         self.tunnels += 1
         server.tunnels.open(
-            client=incoming.accept(address),
+            client=incoming.accept(address, self._class_of(request, ruling.target)),
             far=end,
             target=ruling.target,
             requester=link.identity,
@@ -274,6 +278,14 @@ class NodeDials:
             rule=rule, failure=failure, reason=reason,
         )  # fmt: skip
         self.server.audit.put(record)
+
+    def _class_of(self, request: NodeRequest, target: HostPort) -> TrafficClass:
+        """In which class of traffic it is: what the agent says about that does not count."""
+        policy = self.server.networks.policy
+        if policy is None or not policy.current.classes:
+            return NORMAL
+        asked = Question(requester=request.link.identity, network="", target=target)
+        return class_of(policy.current, asked)
 
     # Counting.
 

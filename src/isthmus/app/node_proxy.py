@@ -178,6 +178,10 @@ class NodeProxy:
             if self.settings.config:
                 tasks.create_task(follow_config(self.settings), name="config")
 
+    def status(self) -> str:
+        """Whether the rules are in the kernel; see Supervisable."""
+        return "rules in place" if self._all_synced.is_set() else "waiting for the first rules"
+
     async def drain(self, timeout_s: float) -> None:
         """Nothing is waited for: what is in the kernel stays there; see Program."""
         self.draining = True

@@ -12,7 +12,8 @@ from functools import partial
 
 from aiohttp import web
 
-from isthmus.app.ports import HEADERS, PING, Handler, Routes, reply, server_health
+from isthmus.admin.answers import HEADERS, PING, Handler, Routes, reply
+from isthmus.admin.routes import metrics_route, probe_routes
 from isthmus.nodeproxy.health import Answer, ProxyHealth
 from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
 
@@ -36,14 +37,9 @@ def metrics_routes(
     ``mode`` is the word for what programs the kernel; ``config`` gives the settings in force, as
     a KubeProxyConfiguration.
     """
-    ours = server_health(
-        live=lambda: [PING],
-        ready=lambda: [PING],
-        metrics=metrics.render,
-        open_metrics=metrics.render_open,
-    )
+    ours = probe_routes(lambda: [PING], lambda: [PING])
     return {
-        "/metrics": ours["/metrics"],
+        "/metrics": metrics_route(metrics.render, metrics.render_open),
         "/metrics/slis": partial(_slis, metrics),
         "/healthz": partial(_ping, metrics, ours["/healthz"]),
         "/healthz/ping": partial(_ping, metrics, ours["/healthz"]),
@@ -64,7 +60,7 @@ async def _probe(
 
 async def _ping(
     metrics: NodeProxyMetrics, handler: Handler, request: web.BaseRequest
-) -> web.Response:
+) -> web.StreamResponse:
     metrics.pinged()
     return await handler(request)
 

@@ -7,8 +7,9 @@ import errno
 import logging
 from functools import partial
 
-from isthmus.app import ports
-from isthmus.app.debug_routes import debug_routes
+from isthmus.admin import ports
+from isthmus.admin.answers import Routes
+from isthmus.admin.debug_routes import debug_routes
 from isthmus.app.node_proxy_pages import health_routes, metrics_routes
 from isthmus.config.node_proxy import HEALTHZ_PORT, METRICS_PORT, Bound, NodeProxySettings
 from isthmus.config.node_proxy_file import document
@@ -33,7 +34,7 @@ class OwnPorts:
     ) -> None:
         self.open_ones: dict[str, ports.Port] = {}
         pages = metrics_routes(metrics, mode=settings.mode, config=partial(document, settings))
-        self._wanted: dict[str, tuple[Bound | None, ports.Routes]] = {
+        self._wanted: dict[str, tuple[Bound | None, Routes]] = {
             "healthz": (settings.healthz, health_routes(health, metrics)),
             "metrics": (settings.metrics, {**pages, **debug_routes(settings.profiling)}),
         }
@@ -97,7 +98,7 @@ def _is_in_use(error: ConfigError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
 
 
-async def _serve(name: str, bound: Bound, routes: ports.Routes) -> ports.Port:
+async def _serve(name: str, bound: Bound, routes: Routes) -> ports.Port:
     flag = f"--{name}-bind-address"
     # kube-proxy takes 0.0.0.0 for both families.
     host = "" if bound.host in ("0.0.0.0", "::") else bound.host

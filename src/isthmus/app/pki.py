@@ -72,7 +72,7 @@ class PkiFiles:
         )
 
 
-class _Signed(NamedTuple):
+class Signed(NamedTuple):
     """A certificate and its key."""
 
     certificate: x509.Certificate
@@ -123,7 +123,7 @@ def init(
     )
     kinds = [*([] if keep_ca else ["ca"]), *(leaf.kind for leaf in leaves)]
     _check_targets(files.directory, kinds, force=force)
-    authority = _read_authority(files, now) if keep_ca else _new_authority(now, days)
+    authority = read_authority(files, now) if keep_ca else _new_authority(now, days)
     new = [] if keep_ca else _pair(files.directory, "ca", authority)
     for leaf in leaves:
         new += _pair(files.directory, leaf.kind, _issue(leaf, authority, now, days))
@@ -156,7 +156,7 @@ def _check_targets(directory: Path, kinds: Sequence[str], *, force: bool) -> Non
             raise ConfigError(f"{target}: already exists; --force replaces it")
 
 
-def _new_authority(now: datetime, days: int) -> _Signed:
+def _new_authority(now: datetime, days: int) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "isthmus-ca")])
     certificate = (
@@ -165,10 +165,10 @@ def _new_authority(now: datetime, days: int) -> _Signed:
         .add_extension(_key_usage(authority=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    return _Signed(certificate, key)
+    return Signed(certificate, key)
 
 
-def _issue(leaf: _Leaf, authority: _Signed, now: datetime, days: int) -> _Signed:
+def _issue(leaf: _Leaf, authority: Signed, now: datetime, days: int) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus-{leaf.kind}")])
@@ -178,14 +178,15 @@ def _issue(leaf: _Leaf, authority: _Signed, now: datetime, days: int) -> _Signed
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([leaf.usage]), critical=False)
-        .add_extension(_authority_key_id(authority), critical=False)
+        .add_extension(authority_key_id(authority), critical=False)
     )
     if leaf.names:
         builder = builder.add_extension(x509.SubjectAlternativeName(leaf.names), critical=False)
-    return _Signed(builder.sign(authority.key, hashes.SHA256()), key)
+    return Signed(builder.sign(authority.key, hashes.SHA256()), key)
 
 
-def _authority_key_id(authority: _Signed) -> x509.AuthorityKeyIdentifier:
+def authority_key_id(authority: Signed) -> x509.AuthorityKeyIdentifier:
+    """Name the key of a CA, as what it signs does (RFC 5280 §4.2.1.1)."""
     kind = x509.AuthorityKeyIdentifier
     try:
         known = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
@@ -227,13 +228,18 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-def _read_authority(files: PkiFiles, now: datetime) -> _Signed:
+def read_authority(files: PkiFiles, now: datetime) -> Signed:
+    """Read the CA of a directory, with its key.
+
+    Raises:
+        ConfigError: a file is missing or wrong, or the CA is none or has expired.
+    """
     try:
-        certificate = x509.load_pem_x509_certificate(_read(files.ca_cert))
+        certificate = x509.load_pem_x509_certificate(read_file(files.ca_cert))
     except ValueError as exc:
         raise ConfigError(f"{files.ca_cert}: no PEM certificate in it") from exc
     try:
-        key = serialization.load_pem_private_key(_read(files.ca_key), password=None)
+        key = serialization.load_pem_private_key(read_file(files.ca_key), password=None)
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{files.ca_key}: not a PEM private key without passphrase") from exc
     if not isinstance(key, _Key):
@@ -245,7 +251,7 @@ def _read_authority(files: PkiFiles, now: datetime) -> _Signed:
         raise ConfigError(f"{files.ca_cert}: certificate expired on {day}")
     if not _is_ca(certificate):
         raise ConfigError(f"{files.ca_cert}: not a CA certificate")
-    return _Signed(certificate, key)
+    return Signed(certificate, key)
 
 
 def _is_ca(certificate: x509.Certificate) -> bool:
@@ -255,7 +261,12 @@ def _is_ca(certificate: x509.Certificate) -> bool:
         return False
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError as exc:
@@ -264,7 +275,16 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
 
 
-def _pair(directory: Path, kind: str, signed: _Signed) -> list[_NewFile]:
+def replace_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a file by rename: a reader sees the old one or the new one, never half.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    _write(path.parent, [_NewFile(path, content, mode)], force=True)
+
+
+def _pair(directory: Path, kind: str, signed: Signed) -> list[_NewFile]:
     pem = serialization.Encoding.PEM
     secret = signed.key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

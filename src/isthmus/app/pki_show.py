@@ -114,7 +114,7 @@ def _describe(
         path=path,
         subject=certificate.subject.rfc4514_string(),
         issuer=certificate.issuer.rfc4514_string(),
-        names=_names(certificate),
+        names=names_of(certificate),
         usages=_usages(certificate),
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,
@@ -124,7 +124,8 @@ def _describe(
     )
 
 
-def _names(certificate: x509.Certificate) -> tuple[str, ...]:
+def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Its subject alternative names."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:

@@ -21,8 +21,15 @@ class PolicyFile:
     changes nothing, and is said once.
     """
 
-    def __init__(self, path: str, on_failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        on_failed: Callable[[], None],
+        on_changed: Callable[[Policy], None] | None = None,
+    ) -> None:
         """Read the policy; ``on_failed`` hears of each new state of the file that is bad.
+
+        ``on_changed`` hears of each policy that is used from then on, the first one included.
 
         Raises:
             ConfigError: the file cannot be read or is wrong.
@@ -31,6 +38,9 @@ class PolicyFile:
         self._stamp = _stamp(path)
         self.current = read_policy(path)
         self._on_failed = on_failed
+        self._on_changed = on_changed
+        if on_changed is not None:
+            on_changed(self.current)
 
     async def watch(self, look_s: float = LOOK_S) -> None:
         """Follow the file for ever."""
@@ -53,6 +63,8 @@ class PolicyFile:
             if stamp != _stamp(self._path):
                 return  # replaced while we read: the next look gets it whole
             self.current = policy
+            if self._on_changed is not None:
+                self._on_changed(policy)
             _log.info("reloaded %s", self._path)
         self._stamp = stamp
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from isthmus.errors import ConfigError
 
 
-def write_private(path: str, text: str, *, force: bool) -> None:
+def write_private(path: str, content: str | bytes, *, force: bool) -> None:
     """Write a file with mode 0600; whoever reads it sees the old one or the new one.
 
     Raises:
@@ -22,8 +22,8 @@ def write_private(path: str, text: str, *, force: bool) -> None:
     # O_EXCL never follows a symbolic link, and the mode is right from the first moment.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(os.open(fresh, flags, 0o600), "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with open(os.open(fresh, flags, 0o600), "wb") as stream:
+            stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         if force:

@@ -13,6 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from isthmus.app.policy_file import PolicyFile, current_of
+from isthmus.app.shares import ServerShares
+from isthmus.config.networks import PROTOCOLS
 from isthmus.config.server import ServerSettings
 from isthmus.core.connectivity import ClientTls, Connection, Protocol
 from isthmus.core.networks import AgentsByNetwork, ClusterNetwork
@@ -36,8 +38,8 @@ _LABELS = ("--cluster-network cert", "--cluster-network key", "--cluster-network
 class ServerNetworks:
     """What --cluster-network and --policy-file ask for.
 
-    ``agents`` is None without networks, ``router`` until ``start`` and without both: the server
-    then dials through any agent, as it does without this.
+    ``agents`` is None without networks, ``router`` until ``start`` and without anything to look
+    at: the server then dials through any agent, as it does without this.
     """
 
     def __init__(
@@ -54,11 +56,14 @@ class ServerNetworks:
         self._once = once
         self.networks = settings.networks
         self._policy_path = settings.policy_file
+        self._by_flags = settings.share_of_flags
+        self.shares: ServerShares | None = None
         self.agents: AgentsByNetwork[AgentLink] | None = None
         if self.networks is not None:
             self.agents = AgentsByNetwork(
-                settings.proxy_strategies, pick, networks=self.networks, strayed=self._strayed
-            )
+                settings.proxy_strategies, pick, networks=self.networks, strayed=self._strayed,
+                near=settings.nearness,
+            )  # fmt: skip
         self.policy: PolicyFile | None = None
         self.router: ByNetwork | None = None
         self.contexts: list[HotContext] = []
@@ -70,9 +75,16 @@ class ServerNetworks:
         Raises:
             ConfigError: a file or a dialer is not usable.
         """
+        if self._policy_path or self._by_flags is not None:
+            self.shares = ServerShares(self._loop, metrics, by_flags=self._by_flags)
         if self._policy_path:
-            self.policy = PolicyFile(self._policy_path, on_failed=metrics.policy_reload_failed)
-        if self.networks is None and self.policy is None:
+            assert self.shares is not None  # made above
+            self.policy = PolicyFile(
+                self._policy_path,
+                on_failed=metrics.policy_reload_failed,
+                on_changed=self.shares.follow,
+            )
+        if self.networks is None and self.shares is None:
             return
         from isthmus.dialers.by_network import ByNetwork
 
@@ -88,12 +100,38 @@ class ServerNetworks:
             ways=ways,
             policy=current_of(self.policy),
             denied=metrics.policy_denied,
+            admit=self.shares.admit if self.shares is not None else None,
         )
 
     @property
     def reachable_without_agents(self) -> bool:
         """Some network needs no agents."""
         return self.router is not None and self.router.has_ways
+
+    def name_by_link(self) -> dict[AgentLink, str] | None:
+        """In which network each link is asked; None where there are no networks."""
+        if self.networks is None or self.agents is None:
+            return None
+        within = self.agents.within
+        return {link: network.name for network in self.networks for link in within(network.name)}
+
+    def agents_in(self, network: ClusterNetwork) -> int:
+        """How many agents a network has."""
+        if self.agents is None:
+            return 0
+        return len({link.agent_id for link in self.agents.within(network.name)})
+
+    def way_to(self, network: ClusterNetwork) -> str:
+        """Name the way to a network as --cluster-network does, without its options."""
+        via = network.via
+        if via is None:
+            return "agents"
+        if via.protocol is Protocol.CUSTOM:
+            return f"dialer:{via.dialer}"
+        if via.protocol is Protocol.DIRECT:
+            return "direct"
+        scheme = next(name for name, protocol in PROTOCOLS.items() if protocol is via.protocol)
+        return f"server:{scheme}://{via.tcp if via.tcp is not None else via.uds}"
 
     def close(self) -> None:
         """End what the ways keep open: lookups, dials and shared connections."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from isthmus import __version__
 from isthmus.config.gates import GATES, GateSettings
+from isthmus.core.history import Tally
 from isthmus.core.snapshot import (
     AgentView,
     CertificateView,
     GateView,
     LinkState,
     LinkView,
+    NetworkView,
+    RelayView,
     ServerView,
     Totals,
 )
@@ -20,9 +24,11 @@ from isthmus.links.link import Link
 from isthmus.links.server_side import AgentLink
 from isthmus.net.contexts import HotContext
 from isthmus.observe.program import ProgramMetrics
+from isthmus.values import ServerId
 
 if TYPE_CHECKING:
     from isthmus.app.server import Server
+    from isthmus.app.server_networks import ServerNetworks
 
 
 def server_view(server: Server, limit: int) -> ServerView:
@@ -31,6 +37,7 @@ def server_view(server: Server, limit: int) -> ServerView:
     by_agent: dict[str, list[AgentLink]] = {}
     for link in server.agents:
         by_agent.setdefault(link.agent_id, []).append(link)
+    within = server.networks.name_by_link()
     return ServerView(
         server_id=server.id,
         version=__version__,
@@ -38,8 +45,14 @@ def server_view(server: Server, limit: int) -> ServerView:
         uptime_s=now - server.started_at,
         draining=server.draining,
         totals=totals(server.metrics),
-        agents=tuple(_agent(links) for links in by_agent.values()),
-        links=tuple(link_view(link, link.agent_id, now) for link in server.links if link.ready),
+        networks=network_views(server.networks),
+        agents=tuple(_agent(links, within) for links in by_agent.values()),
+        links=tuple(
+            link_view(link, link.agent_id, now)
+            for link in server.links
+            if link.ready and not link.relays
+        ),
+        relays=tuple(_relays(server, now)),
         tunnels=server.tunnels.views(limit),
         truncated=max(0, len(server.tunnels) - limit),
         recent_endings=server.tunnels.endings.views(now=now),
@@ -49,14 +62,51 @@ def server_view(server: Server, limit: int) -> ServerView:
     )
 
 
-def _agent(links: list[AgentLink]) -> AgentView:
+def _relays(server: Server, now: float) -> Iterator[RelayView]:
+    for link in server.relays.links if server.relays is not None else ():
+        yield _relay(link, link.server_id, "to", agents=link.agents, now=now)
+    for other in server.agent_door.relays:
+        yield _relay(other, other.agent_id, "from", agents=False, now=now)
+
+
+def _relay(
+    link: Link, server_id: str, direction: Literal["to", "from"], *, agents: bool, now: float
+) -> RelayView:
+    return RelayView(
+        server_id=ServerId(server_id),
+        direction=direction,
+        address=link.peer_address,
+        identity=str(link.identity),
+        state=_state(link),
+        agents=agents,
+        streams=link.load,
+        age_s=now - link.opened_at,
+        rtt_s=_rtt_s(link),
+    )
+
+
+def network_views(networks: ServerNetworks) -> tuple[NetworkView, ...]:
+    """Show the networks of a server; none where it has no --cluster-network."""
+    return tuple(
+        NetworkView(
+            name=network.name,
+            way=networks.way_to(network),
+            agents=networks.agents_in(network),
+        )
+        for network in networks.networks or ()
+    )
+
+
+def _agent(links: list[AgentLink], within: Mapping[AgentLink, str] | None = None) -> AgentView:
     first = links[0]
     return AgentView(
         id=first.agent_id,
         identity=str(first.identity),
         identifiers=tuple(filter(None, first.identifiers.to_query().split("&"))),
         version=first.version,
-        zone=first.labels.get("topology.kubernetes.io/zone", ""),
+        zone=first.zone,
+        # Without networks an agent may still have named one.
+        network=first.network if within is None else within.get(first, ""),
         links=len(links),
         tunnels=sum(link.load for link in links),
         draining=all(_is_draining(link) for link in links),
@@ -70,6 +120,7 @@ def link_view(link: Link, peer_id: str, now: float) -> LinkView:
         id=link.id,
         peer_id=peer_id,
         peer_address=link.peer_address,
+        peer_version=link.version,
         carrier=link.talk.name if link.talk is not None else "",
         state=_state(link),
         age_s=now - link.opened_at,
@@ -86,7 +137,7 @@ def link_view(link: Link, peer_id: str, now: float) -> LinkView:
 def _state(link: Link) -> LinkState:
     if not link.ready:
         return LinkState.GREETING
-    if link.stuck_ticks:
+    if link.stuck:
         return LinkState.STUCK
     return LinkState.DRAINING if _is_draining(link) else LinkState.OPEN
 
@@ -111,6 +162,21 @@ def totals(metrics: ProgramMetrics) -> Totals:
         tunnels_ended=sum(metrics.endings.values()),
         bytes_to_target=to_target,
         bytes_to_client=to_client,
+    )
+
+
+def tally(metrics: ProgramMetrics, *, tunnels: int) -> Tally:
+    """Sum up for the history of a program, which has so many tunnels open."""
+    to_target, to_client = metrics.bytes_carried()
+    failures = {reason.value: count for reason, count in metrics.dial_failures.items() if count}
+    return Tally(
+        dials=metrics.dials.count + sum(failures.values()),
+        failures=failures,
+        bytes_to_target=to_target,
+        bytes_to_client=to_client,
+        tunnels=tunnels,
+        agents=metrics.gauges.ready_agents(),
+        links=metrics.gauges.links(),
     )
 
 

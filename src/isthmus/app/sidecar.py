@@ -14,6 +14,7 @@ from functools import partial
 from isthmus.app import lifetime
 from isthmus.app.descriptors import allow_connections
 from isthmus.app.forwarder import Forwarder
+from isthmus.app.handed import Handed
 from isthmus.app.sidecar_connections import SidecarConnections
 from isthmus.app.sidecar_password import PasswordFile
 from isthmus.app.sidecar_view import sidecar_view
@@ -22,11 +23,11 @@ from isthmus.dialers.sidecar import SidecarDialer
 from isthmus.frontends.sidecar import Credentials
 from isthmus.kube.api import Kube, open_kube
 from isthmus.net.contexts import HotContext, watch
-from isthmus.net.listen import bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import log
 from isthmus.observe.sidecar_metrics import SidecarMetrics
 
+SERVING = "--serving-port"
 _log = logging.getLogger("isthmus.sidecar")
 
 
@@ -37,15 +38,18 @@ class Sidecar(Forwarder):
     metrics: SidecarMetrics
     connections: SidecarConnections
 
-    def __init__(self, settings: SidecarSettings, metrics: SidecarMetrics) -> None:
+    def __init__(
+        self, settings: SidecarSettings, metrics: SidecarMetrics, *, handed: Handed | None = None
+    ) -> None:
         """Read files, in the loop.
 
         Raises:
             ConfigError: one is wrong.
         """
         super().__init__(
-            settings, metrics, health_port=settings.health_port, admin_port=settings.admin_port
-        )
+            settings, metrics, health_port=settings.health_port, admin_port=settings.admin_port,
+            handed=handed,
+        )  # fmt: skip
         self.poller = Poller(self.loop)
         self._kube: Kube | None = None
         self._password: PasswordFile | None = None
@@ -76,8 +80,10 @@ class Sidecar(Forwarder):
         settings = self.settings
         try:
             self.prepare()
-            bound = bind_tcp(settings.serving_address, settings.serving_port, flag="--serving-port")
+            bound = self.bind(settings.serving_address, settings.serving_port, flag=SERVING)
             try:
+                for sock in bound:  # systemd may have passed another than the flags say
+                    settings.check_serves_at(sock.getsockname()[0])
                 await self.open_ports(
                     partial(sidecar_view, self), health_at=settings.health_bind_address
                 )
@@ -90,7 +96,10 @@ class Sidecar(Forwarder):
             await self.stop()
             raise
         self._set_own_gauges()
-        self.listen(bound)
+        self.listen(bound, flag=SERVING)
+        if self.handed is not None:
+            log(_log, logging.INFO, "worker started", program=self.name)
+            return
         place = self.dialer.tunnel.place
         log(
             _log, logging.INFO, "serving", program=self.name, listen=self.listeners[0].name,

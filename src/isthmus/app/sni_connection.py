@@ -54,6 +54,7 @@ ALERT_OF: dict[Refusal, Alert | None] = {
     Refusal.NO_PROXY_HEADER: None,
     Refusal.UNTRUSTED_PROXY: None,
     Refusal.TOO_MANY: None,
+    Refusal.TOO_MANY_OF_SOURCE: None,
 }
 
 

@@ -16,11 +16,13 @@ from isthmus.app.descriptors import most_connections
 from isthmus.app.sni_connection import ALERT_OF, Connection, endpoint
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.sni_router import SniRouterSettings
+from isthmus.core.places import Full, Places
 from isthmus.core.sni import Found, RoutingTable
 from isthmus.core.sni_backends import Backends
 from isthmus.dialers.direct import DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.net.deadlines import Deadlines
+from isthmus.net.gate import source_named
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
@@ -68,6 +70,8 @@ class Connections:
         self.expects_proxy = settings.accept_proxy
         #: How many there may be.
         self.most = most_connections(settings.max_connections)
+        # Those that said what they want: the others are few, and nobody has their word.
+        self._places = Places(self.most, settings.max_connections_per_source)
         #: By route, those that are dialing included.
         self.by_route: Counter[str] = Counter()
         self._trusted = settings.trusted
@@ -151,6 +155,10 @@ class Connections:
             return Refusal.LOOP  # it came to us before, and a backend sent it back
         if route.max_connections and self.by_route[route.name] >= route.max_connections:
             return Refusal.ROUTE_FULL
+        source = source_named(str(connection.source.ip))
+        if self._places.refusal(source) is Full.TOO_MANY_OF_SOURCE:
+            return Refusal.TOO_MANY_OF_SOURCE
+        self._places.enter(source)
         self._forget(connection)
         self._metrics.hellos.observe(self.now() - connection.accepted_at)
         self._dialing.add(connection)
@@ -198,6 +206,7 @@ class Connections:
         assert connection.found is not None
         name = connection.found.route.name
         self._randoms.discard(connection.hello.random)
+        self._places.leave(source_named(str(connection.source.ip)))
         self.by_route[name] -= 1
         if not self.by_route[name]:
             del self.by_route[name]

@@ -14,15 +14,17 @@ from functools import partial
 from isthmus.app import lifetime
 from isthmus.app.descriptors import allow_connections
 from isthmus.app.forwarder import Forwarder
+from isthmus.app.handed import Handed
 from isthmus.app.sni_connections import Connections
 from isthmus.app.sni_routes_file import RoutesFile
 from isthmus.app.sni_view import sni_router_view
 from isthmus.config.sni_router import SniRouterSettings
 from isthmus.net.contexts import watch
-from isthmus.net.listen import bind_tcp
+from isthmus.net.poller import Poller
 from isthmus.observe.logs import log
 from isthmus.observe.sni_metrics import SniRouterMetrics
 
+LISTEN = "--listen"
 _log = logging.getLogger("isthmus.sni")
 
 
@@ -34,7 +36,7 @@ class SniRouter(Forwarder):
     metrics: SniRouterMetrics
     connections: Connections
 
-    def __init__(self, settings: SniRouterSettings) -> None:
+    def __init__(self, settings: SniRouterSettings, *, handed: Handed | None = None) -> None:
         """Read the routes, in the loop.
 
         Raises:
@@ -42,7 +44,7 @@ class SniRouter(Forwarder):
         """
         super().__init__(
             settings, SniRouterMetrics(),
-            health_port=settings.health_port, admin_port=settings.admin_port,
+            health_port=settings.health_port, admin_port=settings.admin_port, handed=handed,
         )  # fmt: skip
         self.routes = RoutesFile(settings.config, self.metrics)
         self.connections = Connections(
@@ -52,6 +54,11 @@ class SniRouter(Forwarder):
             once=self.once,
             table=lambda: self.routes.current,
         )
+
+    @property
+    def poller(self) -> Poller:
+        """What watches its sockets."""
+        return self.connections.poller
 
     # Program.
 
@@ -63,7 +70,7 @@ class SniRouter(Forwarder):
             bound: list[socket.socket] = []
             try:
                 for host, port in settings.listeners:
-                    bound += bind_tcp(host, port, flag="--listen")
+                    bound += self.bind(host, port, flag=LISTEN)
                 await self.open_ports(
                     partial(sni_router_view, self), health_at=settings.health_bind_address
                 )
@@ -77,7 +84,10 @@ class SniRouter(Forwarder):
         self.metrics.open_by_route = lambda: self.connections.by_route
         self.metrics.waiting_hellos = lambda: self.connections.hellos
         self.metrics.routes = lambda: len(self.routes.current.routes)
-        self.listen(bound)
+        self.listen(bound, flag=LISTEN)
+        if self.handed is not None:
+            log(_log, logging.INFO, "worker started", program=self.name)
+            return
         table = self.routes.current
         log(
             _log, logging.INFO, "serving", listen=",".join(it.name for it in self.listeners),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus.app.handed import Handed
 from isthmus.app.sidecar import Sidecar, run
 from isthmus.app.sidecar_connections import SidecarConnections
 from isthmus.config.socks5_proxy import Socks5ProxySettings
@@ -14,13 +15,13 @@ class Socks5Proxy(Sidecar):
 
     name = "socks5-proxy"
 
-    def __init__(self, settings: Socks5ProxySettings) -> None:
+    def __init__(self, settings: Socks5ProxySettings, *, handed: Handed | None = None) -> None:
         """Read files, in the loop.
 
         Raises:
             ConfigError: one is wrong.
         """
-        super().__init__(settings, Socks5ProxyMetrics())
+        super().__init__(settings, Socks5ProxyMetrics(), handed=handed)
 
     def make_connections(self) -> SidecarConnections:
         """Clients speak SOCKS5, and are dialed for as the settings say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 
+from isthmus.net.revocation import REVOKED
 from isthmus.observe.metrics import TlsRefusal
 
 # OpenSSL's own names of its reasons; they are stable identifiers, not sentences.
@@ -11,6 +12,7 @@ _BY_REASON = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": TlsRefusal.NO_CERTIFICATE,
     "CERTIFICATE_VERIFY_FAILED": TlsRefusal.BAD_CERTIFICATE,
     "TLSV1_ALERT_UNKNOWN_CA": TlsRefusal.BAD_CERTIFICATE,
+    REVOKED: TlsRefusal.REVOKED,
     "HTTP_REQUEST": TlsRefusal.NOT_TLS,
     "WRONG_VERSION_NUMBER": TlsRefusal.NOT_TLS,
     "UNKNOWN_PROTOCOL": TlsRefusal.NOT_TLS,

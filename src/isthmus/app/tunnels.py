@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from isthmus.app.metered import Gate, MeteredTunnel
 from isthmus.core.snapshot import Held, RecentEndings, TunnelState, TunnelView, why_stalled
 from isthmus.observe.logs import log
 from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
 from isthmus.tunnel.packet_brake import unsent
 from isthmus.tunnel.stream import Stream
 from isthmus.tunnel.tunnel import Tunnel
@@ -52,12 +55,21 @@ class TunnelTable:
         frontend: str,
         connection_id: str = "",
         on_ended: Callable[[Tunnel, float], None] | None = None,
+        gates: tuple[Sequence[Gate], Sequence[Gate]] | None = None,
+        relay: str = "",
+        again: DialAgain | None = None,
     ) -> None:
         """Join two ends and keep their tunnel until both are done.
 
-        ``on_ended`` is then told how many seconds it lived.
+        ``on_ended`` is then told how many seconds it lived. ``gates`` hold its bytes to a rate.
+        ``again`` dials again if its link is lost before the first byte.
         """
-        tunnel = Tunnel(
+        kind: Callable[..., Tunnel] = Tunnel
+        if gates is not None:
+            kind = partial(MeteredTunnel, gates, again)
+        elif again is not None:
+            kind = partial(UntouchedTunnel, again)
+        tunnel = kind(
             TunnelId(next(self._ids)),
             client=client,
             far=far,
@@ -70,11 +82,17 @@ class TunnelTable:
             on_done=self._done,
             connection_id=connection_id,
             on_ended=on_ended,
+            relay=relay,
         )
         # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
         client.bytes_written = far.bytes_written = 0
         self._open[tunnel.id] = tunnel
         tunnel.open()
+
+    @property
+    def all(self) -> tuple[Tunnel, ...]:
+        """Every tunnel that is open now."""
+        return tuple(self._open.values())
 
     def count_of(self, frontend: str) -> int:
         """How many came by this frontend."""
@@ -87,6 +105,23 @@ class TunnelTable:
             sum(tunnel.far.bytes_written for tunnel in tunnels),
             sum(tunnel.client.bytes_written for tunnel in tunnels),
         )
+
+    def end(self, tunnel_id: TunnelId, by: str) -> str | None:
+        """Reset a tunnel because somebody wants it; its connection id, or None if there is none."""
+        tunnel = self._open.get(tunnel_id)
+        if tunnel is None:
+            return None
+        tunnel.abort(Ending.ADMIN, by)
+        return tunnel.connection_id
+
+    def end_on(self, link_id: int, by: str) -> None:
+        """Reset what a link carries because somebody wants it cut.
+
+        What could be dialed again is left to that: nothing of it has been in that link.
+        """
+        for tunnel in list(self._open.values()):
+            if tunnel.link_id == link_id and not tunnel.untouched:
+                tunnel.abort(Ending.ADMIN, by)
 
     def abort_all(self, reason: Ending) -> None:
         """Reset every tunnel."""
@@ -173,11 +208,14 @@ class TunnelTable:
         )
         if tunnel.on_ended is not None:
             tunnel.on_ended(tunnel, duration_s)
+        if isinstance(tunnel, MeteredTunnel):
+            tunnel.leave()
         if _log.isEnabledFor(logging.DEBUG):
             log(
                 _log, logging.DEBUG, "tunnel ended", tunnel=tunnel.id, target=str(tunnel.target),
                 ending=tunnel.ending.value, by=tunnel.ended_by, to_target=to_target,
-                to_client=to_client, connection=tunnel.connection_id,
+                to_client=to_client, seconds=round(duration_s, 3),
+                connection=tunnel.connection_id,
             )  # fmt: skip
         if self._empty is not None and not self._open:
             if not self._empty.done():  # whoever waited may have given up
@@ -186,7 +224,8 @@ class TunnelTable:
 
     def _view(self, tunnel: Tunnel, now: float) -> TunnelView:
         stalled = self._why(tunnel, now)
-        half = any(getattr(end, "half_closed", False) for end in (tunnel.client, tunnel.far))
+        client, far = tunnel.client, tunnel.far
+        half = getattr(client, "half_closed", False) or getattr(far, "half_closed", False)
         state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
         return TunnelView(
             id=tunnel.id,
@@ -195,24 +234,27 @@ class TunnelTable:
             target=str(tunnel.target),
             agent_id=AgentId(tunnel.agent_id),
             link_id=tunnel.link_id,
+            relay=tunnel.relay,
             state=TunnelState.STALLED if stalled else state,
             age_s=now - tunnel.opened_at,
-            bytes_to_target=tunnel.far.bytes_written,
-            bytes_to_client=tunnel.client.bytes_written,
+            bytes_to_target=far.bytes_written,
+            bytes_to_client=client.bytes_written,
             stalled=stalled,
             connection_id=tunnel.connection_id,
         )
 
     def _why(self, tunnel: Tunnel, now: float) -> str:
+        if isinstance(tunnel, MeteredTunnel) and tunnel.held:
+            return ""  # nothing is wrong: it waits for its share
         if tunnel.last_end is not None:
             unsent, since = self._leftovers.get(tunnel.id, (0, now))
             left = Held(bytes=unsent, for_s=now - since)
             if tunnel.last_end is tunnel.client:
                 return why_stalled(to_client=left)
             return why_stalled(to_target=left)
-        stream = next((e for e in (tunnel.client, tunnel.far) if isinstance(e, Stream)), None)
-        if stream is not None:
-            return _why(tunnel, stream)
+        for end in (tunnel.far, tunnel.client):
+            if isinstance(end, Stream):
+                return _why(tunnel, end)
         return why_stalled(
             to_client=self._waits(tunnel.id, "client", tunnel.client, now),
             to_target=self._waits(tunnel.id, "target", tunnel.far, now),
@@ -234,6 +276,8 @@ class TunnelTable:
 
 def _why(tunnel: Tunnel, stream: Stream) -> str:
     """Ask the stream, which knows both: what its sink does not take and what its peer does not."""
+    if not stream.held and not stream.backlog_bytes:  # nearly all; the rest is most of a snapshot
+        return ""
     now = stream.session.clock()
     sink = Held(bytes=stream.held, for_s=now - stream.sink_full_since if stream.held else 0.0)
     wire = Held(

@@ -158,11 +158,12 @@ def snapshot_line(admin: HostPort, environment: Mapping[str, str]) -> str:
 
 
 def lines(up: Running, environment: Mapping[str, str], *, pid: int) -> list[str]:
-    """Write what to tell the user: a header, an empty line, and three lines to paste."""
+    """Write what to tell the user: a header with the dashboard, an empty line, three to paste."""
     return [
         "Isthmus is up: a server, an agent, and a demo target that only the agent can find.",
         "Paste into another terminal: a request through the tunnel, a look at the server, the end"
         " (or Ctrl-C here).",
+        f"Watch it in a browser: http://{up.admin}/ui/",
         "",
         curl_line(up.frontend, up.files, up.target),
         snapshot_line(up.admin, environment),

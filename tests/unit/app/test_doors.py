@@ -14,6 +14,7 @@ import pytest
 
 from isthmus.app.doors import Doors
 from isthmus.config.server import ServerSettings
+from isthmus.core.places import Full
 from isthmus.errors import ConfigError
 from isthmus.frontends.backend import Dial, Request
 from isthmus.net.poller import Poller
@@ -31,6 +32,9 @@ class Nobody:
         raise NotImplementedError
 
     def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
+        """Nothing."""
+
+    def no_place(self, why: Full, source: str) -> None:
         """Nothing."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import uvloop
 
-from isthmus.app import heartbeat
+from isthmus.admin.answers import Check
+from isthmus.app import health, heartbeat
 from isthmus.app.health import Health, WatchedTasks
 from isthmus.app.heartbeat import Heartbeat
-from isthmus.app.ports import Check
+from isthmus.core.history import Tally
 from isthmus.net.listen import UNDRAINED_S, Listener, bind_tcp, bind_uds, not_listening
 from isthmus.net.poller import Poller
 from isthmus.observe.metrics import ServerMetrics
@@ -297,5 +300,25 @@ def test_tasks_may_end_while_the_program_leaves() -> None:
         assert health.live()[-1] == Check("task:x", "ended")
         leaving = True
         assert [check.name for check in health.live()] == ["ping", "event-loop"]
+
+    asyncio.run(main())
+
+
+def test_the_heartbeat_keeps_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "STEP_S", 0.02)
+    monkeypatch.setattr(health, "Heartbeat", partial(Heartbeat, beat_s=0.005))
+    asked = itertools.count(1)
+
+    async def main() -> None:
+        watching = Health(
+            ServerMetrics(), leaving=lambda: False, counted=lambda: Tally(dials=3 * next(asked))
+        )
+        assert watching.history.steps() == ()
+        watching.start({})
+        async with asyncio.timeout(LIMIT_S):
+            while watching.history.taken < 3:
+                await asyncio.sleep(0.001)
+        watching.stop()
+        assert [step.dials for step in watching.history.steps()][:3] == [3, 3, 3]
 
     asyncio.run(main())

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import httpx
 
+from isthmus.admin.answers import Routes
+from isthmus.admin.ports import serve
 from isthmus.app.node_proxy_pages import health_routes, metrics_routes
-from isthmus.app.ports import Routes, serve
 from isthmus.nodeproxy.health import ProxyHealth
 from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
 from isthmus.services.model import Family

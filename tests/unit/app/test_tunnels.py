@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
+import pytest
+
+from isthmus.app.auditing import Auditor
 from isthmus.app.tunnels import LEFTOVERS_S, TunnelTable
+from isthmus.core.audit import Record, Stage
+from isthmus.observe.audit_log import AuditLog
 from isthmus.observe.metrics import ServerMetrics
 from isthmus.testing import ManualClock, MemoryEnd
 from isthmus.tunnel.end import Ending
-from isthmus.values import AgentId, HostPort, Identity
+from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import AgentId, HostPort, Identity, TunnelId
 
 
 class Loop:
@@ -23,7 +32,9 @@ class SlowEnd(MemoryEnd):
     out_bytes = 70_000
 
 
-def opened() -> tuple[TunnelTable, Loop, SlowEnd, MemoryEnd, ServerMetrics]:
+def opened(
+    on_ended: Callable[[Tunnel, float], None] | None = None,
+) -> tuple[TunnelTable, Loop, SlowEnd, MemoryEnd, ServerMetrics]:
     loop, metrics = Loop(), ServerMetrics()
     table = TunnelTable(cast(asyncio.AbstractEventLoop, loop), metrics)
     client, far = SlowEnd(), MemoryEnd()
@@ -35,6 +46,7 @@ def opened() -> tuple[TunnelTable, Loop, SlowEnd, MemoryEnd, ServerMetrics]:
         agent_id=AgentId("a"),
         link_id=1,
         frontend="test",
+        on_ended=on_ended,
     )
     return table, loop, client, far, metrics
 
@@ -72,3 +84,29 @@ def test_a_tunnel_with_both_ends_is_not_swept() -> None:
         table.sweep(loop.time())
         loop.time.advance(LEFTOVERS_S + 1)
     assert (client.aborted, len(table)) == (None, 1)
+
+
+def test_an_operator_ends_a_tunnel() -> None:
+    table, loop, client, far, metrics = opened()
+    (view,) = table.views(1)
+    assert table.end(TunnelId(view.id + 1), "operator root") is None
+    assert table.end(view.id, "operator root") == ""
+    assert (client.aborted, far.aborted) == (Ending.ADMIN, Ending.ADMIN)
+    assert (len(table), metrics.endings[Ending.ADMIN]) == (0, 1)
+    (ended,) = table.endings.views(now=loop.time())
+    assert (ended.ending, ended.by) == ("ended by an administrator", "operator root")
+    assert table.end(view.id, "operator root") is None
+
+
+@pytest.mark.parametrize("name", ['CN="x","stage":"Begin', "CN=a\nb", "CN=\udcff", "CN=\u00fc\\"])
+def test_the_name_of_an_operator_breaks_no_record(tmp_path: Path, name: str) -> None:
+    log = AuditLog(str(tmp_path / "audit.log"), max_bytes=0)
+    auditor = Auditor(log, server_id="s", believes=lambda identity: False)
+    record = Record(time="2026-01-02T15:04:05.000000Z", stage=Stage.BEGIN, connection_id="c-1")
+    table, _, _, _, _ = opened(auditor.begin(record))
+    table.end(table.views(1)[0].id, f"operator {name}")
+    log.close()
+    lines = (tmp_path / "audit.log").read_bytes().splitlines()
+    begin, end = map(json.loads, lines)
+    assert (begin["stage"], end["stage"]) == ("Begin", "End")
+    assert (end["endedBy"], end["connectionId"]) == (f"operator {name}", "c-1")

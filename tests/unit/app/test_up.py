@@ -78,6 +78,7 @@ def test_three_lines_to_paste_follow_the_header() -> None:
     )
     said = up.lines(where, {}, pid=42)
     pasted = said[said.index("") + 1 :]
+    assert f"http://{where.admin}/ui/" in said[said.index("") - 1]
     assert [line.split()[0] for line in pasted] == ["curl", "curl", "kill"]
     assert pasted[2] == "kill 42"
     assert "Ctrl-C" in " ".join(said[: said.index("")])

@@ -1,0 +1,17 @@
+"""More than one core: a small parent that accepts, and workers that serve.
+
+The parent binds every port and hands each connection to a worker by passing its descriptor
+(SCM_RIGHTS, unix(7)): those of clients to the least loaded, those of agents to the worker that they
+ask for. A worker is a program of its own, in a process of its own; health, admin and audit log are
+the parent's. With --workers=1 nothing of this is loaded.
+
+parent.py      the parent as a program: starts, watches, drains, stops
+process.py     one worker as its parent knows it, and starts it again
+doorman.py     accepts, chooses and hands over; choosing is choosing.py
+worker.py      the program inside a worker
+kind.py        what the programs that have workers differ in
+channel.py     what parent and worker say to each other; the words are messages.py
+passing.py     descriptors from one process to the other
+operating.py   what the parent's ports show, out of what its workers answer
+views.py       snapshots merged; exposition.py: metrics summed
+"""
