@@ -17,6 +17,7 @@ join         making two ends each other's peer
 tunnel       two joined ends, from the accepted dial to the last byte
 ending       how an end finished: cleanly, reset, lost, timed out
 hand on      passing an agent's connection, as it is, to the server that it asked for
+relay        passing a dial of another server to one's own agents
 drain        taking no new dials while old tunnels finish
 strategy     the rule that chooses an agent for a dial
 network      a named set of targets that one group of agents can reach

@@ -32,6 +32,11 @@ def _run(**given: tuple[str, ...]) -> int:
     vain = given_in_vain(ApiserverProxySettings, given)
     if vain:
         click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
+    if settings.workers != 1:
+        from isthmus.workers.kind_apiserver_proxy import ApiserverProxyKind
+        from isthmus.workers.start import main as run_workers
+
+        return run_workers(ApiserverProxyKind(settings))
     from isthmus.app.apiserver_proxy import main
 
     return main(settings)

@@ -42,7 +42,7 @@ sentence on standard error and exit code 2.
 - `--compat=konnectivity` allows ports from 1024 to 49151 only, and no TCP port beside a UNIX
   socket.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca`
+  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).
 """
 
@@ -59,7 +59,7 @@ sentence on standard error and exit code 2.
 - `--host-alias` names are known only to this agent: a dial to such a name reaches the address
   given, whatever DNS says.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca`
+  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).
 """
 
@@ -72,7 +72,7 @@ standard error and exit code 2. Routes are in the file of `--config`
 - `--accept-proxy` and `--proxy-from` come together. Then every connection needs a PROXY header,
   and one that comes from elsewhere is reset.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca`
+  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).
 """
 
@@ -87,7 +87,7 @@ standard error and exit code 2 ([how to give nodes their apiserver](../how-to/ap
 - `--listen-addr`, `--apiserver-addr` and `--proxy-addr` are the flags of HyperShift's
   kubernetes-default-proxy.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca`
+  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).
 """
 
@@ -116,7 +116,7 @@ what is wrong is one sentence on standard error and exit code 2
 - `--username` and `--password-file` come together. A `--serving-address` that is not loopback needs
   them, or `--allow-unauthenticated`.
 {more}- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it
-  speaks HTTPS; any other address needs both, and `--admin-client-ca`
+  speaks HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).
 """
 

@@ -27,7 +27,7 @@ class Settings(Protocol):
 S = TypeVar("S", bound=Settings)
 _UNBROKEN = "\ue000"  # stands for a hyphen while lines are wrapped: --server-port stays whole
 # klog's level is the one short flag there is: -v 4, -v=4, -v4.
-_VERBOSITY = re.compile(r"-v(?:=?([0-9]+))?")
+_VERBOSITY = re.compile(r"-v(?:=(.*)|([0-9]+))?", re.DOTALL)
 
 
 class FlagCommand(click.Command):
@@ -104,7 +104,8 @@ def go_style(args: Iterable[str], declared: Iterable[Option]) -> list[str]:
             return [*spelled, arg, *rest]
         short = _VERBOSITY.fullmatch(arg)
         if short:
-            arg = f"--v={short[1]}" if short[1] else "--v"
+            level = short[1] if short[1] is not None else short[2]
+            arg = "--v" if level is None else f"--v={level}"
         spelled.append(f"{arg}=true" if arg in booleans else arg)
         if arg in valued:
             spelled.extend(islice(rest, 1))

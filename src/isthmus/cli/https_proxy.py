@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from isthmus.cli.sidecars import sidecar_command
 from isthmus.config.https_proxy import HttpsProxySettings
+
+if TYPE_CHECKING:
+    from isthmus.app.handed import Handed
+    from isthmus.app.https_proxy import HttpsProxy
 
 
 def run(settings: HttpsProxySettings) -> int:
     """Run the sidecar until it is told to stop; returns the exit code."""
+    if settings.workers != 1:
+        from isthmus.workers.kind_forwarders import SidecarKind
+        from isthmus.workers.start import main as run_workers
+
+        return run_workers(SidecarKind("https-proxy", settings, _in_worker))
     from isthmus.app.https_proxy import main
 
     return main(settings)
+
+
+def _in_worker(settings: HttpsProxySettings, handed: Handed) -> HttpsProxy:
+    from isthmus.app.https_proxy import HttpsProxy
+
+    return HttpsProxy(settings, handed=handed)
 
 
 command = sidecar_command(

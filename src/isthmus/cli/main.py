@@ -6,15 +6,22 @@ is asked for and not before: ``isthmus --help`` and a typing error cost next to 
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from isthmus import __version__
 from isthmus.config.checks import nearest
 from isthmus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # The order is that of a first day: try it, make certificates, run the two programs,
 # then see what they do in whole networks.
@@ -28,6 +35,14 @@ COMMANDS = {
     "https-proxy": "Run the HTTP proxy sidecar of a hosted control plane, into the guest cluster",
     "node-proxy": "Program a node for the Services of its cluster, as kube-proxy does",
     "apiserver-proxy": "Give a node its own address for an apiserver that runs elsewhere",
+    "status": "Show on one screen how the programs here are",
+    "top": "Watch tunnels live, the fastest first",
+    "dashboard": "Serve one page that shows several running programs",
+    "tunnels": "Show tunnels, and end them",
+    "agents": "Show the agents that are connected",
+    "doctor": "Find what is wrong here, and say what to do",
+    "support-bundle": "Pack what is needed to help into one archive, without secrets",
+    "completion": "Print a script that completes commands and flags in a shell",
     "manifest": "Write manifests and units that run our programs",
     "publish": "Plan how a hosted control plane is reached",
     "bootstrap": "Help nodes to find kube-apiserver through their agents",
@@ -40,6 +55,8 @@ COMMANDS = {
     "policy": "Test what a policy allows",
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+#: What becomes of output on a full disk, or on one that fails; a closed pipe is click's part.
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LazyGroup(click.Group):
@@ -72,9 +89,20 @@ class LazyGroup(click.Group):
         Raises:
             ConfigError: there is no such command.
         """
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        wrong = args[0] not in COMMANDS and not args[0].startswith("-")
+        if wrong and not ctx.resilient_parsing:  # a shell that completes wants no sentence
             raise ConfigError(f"unknown command {args[0]!r}{nearest(args[0], list(COMMANDS))}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Give a shell the names of commands, without importing any."""
+        from click.shell_completion import CompletionItem
+
+        return [
+            CompletionItem(name, help=says)
+            for name, says in COMMANDS.items()
+            if name.startswith(incomplete)
+        ] + click.Command.shell_complete(self, ctx, incomplete)
 
 
 @click.group(
@@ -99,6 +127,9 @@ def cli(ctx: click.Context) -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 for a wrong flag, file or certificate."""
+    _open_missing_streams()
+    if "_ISTHMUS_COMPLETE" in os.environ:  # a shell asks: click answers, with our flags
+        import_module("isthmus.cli.completing")
     try:
         result = cli.main(
             None if args is None else list(args), prog_name="isthmus", standalone_mode=False
@@ -110,11 +141,28 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.NoSuchOption as error:
         return _say(_unknown_flag(error), 2)
+    except click.exceptions.NoSuchCommand as error:
+        return _say(_unknown_command(error), 2)
+    except click.BadParameter as error:
+        return _say(_sentence(error.format_message()) + _near_choice(error), error.exit_code)
     except click.ClickException as error:
         return _say(_sentence(error.format_message()), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN or error.filename is not None:
+            raise
+        # Who closes the streams at the end would try once more, and complain.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # lives as long as the process
+        return _say(f"cannot write the output: {error.strerror}", 1)
     return result if isinstance(result, int) else 0
+
+
+def _open_missing_streams() -> None:
+    """Have all three streams: Python has None for one that was closed before it began (``>&-``)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process
 
 
 def _say(sentence: str, exit_code: int) -> int:
@@ -126,6 +174,19 @@ def _unknown_flag(error: click.NoSuchOption) -> str:
     params = error.ctx.command.params if error.ctx else []
     known = [name for param in params for name in param.opts if name.startswith("--")]
     return f"unknown flag {error.option_name}{nearest(error.option_name, known)}"
+
+
+def _unknown_command(error: click.exceptions.NoSuchCommand) -> str:
+    group = error.ctx.command if error.ctx else None
+    known = list(group.commands) if isinstance(group, click.Group) else []
+    return f"unknown command {error.command_name!r}{nearest(error.command_name, known)}"
+
+
+def _near_choice(error: click.BadParameter) -> str:
+    """Suggest the choice nearest to a wrong one; click keeps it only in its sentence."""
+    kind = error.param.type if error.param else None
+    wrong = re.match(r"'(.*)' is not one of ", error.message)
+    return nearest(wrong[1], list(kind.choices)) if wrong and isinstance(kind, click.Choice) else ""
 
 
 def _sentence(message: str) -> str:

@@ -12,12 +12,15 @@ from typing import Any
 import click
 
 from isthmus.cli.flags import FlagCommand
+from isthmus.cli.manifest_all import everything
+from isthmus.cli.manifest_monitoring import monitoring
 from isthmus.config.agent import AgentSettings
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.config.https_proxy import HttpsProxySettings
 from isthmus.config.manifest import ManifestSettings
 from isthmus.config.manifest_apiserver_proxy import ApiserverProxyManifestSettings
 from isthmus.config.manifest_server import ServerManifestSettings, with_defaults
+from isthmus.config.manifest_server_forms import own_defaults
 from isthmus.config.manifest_sidecar import SidecarManifestSettings
 from isthmus.config.options import Option, given_in_vain, options_of
 from isthmus.config.parsing import load
@@ -153,17 +156,19 @@ def _carried(text: str) -> tuple[str, bytes]:
 
 def _server(**given: tuple[str, ...]) -> int:
     from isthmus.manifests.arguments import with_examples
-    from isthmus.manifests.server import ServerPlan, plan_warnings, server_manifest
+    from isthmus.manifests.server import plan_warnings, server_manifest
+    from isthmus.manifests.server_plan import ServerPlan
 
     typed, flags = _split(given, ServerManifestSettings)
-    manifest = load(ServerManifestSettings, typed, {})
+    manifest = load(ServerManifestSettings, own_defaults(typed), {})
     manifest.validate()
-    flags = with_defaults(flags)
+    flags = with_defaults(flags, manifest.form)
     settings = load(ServerSettings, with_examples(flags), {})
     settings.validate()
     plan = ServerPlan(manifest=manifest, settings=settings, given=flags)
     text = server_manifest(plan)
-    return _print(text, plan_warnings(plan), given_in_vain(ServerSettings, flags))
+    said = manifest.form_warnings(typed) + plan_warnings(plan)
+    return _print(text, said, given_in_vain(ServerSettings, flags))
 
 
 def _both() -> tuple[Option, ...]:
@@ -231,9 +236,14 @@ command.add_command(
 isthmus manifest server --server-count=3 --namespace=clusters-a > patch.yaml
 kubectl patch deployment kube-apiserver --patch-file=patch.yaml
 isthmus manifest server --namespace=clusters-a -o services
-isthmus manifest server --namespace=clusters-a -o config-map""",
+isthmus manifest server --namespace=clusters-a -o config-map
+isthmus manifest server --as=daemonset --enable-lease-controller | kubectl apply -f -
+isthmus manifest server --as=static-pod --server-count=3 \\
+    > /etc/kubernetes/manifests/isthmus-server.yaml""",
         callback=_server,
-        help="Write a server beside kube-apiserver, given the server's own flags",
-        short_help="Write a server beside kube-apiserver",
+        help="Write what runs a server, given the server's own flags",
+        short_help="Write what runs a server",
     )
 )
+command.add_command(everything)
+command.add_command(monitoring)

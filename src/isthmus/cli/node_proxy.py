@@ -30,7 +30,7 @@ class _FlagGroup(FlagCommand, click.Group):
             ctx,
             [
                 f"{arg}=" if arg == _BARE and after.startswith("-") else arg
-                for arg, after in zip(args, following, strict=True)
+                for arg, after in zip(args, following, strict=False)
             ],
         )
 

@@ -109,6 +109,47 @@ def init(
         click.echo(f"{what:<7} {cert}  {key}")
 
 
+@command.command(short_help="Take certificates back: sign a list of those that are revoked")
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
+@click.option(
+    "--ca",
+    "directory",
+    metavar="DIR",
+    type=click.Path(),
+    help="Sign with the CA in this directory, and keep the list there as ca.crl"
+    " [default: that of the first FILE]",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 36_500),
+    default=30,
+    show_default=True,
+    help="Say when the next list is due; one that is late counts still, with a warning",
+)
+def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
+    """Take certificates back: sign a list of those that are revoked
+
+    Servers and agents that follow the list (--cluster-crl-file, --server-crl-file, --crl-file)
+    refuse these certificates from then on, and cut what is open. Without FILE the list is only
+    made anew, for another while.
+
+    \b
+    Example:
+      isthmus pki revoke ./pki/agent.crt
+      isthmus pki revoke --ca ./pki --days 90
+    """
+    from pathlib import Path
+
+    from isthmus.app import pki_revoke
+
+    base = directory or (str(Path(files[0]).parent) if files else ".")
+    made = pki_revoke.revoke(files, directory=base, days=days)
+    for name in made.added:
+        click.echo(f"revoked {name}")
+    due = made.next_update.strftime("%Y-%m-%d")
+    click.echo(f"{made.path}: {made.total} revoked, the next list is due on {due}")
+
+
 @command.command(short_help="Show certificates, their dates and whether their keys match")
 @click.argument("paths", metavar="[DIR|FILE]...", nargs=-1, type=click.Path())
 @click.option(

@@ -75,6 +75,13 @@ def command() -> None:
     callback=filled,
     help="Ask for this network, as a client may; for a name also as its agents would",
 )
+@click.option(
+    "--object",
+    "about",
+    metavar="NAME",
+    callback=filled,
+    help="Ask on behalf of this object, as a client may say that is believed",
+)
 @click.option("--all", "every", is_flag=True, help="Show what every rule says")
 @click.option(
     "-o",
@@ -89,12 +96,14 @@ def test(
     groups: tuple[str, ...],
     destination: str,
     network: str | None,
+    about: str | None,
     every: bool,
     output: str | None,
 ) -> int:
     """Answer whether a dial would be allowed, and why
 
-    The exit code is 0 when it is allowed, 1 when it is denied and 2 when the question is wrong.
+    Also which shares of the file it would take from, and its class of traffic. The exit code is 0
+    when it is allowed, 1 when it is denied and 2 when the question is wrong.
 
     \b
     Example:
@@ -118,6 +127,10 @@ def test(
         "groups": list(who.groups),
         "why": decision.why or _why_allowed(decision),
     }
+    if policy is not None and policy.shares:
+        answer["shares"] = _shares(policy, decision, target, who)
+    if policy is not None and policy.classes and decision.allowed:
+        answer |= _class(policy, decision, target, who, about or "")
     if every:
         answer["rules"] = _verdicts(policy, decision, target, who)
     if output == "table" or (output is None and sys.stdout.isatty()):
@@ -183,6 +196,48 @@ def _verdicts(
     ]
 
 
+def _shares(
+    policy: Policy, decision: Decision, target: HostPort, who: Identity
+) -> list[dict[str, Any]]:
+    """The shares that such a dial takes from, and whose pot of each it is."""
+    from isthmus.core.policy import Question
+    from isthmus.core.shares import applying
+
+    if not decision.allowed:
+        return []
+    asked = Question(requester=who, network=decision.network, target=target)
+    return [
+        {
+            "name": share.name,
+            "per": share.per.value,
+            "of": share.key(asked),
+            "where": share.where,
+            "maxTunnels": share.max_tunnels,
+            "dialsPerSecond": share.dials_per_s,
+            "bytesPerSecond": share.bytes_per_s,
+        }
+        for share in applying(policy.shares, asked)
+    ]
+
+
+def _class(
+    policy: Policy, decision: Decision, target: HostPort, who: Identity, about: str
+) -> dict[str, str]:
+    """The class of such a dial, and the rule that says so, if one does."""
+    from isthmus.core.classes import class_of, deciding
+    from isthmus.core.policy import Question
+
+    asked = Question(requester=who, network=decision.network, target=target)
+    rule = deciding(policy.classes, asked, about)
+    traffic = class_of(policy, asked, about)
+    return {"class": traffic.value, "classRule": rule.name if rule is not None else ""}
+
+
+def _limits(share: dict[str, Any]) -> str:
+    units = {"maxTunnels": "tunnels", "dialsPerSecond": "dials/s", "bytesPerSecond": "bytes/s"}
+    return ", ".join(f"{share[key]} {unit}" for key, unit in units.items() if share[key])
+
+
 def _print(answer: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -195,6 +250,12 @@ def _print(answer: dict[str, Any]) -> None:
     for key in ("why", "rule", "where", "network", "destination", "requester"):
         if answer[key]:
             table.add_row(key, Text(answer[key]))  # Text, because it is never markup
+    for share in answer.get("shares", ()):
+        whose = f"of {share['of'] or 'all together'}"
+        table.add_row("share", Text(f"{share['name']}: {_limits(share)}, {whose}"))
+    if "class" in answer:
+        by = f", by {answer['classRule']}" if answer["classRule"] else ""
+        table.add_row("class", Text(f"{answer['class']}{by}"))
     console.print(table)
     if "rules" not in answer:
         return

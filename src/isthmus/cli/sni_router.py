@@ -41,6 +41,11 @@ def _run(**given: tuple[str, ...]) -> int:
     vain = given_in_vain(SniRouterSettings, given)
     if vain:
         click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
+    if settings.workers != 1:
+        from isthmus.workers.kind_forwarders import SniRouterKind
+        from isthmus.workers.start import main as run_workers
+
+        return run_workers(SniRouterKind(settings))
     from isthmus.app.sni_router import main
 
     return main(settings)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from isthmus.cli.sidecars import sidecar_command
 from isthmus.config.socks5_proxy import Socks5ProxySettings
+
+if TYPE_CHECKING:
+    from isthmus.app.handed import Handed
+    from isthmus.app.socks5_proxy import Socks5Proxy
 
 
 def run(settings: Socks5ProxySettings) -> int:
     """Run the sidecar until it is told to stop; returns the exit code."""
+    if settings.workers != 1:
+        from isthmus.workers.kind_forwarders import SidecarKind
+        from isthmus.workers.start import main as run_workers
+
+        return run_workers(SidecarKind("socks5-proxy", settings, _in_worker))
     from isthmus.app.socks5_proxy import main
 
     return main(settings)
+
+
+def _in_worker(settings: Socks5ProxySettings, handed: Handed) -> Socks5Proxy:
+    from isthmus.app.socks5_proxy import Socks5Proxy
+
+    return Socks5Proxy(settings, handed=handed)
 
 
 command = sidecar_command(

@@ -55,6 +55,12 @@ def test_the_log_level_has_a_short_name(args: list[str]) -> None:
     assert good(*args).v == 4
 
 
+@pytest.mark.parametrize("args", [["-v=debug"], ["-v", "debug"], ["--v=debug"]])
+def test_a_log_level_that_is_none_is_named(args: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--v: 'debug' is not a whole number"):
+        good(*args)
+
+
 def test_a_boolean_does_not_take_the_next_word() -> None:
     spelled = go_style(["--insecure-agents", "--agent-port", "1"], OPTIONS)
     assert spelled == ["--insecure-agents=true", "--agent-port", "1"]
@@ -63,6 +69,13 @@ def test_a_boolean_does_not_take_the_next_word() -> None:
 def test_a_value_may_look_like_a_flag() -> None:
     args = ["--uds-name", "--insecure-agents", "--", "--insecure-agents"]
     assert go_style(args, OPTIONS) == args
+
+
+def test_other_servers_are_listed_once_or_named_one_by_one() -> None:
+    one, two = "a=10.0.0.1:8091", "b=10.0.0.2:8091"
+    listed = good("--server-id=a", f"--peer-servers={one},{two}")
+    assert listed.peer_server == (one, two)
+    assert listed == good("--server-id=a", f"--peer-server={one}", "--peer-server", two)
 
 
 def test_repeated_flags_add_up_and_others_are_replaced() -> None:

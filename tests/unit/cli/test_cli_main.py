@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -77,10 +78,38 @@ def test_what_is_wrong_is_one_sentence(
 
 def test_the_module_runs_and_passes_the_exit_code() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "isthmus.cli.main", "agent", "--nope"],
+        [sys.executable, "-m", "isthmus.cli.main", "agent", "--qqqqqq"],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "isthmus: unknown flag --nope\n")
+    sentence = "isthmus: unknown flag --qqqqqq\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
+
+
+def run(*args: str, **streams: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "import sys, isthmus.cli.main as m; sys.exit(m.main())", *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+        **streams,  # type: ignore[call-overload]
+    )
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = run("completion", "bash", stdout=full)
+    sentence = "isthmus: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_streams_that_are_closed_are_done_without(closed: int) -> None:
+    # status looks whether it writes to a terminal, and says on standard error that nothing answers
+    args = ("status", "--admin=http://127.0.0.1:1")
+    done = run(*args, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(closed))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -92,6 +92,32 @@ def test_every_rule(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     ]
 
 
+SHARES = """\
+shares:
+- {name: batch, match: {groups: [batch]}, maxTunnels: 10}
+- {name: each, maxTunnels: 100, dialsPerSecond: 20}
+- {name: east, per: network, match: {networks: [east]}, bytesPerSecond: 1Mi}
+"""
+
+
+def test_which_shares_apply(
+    capsys: pytest.CaptureFixture[str], policy: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.yaml").write_text(POLICY + SHARES)
+    asked = (policy, EAST, *APISERVER, "--destination=10.1.2.3:443")
+    _, found = answer(capsys, *asked)
+    assert [(it["name"], it["per"], it["of"]) for it in found["shares"]] == [
+        ("each", "requester", "certificate:kube-apiserver"),
+        ("east", "network", "east"),
+    ]
+    main(["policy", "test", "-o", "table", *asked])
+    shown = capsys.readouterr().out
+    assert "each: 100 tunnels, 20.0 dials/s, of certificate:kube-apiserver" in shown
+    assert "east: 1048576 bytes/s, of east" in shown
+    _, denied = answer(capsys, policy, EAST, "--destination=10.1.2.3:22")
+    assert denied["shares"] == []
+
+
 def test_a_table(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     args = ("policy", "test", "-o", "table", policy, EAST, "--destination=10.1.2.3:22", "--all")
     assert main(args) == 1
@@ -123,3 +149,21 @@ def test_a_wrong_question(
     streams = capsys.readouterr()
     assert streams.out == ""
     assert said in streams.err and streams.err.count("\n") == 1
+
+
+def test_the_class_of_a_dial(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "classes.yaml"
+    path.write_text(
+        "apiVersion: isthmus.dev/v1alpha1\nkind: ConnectivityPolicy\ndefault: allow\nrules: []\n"
+        "classes:\n"
+        "- {name: hooks, class: urgent, match: {ports: [443]}}\n"
+        "- {name: logs, class: bulk, match: {objects: ['*/log']}}\n"
+    )
+    asked = (f"--policy-file={path}", *APISERVER)
+    _, found = answer(capsys, *asked, "--destination=10.1.2.3:443")
+    assert (found["class"], found["classRule"]) == ("urgent", "hooks")
+    to_kubelet = (*asked, "--destination=10.1.2.3:10250")
+    _, found = answer(capsys, *to_kubelet)
+    assert (found["class"], found["classRule"]) == ("normal", "")
+    _, found = answer(capsys, *to_kubelet, "--object=namespaces/shop/pods/web-0/log")
+    assert (found["class"], found["classRule"]) == ("bulk", "logs")

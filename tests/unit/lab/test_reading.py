@@ -336,4 +336,4 @@ def test_the_errors_of_the_page_are_those_one_gets() -> None:
     wrong = text.replace("from: master", "from: mastr", 1).replace("{dir}", "{dri}", 1)
     with pytest.raises(ConfigError) as caught:
         read(wrong, name="example", source="example.yaml")
-    assert f"```\n{caught.value}\n```" in page
+    assert f"```text\n{caught.value}\n```" in page

@@ -1,0 +1,312 @@
+"""A client of the admin ports: what the terminal tools, doctor and the merged dashboard ask with.
+
+Plain http.client, so that a command starts fast, and no proxy: an admin port is reached directly
+or not at all. Each request has a connection of its own, so one client serves several threads. What
+the paths answer is docs/admin-port.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from isthmus import __version__
+from isthmus.client.admin_errors import AdminError, Trouble, explain, first_line
+from isthmus.errors import ConfigError
+
+__all__ = ["AdminClient", "AdminError", "Answer", "Trouble", "is_loopback", "read_token"]
+
+MOST_BYTES = 64 * 1024 * 1024
+_PIECE_BYTES = 256 * 1024
+_MOST_TOKEN_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an admin port said, whatever its status."""
+
+    status: int
+    text: str
+
+
+class AdminClient:
+    """Asks one admin port; ``url`` as ``http://127.0.0.1:8095``, or without its scheme.
+
+    Without a scheme it is http on loopback and https anywhere else. ``timeout_s`` bounds the
+    connecting, and the time from the beginning to the head of an answer and to the last piece of
+    its body. Safe to use from several threads.
+
+    Raises:
+        ConfigError: the URL, a file or the token cannot be used; nothing was sent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        cacert: str = "",
+        cert: str = "",
+        key: str = "",
+        token: str = "",
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._https, self._host, self._port, self._prefix = _read_url(url)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        #: host:port, as people name the program.
+        self.address = f"{host}:{self._port}"
+        self.url = f"{'https' if self._https else 'http'}://{self.address}{self._prefix}"
+        self._headers = {"User-Agent": f"isthmus/{__version__}", "Accept": "application/json, */*"}
+        self._timeout_s = timeout_s
+        if token:
+            self._headers["Authorization"] = f"Bearer {self._fit(token)}"
+        self._context = _trust(cacert, cert, key) if self._https else None
+
+    def __repr__(self) -> str:
+        return f"AdminClient({self.url!r})"
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Ask for a JSON object.
+
+        Raises:
+            AdminError: there was none; ``status`` 404 is a program that does not know the path.
+        """
+        return self._object(path, self.text(path))
+
+    def get_if_known(self, path: str) -> dict[str, Any] | None:
+        """Ask for a JSON object; None from a program, perhaps an older one, without that path.
+
+        Raises:
+            AdminError: as ``get``, for every other reason.
+        """
+        try:
+            return self.get(path)
+        except AdminError as error:
+            if error.why is Trouble.NOT_FOUND:
+                return None
+            raise
+
+    def text(self, path: str) -> str:
+        """Ask for a text.
+
+        A redirect to another port of the same host is followed once, without any credentials: an
+        agent's metrics are on its health port.
+
+        Raises:
+            AdminError: it could not be asked, or its status was not 200.
+        """
+        answer = self.ask(path)
+        if answer.status != 200:
+            raise self._status_error(path, answer)
+        return answer.text
+
+    def post(self, path: str, *, intent: str = "end") -> dict[str, Any]:
+        """Ask for a change, with the header that says it is meant; the answer's JSON object.
+
+        Raises:
+            AdminError: it was not done, or nobody knows: after TIMED_OUT it may have been.
+        """
+        answer = self._exchange("POST", path, {**self._headers, "X-Isthmus-Intent": intent})[0]
+        if answer.status != 200:
+            raise self._status_error(path, answer)
+        return self._object(path, answer.text)
+
+    def ask(self, path: str) -> Answer:
+        """Ask for a path, whatever the status of the answer.
+
+        Raises:
+            AdminError: there was no answer, or one that is too large.
+        """
+        answer, moved = self._exchange("GET", path, self._headers)
+        if answer.status in (301, 302, 307, 308) and moved:
+            with contextlib.suppress(ValueError):
+                to = urlsplit(moved, "http")
+                if to.scheme == "http" and to.hostname == self._host and to.port:
+                    host = f"[{self._host}]" if ":" in self._host else self._host
+                    plain = AdminClient(f"http://{host}:{to.port}", timeout_s=self._timeout_s)
+                    return plain._exchange(
+                        "GET", to._replace(scheme="", netloc="").geturl(), plain._headers
+                    )[0]
+        return answer
+
+    def _fit(self, token: str) -> str:
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise ConfigError("the token has characters that cannot be sent in a header")
+        if not self._https and not is_loopback(self._host):
+            raise ConfigError(
+                f"{self.url}: a token is not sent over plain HTTP to another machine; use https://"
+            )
+        return token
+
+    def _exchange(
+        self, method: str, path: str, headers: dict[str, str]
+    ) -> tuple[Answer, str | None]:
+        due = time.monotonic() + self._timeout_s
+        connection: http.client.HTTPConnection
+        if self._context is None:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        else:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_s, context=self._context
+            )
+        # The timeout of a socket is for each piece, and the pieces of a head can be small.
+        late = threading.Timer(self._timeout_s, _hang_up, (connection,))
+        late.daemon = True
+        late.start()
+        try:
+            connection.request(
+                method, self._prefix + path, headers={**headers, "Connection": "close"}
+            )
+            with connection.getresponse() as response:
+                if time.monotonic() > due:
+                    raise TimeoutError
+                return Answer(response.status, self._body(response, due)), response.headers.get(
+                    "Location"
+                )
+        except AdminError:
+            raise
+        except (OSError, http.client.HTTPException) as exc:
+            raise self._no_answer(TimeoutError() if time.monotonic() > due else exc) from exc
+        finally:
+            late.cancel()
+            connection.close()
+
+    def _body(self, response: http.client.HTTPResponse, due: float) -> str:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := response.read1(_PIECE_BYTES):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise AdminError(
+                    f"{self.url} answers with more than {MOST_BYTES >> 20} MiB; ask for less",
+                    Trouble.TOO_LARGE,
+                    status=response.status,
+                )
+            if time.monotonic() > due:
+                raise TimeoutError
+        if response.length:  # what Content-Length still promises
+            raise http.client.IncompleteRead(b"", response.length)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def _object(self, path: str, text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):  # the latter by [[[[…
+            found = None
+        if not isinstance(found, dict):
+            raise AdminError(
+                f"{self.url}{path.partition('?')[0]} does not answer with a JSON object; is it"
+                " the admin port of isthmus?",
+                Trouble.NOT_JSON,
+                status=200,
+            )
+        return found
+
+    def _status_error(self, path: str, answer: Answer) -> AdminError:
+        said = first_line(answer.text)
+        says = f": {said}" if said else ""
+        match answer.status:
+            case 401:
+                why, text = Trouble.UNAUTHORIZED, f"{self.url} wants a token; give --token-file"
+                if "Authorization" in self._headers:
+                    text = f"{self.url} does not know the token of --token-file"
+            case 403:
+                why, text = Trouble.FORBIDDEN, f"{self.url} does not allow it{says}"
+            case 404:
+                why, text = Trouble.NOT_FOUND, f"{self.url} does not know {path}{says}"
+            case status:
+                why, text = Trouble.STATUS, f"{self.url} answers {path} with {status}{says}"
+        return AdminError(text, why, status=answer.status)
+
+    def _no_answer(self, exc: Exception) -> AdminError:
+        why, text = explain(exc, https=self._https)
+        return AdminError(f"{self.url}: {text}", why)
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    sock = connection.sock
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            # Of the socket itself: whoever reads in another thread still needs what is of TLS.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def read_token(path: str) -> str:
+    """Read a token from a file, without the white space around it.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no token in it.
+    """
+    try:
+        with open(path, "rb") as file:
+            token = file.read(_MOST_TOKEN_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(f"--token-file {path}: {exc.strerror}") from exc
+    text = token.decode("utf-8", "replace").strip()
+    if not text or len(token) > _MOST_TOKEN_BYTES:
+        raise ConfigError(f"--token-file {path}: {'too large for' if text else 'has'} no token")
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine by its name or address."""
+    if host.lower().removesuffix(".") == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_url(text: str) -> tuple[bool, str, int, str]:
+    """Whether it is https, its host and port, and the path before every path."""
+    with_scheme = text if "://" in text else f"//{text}"
+    try:
+        url = urlsplit(with_scheme)
+        host, port = url.hostname or "", url.port
+    except ValueError as exc:
+        raise ConfigError(f"--admin {text}: not a URL: {exc}") from exc
+    if url.scheme not in ("", "http", "https"):
+        raise ConfigError(f"--admin {text}: the scheme is http or https")
+    if "@" in url.netloc:
+        raise ConfigError("--admin: a URL with a user or a password; use --token-file")
+    if not host or port is None or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigError(f"--admin {text!r}: not a URL such as http://127.0.0.1:8095")
+    if url.query or url.fragment:
+        raise ConfigError(f"--admin {text}: a URL without ? and #")
+    https = url.scheme == "https" or (not url.scheme and not is_loopback(host))
+    return https, host, port, url.path.rstrip("/")
+
+
+def _trust(cacert: str, cert: str, key: str) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=cacert or None)
+    except OSError as exc:
+        raise ConfigError(f"--cacert {cacert}: {_file_trouble(exc)}") from exc
+    if key and not cert:
+        raise ConfigError("--key needs --cert as well")
+    if cert:
+        try:
+            # Without a password it would ask for one at the terminal.
+            context.load_cert_chain(cert, key or None, password="")
+        except OSError as exc:
+            name = f"{cert} and --key {key}" if key else cert
+            raise ConfigError(f"--cert {name}: {_file_trouble(exc)}") from exc
+    return context
+
+
+def _file_trouble(exc: OSError) -> str:
+    if not isinstance(exc, ssl.SSLError):
+        return exc.strerror or str(exc)
+    if exc.reason == "KEY_VALUES_MISMATCH":
+        return "the key does not belong to the certificate"
+    return "cannot be read as PEM"

@@ -1,0 +1,180 @@
+"""Taking secrets out of texts: those that we know, in every form, and those that look like one.
+
+Known secrets are the contents of the files and variables that the programs have them from; they are
+found plain, in base64, in hexadecimal and percent-encoded, wherever they stand. Besides, whatever
+looks like a key, a token, a password or a header with one goes, known or not.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+
+BLANK = "[redacted]"
+#: Shorter ones would be found in everything; nobody should have such a secret.
+SHORTEST = 6
+_PIECE_CHARS = 1 << 16
+_WORDS = (
+    "token", "secret", "pass", "pwd", "credential", "cookie", "client-key-data",
+    *(f"{word}{sign}key" for word in ("api", "access", "private") for sign in ("", "_", "-")),
+)  # fmt: skip
+# Names that say it, up to their end: secretAccessKey is one, and a token-file is not.
+_KEY_WORD = (
+    r"(?:(?:token|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|"
+    r"private[_-]?key|client-key-data|cookie)(?:[_-]?(?:access|key|value|data|text|string|hash))*"
+    r"s?|(?<![a-z])pass|(?<![a-z])pwd)"
+)
+# Behind the name: its own end if that is quoted, and what opens a list or an object such as
+# {"value": …}.
+_IS = r"\\*[\"']?\s*[:=]\s*(?:[\[{]\s*(?:\\*[\"']value\\*[\"']\s*:\s*)?)?"
+# A value to the end of its quotation, whichever that is and however deep it is quoted itself: a
+# quote with more backslashes than the first is a part of it. Or, without quotes, to a space.
+_VALUE = (
+    r"(?:(?P<quote>\\*[\"'])(?P<quoted>[^\r\n]*?)(?=(?<!\\)(?P=quote)|[\r\n]|\Z)"
+    r"|(?P<secret>(?:[^\s\"'\\\[{]|\\(?![\"']))(?:[^\s\"'\\]|\\(?![\"']))*))"
+)
+# What is to go is the group "secret" or "quoted", or all of it. Before each, the words of which one
+# has to be there for it to be looked for: that is quick, and a large snapshot has none.
+_FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
+    # A key, also with its lines written as \n in JSON.
+    (
+        ("private key-----",),
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
+    ),
+    # A header, as a line or as JSON: everything behind the scheme.
+    (
+        ("authorization",),
+        r"authorization\\*[\"']?\s*[:=]\s*\\*[\"']?(?P<secret>[^\r\n\"',}]+)",
+    ),
+    (("cookie",), r"cookie\\*[\"']?\s*:\s*\\*[\"']?(?P<secret>[^\r\n\"']+)"),
+    (("bearer",), r"\bbearer[\s:=]+(?P<secret>[\w.~+/=-]{6,})"),
+    (("basic",), r"\bbasic\s+(?P<secret>[A-Za-z0-9+/=]{8,})"),
+    # A JSON web token: base64 of '{"'.
+    (("eyj",), r"\beyJ[\w-]{8,}\.[\w-]{8,}\.?[\w-]*"),
+    # A bootstrap token of Kubernetes.
+    ((".",), r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"),
+    # Who one is, in a URL: all before the last @, whatever signs a password has.
+    (("@",), r"://(?P<secret>(?:(?!://)[^\s\"']){1,512})(?=@)"),
+    # The same without a scheme, as in proxy variables.
+    (("@",), r"(?<![\w./%+@-])[\w.%+-]{1,128}:(?P<secret>[^\s\"'@]{1,256})(?=@[\w\[])"),
+    # A YAML value of several lines.
+    (
+        _WORDS,
+        rf"{_KEY_WORD}\s*:\s*[|>][-+0-9]*[ \t]*\r?\n"
+        r"(?P<secret>(?:[ \t]+[^\r\n]*(?:\r?\n|\Z))+)",
+    ),
+    # A variable, a flag or a key whose name says it; not one of a file that has it.
+    (_WORDS, rf"{_KEY_WORD}{_IS}{_VALUE}"),
+    (_WORDS, rf"--(?:[\w-]{{0,64}}-)?{_KEY_WORD}\s+(?P<secret>[^\s\"'-][^\s\"']*)"),
+    (_WORDS, rf"{_KEY_WORD}\w{{0,64}}={_VALUE}"),
+    (
+        ("certificate-data",),
+        r"certificate-data[\"']?\s*:\s*[\"']?(?P<secret>[A-Za-z0-9+/=]{16,})",
+    ),
+)
+_PATTERNS = tuple(
+    (words, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for words, pattern in _FORMS
+)
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}")
+
+
+class Scrubber:
+    """Takes secrets out; ``removed`` counts how many."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self.removed = 0
+        # By how they begin: a text is asked once for what it has, not once for each of them.
+        self._known: dict[str, set[str]] = {}
+        for secret in known:
+            for form in forms_of(secret):
+                self._known.setdefault(form[:SHORTEST], set()).add(form)
+
+    def clean(self, text: str) -> str:
+        """The text without secrets."""
+        for form in sorted(self._known_in(text), key=len, reverse=True):
+            self.removed += text.count(form)
+            text = text.replace(form, BLANK)
+        for pattern in _possible(text):
+            text = pattern.sub(self._blank, text)
+        return _BASE64.sub(self._blank_encoded, text)
+
+    def leaks(self, text: str) -> bool:
+        """Whether a known secret is in it after all."""
+        return bool(self._known_in(text))
+
+    def _known_in(self, text: str) -> set[str]:
+        """The forms of known secrets that a text has."""
+        starts: set[str] = set()
+        for at in range(0, len(text) if self._known else 0, _PIECE_CHARS):
+            piece = text[at : at + _PIECE_CHARS + SHORTEST - 1]
+            have = {piece[i : i + SHORTEST] for i in range(len(piece) - SHORTEST + 1)}
+            starts |= self._known.keys() & have
+        return {form for start in starts for form in self._known[start] if form in text}
+
+    def _blank(self, match: re.Match[str]) -> str:
+        groups = match.groupdict()
+        if not groups:
+            self.removed += 1
+            return BLANK
+        group = "secret" if groups["secret"] is not None else "quoted"
+        secret = groups[group]
+        if BLANK in secret or not secret.strip():
+            return match[0]  # done already
+        self.removed += 1
+        start, end = match.span(group)
+        whole = match[0]
+        return whole[: start - match.start()] + BLANK + whole[end - match.start() :]
+
+    def _blank_encoded(self, match: re.Match[str]) -> str:
+        """Look into what may be base64: a key or a token in it is one all the same."""
+        inside = _decoded(match[0])
+        if inside is None:
+            return match[0]
+        looks = any(pattern.search(inside) for pattern in _possible(inside))
+        if not looks and not self._known_in(inside):
+            return match[0]
+        self.removed += 1
+        return BLANK
+
+
+def _possible(text: str) -> Iterator[re.Pattern[str]]:
+    """The patterns that may be found in a text."""
+    small = text.lower()
+    return (pattern for words, pattern in _PATTERNS if any(word in small for word in words))
+
+
+def _decoded(text: str) -> str | None:
+    """What base64 stands for, if that is text."""
+    plain = text.rstrip("=").replace("-", "+").replace("_", "/")
+    plain = plain[: len(plain) - (len(plain) % 4 == 1)]
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4)).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def forms_of(secret: str) -> Iterator[str]:
+    """How a secret may be written: itself, quoted, in hexadecimal, in base64 wherever it begins."""
+    if len(secret) < SHORTEST:
+        return
+    raw = secret.encode("utf-8", "surrogateescape")
+    yield secret
+    yield json.dumps(secret)[1:-1]
+    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    yield quote(secret, safe="")
+    yield quote(secret)
+    yield raw.hex()
+    yield raw.hex().upper()
+    for offset in range(3):
+        encoded = base64.b64encode(bytes(offset) + raw).decode().rstrip("=")
+        # What its neighbours have a part in is left out, at both ends.
+        first = (offset * 8 + 5) // 6
+        last = len(encoded) - bool((offset + len(raw)) % 3)
+        core = encoded[first:last]
+        if len(core) >= SHORTEST:
+            yield core
+            yield core.replace("+", "-").replace("/", "_")

@@ -1,0 +1,83 @@
+"""What is examined: a program's settings and, where it runs, what its admin port says of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from isthmus.values import HostPort
+
+T = TypeVar("T")
+#: The path of readiness, as ``missing`` has it.
+READINESS = "/readyz?verbose"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A program that runs here, as its admin port shows it.
+
+    What could not be asked for is empty, and ``missing`` says why, by path. ``pid`` is that of this
+    machine, 0 where it is not known; ``here`` is False of a program on another machine.
+    """
+
+    url: str
+    program: str
+    pid: int = 0
+    here: bool = True
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    snapshot: Mapping[str, Any] = field(default_factory=dict)
+    history: Mapping[str, Any] = field(default_factory=dict)
+    metrics: str = ""
+    readiness: str = ""
+    ready: bool = True
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class Shared:
+    """What several looks need, found out once by whoever comes first; the others wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, Future[Any]] = {}
+
+    def get(self, key: str, make: Callable[[], T]) -> T:
+        """Give the value of the key, or raise what making it raised."""
+        with self._lock:
+            mine = key not in self._made
+            future = self._made.setdefault(key, Future())
+        if mine:
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                future.set_exception(error)
+        made: T = future.result()
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patient:
+    """One program to examine.
+
+    ``settings`` are the declared ones of its command. ``given`` are the flags that were typed.
+    ``target`` is what to dial through the tunnel, if anything. ``timeout_s`` bounds each wait.
+    """
+
+    program: str
+    settings: Any
+    label: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    running: Running | None = None
+    target: HostPort | None = None
+    timeout_s: float = 5.0
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    shared: Shared = field(default_factory=Shared)
+
+    @property
+    def name(self) -> str:
+        """What findings call it: the program, or with its address where several are examined."""
+        return self.label or self.program

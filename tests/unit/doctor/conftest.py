@@ -1,0 +1,25 @@
+"""A PKI and patients for the doctor's tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.app import pki
+
+# Tests are imported by path (importlib mode), which leaves their own directory unsearched.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
+    """One CA with a server, an agent and a client."""
+    return pki.init(tmp_path_factory.mktemp("pki"), server_names=("localhost", "127.0.0.1"))
+
+
+@pytest.fixture(scope="session")
+def others(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
+    """The same of another CA."""
+    return pki.init(tmp_path_factory.mktemp("others"), server_names=("localhost", "127.0.0.1"))
