@@ -25,14 +25,14 @@ from isthmus.config.manifest import (
 from isthmus.config.options import options_of
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, objects, pods, volumes
+from isthmus.manifests.agent_around import around_agent
 from isthmus.manifests.agent_unit import agent_unit
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
+from isthmus.manifests.extras import NOTHING, Extras
 from isthmus.manifests.pods import Manifest, Pod
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, File, Volume
 
 TOKEN_FLAG = "--service-account-token-path"
-#: The audience of konnectivity's own DaemonSet, and the default of no server: it has to be named.
-AUDIENCE = "system:konnectivity-server"
 _CA_FLAG = "--ca-cert"
 _FILE = "FILE"
 _SPARE_S = 5
@@ -48,6 +48,7 @@ class AgentPlan:
     manifest: ManifestSettings
     settings: AgentSettings
     given: Given
+    extras: Extras = NOTHING
 
     @property
     def args(self) -> list[str]:
@@ -97,12 +98,17 @@ def agent_manifest(plan: AgentPlan) -> str:
     Raises:
         ConfigError: this agent cannot run in that form; one sentence that says why.
     """
-    plan.manifest.validate()
-    _check(plan)
+    check_agent(plan)
     return _WRITERS[plan.manifest.form](plan)
 
 
-def _check(plan: AgentPlan) -> None:
+def check_agent(plan: AgentPlan) -> None:
+    """See that the agent can run in its form.
+
+    Raises:
+        ConfigError: it cannot; one sentence that says why.
+    """
+    plan.manifest.validate()
     form, settings = plan.manifest.form, plan.settings
     if settings.health_server_port == 0:
         raise ConfigError(
@@ -138,30 +144,34 @@ def _static_pod(plan: AgentPlan) -> str:
     return to_yaml([pods.static_pod(_pod(plan, found))])
 
 
-def _daemon_set(plan: AgentPlan) -> str:
-    return _in_cluster(plan, pods.daemon_set)
+def _in_cluster(plan: AgentPlan) -> str:
+    return to_yaml(cluster_objects(plan))
 
 
-def _deployment(plan: AgentPlan) -> str:
-    replicas = plan.manifest.replicas
-    return _in_cluster(plan, lambda pod: pods.deployment(pod, replicas=replicas))
+def cluster_objects(plan: AgentPlan) -> list[Manifest]:
+    """A daemonset or deployment and what is around it, in the order to make it.
 
+    There is an account of its own when the agent shows a token or counts Leases.
 
-def _in_cluster(plan: AgentPlan, make: Callable[[Pod], Manifest]) -> str:
-    """A workload, with an account of its own when the agent shows a token."""
+    Raises:
+        ConfigError: files cannot be mounted as they are named; one sentence.
+    """
     manifest, settings = plan.manifest, plan.settings
     mounted = any(SERVICE_ACCOUNT in file.path.parents for file in plan.files)
     mounted |= settings.count_server_leases and not settings.kubeconfig
+    account = mounted or bool(settings.service_account_token_path)
     extra: Manifest = {
+        **({"serviceAccountName": manifest.name} if account else {}),
         **({"dnsPolicy": manifest.dns_policy} if manifest.dns_policy else {}),
         "automountServiceAccountToken": mounted,
         "securityContext": {"fsGroup": manifest.run_as},
     }
-    accounts = []
-    if mounted or settings.service_account_token_path:
-        extra = {"serviceAccountName": manifest.name, **extra}
-        accounts = [pods.service_account(manifest.name, manifest.namespace)]
-    return to_yaml([*accounts, make(_pod(plan, _cluster_volumes(plan), extra))])
+    pod = _pod(plan, _cluster_volumes(plan), extra)
+    if manifest.form == DEPLOYMENT:
+        workload = pods.deployment(pod, replicas=manifest.replicas)
+    else:
+        workload = pods.daemon_set(pod, host_network=manifest.host_network)
+    return [*around_agent(manifest, settings, account=account), workload]
 
 
 def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
@@ -173,7 +183,7 @@ def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
         if SERVICE_ACCOUNT in file.path.parents:
             continue
         if file.flag == TOKEN_FLAG:
-            volume = volumes.projected_token(file, audience=AUDIENCE)
+            volume = volumes.projected_token(file, audience=manifest.token_audience)
             apart["the token"] = file, volume
         elif file.flag == _CA_FLAG and manifest.ca_config_map:
             volume = objects.config_map("ca", manifest.ca_config_map, {"ca.crt": file})
@@ -192,7 +202,7 @@ def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
 
 
 def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) -> Pod:
-    manifest, settings = plan.manifest, plan.settings
+    manifest, settings, extras = plan.manifest, plan.settings, plan.extras
     if settings.kubeconfig:
         found = [*found, volumes.scratch()]  # for keys that are written in a kubeconfig itself
     # Every agent needs an id of its own, and the name of a pod is one.
@@ -202,7 +212,7 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
         manifest.image,
         for_pod(plan.args),
         security=containers.unprivileged(manifest.run_as),
-        references=references(plan.given),
+        references=references({**plan.given, "": extras.args}),
         environment=environment,
         values=_proxies(manifest),
         volumes=found,
@@ -219,21 +229,23 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
         security=containers.with_capability(containers.NET_ADMIN),
         resources=containers.resources(),
     )
-    return Pod(
+    pod = Pod(
         name=manifest.name,
         namespace=manifest.namespace,
-        containers=[agent],
+        containers=[extras.to_container(agent)],
         init_containers=[setup] if plan.setup else [],
         volumes=found,
         grace_s=plan.grace_s,
         extra=extra or {},
     )
+    return extras.to_pod(pod)
 
 
 def _proxies(manifest: ManifestSettings) -> dict[str, str]:
     if not manifest.https_proxy:
         return {}
-    return {"HTTPS_PROXY": manifest.https_proxy, "NO_PROXY": ",".join(manifest.no_proxy)}
+    without = {"NO_PROXY": ",".join(manifest.no_proxy)} if manifest.no_proxy else {}
+    return {"HTTPS_PROXY": manifest.https_proxy, **without}
 
 
 def _unit(plan: AgentPlan) -> str:
@@ -251,19 +263,14 @@ def _unit(plan: AgentPlan) -> str:
 _WRITERS: Mapping[str, Callable[[AgentPlan], str]] = {
     STATIC_POD: _static_pod,
     SYSTEMD: _unit,
-    DAEMON_SET: _daemon_set,
-    DEPLOYMENT: _deployment,
+    DAEMON_SET: _in_cluster,
+    DEPLOYMENT: _in_cluster,
 }
 
 
 def plan_warnings(plan: AgentPlan) -> list[str]:
     """What is not wrong and may still not be meant, each a sentence."""
     found = plan.settings.warnings()
-    if plan.settings.count_server_leases and plan.manifest.form not in EARLY_FORMS:
-        found.append(
-            "--count-server-leases needs a Role that may list and watch Leases in"
-            f" {plan.settings.lease_namespace}, which is not part of the manifest"
-        )
     if plan.settings.bind_address and not plan.settings.enabled(CLUSTER_TO_MASTER):
         found.append(
             "the gate is off: the manifest removes the address"

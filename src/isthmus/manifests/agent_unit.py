@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from isthmus.errors import ConfigError
-from isthmus.manifests.systemd import HARDENING, Lines, command_line, unit
+from isthmus.manifests.systemd import HARDENING, SUPERVISION, Lines, command_line, unit
 from isthmus.manifests.volumes import File
 
 _UNSEEN = tuple(map(PurePosixPath, ("/tmp", "/var/tmp")))
@@ -82,7 +82,7 @@ def _running(
     takes_node_traffic: bool,
     grace_s: int,
 ) -> Lines:
-    lines = [("Type", "exec")]
+    lines = list(SUPERVISION)
     if setup and takes_node_traffic:
         lines.append(("ExecStartPre", command_line([executable, *setup], prefix="+")))
     elif setup:

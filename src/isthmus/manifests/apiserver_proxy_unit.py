@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isthmus.manifests.agent_unit import check_seen, protect_home
-from isthmus.manifests.systemd import HARDENING, Lines, command_line, unit
+from isthmus.manifests.systemd import SUPERVISION, Lines, command_line, hardening, unit
 from isthmus.manifests.volumes import File
 
 _COMMENTS = (
@@ -19,7 +19,6 @@ _COMMENTS = (
     "    chgrp {group} FILES && chmod 0640 FILES      # {names}",
     "    systemctl enable --now UNIT",
 )
-_CAPABILITIES = ("CapabilityBoundingSet", "AmbientCapabilities")
 
 
 def proxy_unit(
@@ -39,13 +38,11 @@ def proxy_unit(
     """
     check_seen(files)
     names = " ".join(sorted({str(file.path) for file in files})) or "none"
-    allowed = " ".join(f"CAP_{each}" for each in capabilities)
-    hardening = [(key, allowed if key in _CAPABILITIES else value) for key, value in HARDENING]
     return unit(
         {
             "Unit": _ORDERING,
             "Service": [
-                ("Type", "exec"),
+                *SUPERVISION,
                 ("ExecStart", command_line([executable, *args])),
                 # A changed --config is noticed by itself; this is for who cannot wait.
                 ("ExecReload", "/bin/kill -HUP $MAINPID"),
@@ -56,7 +53,7 @@ def proxy_unit(
                 ("OOMScoreAdjust", "-999"),
                 ("DynamicUser", "yes"),
                 ("SupplementaryGroups", group),
-                *hardening,
+                *hardening(capabilities),
                 ("ProtectHome", protect_home(files)),
                 ("RestrictAddressFamilies", "AF_INET AF_INET6 AF_UNIX AF_NETLINK"),
             ],

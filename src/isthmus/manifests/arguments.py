@@ -14,11 +14,14 @@ REFERENCES: Mapping[str, str] = {
     "NODE_NAME": "spec.nodeName",
     "NODE_IP": "status.hostIP",
     "POD_NAME": "metadata.name",
+    "POD_IP": "status.podIP",
 }
 # Of the right kind, so that settings can be checked before a pod is there; RFC 5737, RFC 3849.
 _EXAMPLES = (
     ("ipv6=$(NODE_IP)", "ipv6=2001:db8::1"),
     ("$(NODE_IP)", "192.0.2.1"),
+    ("[$(POD_IP)]", "[2001:db8::2]"),
+    ("$(POD_IP)", "192.0.2.2"),
     ("$(NODE_NAME)", "node"),
     ("$(POD_NAME)", "pod"),
 )

@@ -97,6 +97,12 @@ def _field(variable: str, path: str) -> dict[str, Any]:
     return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
+def going_on(seconds: int) -> dict[str, Any]:
+    """As in a container's ``lifecycle``: nobody is told to end before so many seconds are over."""
+    # No shell in the image; Kubernetes has this since 1.30.
+    return {"preStop": {"sleep": {"seconds": seconds}}}
+
+
 def probes(*, port: int, host: str, readiness: str = "/readyz") -> dict[str, Any]:
     """Liveness and readiness of a program of ours; an empty host is the pod's address."""
     return {

@@ -11,6 +11,8 @@ from isthmus.manifests.volumes import Volume
 Manifest = dict[str, Any]
 #: What the priority class system-node-critical stands for. The kubelet looks up no class.
 NODE_CRITICAL = 2_000_001_000
+#: The label and the taint of the control plane's nodes.
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +26,21 @@ class Pod:
     volumes: Sequence[Volume] = ()
     grace_s: int = 30
     extra: Mapping[str, Any] = field(default_factory=dict)
+    #: Of the pods, and not of what they belong to.
+    more_labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
         """By what the pods are found."""
         return {"app.kubernetes.io/name": self.name, "k8s-app": self.name}
+
+    @property
+    def own_metadata(self) -> Manifest:
+        """Labels and annotations of the pods themselves."""
+        # Those that pods are found by come last: nobody else has a say in them.
+        found: Manifest = {"labels": {**self.more_labels, **self.labels}}
+        return {**found, "annotations": dict(self.annotations)} if self.annotations else found
 
     def metadata(self) -> Manifest:
         """Name, namespace and labels."""
@@ -47,7 +59,7 @@ class Pod:
 
     def template(self) -> Manifest:
         """As in a workload."""
-        return {"metadata": {"labels": self.labels}, "spec": self.spec()}
+        return {"metadata": self.own_metadata, "spec": self.spec()}
 
 
 def _specs(volumes: Iterable[Volume]) -> list[Manifest]:
@@ -70,14 +82,35 @@ def static_pod(pod: Pod) -> Manifest:
         "restartPolicy": "Always",
     }
     spec = {**alone, **pod.spec()}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": pod.metadata(), "spec": spec}
+    metadata = {**pod.metadata(), **pod.own_metadata}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def daemon_set(pod: Pod) -> Manifest:
+def _node_network(host_network: bool) -> Manifest:
+    if not host_network:
+        return {}
+    return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+
+
+def control_plane_set(pod: Pod, *, host_network: bool = True) -> Manifest:
+    """A pod on every node of the control plane, one replaced at a time."""
+    beside = {
+        **_node_network(host_network),
+        "priorityClassName": "system-node-critical",
+        "tolerations": [
+            {"key": CONTROL_PLANE, "operator": "Exists"},
+            {"key": "CriticalAddonsOnly", "operator": "Exists"},
+        ],
+        "nodeSelector": {"kubernetes.io/os": "linux", CONTROL_PLANE: ""},
+    }
+    update = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}
+    return _workload("DaemonSet", pod, beside, {"updateStrategy": update})
+
+
+def daemon_set(pod: Pod, *, host_network: bool = True) -> Manifest:
     """A pod on every node, whatever its taints."""
     everywhere = {
-        "hostNetwork": True,
-        "dnsPolicy": "ClusterFirstWithHostNet",
+        **_node_network(host_network),
         "priorityClassName": "system-node-critical",
         "tolerations": [{"operator": "Exists"}],
         "nodeSelector": {"kubernetes.io/os": "linux"},
@@ -113,14 +146,4 @@ def _workload(kind: str, pod: Pod, around: Manifest, more: Manifest) -> Manifest
         "kind": kind,
         "metadata": pod.metadata(),
         "spec": {**more, "selector": selector, "template": template},
-    }
-
-
-def service_account(name: str, namespace: str) -> Manifest:
-    """An account for pods, whose token is mounted only where a pod asks for it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": {"name": name, "namespace": namespace},
-        "automountServiceAccountToken": False,
     }

@@ -1,5 +1,7 @@
 """A server as a container in kube-apiserver's pod, as hosted control planes have it.
 
+The other forms are server_forms.py.
+
 Names, ports and mounts are HyperShift's. Unlike there, agents prove who they are, and readiness
 asks whether there is an agent: so the Service for agents leads to servers that are not ready yet.
 """
@@ -8,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.config.go_yaml_writing import to_yaml
@@ -19,37 +20,26 @@ from isthmus.config.manifest_server import (
     SERVICES,
     ServerManifestSettings,
 )
+from isthmus.config.manifest_server_forms import SIDECAR
 from isthmus.config.manifest_sidecar import PATCH, POD_SPEC
-from isthmus.config.options import options_of
-from isthmus.config.server import BY_NAME_WORD, ServerSettings
+from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
-from isthmus.manifests import containers, egress, objects, patches, volumes
-from isthmus.manifests.arguments import Given, arguments, for_pod, references
+from isthmus.manifests import containers, egress, objects, patches, server_volumes
+from isthmus.manifests.arguments import for_pod, references
 from isthmus.manifests.objects import CA, CERT, KEY
 from isthmus.manifests.pods import Manifest
+from isthmus.manifests.server_forms import (
+    check_audit,
+    count_warnings,
+    form_manifest,
+    form_warnings,
+)
+from isthmus.manifests.server_plan import ServerPlan
 from isthmus.manifests.volumes import File, Volume
 
 NAME = "konnectivity-server"
 #: Where sidecars and kube-apiserver expect it.
 LOCAL = "konnectivity-server-local"
-_FILE = "FILE"
-_AUTHORITIES = ("server_ca_cert", "cluster_ca_cert")
-_ELSEWHERE = frozenset({"server_cert", "server_key", "cluster_cert", "cluster_key", *_AUTHORITIES})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPlan:
-    """Where a server is put, and its flags: ``given`` as typed, ``settings`` what they mean."""
-
-    manifest: ServerManifestSettings
-    settings: ServerSettings
-    given: Given
-
-    @property
-    def grace_s(self) -> int:
-        """How long the pod may take to end: kube-apiserver first, the server after it."""
-        stopping = self.settings.graceful_shutdown_timeout_s
-        return math.ceil(self.manifest.pre_stop_s) + math.ceil(stopping)
 
 
 def server_manifest(plan: ServerPlan) -> str:
@@ -62,13 +52,16 @@ def server_manifest(plan: ServerPlan) -> str:
         raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
     if plan.settings.agent_port == 0:
         raise ConfigError("--agent-port must not be 0 in a manifest: agents have to find it")
-    return _WRITERS[plan.manifest.output](plan)
+    if plan.manifest.form != SIDECAR:
+        return form_manifest(plan)
+    check_audit(plan)
+    return _WRITERS[plan.manifest.written](plan)
 
 
 def _spec(plan: ServerPlan) -> Manifest:
     manifest = plan.manifest
     ours, theirs = _server_volumes(plan), _apiserver_volumes(plan)
-    objects.check_apart(ours)
+    objects.check_apart([*ours, *plan.extras.volumes])
     objects.check_apart(theirs)
     # Left as it is where the server does not wait for kube-apiserver.
     spec: Manifest = {"terminationGracePeriodSeconds": plan.grace_s} if manifest.pre_stop_s else {}
@@ -79,7 +72,7 @@ def _spec(plan: ServerPlan) -> Manifest:
         {"name": manifest.container, "volumeMounts": mounts},
         _container(plan, ours),
     ]
-    spec["volumes"] = objects.specs([*ours, *theirs])
+    spec["volumes"] = objects.specs([*ours, *plan.extras.volumes, *theirs])
     return spec
 
 
@@ -91,21 +84,19 @@ def _container(plan: ServerPlan, found: list[Volume]) -> dict[str, Any]:
     made = containers.container(
         NAME,
         manifest.image,
-        for_pod(["server", *arguments(options_of(ServerSettings), plan.given)]),
+        for_pod(plan.args),
         security=security,
-        references=references(plan.given),
+        references=references({**plan.given, "": plan.extras.args}),
         # Every replica needs an id of its own, and the name of a pod is one.
         environment={} if settings.server_id else {"PROXY_SERVER_ID": "POD_NAME"},
         volumes=found,
-        ports=_ports(settings),
+        ports=_ports(plan),
         probes=_probes(manifest, settings),
         resources={"requests": {"cpu": "10m", "memory": "64Mi"}},
     )
     if manifest.pre_stop_s:
-        # No shell in the image; Kubernetes has this since 1.30.
-        sleep = {"sleep": {"seconds": math.ceil(manifest.pre_stop_s)}}
-        made["lifecycle"] = {"preStop": sleep}
-    return made
+        made["lifecycle"] = containers.going_on(math.ceil(manifest.pre_stop_s))
+    return plan.extras.to_container(made)
 
 
 def _probes(manifest: ServerManifestSettings, settings: ServerSettings) -> Manifest:
@@ -116,65 +107,20 @@ def _probes(manifest: ServerManifestSettings, settings: ServerSettings) -> Manif
     return found
 
 
-def _ports(settings: ServerSettings) -> dict[str, int]:
-    doors = {f"{door.mode}": door.port for door in settings.doors if door.port}
-    return {**doors, "agents": settings.agent_port, "konn-health": settings.health_port}
+def _ports(plan: ServerPlan) -> dict[str, int]:
+    settings = plan.settings
+    return {
+        **plan.frontend_ports,
+        "agents": settings.agent_port,
+        "konn-health": settings.health_port,
+    }
 
 
 def _server_volumes(plan: ServerPlan) -> list[Volume]:
-    manifest, settings = plan.manifest, plan.settings
-    found = []
-    for name, secret, pair in (
-        ("server-certs", manifest.server_secret, ("server_cert", "server_key")),
-        ("cluster-certs", manifest.cluster_secret, ("cluster_cert", "cluster_key")),
-    ):
-        files = [_file(attribute, getattr(settings, attribute)) for attribute in pair]
-        if files[0] is not None and files[1] is not None:
-            found.append(objects.secret(name, secret, {CERT: files[0], KEY: files[1]}))
-    mounted: dict[str, Volume] = {}
-    for attribute in _AUTHORITIES:
-        file = _file(attribute, getattr(settings, attribute))
-        if file is not None:
-            volume = objects.config_map("konnectivity-ca", manifest.ca_config_map, {CA: file})
-            mounted[volume.mount] = volume
-    found += mounted.values()
-    found += _others(plan)
-    found += _sockets(settings)
-    if settings.kubeconfig:
-        found.append(replace(volumes.scratch(), name="konnectivity-tmp"))
-    return found
-
-
-def _others(plan: ServerPlan) -> list[Volume]:
-    settings = plan.settings
-    named = {
-        option.attribute: getattr(settings, option.attribute)
-        for option in options_of(ServerSettings)
-        if option.metavar == _FILE and option.attribute not in _ELSEWHERE
-    }
-    if settings.agent_identity_binding != BY_NAME_WORD:
-        named["agent_identity_binding"] = settings.agent_identity_binding
-    files = [file for attribute, path in named.items() if (file := _file(attribute, path))]
-    if files and not plan.manifest.secret:
-        raise ConfigError(f"{files[0].flag} needs --secret: the Secret that has the file")
-    found = volumes.secret_directory(files, secret=plan.manifest.secret)
-    return [replace(volume, name="konnectivity-files") for volume in found]
-
-
-def _sockets(settings: ServerSettings) -> list[Volume]:
-    """The directories of UNIX sockets, which both containers have."""
-    paths = {f"--{door.uds_flag}": door.uds for door in settings.doors if door.uds}
-    files = [File.named(flag, path) for flag, path in paths.items()]
-    volumes.check_mountable(files)
-    directories = dict.fromkeys(str(file.directory) for file in files)
     return [
-        Volume(
-            name=f"konnectivity-uds-{number}",
-            mount=directory,
-            source={"emptyDir": {"medium": "Memory"}},
-            read_only=False,
-        )
-        for number, directory in enumerate(directories, 1)
+        *server_volumes.file_volumes(plan),
+        *server_volumes.pod_sockets(plan),
+        *server_volumes.scratch(plan),
     ]
 
 
@@ -184,7 +130,7 @@ def _apiserver_volumes(plan: ServerPlan) -> list[Volume]:
     selector = {config.path.name: config}
     found = [objects.config_map("egress-selector-config", manifest.egress_config_map, selector)]
     if egress.connection(manifest, settings).tls is None:
-        return [*found, *_sockets(settings)]
+        return [*found, *server_volumes.pod_sockets(plan)]
     pair = {
         CERT: File.named("--egress-client-cert", manifest.egress_client_cert),
         KEY: File.named("--egress-client-key", manifest.egress_client_key),
@@ -197,13 +143,8 @@ def _apiserver_volumes(plan: ServerPlan) -> list[Volume]:
     ]
 
 
-def _file(attribute: str, path: str) -> File | None:
-    return File.named(f"--{attribute.replace('_', '-')}", path) if path else None
-
-
 def _services(plan: ServerPlan) -> str:
-    settings = plan.settings
-    front = {door.mode: door.port for door in settings.doors if door.port}
+    settings, front = plan.settings, plan.frontend_ports
     local = _service(plan, LOCAL, front, early=False)
     # An agent makes a server ready, so it has to reach one that is not.
     agents = _service(plan, NAME, {"agents": settings.agent_port}, early=True)
@@ -241,15 +182,15 @@ def plan_warnings(plan: ServerPlan) -> list[str]:
     """What is not wrong and may still not be meant, each a sentence."""
     manifest, settings = plan.manifest, plan.settings
     found = settings.warnings()
-    if manifest.output not in (PATCH, POD_SPEC):
+    if manifest.form != SIDECAR:
+        return [*found, *form_warnings(plan)]
+    if manifest.written not in (PATCH, POD_SPEC):
         return found
     found.append(
         f"kube-apiserver needs --egress-selector-config-file={manifest.egress_config_path}, which a"
         " patch cannot add to its args"
     )
-    counted = settings.server_count is not None or settings.peer_server
-    if not (counted or settings.enable_lease_controller):
-        found.append("without --server-count, agents take this server for the only one")
+    found += count_warnings(settings)
     if manifest.readiness == READY:
         found.append(
             "kube-apiserver's pod is ready when an agent is there: the Service for agents needs"

@@ -40,6 +40,23 @@ HARDENING: Lines = (
     ("UMask", "0077"),
 )
 
+_CAPABILITIES = frozenset({"CapabilityBoundingSet", "AmbientCapabilities"})
+
+#: How our programs and systemd speak: ready is who serves, and who is not well any more is told to
+#: leave and started again. Not by SIGABRT, the default: a core file would have private keys in it.
+SUPERVISION: Lines = (
+    ("Type", "notify"),
+    ("NotifyAccess", "main"),
+    ("WatchdogSec", "60s"),
+    ("WatchdogSignal", "SIGTERM"),
+)
+
+
+def hardening(capabilities: Iterable[str]) -> Lines:
+    """HARDENING, but for these capabilities, without their prefix."""
+    allowed = " ".join(f"CAP_{each}" for each in capabilities)
+    return [(key, allowed if key in _CAPABILITIES else value) for key, value in HARDENING]
+
 
 def word(text: str) -> str:
     """One word of a command line, so that systemd passes on exactly this text."""
@@ -62,3 +79,26 @@ def unit(sections: Mapping[str, Lines], *, comments: Iterable[str] = ()) -> str:
     for name, lines in sections.items():
         parts.append(f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in lines))
     return "\n".join(parts)
+
+
+def socket_unit(
+    description: str, listens: Iterable[str], *, group: str, comments: Iterable[str] = ()
+) -> str:
+    """Write a unit that listens for a service of the same name, while it is started again too.
+
+    A program of ours finds a socket without a FileDescriptorName= by its address.
+    """
+    return unit(
+        {
+            "Unit": [("Description", description)],
+            "Socket": [
+                *(("ListenStream", each.replace("%", "%%")) for each in listens),
+                # A directory for a path is made by whoever comes first, systemd.
+                ("SocketMode", "0660"),
+                ("SocketGroup", group),
+                ("Backlog", "4096"),
+            ],
+            "Install": [("WantedBy", "sockets.target")],
+        },
+        comments=comments,
+    )

@@ -47,6 +47,14 @@ CASES: dict[str, tuple[str, ...]] = {
         "--agent-identifiers=ipv4=$(NODE_IP)",
     ),
     "daemonset-secret.yaml": ("--as=daemonset", IMAGE, *SERVER, *PAIR, "--secret=agent-files"),
+    "daemonset-own-network.yaml": (
+        "--as=daemonset", IMAGE, *SERVER, TOKEN, "--host-network=false", "--token-audience=gate",
+        "--allow-cidr=10.0.0.0/8,fd00::/8", "--proxy-server-port=443",
+    ),
+    "deployment-leases.yaml": (
+        "--as=deployment", IMAGE, "--name=worker", "--namespace=tunnel", *SERVER, *PAIR,
+        "--count-server-leases", "--lease-namespace=leases", "--network-policy=false",
+    ),
     "deployment-token-and-secret.yaml": (
         "--as=deployment", IMAGE, "--replicas=3", "--namespace=isthmus", *SERVER, TOKEN,
     ),
@@ -122,6 +130,35 @@ def check_unprivileged(context: dict[str, Any]) -> None:
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
+def kinds(name: str) -> dict[str, dict[str, Any]]:
+    documents = yaml.safe_load_all((GOLDEN / name).read_text())
+    return {document["kind"]: document for document in documents}
+
+
+def test_what_is_around_agents() -> None:
+    leases = kinds("deployment-leases.yaml")
+    assert list(leases) == [
+        "ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget", "Deployment",
+    ]  # fmt: skip
+    assert leases["Role"]["metadata"]["namespace"] == "leases"
+    assert leases["Role"]["rules"][0]["verbs"] == ["list", "watch"]
+    assert leases["RoleBinding"]["subjects"][0]["namespace"] == "tunnel"
+    # Nobody enforces a policy in the network of a node.
+    assert list(kinds("daemonset-token.yaml")) == ["ServiceAccount", "DaemonSet"]
+
+
+def test_a_policy_lets_agents_dial() -> None:
+    """What goes out is what they are there for, unless networks are named."""
+    policy = kinds("deployment-token-and-secret.yaml")["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"] and "egress" not in policy
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8093}]}]
+    policy = kinds("daemonset-own-network.yaml")["NetworkPolicy"]["spec"]
+    dns, servers, networks = policy["egress"]
+    assert {each["port"] for each in dns["ports"]} == {53}
+    assert servers == {"ports": [{"protocol": "TCP", "port": 443}]}
+    assert [each["ipBlock"]["cidr"] for each in networks["to"]] == ["10.0.0.0/8", "fd00::/8"]
+
+
 def test_with_the_gate_off_the_address_is_removed(capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("static-pod", "systemd"):
         assert main(["manifest", "agent", f"--as={form}", *SERVER, *OFF]) == 0
@@ -175,6 +212,8 @@ def test_with_a_target_the_kubelet_could_not_get_the_pod(
         (("--as=systemd", *SERVER, "--executable=isthmus"), "--executable takes an absolute path"),
         (("--as=systemd", *SERVER, "--unit-group=a;b"), "--unit-group takes the name of a group"),
         (("--as=deployment", *SERVER, "--replicas=0"), "--replicas must be at least 1"),
+        (("--as=daemonset", *SERVER, "--token-audience=a b"), "--token-audience takes an audience"),
+        (("--as=daemonset", *SERVER, "--allow-cidr=10"), "--allow-cidr 10 is not a network such"),
         (("--as=systemd", *SERVER, "--health-server-port=0"), "--health-server-port must not be 0"),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_socket_is_where_both_have_it() -> None:
 
 
 def agent_args(text: str) -> list[str]:
-    (agent,) = [each for each in yaml.safe_load_all(text) if each["kind"] != "ServiceAccount"]
+    (agent,) = [each for each in yaml.safe_load_all(text) if "template" in each.get("spec", ())]
     args: list[str] = agent["spec"]["template"]["spec"]["containers"][0]["args"]
     return args
 

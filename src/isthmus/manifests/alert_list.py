@@ -1,0 +1,258 @@
+"""Every alert: what somebody should be told of, and when.
+
+What is recorded, and how rules are written, is alerts.py. A new alert needs a section in
+docs/how-to/monitoring.md and a case in the tests.
+"""
+
+from __future__ import annotations
+
+from isthmus.manifests.alert import CRITICAL, INFO, WARNING, Alert
+from isthmus.manifests.indicators import (
+    GO,
+    OBJECTIVE,
+    THEIR_FAILURES,
+    fault_ratio_name,
+)
+
+_BUDGET = 1 - OBJECTIVE
+
+
+def _burns(short: str, long: str, factor: float) -> str:
+    limit = f"{factor * _BUDGET:.4g}"
+    return f"{fault_ratio_name(short)} > {limit} and {fault_ratio_name(long)} > {limit}"
+
+
+def _any(suffix: str) -> str:
+    """The metric of every program of ours that has one."""
+    return f'{{__name__=~"isthmus_.+_{suffix}"}}'
+
+
+def _new(suffix: str, window: str) -> str:
+    """How much a counter of whatever program grew."""
+    # Aggregated, because programs in one pod may not differ but by name, and rate() drops it.
+    labelled = f'label_replace({_any(suffix)}, "metric", "$1", "__name__", "(.+)")'
+    return f"sum by (job, instance, metric) (increase(({labelled})[{window}:1m]))"
+
+
+_AT = "{{ $labels.instance }}"
+
+ALERTS = (
+    Alert(
+        name="IsthmusServerNoAgents",
+        expr=f"max by (job, instance) ({GO}server_ready_backends) == 0",
+        lasting="2m",
+        severity=CRITICAL,
+        summary=f"Server {_AT} has no agent",
+        description="Nothing in the cluster can be reached through this server: logs, exec,"
+        " webhooks and aggregated APIs fail.",
+    ),
+    Alert(
+        name="IsthmusDialsFailFast",
+        expr=_burns("5m", "1h", 14.4),
+        lasting="2m",
+        severity=CRITICAL,
+        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail by our fault",
+        description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
+        " two days. Failures at targets do not count here.",
+    ),
+    Alert(
+        name="IsthmusDialsFailSlow",
+        expr=_burns("30m", "6h", 6),
+        lasting="15m",
+        severity=WARNING,
+        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail by our fault",
+        description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
+        " five days.",
+    ),
+    Alert(
+        name="IsthmusDialsSlow",
+        expr="isthmus:server_dial_duration_seconds:p99_rate5m > 2.5",
+        lasting="10m",
+        severity=WARNING,
+        summary="One dial in a hundred takes more than {{ $value | humanizeDuration }}",
+        description="Targets, the network behind the agents, or name resolution there are slow; the"
+        " snapshot tells which agent.",
+    ),
+    Alert(
+        name="IsthmusTargetsFail",
+        expr=f'sum by (job) (rate(isthmus_server_dial_failures_total{{reason=~"{THEIR_FAILURES}"}}'
+        f"[15m])) > sum by (job) (rate({GO}server_dial_duration_seconds_count[15m]))",
+        lasting="15m",
+        severity=WARNING,
+        summary="More dials of {{ $labels.job }} fail at their targets than succeed",
+        description="Agents are there, and what they dial refuses, is unreachable or has no name.",
+    ),
+    Alert(
+        name="IsthmusAgentNoServer",
+        expr=f"{GO}agent_open_server_connections == 0",
+        lasting="2m",
+        severity=CRITICAL,
+        summary=f"Agent {_AT} is linked to no server",
+        description="It cannot be dialed through, and its node's own connections to the control"
+        " plane wait.",
+    ),
+    Alert(
+        name="IsthmusAgentMissesServers",
+        expr=f"{GO}agent_open_server_connections < {GO}agent_known_server_count"
+        f" and {GO}agent_open_server_connections > 0",
+        lasting="10m",
+        severity=WARNING,
+        summary=f"Agent {_AT} is not linked to every server",
+        description="Dials that come to the servers it misses cannot use it.",
+    ),
+    Alert(
+        name="IsthmusLinksBreak",
+        expr="sum by (job, instance) (increase(isthmus_server_link_failures_total"
+        '{reason="lost"}[15m])) > 10',
+        lasting="5m",
+        severity=WARNING,
+        summary=f"Links of {_AT} break: {{{{ $value | humanize }}}} in 15 minutes",
+        description="Tunnels on a link that breaks are reset. Look at the network between server"
+        " and agents, and at balancers with idle timeouts.",
+    ),
+    Alert(
+        name="IsthmusAgentsRefused",
+        expr="sum by (job, instance) (increase(isthmus_server_link_failures_total"
+        '{reason=~"tls|refused|protocol"}[15m])) > 3',
+        lasting="5m",
+        severity=WARNING,
+        summary=f"{_AT} refuses agents",
+        description="Their certificates, tokens or claims are not what the server accepts.",
+    ),
+    Alert(
+        name="IsthmusCertificateExpires",
+        expr=f"{_any('certificate_expiry_timestamp_seconds')} - time() < 14 * 86400",
+        lasting="1h",
+        severity=WARNING,
+        summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
+        description="Replace the file: it is picked up without a restart.",
+    ),
+    Alert(
+        name="IsthmusCertificateExpiresSoon",
+        expr=f"{_any('certificate_expiry_timestamp_seconds')} - time() < 3 * 86400",
+        lasting="5m",
+        severity=CRITICAL,
+        summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
+        description="After that every new link and connection that needs it fails.",
+    ),
+    Alert(
+        name="IsthmusReloadFails",
+        expr=f"{_new('reload_failures_total', '15m')} > 0",
+        lasting="0m",
+        severity=WARNING,
+        summary=f"{_AT} could not use a file that changed",
+        description="It goes on with the one before: {{ $labels.metric }}; its log names the file.",
+    ),
+    Alert(
+        name="IsthmusEventLoopStalls",
+        expr=f"{_new('loop_stalls_total', '10m')} > 0",
+        lasting="0m",
+        severity=WARNING,
+        summary=f"{_AT} stood still for more than five seconds",
+        description="Its log says where, or the machine gave it no time.",
+    ),
+    Alert(
+        name="IsthmusServerBusy",
+        expr="histogram_quantile(0.99, sum by (job, instance, le)"
+        " (rate(isthmus_server_loop_lag_seconds_bucket[5m]))) > 0.1",
+        lasting="15m",
+        severity=WARNING,
+        summary=f"{_AT} has more to do than its core can",
+        description="Everything it carries waits a little each time; add servers.",
+    ),
+    Alert(
+        name="IsthmusMemoryHeld",
+        expr="isthmus_server_held_bytes > 512 * 1024 * 1024",
+        lasting="10m",
+        severity=WARNING,
+        summary=f"{_AT} holds {{{{ $value | humanize1024 }}}}B that nobody reads",
+        description="Clients or targets stopped reading; the snapshot tells which tunnels stall.",
+    ),
+    Alert(
+        name="IsthmusStreamsReset",
+        expr=f"{_new('streams_reset_for_budget_total', '15m')} > 0",
+        lasting="0m",
+        severity=WARNING,
+        summary=f"{_AT} reset connections to stay inside its memory",
+        description="Those of the largest holders that nobody read from.",
+    ),
+    Alert(
+        name="IsthmusAuditLosesRecords",
+        expr="sum by (job, instance) (increase(isthmus_server_audit_records_dropped_total[15m])"
+        " + increase(isthmus_server_audit_write_errors_total[15m])) > 0",
+        lasting="0m",
+        severity=CRITICAL,
+        summary=f"The audit log of {_AT} is not complete",
+        description="It cannot be written, or not quickly enough: look at its disk.",
+    ),
+    Alert(
+        name="IsthmusFilesRunOut",
+        expr="process_open_fds / process_max_fds > 0.8"
+        " and on (job, instance) isthmus_build_info",
+        lasting="5m",
+        severity=WARNING,
+        summary=f"{_AT} has used {{{{ $value | humanizePercentage }}}} of its descriptors",
+        description="A server needs one for each connection of a client, an agent one for each"
+        " target; raise the limit (LimitNOFILE=).",
+    ),
+    Alert(
+        name="IsthmusDrainsForLong",
+        expr=f"{_any('draining')} == 1",
+        lasting="10m",
+        severity=WARNING,
+        summary=f"{_AT} drains and does not end",
+        description="It takes no new dials; long tunnels keep it, or nobody ends it.",
+    ),
+    Alert(
+        name="IsthmusNodesCutOff",
+        expr="sum by (job) (rate(isthmus_agent_node_dials_unanswered_total[10m])"
+        " + rate(isthmus_agent_node_dials_lost_total[10m])) > 0.1",
+        lasting="10m",
+        severity=WARNING,
+        summary="Connections from nodes to the control plane of {{ $labels.job }} get no answer",
+        description="Servers do not carry them, or links are lost: see the agents' readiness.",
+    ),
+    Alert(
+        name="IsthmusUpstreamDown",
+        expr="isthmus_apiserver_proxy_upstream_up == 0",
+        lasting="5m",
+        severity=WARNING,
+        summary=f"{{{{ $labels.upstream }}}} is down for {_AT}",
+        description="Connections go to the other upstreams, if there are any.",
+    ),
+    Alert(
+        name="IsthmusNoUpstream",
+        expr="max by (job, instance) (isthmus_apiserver_proxy_upstream_up) == 0",
+        lasting="1m",
+        severity=CRITICAL,
+        summary=f"{_AT} has no upstream that works",
+        description="Its node cannot reach kube-apiserver.",
+    ),
+    Alert(
+        name="IsthmusGuestNamesFail",
+        expr=f"{_any('tunnel_healthy')} == 0",
+        lasting="5m",
+        severity=WARNING,
+        summary=f"Sidecar {_AT} cannot ask the guest cluster's DNS",
+        description="Names go to the management cluster's meanwhile.",
+    ),
+    Alert(
+        name="IsthmusServiceRulesFail",
+        expr="sum by (job, instance) ("
+        "increase(kubeproxy_sync_proxy_rules_iptables_restore_failures_total[15m])) > 0"
+        " or sum by (job, instance) ("
+        "increase(kubeproxy_sync_proxy_rules_nftables_sync_failures_total[15m])) > 0",
+        lasting="5m",
+        severity=CRITICAL,
+        summary=f"Node proxy {_AT} cannot write its rules",
+        description="Services of this node go on as they were; changes do not arrive.",
+    ),
+    Alert(
+        name="IsthmusVersionsDiffer",
+        expr="count by (program) (count by (program, version) (isthmus_build_info)) > 1",
+        lasting="1d",
+        severity=INFO,
+        summary="More than one version of {{ $labels.program }} runs since yesterday",
+        description="Neighbouring versions work together; an update may have stopped half-way.",
+    ),
+)  # fmt: skip

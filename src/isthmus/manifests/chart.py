@@ -1,0 +1,145 @@
+"""The files of the Helm chart that follow from declarations: Chart.yaml, values, schema, reference.
+
+Templates are written by hand, in Helm's language, and held against installation.py by tests. The
+files are kept in deploy/helm/isthmus; a test fails when they are not what this would write.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from isthmus import __version__
+from isthmus.config.manifest_value import Shape, Tree, Value, leaves
+from isthmus.config.manifest_values import SECTIONS, VALUES
+from isthmus.manifests.alerts import rules_text
+
+NAME = "isthmus"
+#: What the templates use: a preStop that sleeps is known since 1.30.
+KUBERNETES = ">=1.30.0-0"
+_WIDTH = 100
+_TOP = """\
+# The values of the chart. Every one is listed in docs/reference/helm-values.md; whatever is not is
+# refused. `isthmus manifest all --values=FILE` reads the same files.
+"""
+_PAGE = """\
+# Values of the Helm chart
+
+Every value of `deploy/helm/isthmus`, which [installs server and agents](../how-to/helm.md). They
+are also what `isthmus manifest all --values=FILE` reads, which writes the same objects without
+Helm. A value that is not in this list is refused, by either. *As in Kubernetes* means that the
+field of the pod takes it as it is.
+"""
+_TITLES = {"": "Both programs", "server": "Server", "agent": "Agents", "monitoring": "Monitoring"}
+
+
+def chart_yaml(version: str = __version__) -> str:
+    """Chart.yaml: the version is that of the programs."""
+    lines = {
+        "apiVersion": "v2",
+        "name": NAME,
+        "description": "Joins a Kubernetes control plane and its cluster across a boundary",
+        "type": "application",
+        "version": version,
+        "appVersion": json.dumps(version),
+        "kubeVersion": json.dumps(KUBERNETES),
+        "keywords": "[konnectivity, apiserver-network-proxy, tunnel, egress]",
+    }
+    return "".join(f"{key}: {value}\n" for key, value in lines.items())
+
+
+def values_yaml() -> str:
+    """values.yaml: every default, and what it is for."""
+    return _TOP + "\n".join(_values(dict(leaves(VALUES)), (), 0)) + "\n"
+
+
+def _values(
+    known: dict[tuple[str, ...], Value], above: tuple[str, ...], depth: int
+) -> Iterator[str]:
+    indent = "  " * depth
+    for head in dict.fromkeys(path[0] for path in known):
+        below = {path[1:]: value for path, value in known.items() if path[0] == head}
+        here = (*above, head)
+        leaf = below.get(())
+        if depth == 0:
+            yield ""
+        if leaf is not None:
+            yield from _comment(_sentence(leaf), indent)
+            yield f"{indent}{head}: {json.dumps(leaf.default)}"
+            continue
+        about = SECTIONS.get(".".join(here), "")
+        yield from _comment(about, indent) if about else ()
+        yield f"{indent}{head}:"
+        yield from _values(below, here, depth + 1)
+
+
+def _sentence(value: Value) -> str:
+    words = [word or '""' for word in value.choices]
+    listed = " or ".join(words)
+    return f"{value.help} ({listed})" if listed else value.help
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    lines = textwrap.wrap(text, _WIDTH - len(indent) - 2, break_on_hyphens=False)
+    return [f"{indent}# {line}" for line in lines]
+
+
+def values_schema() -> str:
+    """values.schema.json: whatever is not declared is refused."""
+    root: Tree = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart isthmus",
+        **_mapping(),
+    }
+    for path, value in leaves(VALUES):
+        node = root
+        for part in path[:-1]:
+            node = node["properties"].setdefault(part, _mapping())
+        node["properties"][path[-1]] = value.schema()
+    # Helm gives this to every chart that is part of another.
+    root["properties"]["global"] = {"type": "object"}
+    return json.dumps(root, indent=2) + "\n"
+
+
+def _mapping() -> Tree:
+    return {"type": "object", "additionalProperties": False, "properties": {}}
+
+
+def reference_page() -> str:
+    """docs/reference/helm-values.md."""
+    groups: dict[str, list[Value]] = {key: [] for key in _TITLES}
+    for (head, *_), value in leaves(VALUES):
+        groups[head if head in groups else ""].append(value)
+    parts = [_PAGE]
+    for key, title in _TITLES.items():
+        rows = "".join(map(_row, groups[key]))
+        parts.append(f"## {title}\n\n| Value | Default | What it is |\n|---|---|---|\n{rows}")
+    return "\n".join(parts)
+
+
+def _row(value: Value) -> str:
+    takes = (
+        "" if value.shape in (Shape.TEXT, Shape.WHOLE, Shape.YES_NO) else f" ({value.shape.value})"
+    )
+    words = "; one of " + ", ".join(f"`{word or '(empty)'}`" for word in value.choices)
+    text = f"{value.help}{words if value.choices else ''}{takes}".replace("|", "\\|")
+    shown = "" if value.default in ("", [], {}) else f"`{_shown(value.default)}`"
+    return f"| `{value.path}` | {shown} | {text} |\n"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "true" if default else "false"
+    return ", ".join(default) if isinstance(default, list) else str(default)
+
+
+def chart_files() -> dict[str, str]:
+    """The generated files of the chart, by their paths in it."""
+    return {
+        "Chart.yaml": chart_yaml(),
+        "values.yaml": values_yaml(),
+        "values.schema.json": values_schema(),
+        "files/isthmus-rules.yaml": rules_text(),
+    }

@@ -1,0 +1,293 @@
+"""The alerts: promtool takes them, each fires when it should, and none when all is well."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from isthmus.manifests.alert_list import ALERTS
+from isthmus.manifests.alerts import prometheus_rule, rules, rules_text
+from isthmus.observe.reference import every_name
+
+ROOT = Path(__file__).parents[3]
+GO = "konnectivity_network_proxy_"
+WHERE = 'job="isthmus",instance="one"'
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+
+#: What makes each alert fire: series, as promtool's tests write them, a value a minute. The second
+#: part is for how many minutes.
+DAY = 24 * 60
+CASES: dict[str, tuple[dict[str, str], int]] = {
+    "IsthmusServerNoAgents": (
+        {f'{GO}server_ready_backends{{{WHERE},proxy_strategy="default"}}': "0x10"},
+        5,
+    ),
+    "IsthmusDialsFailFast": (
+        {
+            f'isthmus_server_dial_failures_total{{{WHERE},reason="no_agent"}}': "0+5x120",
+            f"{GO}server_dial_duration_seconds_count{{{WHERE}}}": "0+100x120",
+        },
+        10,  # the milder one waits longer
+    ),
+    "IsthmusDialsFailSlow": (
+        {
+            f'isthmus_server_dial_failures_total{{{WHERE},reason="agent_lost"}}': "0+1x600",
+            f"{GO}server_dial_duration_seconds_count{{{WHERE}}}": "0+100x600",
+        },
+        500,
+    ),
+    "IsthmusDialsSlow": (
+        {
+            f'{GO}server_dial_duration_seconds_bucket{{{WHERE},le="2.5"}}': "0+90x60",
+            f'{GO}server_dial_duration_seconds_bucket{{{WHERE},le="12.5"}}': "0+100x60",
+            f'{GO}server_dial_duration_seconds_bucket{{{WHERE},le="+Inf"}}': "0+100x60",
+        },
+        30,
+    ),
+    "IsthmusTargetsFail": (
+        {
+            f'isthmus_server_dial_failures_total{{{WHERE},reason="refused"}}': "0+50x60",
+            f"{GO}server_dial_duration_seconds_count{{{WHERE}}}": "0+10x60",
+        },
+        50,
+    ),
+    "IsthmusAgentNoServer": ({f"{GO}agent_open_server_connections{{{WHERE}}}": "0x10"}, 5),
+    "IsthmusAgentMissesServers": (
+        {
+            f"{GO}agent_open_server_connections{{{WHERE}}}": "2x30",
+            f"{GO}agent_known_server_count{{{WHERE}}}": "3x30",
+        },
+        20,
+    ),
+    "IsthmusLinksBreak": (
+        {f'isthmus_server_link_failures_total{{{WHERE},reason="lost"}}': "0+2x60"},
+        30,
+    ),
+    "IsthmusAgentsRefused": (
+        {f'isthmus_server_link_failures_total{{{WHERE},reason="tls"}}': "0+1x60"},
+        30,
+    ),
+    "IsthmusCertificateExpires": (
+        {
+            f'isthmus_agent_certificate_expiry_timestamp_seconds{{{WHERE},file="agent.crt"}}': (
+                f"{13 * 86400}x120"
+            )
+        },
+        100,
+    ),
+    "IsthmusCertificateExpiresSoon": (
+        {
+            f'isthmus_server_certificate_expiry_timestamp_seconds{{{WHERE},file="server.crt"}}': (
+                f"{2 * 86400}x120"
+            )
+        },
+        10,  # the milder one waits for an hour
+    ),
+    "IsthmusReloadFails": (
+        {f"isthmus_server_policy_reload_failures_total{{{WHERE}}}": "0x5 1x20"},
+        12,
+    ),
+    "IsthmusEventLoopStalls": (
+        {f"isthmus_socks5_proxy_loop_stalls_total{{{WHERE}}}": "0x5 1x20"},
+        12,
+    ),
+    "IsthmusServerBusy": (
+        {
+            f'isthmus_server_loop_lag_seconds_bucket{{{WHERE},le="0.1"}}': "0+50x60",
+            f'isthmus_server_loop_lag_seconds_bucket{{{WHERE},le="0.5"}}': "0+60x60",
+            f'isthmus_server_loop_lag_seconds_bucket{{{WHERE},le="+Inf"}}': "0+60x60",
+        },
+        40,
+    ),
+    "IsthmusMemoryHeld": ({f"isthmus_server_held_bytes{{{WHERE}}}": f"{600 * 2**20}x30"}, 20),
+    "IsthmusStreamsReset": (
+        {f"isthmus_agent_streams_reset_for_budget_total{{{WHERE}}}": "0x5 3x20"},
+        12,
+    ),
+    "IsthmusAuditLosesRecords": (
+        {
+            f"isthmus_server_audit_records_dropped_total{{{WHERE}}}": "0x5 7x20",
+            f"isthmus_server_audit_write_errors_total{{{WHERE}}}": "0x30",
+        },
+        12,
+    ),
+    "IsthmusFilesRunOut": (
+        {
+            f"process_open_fds{{{WHERE}}}": "900x20",
+            f"process_max_fds{{{WHERE}}}": "1000x20",
+            f'isthmus_build_info{{{WHERE},program="server",version="1"}}': "1x20",
+        },
+        10,
+    ),
+    "IsthmusDrainsForLong": ({f"isthmus_agent_draining{{{WHERE}}}": "1x30"}, 15),
+    "IsthmusNodesCutOff": (
+        {
+            f"isthmus_agent_node_dials_unanswered_total{{{WHERE}}}": "0+60x60",
+            f"isthmus_agent_node_dials_lost_total{{{WHERE}}}": "0x60",
+        },
+        40,
+    ),
+    "IsthmusUpstreamDown": (
+        {
+            f'isthmus_apiserver_proxy_upstream_up{{{WHERE},upstream="a:6443"}}': "0x20",
+            f'isthmus_apiserver_proxy_upstream_up{{{WHERE},upstream="b:6443"}}': "1x20",
+        },
+        10,
+    ),
+    "IsthmusNoUpstream": (
+        {f'isthmus_apiserver_proxy_upstream_up{{{WHERE},upstream="a:6443"}}': "0x20"},
+        3,
+    ),
+    "IsthmusGuestNamesFail": ({f"isthmus_https_proxy_tunnel_healthy{{{WHERE}}}": "0x20"}, 10),
+    "IsthmusServiceRulesFail": (
+        {
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"
+            f'{{{WHERE},ip_family="IPv4"}}': "0x2 5x30"
+        },
+        12,
+    ),
+    "IsthmusVersionsDiffer": (
+        {
+            'isthmus_build_info{job="a",instance="1",program="agent",version="1.0.0"}': (
+                f"1x{DAY + 60}"
+            ),
+            'isthmus_build_info{job="a",instance="2",program="agent",version="1.1.0"}': (
+                f"1x{DAY + 60}"
+            ),
+        },
+        DAY + 30,
+    ),
+}
+
+#: Everything as it should be, for two hours.
+WELL = {
+    f'{GO}server_ready_backends{{{WHERE},proxy_strategy="default"}}': "3x120",
+    f'{GO}server_ready_backends{{{WHERE},proxy_strategy="destHost"}}': "0x120",
+    f"{GO}server_dial_duration_seconds_count{{{WHERE}}}": "0+1000x120",
+    f'{GO}server_dial_duration_seconds_bucket{{{WHERE},le="0.1"}}': "0+1000x120",
+    f'{GO}server_dial_duration_seconds_bucket{{{WHERE},le="+Inf"}}': "0+1000x120",
+    f'isthmus_server_dial_failures_total{{{WHERE},reason="refused"}}': "0+100x120",
+    f'isthmus_server_dial_failures_total{{{WHERE},reason="no_agent"}}': "0x120",
+    f"{GO}agent_open_server_connections{{{WHERE}}}": "3x120",
+    f"{GO}agent_known_server_count{{{WHERE}}}": "3x120",
+    f'isthmus_server_link_failures_total{{{WHERE},reason="lost"}}': "0x60 1x60",
+    f'isthmus_server_certificate_expiry_timestamp_seconds{{{WHERE},file="a"}}': (
+        f"{300 * 86400}x120"
+    ),
+    f"isthmus_server_certificate_reload_failures_total{{{WHERE}}}": "4x120",
+    f"isthmus_server_loop_stalls_total{{{WHERE}}}": "2x120",
+    f'isthmus_server_loop_lag_seconds_bucket{{{WHERE},le="0.001"}}': "0+60x120",
+    f'isthmus_server_loop_lag_seconds_bucket{{{WHERE},le="+Inf"}}': "0+60x120",
+    f"isthmus_server_held_bytes{{{WHERE}}}": "1000000x120",
+    f"isthmus_server_audit_records_dropped_total{{{WHERE}}}": "9x120",
+    f"isthmus_server_audit_write_errors_total{{{WHERE}}}": "1x120",
+    f"process_open_fds{{{WHERE}}}": "100x120",
+    f"process_max_fds{{{WHERE}}}": "1000x120",
+    f'isthmus_build_info{{{WHERE},program="server",version="1"}}': "1x120",
+    f"isthmus_server_draining{{{WHERE}}}": "0x120",
+    f'isthmus_apiserver_proxy_upstream_up{{{WHERE},upstream="a:6443"}}': "1x120",
+    f"isthmus_socks5_proxy_tunnel_healthy{{{WHERE}}}": "1x120",
+}
+
+
+def test_every_alert_has_a_case() -> None:
+    assert sorted(CASES) == sorted(alert.name for alert in ALERTS)
+
+
+def test_every_alert_is_explained() -> None:
+    page = (ROOT / "docs/how-to/monitoring.md").read_text()
+    for alert in ALERTS:
+        assert f"\n### {alert.name}\n" in page, f"docs/how-to/monitoring.md lacks {alert.name}"
+        assert alert.to_rule()["annotations"]["runbook"].endswith(f"#{alert.name.lower()}")
+
+
+NAMES = re.compile(r"\b((?:isthmus|konnectivity_network_proxy|kubeproxy)_[a-z0-9_]+)\b")
+PATTERNS = re.compile(r'__name__=~"([^"]+)"')
+
+
+def names_in(expression: str) -> set[str]:
+    return {re.sub(r"_(bucket|sum)$", "", name) for name in NAMES.findall(expression)}
+
+
+def known(name: str, ours: set[str]) -> bool:
+    return name in ours or name.removesuffix("_count") in ours
+
+
+@pytest.mark.parametrize("expr", [r["expr"] for g in rules()["groups"] for r in g["rules"]])
+def test_every_metric_named_is_ours(expr: str) -> None:
+    ours = set(every_name())
+    patterns = PATTERNS.findall(expr)
+    for pattern in patterns:
+        assert [name for name in ours if re.fullmatch(pattern, name)], f"nothing matches {pattern}"
+    for name in names_in(PATTERNS.sub("", expr)):
+        assert known(name, ours), f"{name} is no metric of ours"
+
+
+def _promtool(tmp_path: Path, series: dict[str, str], minutes: int, firing: list[str]) -> Any:
+    (tmp_path / "rules.yaml").write_text(rules_text())
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in firing]
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{minutes}m",
+                "exp_samples": samples,
+            }
+        ],
+    }
+    text = yaml.safe_dump(
+        {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
+    )
+    (tmp_path / "tests.yaml").write_text(text)
+    assert PROMTOOL is not None
+    return subprocess.run(
+        [PROMTOOL, "test", "rules", str(tmp_path / "tests.yaml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_an_alert_fires_alone(tmp_path: Path, name: str) -> None:
+    series, minutes = CASES[name]
+    ran = _promtool(tmp_path, series, minutes, [name])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@needs_promtool
+def test_nothing_fires_when_all_is_well(tmp_path: Path) -> None:
+    ran = _promtool(tmp_path, WELL, 110, [])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@needs_promtool
+def test_promtool_takes_the_rules() -> None:
+    assert PROMTOOL is not None
+    subprocess.run(
+        [PROMTOOL, "check", "rules", "--lint=all", "--lint-fatal", str(ROOT / RULES)],
+        check=True, timeout=60, capture_output=True,
+    )  # fmt: skip
+
+
+RULES = "deploy/prometheus/isthmus-rules.yaml"
+
+
+def test_the_files_are_current() -> None:
+    assert (ROOT / RULES).read_text() == rules_text(), (
+        "run: isthmus manifest monitoring --output=rules > deploy/prometheus/isthmus-rules.yaml"
+    )
+
+
+def test_the_object_of_the_operator_has_the_same_rules() -> None:
+    found = yaml.safe_load(prometheus_rule(name="isthmus", namespace="monitoring"))
+    assert found["kind"] == "PrometheusRule"
+    assert found["spec"] == rules()

@@ -1,0 +1,161 @@
+"""The chart's files that are written from declarations, and reading values.
+
+ISTHMUS_REGENERATE=1 writes the files anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from isthmus import __version__
+from isthmus.cli.main import main
+from isthmus.config.manifest_value import Shape, Value, defaults, merged, read
+from isthmus.config.manifest_values import SECTIONS, VALUES
+from isthmus.errors import ConfigError
+from isthmus.manifests.chart import chart_files, reference_page
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "deploy" / "helm" / "isthmus"
+PAGE = ROOT / "docs" / "reference" / "helm-values.md"
+
+
+def files() -> dict[Path, str]:
+    return {PAGE: reference_page(), **{CHART / path: text for path, text in chart_files().items()}}
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_a_file_is_what_would_be_written(path: Path) -> None:
+    if os.environ.get("ISTHMUS_REGENERATE"):
+        path.write_text(files()[path])
+    assert path.read_text() == files()[path]
+
+
+def test_the_chart_has_the_version_of_the_programs() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+def test_values_are_the_defaults() -> None:
+    assert yaml.safe_load((CHART / "values.yaml").read_text()) == defaults(VALUES)
+    assert read((CHART / "values.yaml").read_text(), "values.yaml", VALUES) == defaults(VALUES)
+
+
+def test_every_section_is_one() -> None:
+    paths = {value.path for value in VALUES}
+    assert len(paths) == len(VALUES)
+    for section in SECTIONS:
+        assert any(path.startswith(f"{section}.") for path in paths), section
+
+
+def strict(schema: dict[str, Any], path: str = "") -> None:
+    if schema.get("type") != "object" or "properties" not in schema:
+        return
+    assert schema["additionalProperties"] is False, path
+    for key, below in schema["properties"].items():
+        strict(below, f"{path}.{key}")
+
+
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    strict(schema)
+    for value in VALUES:
+        node = schema
+        for part in value.path.split("."):
+            node = node["properties"][part]
+        assert node["description"] == value.help
+        for pattern in (value.pattern, value.refusal):
+            re.compile(pattern)
+
+
+def test_no_template_reads_a_value_that_is_not_there() -> None:
+    known = {value.path.rpartition(".")[2] for value in VALUES}
+    for path in (CHART / "templates").iterdir():
+        for found in re.findall(r"\.Values\.((?:\w+\.)*\w+)", path.read_text()):
+            assert any(f"{value.path}.".startswith(f"{found}.") for value in VALUES), found
+    assert "extraArgs" in known
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "v.yaml: is empty"),
+        ("[]", "v.yaml:1:1: must be a mapping, not a list"),
+        ("servr: {}", "v.yaml:1:1: unknown key 'servr', did you mean server?"),
+        ("server: {replicas: many}", "v.yaml:1:20: server.replicas: must be a whole number"),
+        ("server: {kind: Daemonset}", "server.kind: must be 'daemonset' or 'deployment'"),
+        ("server: {enabled: yes}", "server.enabled: must be true or false"),
+        ("server: {strategies: [best]}", "server.strategies[0]: must be 'default' or"),
+        ("agent: {name: 'a\n\n'}", "agent.name: 'a\\n' does not match"),
+        ("agent: {extraArgs: [--target=1:a:1]}", "--target is not for here: Further flags of the"),
+        ("agent: {podLabels: {a: 1}}", "agent.podLabels.a: must be text"),
+        ("agent: {tolerations: {}}", "agent.tolerations: must be a list"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(text, "v.yaml", VALUES)
+    assert said in str(caught.value)
+
+
+def test_files_of_values_go_over_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("image: {tag: '1'}\nserver: {name: gate}\nglobal: {any: thing}\n")
+    two.write_text("image: {tag: '2'}\n")
+    assert main(["manifest", "all", f"--values={one}", f"--values={two}"]) == 0
+    found = list(yaml.safe_load_all(capsys.readouterr().out))
+    named = {(each["kind"], each["metadata"]["name"]): each for each in found}
+    spec = named["DaemonSet", "gate"]["spec"]["template"]["spec"]
+    assert spec["containers"][0]["image"] == "isthmus:2"
+
+
+def test_one_tree_over_another() -> None:
+    assert merged({"a": {"b": 1, "c": [1]}}, {"a": {"c": [2]}}) == {"a": {"b": 1, "c": [2]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("server: {enabled: false}", "agent.servers.hosts is empty"),
+        ("server: {extraArgs: [--no-such=1]}", "server.extraArgs: unknown flag --no-such"),
+        ("server: {extraArgs: [--policy-file]}", "server.extraArgs: --policy-file needs a value"),
+        ("agent: {extraArgs: [--dial-timeout=-1s]}", "--dial-timeout must not be negative"),
+        ("server: {extraArgs: [--insecure-agents]}", "--insecure-agents and --agent-namespace"),
+        ("server: {networkPolicy: {allowCidrs: [10.0.0.1/8]}}", "--allow-cidr 10.0.0.1/8 has"),
+        ("server: {frontend: {socket: /run/server.sock}}", "--uds-name /run/server.sock: /run"),
+    ],
+)
+def test_values_that_do_not_go_together_are_one_sentence(
+    values: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(values)
+    assert main(["manifest", "all", f"--values={file}"]) == 2
+    found = capsys.readouterr()
+    assert found.err.removeprefix("isthmus: ").startswith(said) and found.out == ""
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["manifest", "all", "--values=/no/such"]) == 2
+    assert "--values: cannot read /no/such" in capsys.readouterr().err
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    assert main(["manifest", "all", f"--values={tmp_path}/binary"]) == 2
+    assert "is not text in UTF-8" in capsys.readouterr().err
+
+
+def test_a_value_can_be_wrong_in_every_shape() -> None:
+    for shape in Shape:
+        value = Value(path="a", default=None, help="Say", shape=shape)
+        wrong = "a: {b: [c]}" if shape not in (Shape.OBJECT, Shape.WORDS) else "a: [c]"
+        with pytest.raises(ConfigError, match="v:1:"):
+            read(wrong, "v", [value])
