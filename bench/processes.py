@@ -13,13 +13,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 _LIBC = ctypes.CDLL(None)
 # Below the kernel's ephemeral range, so that no outgoing connection sits on one, and inside
 # what konnectivity accepts (1024-49151).
@@ -153,7 +154,7 @@ class Workspace:
         One that ``speaks`` has JSON lines on stdout, for ``read_line``, and reads stdin.
         """
         log = self.path(f"{name}.log")
-        with log.open("wb") as stderr:
+        with log.open("wb") as stderr, _not_interrupted():
             try:
                 process = subprocess.Popen(
                     list(command),
@@ -166,8 +167,8 @@ class Workspace:
                 )
             except OSError as exc:
                 raise BenchError(f"cannot start {name}: {exc}") from exc
-        child = Child(name, process, log)
-        self._children.append(child)
+            child = Child(name, process, log)
+            self._children.append(child)
         return child
 
     def stop(self, child: Child) -> None:
@@ -176,7 +177,22 @@ class Workspace:
         self._children.remove(child)
 
 
+@contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """Put an interrupt off until the block is over.
+
+    What is raised right after a fork is raised in a hook of it, where Python prints and forgets it;
+    and a child that is not in the list yet would not be ended.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _bind_to_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 20_000 if hard == resource.RLIM_INFINITY else min(hard, 20_000)

@@ -11,6 +11,7 @@ import shlex
 import socket
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from processes import BenchError, Child, Workspace, process_tree
 
 HERE = Path(__file__).resolve().parent
 READY_TIMEOUT_S = 20.0
+_LINKS = "konnectivity_network_proxy_agent_open_server_connections "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,7 @@ class Shape:
     agent_flags: tuple[str, ...] = ()
     load: Path | None = None
     only: frozenset[str] | None = None
+    links: int = 1
 
 
 def start_tunnel(
@@ -236,6 +239,10 @@ def start_tunnel(
     wait_until(
         lambda: http_answers(health_port, "/readyz"), (server, agent), "the server's readiness"
     )
+    if shape.links > 1:
+        wait_until(
+            lambda: _links_of(agent_health) == shape.links, (server, agent), "a link to each worker"
+        )
     return Topology(
         name=label,
         via=shape.via,
@@ -276,6 +283,13 @@ def http_answers(port: int, path: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _links_of(agent_health: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{agent_health}/metrics", timeout=2) as answer:
+        text = answer.read().decode()
+    (line,) = (line for line in text.splitlines() if line.startswith(_LINKS))
+    return int(float(line.rsplit(" ", 1)[1]))
 
 
 def _ask_one(uds: Path | None) -> socket.socket:

@@ -1,0 +1,227 @@
+"""E: servers behind one address that always leads to the same one; they come, go and are replaced.
+
+Servers find each other by Leases in a real kube-apiserver where its programs are built, otherwise
+by ``--peer-server``. Only mux links can be handed on: konnectivity's protocol has no word for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from signal import SIGTERM
+
+from processes import BenchError, Child
+
+from hold import ROOT
+from hold.clients import FRONTENDS, once, run, service
+from hold.ground import Ground
+from hold.kube_programs import built
+from hold.outcome import Outcome
+from hold.programs import Agent, Server, SilentError
+from hold.traffic import FAULTS
+
+LETTER, TITLE = "E", "servers behind one source-hashed address, replaced and scaled"
+MESH_GOAL_S = 10.0
+WATCH_S = 45.0
+#: A mesh is taken for full when it has been for so long.
+STEADY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """How much of it: how many servers there are after each step; the first is the start."""
+
+    agents: int = 3
+    sizes: tuple[int, ...] = (3, 2, 6, 3)
+    dial_pause_s: float = 0.1
+    leases: bool = True
+    #: Longer than the goal: a server that takes its time keeps nobody from the others.
+    grace_s: int = 12
+
+
+FULL = Numbers()
+QUICK = Numbers(agents=2, sizes=(2, 4, 2), grace_s=5)
+
+
+@contextmanager
+def lease_flags(ground: Ground, numbers: Numbers) -> Iterator[list[str] | None]:
+    """What lets servers have Leases, for the time of the block; None where they cannot."""
+    binaries = built() if numbers.leases else None
+    if binaries is None:
+        yield None
+        return
+    from kube.cluster import plain_control_plane
+
+    with ExitStack() as stack:
+        ground.say("E: etcd and kube-apiserver start")
+        control_plane, _ = stack.enter_context(plain_control_plane(binaries))
+        api = stack.enter_context(control_plane.apiserver())
+        yield ["--enable-lease-controller", f"--kubeconfig={api.kubeconfig}"]
+
+
+def scenario(ground: Ground, numbers: Numbers) -> Outcome:
+    """Start, replace one, and go through the sizes."""
+    outcome = Outcome(LETTER, TITLE)
+    with lease_flags(ground, numbers) as leases:
+        how = "--peer-server" if leases is None else "Leases"
+        outcome.notes.append(f"servers know each other by {how}")
+        fleet = Fleet(ground, numbers, leases)
+        run(fleet.play(outcome))
+    return outcome
+
+
+@dataclass(slots=True)
+class Dialing:
+    """Dials through every server that is meant to serve, and what failed of them."""
+
+    done: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class Fleet:
+    """The servers, their balancer and their agents."""
+
+    def __init__(self, ground: Ground, numbers: Numbers, leases: list[str] | None) -> None:
+        self.ground, self.numbers, self.leases = ground, numbers, leases
+        # A port for every server that there will be: one that drains keeps its own.
+        more = sum(max(0, b - a) for a, b in pairwise(numbers.sizes))
+        self.ports = [ground.space.free_port() for _ in range(numbers.sizes[0] + 1 + more)]
+        self.front_port = ground.space.free_port()
+        self.servers: list[Server] = []
+        self.stopping: list[Server] = []
+        self.dialing: dict[str, asyncio.Task[None]] = {}
+        self.dials = Dialing()
+        self._started = 0
+        self.balancer: Child = self._balancer()
+        self.agents: list[Agent] = []
+
+    def _balancer(self) -> Child:
+        words = [
+            sys.executable,
+            "-m",
+            "isthmus.lab.balancer",
+            f"--listen=127.0.0.1:{self.front_port}",
+        ]
+        words += ["--by=source", *(f"--to=127.0.0.1:{port}" for port in self.ports)]
+        return self.ground.space.start("balancer", words, env={"PYTHONPATH": str(ROOT / "src")})
+
+    async def play(self, outcome: Outcome) -> None:
+        """Every step, each until the mesh is full."""
+        for _ in range(self.numbers.sizes[0]):
+            self.add()
+        for number in range(self.numbers.agents):
+            agent = self.ground.agent(
+                f"agent{number}", self.servers[0], f"--proxy-server-port={self.front_port}",
+                "--proxy-server-host=127.0.0.1",
+            )  # fmt: skip
+            self.agents.append(agent)
+        await self._step(outcome, f"{len(self.servers)} servers start", lambda: None, goal=False)
+        await self._step(outcome, "one is replaced by another", self._replace)
+        before = len(self.servers)
+        for size in self.numbers.sizes[1:]:
+            await self._step(outcome, f"{before} → {size} servers", lambda s=size: self._scale(s))  # type: ignore[misc]
+            before = size
+        for task in self.dialing.values():
+            task.cancel()
+        outcome.tell("dials on the way", self.dials.done)
+        outcome.tell("dials that failed", len(self.dials.faults))
+        outcome.notes += sorted(set(self.dials.faults))[:3]
+
+    def add(self) -> None:
+        """Start one more server, under an id that there was not before."""
+        port = self.ports[self._started]
+        name = f"server{self._started}"
+        self._started += 1
+        if self.leases is None:
+            ids = enumerate(self.ports)
+            more = [f"--peer-server=server{n}=127.0.0.1:{each}" for n, each in ids]
+        else:
+            more = [f"--advertise-agent-address=127.0.0.1:{port}", *self.leases]
+        more.append(f"--graceful-shutdown-timeout={self.numbers.grace_s}s")
+        self.servers.append(self.ground.server(name, *more, agent_port=port))
+
+    def _stop(self, server: Server) -> None:
+        """Tell one to stop; nobody is to dial through it from then on."""
+        self.servers.remove(server)
+        self.stopping.append(server)
+        if server.name in self.dialing:
+            self.dialing.pop(server.name).cancel()
+        server.signal(SIGTERM)
+
+    def _replace(self) -> None:
+        self._stop(self.servers[0])
+        self.add()
+
+    def _scale(self, size: int) -> None:
+        while len(self.servers) > size:
+            self._stop(self.servers[0])
+        while len(self.servers) < size:
+            self.add()
+
+    async def _step(
+        self, outcome: Outcome, name: str, change: Callable[[], None], *, goal: bool = True
+    ) -> None:
+        self.ground.say(f"E: {name}")
+        change()
+        longest, whole = await self._watch()
+        at_most = MESH_GOAL_S if goal else None
+        # What is handed on ends with the server that it passes through, some seconds later: then
+        # the mesh is made again, which is a change of its own.
+        outcome.time(f"{name}: longest without a full mesh", longest, "s", at_most=at_most)
+        outcome.time(f"{name}: mesh full for good after", whole, "s")
+        for server in self.servers:
+            if server.name not in self.dialing:
+                self.dialing[server.name] = asyncio.create_task(self._dial_on(server))
+        await asyncio.sleep(1.0)
+
+    async def _watch(self) -> tuple[float, float]:
+        """Look until nobody is stopping and the mesh stays full.
+
+        Returns the longest time that it was not full, and after how long it was for good; how
+        long a new server takes to start is part of both.
+
+        Raises:
+            BenchError: that never was.
+        """
+        began = since = time.monotonic()
+        longest = whole = 0.0
+        full = False
+        while True:
+            now_full = await asyncio.to_thread(self._meshed)
+            now = time.monotonic()
+            if not now_full:
+                longest = max(longest, now - (since if not full else now))
+                whole = now - began
+            if now_full != full:
+                full, since = now_full, now
+            self.stopping = [s for s in self.stopping if s.child.process.poll() is None]
+            if full and not self.stopping and now - since > STEADY_S:
+                return longest, whole
+            if now - began > WATCH_S:
+                raise BenchError(f"no full mesh within {WATCH_S:.0f} s")
+            await asyncio.sleep(0.05)
+
+    def _meshed(self) -> bool:
+        """Every server that is to serve has every agent, once."""
+        agents = sorted(agent.name for agent in self.agents)
+        try:
+            return all(server.peers() == agents for server in self.servers)
+        except SilentError:
+            return False
+
+    async def _dial_on(self, server: Server) -> None:
+        address = self.ground.target.address()
+        async with service({name: server.door(name) for name in FRONTENDS}) as clients:
+            while True:
+                for name in FRONTENDS:
+                    try:
+                        await once(clients.dialer(name), address, 10.0)
+                        self.dials.done += 1
+                    except FAULTS as exc:
+                        self.dials.faults.append(f"{server.name}: {exc!r}")
+                    await asyncio.sleep(self.numbers.dial_pause_s)

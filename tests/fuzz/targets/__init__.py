@@ -1,0 +1,1 @@
+"""One small module for each target; see run.py."""

@@ -1,0 +1,10 @@
+"""What agents may claim: a document or one ConfigError that names the place."""
+
+from texts import NAME, read
+
+from isthmus.config import entitlements
+
+
+def check(data: bytes) -> None:
+    """Read any text."""
+    read(data, lambda text: entitlements.parse(text, NAME))

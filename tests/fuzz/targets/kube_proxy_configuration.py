@@ -1,0 +1,13 @@
+"""KubeProxyConfiguration: settings or one ConfigError that names the place."""
+
+from texts import NAME, read
+
+from isthmus.config import node_proxy_file
+from isthmus.config.node_proxy import NodeProxySettings
+
+_FLAGS = NodeProxySettings()
+
+
+def check(data: bytes) -> None:
+    """Read any text."""
+    read(data, lambda text: node_proxy_file.parse(text, NAME, _FLAGS))

@@ -1,0 +1,10 @@
+"""The policy: a document or one ConfigError that names the place."""
+
+from texts import NAME, read
+
+from isthmus.config import policy
+
+
+def check(data: bytes) -> None:
+    """Read any text."""
+    read(data, lambda text: policy.parse(text, NAME))

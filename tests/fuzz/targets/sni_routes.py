@@ -1,0 +1,10 @@
+"""Routes of the SNI router: a document or one ConfigError that names the place."""
+
+from texts import NAME, read
+
+from isthmus.config import sni_routes
+
+
+def check(data: bytes) -> None:
+    """Read any text."""
+    read(data, lambda text: sni_routes.parse(text, NAME))
