@@ -8,7 +8,7 @@ PYTHON  ?= python3
 JOBS    ?= 3
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench interop lab proto clean
+.PHONY: help setup run test check docs format bench fuzz hold interop lab proto dist lock changelog clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,11 +28,14 @@ run: setup ## Start a server, an agent and a demo target in this terminal
 test: setup ## Run the tests (not those of interop and lab)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab" $(ARGS)
 
-check: setup ## Lint, format check, strict types, architecture
+check: setup docs ## Lint, format check, strict types, architecture, links of the documents
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(PY) -m pytest -q tests/test_architecture.py
+
+docs: setup ## Build the documents as a site, in build/docs; a dead link is an error
+	$(VENV)/bin/mkdocs build --strict
 
 format: setup ## Format and fix what can be fixed
 	$(VENV)/bin/ruff check --fix .
@@ -48,8 +51,27 @@ lab: setup ## Run every topology of the lab, in network namespaces (needs root)
 bench: setup ## Measure direct, a haproxy pair and Isthmus in one run
 	$(PY) bench/run.py $(ARGS)
 
+fuzz: setup ## Fuzz parsers and sessions; ARGS="mux_session --seconds 60", all of them without a name
+	$(PY) tests/fuzz/run.py $(ARGS)
+
+hold: setup ## Break things under load and count what was lost; ARGS="--only A,C --quick"
+	$(PY) -m hold.run $(ARGS)
+
 proto: setup ## Regenerate the messages from their .proto files
 	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto src/isthmus/wire/kep1281.proto src/isthmus/wire/pprof.proto
 
+# The time that files in dist/ have: of the last commit, so that building again gives the same bytes.
+dist: export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),315532800)
+dist: setup ## Build the wheel and the source distribution, in dist/
+	rm -rf dist
+	$(PY) -m build --no-isolation --outdir dist .
+
+lock: setup ## Write the packages of the image with their hashes, from pyproject.toml
+	$(PY) tools/lock-requirements
+
+changelog: setup ## Show what is new since the last release; VERSION=1.2.3 makes it that version's
+	$(if $(VERSION),$(PY) tools/set-version $(VERSION))
+	$(VENV)/bin/towncrier build $(if $(VERSION),--version $(VERSION) --yes,--version next --draft)
+
 clean: ## Remove what was built
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build/docs

@@ -19,9 +19,11 @@ LAYERS = [
     {"hosting"},
     {"net", "testing"},
     {"observe"},
-    {"frontends", "dialers", "links", "kube", "nodeproxy"},
+    {"frontends", "dialers", "links", "kube", "nodeproxy", "admin"},
+    {"dashboard"},
     {"app", "client"},
-    {"lab"},
+    {"workers"},
+    {"lab", "doctor"},
     {"cli"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

@@ -20,16 +20,20 @@ import isthmus
 from isthmus.app.pki import PkiFiles
 
 COMMAND = [sys.executable, "-m", "isthmus.cli.main"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(isthmus.__file__).parent.parent)}
+#: Where the version under test is.
+CURRENT = Path(isthmus.__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CURRENT)}
 
 
 class Program:
     """One process and its log."""
 
-    def __init__(self, args: list[str], log: Path) -> None:
+    def __init__(self, args: list[str], log: Path, source: Path = CURRENT) -> None:
+        """Start it, of the version whose package is in ``source``."""
         self._log = log
         self._file: IO[bytes] = log.open("wb")
-        self.process = subprocess.Popen([*COMMAND, *args], stderr=self._file, env=ENVIRONMENT)
+        environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
+        self.process = subprocess.Popen([*COMMAND, *args], stderr=self._file, env=environment)
 
     @property
     def log(self) -> str:
@@ -81,9 +85,9 @@ class Programs:
             program.end()
         shutil.rmtree(Path(self.uds).parent)
 
-    def start(self, *args: str) -> Program:
+    def start(self, *args: str, source: Path = CURRENT) -> Program:
         """Start the command line with these arguments."""
-        program = Program(list(args), self._logs / f"{len(self._started)}.log")
+        program = Program(list(args), self._logs / f"{len(self._started)}.log", source)
         self._started.append(program)
         return program
 
@@ -123,15 +127,16 @@ class Programs:
             "--sync-interval-cap=200ms",
         ]
 
-    def server(self, *more: str) -> Program:
+    def server(self, *more: str, source: Path = CURRENT) -> Program:
         """Start a server and wait until it serves; a flag given again wins."""
-        program = self.start("server", *self.server_flags(), *more)
+        program = self.start("server", *self.server_flags(), *more, source=source)
         program.wait_log("serving ")
         return program
 
-    def agent(self, server: Program, *more: str) -> Program:
+    def agent(self, server: Program, *more: str, source: Path = CURRENT) -> Program:
         """Start an agent and wait until it is linked."""
-        program = self.start("agent", *self.agent_flags(server.port("agent_port")), *more)
+        flags = self.agent_flags(server.port("agent_port"))
+        program = self.start("agent", *flags, *more, source=source)
         program.wait_log("linked ")
         return program
 

@@ -192,19 +192,27 @@ class Bed:
 
     # Clients.
 
-    def connect(self, port: int = 0) -> socket.socket:
+    def connect(self, port: int = 0, source: str = "127.0.0.1") -> socket.socket:
         """Connect, and say nothing yet."""
-        return socket.create_connection(("127.0.0.1", port or self.port), LIMIT_S)
+        at = "127.0.0.1", port or self.port
+        return socket.create_connection(at, LIMIT_S, source_address=(source, 0))
 
     def tls(
-        self, tenant: str, name: str = "", *, alpn: tuple[str, ...] = (), port: int = 0
+        self,
+        tenant: str,
+        name: str = "",
+        *,
+        alpn: tuple[str, ...] = (),
+        port: int = 0,
+        source: str = "127.0.0.1",
     ) -> ssl.SSLSocket:
         """Connect to a tenant as its clients do, with its certificate verified."""
         known = self.tenants[tenant]
         context = ssl.create_default_context(cafile=str(known.files.ca_cert))
         if alpn:
             context.set_alpn_protocols(alpn)
-        return context.wrap_socket(self.connect(port), server_hostname=name or known.host)
+        sock = self.connect(port, source)
+        return context.wrap_socket(sock, server_hostname=name or known.host)
 
     def greeting(self, *args: Any, **more: Any) -> str:
         """What a tenant says first; see ``tls``."""

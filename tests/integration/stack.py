@@ -73,6 +73,10 @@ def metric(text: str, name: str) -> float:
     return float(found[0].rsplit(" ", 1)[1])
 
 
+#: Loops that could not be closed, kept from being collected: each turns in its own thread.
+_abandoned: list[asyncio.AbstractEventLoop] = []
+
+
 class Stack:
     """Some servers and agents; everything is stopped and checked at the end."""
 
@@ -97,12 +101,15 @@ class Stack:
             for program in list(self._watching):
                 self.run(self._stop(program))
             left = self.do(lambda: [t for t in asyncio.all_tasks(self.loop) if not t.done()])
-        finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(LIMIT_S)
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
-            self.loop.close()
-            shutil.rmtree(self.dir)
+        except BaseException:
+            # uvloop waits without end for what a program that did not stop has open.
+            _abandoned.append(self.loop)
+            raise
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(LIMIT_S)
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+        shutil.rmtree(self.dir)
         assert not self.unhandled, self.unhandled
         # The task that asked is one of them.
         assert len(left) <= 1, left

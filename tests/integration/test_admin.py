@@ -245,7 +245,9 @@ def failed(program: Program) -> str:
 def test_a_listener_that_is_closed_from_inside(fresh: Stack, door: str) -> None:
     server = fresh.add_server()
     if door == "admin":
-        fresh.do(lambda: server._ports["admin-port"]._sockets[0].shutdown(2))
+        assert server.ports is not None
+        admin = server.ports.open_ones["admin-port"]
+        fresh.do(lambda: admin._sockets[0].shutdown(2))
         status, text = http_get(server.health_port, "/livez")
         assert status == 500
         assert "[-]listener:admin-port failed: its socket does not listen\n" in text

@@ -90,6 +90,7 @@ def test_the_servers_snapshot(fresh: Stack) -> None:
     (link,) = view["links"]
     assert (link["peerId"], link["carrier"], link["state"]) == ("there", "mux", "open")
     assert link["peerAddress"].startswith("127.0.0.1:") and link["receivedBytes"] > 0
+    assert link["peerVersion"] == isthmus.__version__
     assert (link["windowGrowthBytes"], link["windowGrowthPeakBytes"]) == (0, 0)
     (tunnel,) = view["tunnels"]
     assert (tunnel["target"], tunnel["agentId"], tunnel["state"]) == (target.name, "there", "open")

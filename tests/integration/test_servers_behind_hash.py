@@ -789,15 +789,33 @@ def test_a_server_that_stops_resets_what_passes_through_it(fresh: Stack) -> None
 # Draining.
 
 
-def test_who_drains_hands_nobody_on(fresh: Stack) -> None:
-    cluster = Cluster(fresh, ("a", "b"))
+def test_who_drains_lets_the_balancer_take_another(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b", "c"))
+    cluster.start("a", "b")
+    with cluster.front() as front, Target() as target:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, "a", "b")
+        a = cluster.servers["a"]
+        with tunnel(connect_uds(a.settings.uds_name), target.name), target.accept():
+            drained = asyncio.run_coroutine_threadsafe(a.drain(LIMIT_S), fresh.loop)
+            fresh.wait(lambda: a.draining, "it drains")
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", cluster.ports["a"]), LIMIT_S)
+            cluster.start("c")
+            cluster.wait_links(agent, "a", "b", "c")
+            assert not drained.done()
+        drained.result(LIMIT_S)
+        fresh.stop(agent)
+
+
+def test_who_drains_alone_still_takes_agents(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a",))
     cluster.start()
     a = cluster.servers["a"]
     fresh.run(a.drain(1.0))
-    with shaken(cluster.ports["a"], asking(fresh, "isthmus/1@b", "isthmus/1")) as tls:
+    with shaken(cluster.ports["a"], asking(fresh, "isthmus/1")) as tls:
         assert tls.selected_alpn_protocol() == "isthmus/1"
-        fresh.wait(lambda: len(a.links) == 1, "it is served here")
-        assert not cluster.passing()
+        fresh.wait(lambda: len(a.links) == 1, "it is served")
 
 
 def test_who_drains_waits_for_what_moves_through_it(

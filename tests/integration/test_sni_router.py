@@ -460,12 +460,24 @@ def test_who_says_nothing_cannot_keep_others_out(bed: Bed) -> None:
 
 
 def test_all_connections_are_bounded(bed: Bed) -> None:
-    router = bed.start(max_connections=2)
+    router = bed.start(max_connections=2, max_connections_per_source=2)
     with bed.tls("a"), bed.tls("b"):
         assert is_reset_at_once(bed)
         bed.wait_refused(Refusal.TOO_MANY)
     bed.wait(lambda: not len(router.connections), "they are over")
     assert bed.greeting("c") == "c api.c.example -"
+
+
+def test_one_address_cannot_take_every_place(bed: Bed) -> None:
+    """It needs no more than a name that is known to hold a connection: no certificate."""
+    router = bed.start(max_connections=4)
+    with bed.tls("a"), bed.tls("b"), bed.tls("c"):  # three quarters
+        with pytest.raises((ssl.SSLError, OSError)):
+            bed.tls("a")
+        bed.wait_refused(Refusal.TOO_MANY_OF_SOURCE)
+        assert bed.greeting("a", source="127.0.0.2") == "a api.a.example -"
+    bed.wait(lambda: not len(router.connections), "they are over")
+    assert bed.greeting("a") == "a api.a.example -"
 
 
 def test_a_route_has_its_own_bound(bed: Bed) -> None:

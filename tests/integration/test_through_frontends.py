@@ -142,8 +142,10 @@ def test_every_failure_has_its_reason(stack: Stack, kind: str) -> None:
         assert failure is DialFailure.REFUSED
         assert "cannot dial" not in detail
         assert (await bed.fails("no-such-host.invalid:443"))[0] is DialFailure.UNRESOLVED
-        # A link-local address without its scope, which no kernel has a way to.
-        assert (await bed.fails("[fe80::1]:80"))[0] is DialFailure.UNREACHABLE
+        # To everybody at once: no kernel has a way there for TCP.
+        assert (await bed.fails("255.255.255.255:80"))[0] is DialFailure.UNREACHABLE
+        # What agents deny by themselves.
+        assert (await bed.fails("[fe80::1]:80"))[0] is DialFailure.DENIED
 
     run(stack, kind, test)
 

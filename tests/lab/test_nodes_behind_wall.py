@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -84,10 +85,15 @@ def test_connections_outlive_a_short_cut(bed: Bed, node: str) -> None:
 @LINKS
 def test_a_server_that_is_killed_takes_only_its_own_connections(bed: Bed, node: str) -> None:
     with ExitStack() as stack:
-        held = [stack.enter_context(bed.connect(node)) for _ in range(20)]
-        for sock in held:
-            talk(sock, b"both servers carry some")
-        on_first = bed.carried_by("server-1")
+        held: list[socket.socket] = []
+        on_first = 0
+        # The slower of the two, by what the tests before did to it, gets none of the first ones.
+        while not 0 < on_first < len(held) and len(held) < 400:
+            more = [stack.enter_context(bed.connect(node)) for _ in range(20)]
+            for sock in more:
+                talk(sock, b"both servers carry some")
+            held += more
+            on_first = bed.carried_by("server-1")
         assert 0 < on_first < len(held)
         bed.end("s1")
         try:

@@ -1,4 +1,4 @@
-"""Builds Kubernetes' programs, etcd and our fake node from Go modules, once for given sources.
+"""Builds Kubernetes' programs, etcd, Helm and our fake node from Go modules, once per sources.
 
 The binaries live under the user's cache directory. Run as a program it builds what is missing and
 says how far it is; tests call ``build`` and find everything there.
@@ -44,6 +44,7 @@ class Binaries:
     etcd: Path
     fakenode: Path
     kube_proxy: Path
+    helm: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,9 @@ _KUBE_PROXY = _Target(
     programs=("kube-proxy",),
     sources=(),
 )
+_HELM = _Target(
+    module="helm", packages=("helm.sh/helm/v3/cmd/helm",), programs=("helm",), sources=()
+)
 
 
 def _cache() -> Path:
@@ -112,7 +116,7 @@ def build(say: Say) -> Binaries:
     Raises:
         NotBuiltError: there is no Go, or it failed.
     """
-    targets = (_ETCD, _KUBERNETES, _FAKENODE, _KUBE_PROXY)
+    targets = (_ETCD, _KUBERNETES, _FAKENODE, _KUBE_PROXY, _HELM)
     if not all(target.done for target in targets):
         go = shutil.which("go")
         if go is None:
@@ -128,6 +132,7 @@ def build(say: Say) -> Binaries:
         etcd=_ETCD.directory / "etcd",
         fakenode=_FAKENODE.directory / "fakenode",
         kube_proxy=_KUBE_PROXY.directory / "kube-proxy",
+        helm=_HELM.directory / "helm",
     )
 
 
