@@ -1,7 +1,7 @@
 """Many agents in one process, each with its own link, for bench/links.py.
 
-They connect, wait and come back with the agent's own code (app/servers.py): its handshake, its
-pings and its back-off. What is missing of an agent is what has nothing to do with links: ports,
+They connect, wait and come back with the agent's own code (app/agent/servers.py): its handshake,
+its pings and its back-off. What is missing of an agent is what has nothing to do with links: ports,
 metrics and targets. A dial is answered here, by sending back whatever comes.
 
 usage: links_agents.py PKI-DIRECTORY PORT FIRST NUMBER
@@ -24,9 +24,9 @@ from functools import partial
 
 import uvloop
 
+from isthmus.app.agent.servers import Place, Servers
 from isthmus.app.descriptors import allow_all
 from isthmus.app.pki import PkiFiles
-from isthmus.app.servers import Place, Servers
 from isthmus.config.agent import AgentSettings
 from isthmus.core.backoff import Backoff
 from isthmus.core.proxies import ProxyRules

@@ -16,7 +16,7 @@ from clients import LIMIT_S, Client
 from stack import wait_until
 
 from isthmus.app import pki
-from isthmus.app.apiserver_proxy import ApiserverProxy
+from isthmus.app.apiserver_proxy.program import ApiserverProxy
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.observe.apiserver_proxy_metrics import ProxyRefusal
 

@@ -18,9 +18,9 @@ from clients import LIMIT_S, Client
 from sidecar_bed import DNS, FakeServices, StubDns, Zone
 from stack import Stack
 
-from isthmus.app.https_proxy import HttpsProxy
-from isthmus.app.sidecar import Sidecar
-from isthmus.app.socks5_proxy import Socks5Proxy
+from isthmus.app.sidecar.https_proxy import HttpsProxy
+from isthmus.app.sidecar.program import Sidecar
+from isthmus.app.sidecar.socks5_proxy import Socks5Proxy
 from isthmus.config.https_proxy import HttpsProxySettings
 from isthmus.config.socks5_proxy import Socks5ProxySettings
 from isthmus.observe.sidecar_metrics import Unserved

@@ -10,7 +10,7 @@ from clients import Client, connect_uds, tunnel
 from stack import Stack, metric
 
 from isthmus.app import pki
-from isthmus.app.server import Server
+from isthmus.app.server.program import Server
 
 #: The name in the certificate of a server that may relay.
 NAME = "relay.isthmus.internal"

@@ -20,7 +20,7 @@ from clients import LIMIT_S
 from stack import wait_until
 
 from isthmus.app import pki
-from isthmus.app.sni_router import SniRouter
+from isthmus.app.sni_router.program import SniRouter
 from isthmus.config.sni_router import SniRouterSettings
 from isthmus.observe.sni_metrics import Refusal
 

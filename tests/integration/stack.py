@@ -23,9 +23,9 @@ from typing import Any, Self, TypeVar
 import uvloop
 from clients import LIMIT_S, Client, TlsClient, connect_uds, tunnel
 
-from isthmus.app.agent import Agent
+from isthmus.app.agent.program import Agent
 from isthmus.app.pki import PkiFiles
-from isthmus.app.server import Server
+from isthmus.app.server.program import Server
 from isthmus.config.agent import AgentSettings
 from isthmus.config.server import ServerSettings
 

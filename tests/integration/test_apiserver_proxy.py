@@ -18,7 +18,8 @@ from clients import LIMIT_S, MIB, Client, Target, blocks, free_port, full_target
 from programs import Programs
 from stack import http_get, metric, wait_until
 
-from isthmus.app import apiserver_proxy_connections, pki
+from isthmus.app import pki
+from isthmus.app.apiserver_proxy import connections as apiserver_proxy_connections
 from isthmus.errors import ConfigError
 from isthmus.observe.apiserver_proxy_metrics import ProxyRefusal
 from isthmus.tunnel.end import Ending

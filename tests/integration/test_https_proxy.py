@@ -35,9 +35,10 @@ from programs import Programs
 from proxies_bed import NAME, Origin, ProxiesBed, connect, curl, origin_server, port_of
 from stack import Stack, http_get, metric, wait_until
 
-from isthmus.app import pki, sidecar_connections
-from isthmus.app.https_proxy import HttpsProxy
+from isthmus.app import pki
 from isthmus.app.pki import PkiFiles
+from isthmus.app.sidecar import connections as sidecar_connections
+from isthmus.app.sidecar.https_proxy import HttpsProxy
 from isthmus.observe.sidecar_metrics import Unserved
 
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"

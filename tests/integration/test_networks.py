@@ -15,7 +15,7 @@ from clients import Answer, Client, Target, ask, connect_uds, free_port, full_ta
 from stack import Stack, http_get, metric, wait_until
 
 from isthmus.app.pki import PkiFiles
-from isthmus.app.server import Server
+from isthmus.app.server.program import Server
 from isthmus.errors import ConfigError
 from isthmus.wire.grpc import MESSAGE_HEAD
 from isthmus.wire.http2 import (

@@ -14,8 +14,8 @@ from clients import LIMIT_S, Client, Target, free_port, full_target
 from node_clients import CLIENT, NodeDial, node, refused
 from stack import Stack, metric, wait_until
 
-from isthmus.app import node_bounds
 from isthmus.app.pki import PkiFiles
+from isthmus.app.server import node_bounds
 from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.dialers.permitted import PermittedOnly
 from isthmus.errors import DialFailure

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from own_network import needs_root, own_network
 
-from isthmus.app.node_proxy_backends import BACKENDS
+from isthmus.app.node_proxy.backends import BACKENDS
 from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.core.service_names import ServiceName
 from isthmus.services.detecting import MODES, DetectorSettings, for_family

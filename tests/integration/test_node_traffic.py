@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from own_network import needs_root, own_network
 from stack import Stack, http_get, metric, wait_until
 
-from isthmus.app import node_traffic
-from isthmus.app.agent import Agent
-from isthmus.app.server import Server
+from isthmus.app.agent import node_traffic
+from isthmus.app.agent.program import Agent
+from isthmus.app.server.program import Server
 from isthmus.config.bind import INTERFACE
 from isthmus.errors import ConfigError
 from isthmus.net import host_address

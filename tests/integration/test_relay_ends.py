@@ -26,7 +26,7 @@ from relay_bed import NAME, SENT, Relays, peer_files
 from stack import Stack, wait_until
 
 from isthmus.app import pki
-from isthmus.app.server import Server
+from isthmus.app.server.program import Server
 
 MIB = 1024 * 1024
 

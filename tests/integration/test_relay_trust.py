@@ -16,7 +16,7 @@ from stack import Stack, wait_until
 
 from isthmus.app import pki
 from isthmus.app.pki_revoke import revoke
-from isthmus.app.server import Server
+from isthmus.app.server.program import Server
 from isthmus.errors import ConfigError
 from isthmus.links.peer_side import MuxPeerTalk
 from isthmus.wire.link import RELAY_ALPN, to_bytes

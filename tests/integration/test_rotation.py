@@ -14,9 +14,9 @@ import pytest
 from clients import Client, Target, TlsClient, head_for
 from stack import Stack, wait_until
 
-from isthmus.app import agent as agent_module
 from isthmus.app import pki
-from isthmus.app import server as server_module
+from isthmus.app.agent import program as agent_module
+from isthmus.app.server import program as server_module
 from isthmus.net.contexts import watch
 
 CUT = (ssl.SSLError, ConnectionError)

@@ -30,9 +30,11 @@ from clients import (
 from programs import Program, Programs
 from stack import Stack, agent_context, metric, wait_until
 
-from isthmus.app import hand_on, pki, server_agents
-from isthmus.app.agent import Agent
-from isthmus.app.server import Server
+from isthmus.app import pki
+from isthmus.app.agent.program import Agent
+from isthmus.app.server import agents as server_agents
+from isthmus.app.server import hand_on
+from isthmus.app.server.program import Server
 from isthmus.net import peek
 from isthmus.net.poller import IN, Poller
 from isthmus.observe.metrics import HandOn, TlsPort, TlsRefusal

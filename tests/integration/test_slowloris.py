@@ -28,8 +28,9 @@ from sni_bed import Tenant
 from stack import Stack, agent_context, client_context, http_get, wait_until
 
 from isthmus.admin import ports
-from isthmus.app import hand_on, pki
-from isthmus.app.server_agents import AgentDoor
+from isthmus.app import pki
+from isthmus.app.server import hand_on
+from isthmus.app.server.agents import AgentDoor
 from isthmus.frontends import grpc_proxy, http_connect
 from isthmus.frontends.grpc_proxy import ClientConnection
 from isthmus.frontends.http_connect import ConnectClient

@@ -23,7 +23,7 @@ from stack import Stack, http_get, wait_until
 from terminal import Terminal
 
 from isthmus.app import tunnels
-from isthmus.app.server_view import tally
+from isthmus.app.views import tally
 from isthmus.cli import admin_flags
 from isthmus.cli.main import main
 from isthmus.core.snapshot import why_stalled

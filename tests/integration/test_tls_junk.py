@@ -19,8 +19,8 @@ from stack import Stack, agent_context, client_context, http_get, wait_until
 from test_floods import is_over, rss_bytes
 from test_slowloris import DEADLINE_S, descriptors, tcp, uds_client
 
-from isthmus.app import hand_on
-from isthmus.app.server_agents import AgentDoor
+from isthmus.app.server import hand_on
+from isthmus.app.server.agents import AgentDoor
 from isthmus.frontends import grpc_proxy, http_connect
 from isthmus.net import http_site
 

@@ -117,10 +117,10 @@ def test_nothing_can_be_written_and_nothing_has_to_be(image: Image) -> None:
     python = "/opt/isthmus/bin/python3"
     done = run(image, python, "-c", "open('/opt/isthmus/x', 'w')", owner=(0, 0))
     assert "Read-only file system" in done.stderr
-    program = "import isthmus.app.server as it, os, sys; print(os.path.exists(it.__cached__))"
+    program = "import isthmus.app.agent.program as it, os; print(os.path.exists(it.__cached__))"
     assert run(image, python, "-P", "-c", program).stdout == "True\n"
     # Flags 1: by hash, and never checked (PEP 552).
-    compiled = "import isthmus.app.server as it; print(open(it.__cached__, 'rb').read(8)[4])"
+    compiled = "import isthmus.app.agent.program as it; print(open(it.__cached__, 'rb').read(8)[4])"
     assert run(image, python, "-P", "-c", compiled).stdout == "1\n"
 
 

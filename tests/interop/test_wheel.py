@@ -29,7 +29,7 @@ TESTING = ("pytest", "pytest-timeout", "hypothesis")
 SELECTED = ("tests/integration/test_connect.py", "tests/integration/test_start.py", "tests/unit")
 #: Those of them that need more packages than a user has, and the one that is about the sources.
 LEFT_OUT = (
-    "tests/unit/app/test_node_proxy_pages.py",
+    "tests/unit/app/node_proxy/test_node_proxy_pages.py",
     "tests/unit/client/test_context.py",
     "tests/unit/nodeproxy/test_service_health.py",
     "tests/unit/observe/test_tracing.py",

@@ -1,1 +1,1 @@
-"""Settings in, running program out: server, agent, pki and up."""
+"""Settings in, running program out: a folder for each program, and beside them what they share."""

@@ -18,9 +18,9 @@ from isthmus.admin.watched import Watched
 from isthmus.app.handed import Handed
 from isthmus.app.health import Health
 from isthmus.app.operator_ports import Door, OperatorPorts
-from isthmus.app.server_view import tally
 from isthmus.app.supervised import counted
 from isthmus.app.tunnels import TunnelTable
+from isthmus.app.views import tally
 from isthmus.config.admin import AdminSettings
 from isthmus.net.contexts import HotContext
 from isthmus.net.listen import Listener, bind_tcp

@@ -1,6 +1,6 @@
 """Whether the gate of KEP-2025 is on at both sides of a link, and who was told of it.
 
-What a server says about it is app/node_gates.py, what an agent says app/gate_watch.py.
+What a server says about it is app/server/node_gates.py, what an agent says app/agent/gate_watch.py.
 """
 
 from __future__ import annotations

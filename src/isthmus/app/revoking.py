@@ -2,7 +2,7 @@
 
 New ones are refused in their handshakes (net/revocation.py). After each reload of a list this looks
 at everything that is open and was made with a certificate that is in it now. Agents whose token was
-taken back (app/token_watch.py) are cut here, too.
+taken back (app/server/token_watch.py) are cut here, too.
 """
 
 from __future__ import annotations

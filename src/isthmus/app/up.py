@@ -18,9 +18,9 @@ from pathlib import Path
 import uvloop
 
 from isthmus.app import demo, pki
-from isthmus.app.agent import Agent
+from isthmus.app.agent.program import Agent
 from isthmus.app.pki import PkiFiles
-from isthmus.app.server import Server
+from isthmus.app.server.program import Server
 from isthmus.app.signals import stop_signals
 from isthmus.app.up_state import own_directory, state_home
 from isthmus.config.agent import AgentSettings

@@ -11,7 +11,7 @@ from isthmus.config.agent import AgentSettings
 
 def run(settings: AgentSettings) -> int:
     """Run an agent until it is told to stop; returns the exit code."""
-    from isthmus.app.agent import main
+    from isthmus.app.agent.program import main
 
     return main(settings)
 

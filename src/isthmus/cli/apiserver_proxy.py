@@ -37,7 +37,7 @@ def _run(**given: tuple[str, ...]) -> int:
         from isthmus.workers.start import main as run_workers
 
         return run_workers(ApiserverProxyKind(settings))
-    from isthmus.app.apiserver_proxy import main
+    from isthmus.app.apiserver_proxy.program import main
 
     return main(settings)
 
@@ -67,7 +67,7 @@ def check(file: str) -> int:
     Example:
       isthmus apiserver-proxy check apiserver-proxy.yaml
     """
-    from isthmus.app.apiserver_proxy_plan import read_plan
+    from isthmus.app.apiserver_proxy.plan import read_plan
 
     plan = read_plan(file, what="")
     listen = ", ".join(f"{host or '*'} port {port}" for host, port in plan.listen)
@@ -94,7 +94,7 @@ def convert(file: str, ca_cert: str) -> int:
     Example:
       isthmus apiserver-proxy convert haproxy.cfg --ca-cert /etc/kubernetes/ca.crt
     """
-    from isthmus.app.apiserver_proxy_plan import read_text
+    from isthmus.app.apiserver_proxy.plan import read_text
     from isthmus.config.apiserver_proxy_file import write
     from isthmus.config.haproxy_cfg import convert as convert_text
 

@@ -113,7 +113,7 @@ def kubeconfig(
       isthmus bootstrap kubeconfig - --bind-address=10.0.0.1 --ca-cert=ca.crt \\
           --apiserver-cert=apiserver.crt --client-cert=kubelet.crt --client-key=kubelet.key
     """
-    from isthmus.app.bootstrap_kubeconfig import KubeconfigInput, make_kubeconfig
+    from isthmus.app.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
     from isthmus.app.private_file import write_private
 
     at = HostPort(str(parse_bind_address(bind_address)), local_port)
@@ -204,8 +204,8 @@ def check(output: str | None, **given: str | int | None) -> int:
       isthmus bootstrap check --kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf
       isthmus bootstrap check --bind-address=10.0.0.1 --ca-cert=ca.crt -o json
     """
-    from isthmus.app.bootstrap_asked import check_input
-    from isthmus.app.bootstrap_check import BootstrapCheck
+    from isthmus.app.bootstrap.asked import check_input
+    from isthmus.app.bootstrap.check import BootstrapCheck
 
     timeout = given.pop("timeout")
     try:

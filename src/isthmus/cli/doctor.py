@@ -217,7 +217,7 @@ def _check_command(name: str, settings: type[Any], what: str, example: str) -> c
 def _settings(settings: type[Any], given: Mapping[str, tuple[str, ...]]) -> Any:
     found = load(settings, given, os.environ)
     if isinstance(found, NodeProxySettings) and found.config:
-        from isthmus.app.node_proxy_config import read_config
+        from isthmus.app.node_proxy.config import read_config
 
         return read_config(found)
     return found

@@ -9,7 +9,7 @@ from isthmus.config.https_proxy import HttpsProxySettings
 
 if TYPE_CHECKING:
     from isthmus.app.handed import Handed
-    from isthmus.app.https_proxy import HttpsProxy
+    from isthmus.app.sidecar.https_proxy import HttpsProxy
 
 
 def run(settings: HttpsProxySettings) -> int:
@@ -19,13 +19,13 @@ def run(settings: HttpsProxySettings) -> int:
         from isthmus.workers.start import main as run_workers
 
         return run_workers(SidecarKind("https-proxy", settings, _in_worker))
-    from isthmus.app.https_proxy import main
+    from isthmus.app.sidecar.https_proxy import main
 
     return main(settings)
 
 
 def _in_worker(settings: HttpsProxySettings, handed: Handed) -> HttpsProxy:
-    from isthmus.app.https_proxy import HttpsProxy
+    from isthmus.app.sidecar.https_proxy import HttpsProxy
 
     return HttpsProxy(settings, handed=handed)
 

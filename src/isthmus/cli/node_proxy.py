@@ -49,7 +49,7 @@ def read_settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
     if vain:
         click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
     if settings.config:
-        from isthmus.app.node_proxy_config import read_config
+        from isthmus.app.node_proxy.config import read_config
         from isthmus.config.node_proxy_file import overruled
 
         settings = read_config(settings)
@@ -72,17 +72,17 @@ def _run(**given: tuple[str, ...]) -> int:
     if settings.cleanup:
         return _clean(settings)
     if settings.write_config_to:
-        from isthmus.app.node_proxy_config import write_config
+        from isthmus.app.node_proxy.config import write_config
 
         write_config(settings)
         return 0
-    from isthmus.app.node_proxy import initialize, main
+    from isthmus.app.node_proxy.program import initialize, main
 
     return initialize(settings) if settings.init_only else main(settings)
 
 
 def _clean(settings: NodeProxySettings) -> int:
-    from isthmus.app.node_proxy_backends import clean_all
+    from isthmus.app.node_proxy.backends import clean_all
 
     stayed = clean_all(settings)
     for sentence in stayed:

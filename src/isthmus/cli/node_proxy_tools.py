@@ -22,7 +22,7 @@ from isthmus.config.options import Option, options_of
 from isthmus.errors import ConfigError, KubeError
 
 if TYPE_CHECKING:
-    from isthmus.app.node_proxy_tools import Snapshot
+    from isthmus.app.node_proxy.tools import Snapshot
     from isthmus.services.explaining import Explanation
     from isthmus.services.model import Family
 
@@ -88,7 +88,7 @@ def _argument(name: str) -> click.Argument:
 
 def _look(given: dict[str, tuple[str, ...]]) -> Snapshot:
     """What the flags lead to; what is to be said about it is on standard error."""
-    from isthmus.app.node_proxy_tools import look
+    from isthmus.app.node_proxy.tools import look
 
     settings = _settings(given)
     return _said(lambda: look(settings))
@@ -188,7 +188,7 @@ def _explained(
     snapshot: Snapshot, src: str, destination: Any, **how: Any
 ) -> tuple[Explanation, list[str]]:
     """Walk, and say what the answer rests on."""
-    from isthmus.app.node_proxy_tools import rules_of
+    from isthmus.app.node_proxy.tools import rules_of
     from isthmus.services.explaining import explain
     from isthmus.services.explaining_flow import Origin
     from isthmus.services.explaining_packet import Place, packet_to, taken_for_local
@@ -251,7 +251,7 @@ isthmus node-proxy explain node 192.0.2.10:30080 --manifests=services/ --proxy-m
 def _diff(
     old: str, new: str, family_name: str | None, output: str | None, **given: tuple[str, ...]
 ) -> int:
-    from isthmus.app.node_proxy_tools import look_at
+    from isthmus.app.node_proxy.tools import look_at
     from isthmus.cli.node_proxy_output import difference_json, show_difference
     from isthmus.services.differing import line_changes, port_changes
 

@@ -110,7 +110,7 @@ def test(
       isthmus policy test --policy-file policy.yaml --cluster-network east=10.1.0.0/16 \\
           --requester certificate:kube-apiserver --destination 10.1.2.3:10250 --all
     """
-    from isthmus.app.policy_file import read_policy
+    from isthmus.app.server.policy_file import read_policy
     from isthmus.config.networks import parse_networks
 
     networks = parse_networks(cluster_networks)

@@ -16,7 +16,7 @@ def run(settings: ServerSettings) -> int:
         from isthmus.workers.start import main as run_workers
 
         return run_workers(ServerKind(settings))
-    from isthmus.app.server import main
+    from isthmus.app.server.program import main
 
     return main(settings)
 

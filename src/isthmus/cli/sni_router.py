@@ -46,7 +46,7 @@ def _run(**given: tuple[str, ...]) -> int:
         from isthmus.workers.start import main as run_workers
 
         return run_workers(SniRouterKind(settings))
-    from isthmus.app.sni_router import main
+    from isthmus.app.sni_router.program import main
 
     return main(settings)
 
@@ -75,7 +75,7 @@ def check(file: str) -> int:
     Example:
       isthmus sni-router check routes.yaml
     """
-    from isthmus.app.sni_routes_file import read_routes
+    from isthmus.app.sni_router.routes_file import read_routes
 
     table = read_routes(file, what="")
     backends = len({backend for route in table.routes for backend in route.backends})
@@ -108,7 +108,7 @@ def explain(file: str, name: str, alpn: tuple[str, ...], output: str | None) -> 
     Example:
       isthmus sni-router explain routes.yaml api.tenant-a.example.com --alpn h2
     """
-    from isthmus.app.sni_routes_file import read_routes
+    from isthmus.app.sni_router.routes_file import read_routes
     from isthmus.core.sni import Found
 
     found = read_routes(file, what="").find(name, alpn)

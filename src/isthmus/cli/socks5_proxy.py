@@ -9,7 +9,7 @@ from isthmus.config.socks5_proxy import Socks5ProxySettings
 
 if TYPE_CHECKING:
     from isthmus.app.handed import Handed
-    from isthmus.app.socks5_proxy import Socks5Proxy
+    from isthmus.app.sidecar.socks5_proxy import Socks5Proxy
 
 
 def run(settings: Socks5ProxySettings) -> int:
@@ -19,13 +19,13 @@ def run(settings: Socks5ProxySettings) -> int:
         from isthmus.workers.start import main as run_workers
 
         return run_workers(SidecarKind("socks5-proxy", settings, _in_worker))
-    from isthmus.app.socks5_proxy import main
+    from isthmus.app.sidecar.socks5_proxy import main
 
     return main(settings)
 
 
 def _in_worker(settings: Socks5ProxySettings, handed: Handed) -> Socks5Proxy:
-    from isthmus.app.socks5_proxy import Socks5Proxy
+    from isthmus.app.sidecar.socks5_proxy import Socks5Proxy
 
     return Socks5Proxy(settings, handed=handed)
 

@@ -2,7 +2,7 @@
 
 The chain from a node to kube-apiserver has many links, and a broken one shows only as a reset or a
 timeout. Each function here judges one of them from what was seen, and says what to do. Seeing is
-app/bootstrap_check.py.
+app/bootstrap/check.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Health is haproxy's: one that was well is down after ``fall`` failed checks in a row, and one that
 was down is well after ``rise`` good ones. It begins well, so that the first connections need not
 wait for a check. Nobody is ever left out: those that are down come last, and are tried when there
-is nobody else. Who checks is app/apiserver_proxy_checks.py, who dials
-app/apiserver_proxy_connection.py.
+is nobody else. Who checks is app/apiserver_proxy/checks.py, who dials
+app/apiserver_proxy/connection.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A dial asks here only when no agent of our own can take it (dialers/through_agent.py). What another
 server is asked it passes to its own agents and to nobody else, so that there is one hop at most.
-Keeping the links is app/peers_relay.py.
+Keeping the links is app/server/peers_relay.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.app.peers_relay import peer_files
+from isthmus.app.server.peers_relay import peer_files
 from isthmus.config.agent import AgentSettings
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.config.apiserver_proxy_plan import Checks, ProxyPlan
@@ -68,7 +68,7 @@ def plan_of(settings: ApiserverProxySettings) -> ProxyPlan:
     """
     if not settings.config:
         return settings.plan()
-    from isthmus.app.apiserver_proxy_plan import read_plan
+    from isthmus.app.apiserver_proxy.plan import read_plan
 
     return read_plan(settings.config)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.app.peers_relay import peer_files
+from isthmus.app.server.peers_relay import peer_files
 from isthmus.config.agent import AgentSettings, is_srv_name
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.config.apiserver_proxy_plan import Checks, ProxyPlan

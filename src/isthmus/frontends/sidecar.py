@@ -1,7 +1,7 @@
 """What the frontends of both sidecars share: a client until its tunnel stands, and who owns it.
 
 What a client says is socks5.py's and http_proxy.py's; bounds, deadlines and counting are the
-owner's, which is app/sidecar_connections.py.
+owner's, which is app/sidecar/connections.py.
 """
 
 from __future__ import annotations

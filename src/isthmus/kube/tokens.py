@@ -2,7 +2,7 @@
 
 A token is never logged and not kept here; accepted ones are remembered for seconds by their hash,
 because thousands of agents that lost a server come back at once and would drown the API. Those of
-agents that are linked are kept, and asked about again, by app/token_watch.py.
+agents that are linked are kept, and asked about again, by app/server/token_watch.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A change that waits longer than the timeout for the kernel makes the proxy unhealthy; ``/healthz``
 also says whether load balancers should send anything to this node. Answers are values: the ports
-are served by app/node_proxy_pages.py, and those of single Services by service_health.py.
+are served by app/node_proxy/pages.py, and those of single Services by service_health.py.
 """
 
 from __future__ import annotations

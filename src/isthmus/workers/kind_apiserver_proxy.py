@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from isthmus.app.apiserver_proxy_address import Addresses
-from isthmus.app.apiserver_proxy_plan import read_plan
+from isthmus.app.apiserver_proxy.address import Addresses
+from isthmus.app.apiserver_proxy.plan import read_plan
 from isthmus.app.descriptors import allow_connections
 from isthmus.app.handed import Handed
 from isthmus.app.operator_ports import Door
@@ -77,7 +77,7 @@ class ApiserverProxyKind(BaseKind):
 
     def make(self, place: Place, handed: Handed) -> WorkerProgram:
         """Make the proxy of a worker; what flags say may be carried, it has its part of."""
-        from isthmus.app.apiserver_proxy import ApiserverProxy
+        from isthmus.app.apiserver_proxy.program import ApiserverProxy
 
         settings = self.settings
         if not settings.config:

@@ -84,7 +84,7 @@ class SniRouterKind(BaseKind):
 
     def make(self, place: Place, handed: Handed) -> WorkerProgram:
         """Make the router of a worker, with its part of what all may carry."""
-        from isthmus.app.sni_router import SniRouter
+        from isthmus.app.sni_router.program import SniRouter
 
         settings = replace(
             self.settings,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from isthmus.app.bound_doors import bind_doors
 from isthmus.app.descriptors import allow_all
 from isthmus.app.handed import Handed
 from isthmus.app.operator_ports import Door
+from isthmus.app.server.bound_doors import bind_doors
 from isthmus.config.server import ServerSettings
 from isthmus.config.workers import worker_id
 from isthmus.core.snapshot import ServerView
@@ -55,7 +55,7 @@ class ServerKind(BaseKind):
 
     def make(self, place: Place, handed: Handed) -> WorkerProgram:
         """Make the server of a worker."""
-        from isthmus.app.server import Server  # the parent has no use for it
+        from isthmus.app.server.program import Server  # the parent has no use for it
 
         settings = of_worker(self.settings, place)
         settings.validate()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 
-from isthmus.app.auditing import ignore_hangup, open_audit, reopen_on_hangup
+from isthmus.app.server.auditing import ignore_hangup, open_audit, reopen_on_hangup
 from isthmus.config.audit import AuditSettings
 from isthmus.observe.audit_log import AuditLog
 

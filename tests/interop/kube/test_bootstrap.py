@@ -21,7 +21,7 @@ from kube.programs import wait_until
 from own_network import own_network
 from programs import COMMAND, ENVIRONMENT, Programs
 
-from isthmus.app.bootstrap_kubeconfig import KubeconfigInput, make_kubeconfig
+from isthmus.app.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
 from isthmus.app.pki import PkiFiles
 from isthmus.config.targets import parse_target
 from isthmus.errors import KubeError

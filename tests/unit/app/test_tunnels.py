@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from isthmus.app.auditing import Auditor
+from isthmus.app.server.auditing import Auditor
 from isthmus.app.tunnels import LEFTOVERS_S, TunnelTable
 from isthmus.core.audit import Record, Stage
 from isthmus.observe.audit_log import AuditLog

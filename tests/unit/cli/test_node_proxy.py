@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import node_proxy, node_proxy_backends
+from isthmus.app.node_proxy import backends as node_proxy_backends
+from isthmus.app.node_proxy import program as node_proxy
 from isthmus.cli.main import main
 from isthmus.config.node_proxy import NodeProxySettings
 

@@ -13,8 +13,8 @@ import pytest
 from fakeapi import FakeApi, running, until, with_api
 
 from isthmus.app import pki
-from isthmus.app.agent import Agent
-from isthmus.app.server import Server
+from isthmus.app.agent.program import Agent
+from isthmus.app.server.program import Server
 from isthmus.config.agent import AgentSettings
 from isthmus.config.server import ServerSettings
 from isthmus.core.leases import ADDRESS_ANNOTATION, Lease, addresses

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluster
 
-from isthmus.app.node_proxy_tools import look
+from isthmus.app.node_proxy.tools import look
 from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.errors import KubeError
 from isthmus.services.model import Family

@@ -6,7 +6,7 @@ import pytest
 from linkbench import GRPC, MUX, Bench, run
 
 from isthmus.app import pki
-from isthmus.app.server_view import link_view
+from isthmus.app.views import link_view
 from isthmus.core.snapshot import LinkState
 from isthmus.links import link as link_module
 from isthmus.links.link import Link

@@ -206,7 +206,7 @@ def test_every_task_with_its_whole_stack_and_every_thread() -> None:
 
 def test_nothing_of_it_is_loaded_before_it_is_asked_for() -> None:
     code = (
-        "import sys, isthmus.app.server, isthmus.app.agent;"
+        "import sys, isthmus.app.server.program, isthmus.app.agent.program;"
         "from isthmus.admin.debug_routes import debug_routes;"
         "debug_routes(False), debug_routes(True);"
         "print([name for name in sys.modules if 'pprof' in name or 'observe.profile' in name])"

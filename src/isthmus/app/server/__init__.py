@@ -1,0 +1,1 @@
+"""The server: agents and their links, clients and their dials, policy, shares, relays."""

@@ -1,0 +1,198 @@
+"""Whether an agent is welcome: its token, if tokens are asked for, and what it may claim."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable
+
+from isthmus.app.server.token_watch import TokenWatch
+from isthmus.config.revocation import CUT
+from isthmus.config.server import BY_NAME_WORD, ServerSettings
+from isthmus.core.backoff import Backoff
+from isthmus.core.entitlements import BY_NAME, Entitlements
+from isthmus.errors import ConfigError
+from isthmus.kube.tokens import Accepted, Rejected, TokenReviewer
+from isthmus.links.hello import Unwelcome
+from isthmus.links.server_side import AgentLink, Decided
+from isthmus.observe.logs import OncePer
+
+_LOOK_S = 1.0
+_QUIET_S = 30.0
+#: An agent waits for the API's answer so long, then it is told to come again. Shorter than the
+#: handshake's limit of either side (links/link.py), or it would only hear that that is over.
+_PATIENCE_S = 7.0
+_log = logging.getLogger("isthmus.server")
+_audit = logging.getLogger("isthmus.audit")
+
+
+class HotEntitlements:
+    """The rules of --agent-identity-binding, read again when their file changes."""
+
+    def __init__(self, binding: str) -> None:
+        """Read the rules; ``binding`` is the flag's value.
+
+        Raises:
+            ConfigError: the file cannot be read or is wrong.
+        """
+        self._path = "" if binding == BY_NAME_WORD else binding
+        self._stamp = _stamp(self._path)
+        self.current = self._read() if self._path else BY_NAME
+
+    def _read(self) -> Entitlements:
+        from isthmus.config.entitlements import parse  # YAML is slow to import
+
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+            raise ConfigError(f"--agent-identity-binding {self._path}: {why}") from exc
+        return parse(text, self._path)
+
+    async def watch(self) -> None:
+        """Follow the file for ever; bad new rules are one line, and the old ones stay."""
+        seen = self._stamp
+        while self._path:
+            await asyncio.sleep(_LOOK_S)
+            stamp = _stamp(self._path)
+            if stamp == seen:
+                continue
+            seen = stamp
+            try:
+                self.current = self._read()
+            except ConfigError as exc:
+                _log.warning("%s; the rules read before stay in use", exc)
+            else:
+                _log.info("reloaded %s", self._path)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        now = os.stat(path)
+    except OSError:
+        return None
+    return now.st_ino, now.st_size, now.st_mtime_ns
+
+
+class Admission:
+    """Decides on agents; see links.server_side.Admit."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        reviewer: TokenReviewer | None,
+        once: OncePer,
+        cut: Callable[[AgentLink, str], None],
+    ) -> None:
+        """``cut`` ends the link of an agent whose token was taken back, for a reason."""
+        binding = settings.agent_identity_binding
+        self.entitlements = HotEntitlements(binding) if binding else None
+        self._reviewer = reviewer
+        self._once = once
+        self._reviews: set[asyncio.Task[None]] = set()
+        #: None: tokens are not asked for, or only once.
+        self.tokens: TokenWatch | None = None
+        if reviewer is not None and settings.agent_token_review_interval_s:
+            self.tokens = TokenWatch(
+                reviewer,
+                every_s=settings.agent_token_review_interval_s,
+                cut_expired=settings.agent_token_expiry == CUT,
+                once=once,
+                chance=random.random,
+                cut=cut,
+            )
+
+    def admit(self, link: AgentLink, token: str, decided: Decided) -> None:
+        """Decide now, or when the API has answered."""
+        if self._reviewer is None:
+            self._decide(link, decided, self._judge(link), Unwelcome.NOT_ENTITLED)
+            return
+        if not token:
+            why = "no token was sent, and this server asks for one"
+            self._decide(link, decided, why, Unwelcome.NO_PROOF)
+            return
+        review = asyncio.get_running_loop().create_task(
+            self._review(self._reviewer, link, token, decided), name=f"review:{link.id}"
+        )
+        self._reviews.add(review)
+        review.add_done_callback(self._reviews.discard)
+
+    async def _review(
+        self,
+        reviewer: TokenReviewer,
+        link: AgentLink,
+        token: str,
+        decided: Decided,
+    ) -> None:
+        why = "no answer in time"
+        backoff = Backoff(first_s=0.5, cap_s=5.0, chance=random.random)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while not link.closed_because:
+                    verdict = await reviewer.review(token)
+                    if isinstance(verdict, Accepted):
+                        link.identity = verdict.identity
+                        refusal = self._judge(link, verdict.node, verdict.pod)
+                        if self.tokens is not None and not refusal:
+                            self.tokens.admitted(link, token)
+                        self._decide(link, decided, refusal, Unwelcome.NOT_ENTITLED)
+                        return
+                    if isinstance(verdict, Rejected):
+                        self._decide(link, decided, verdict.reason, Unwelcome.NO_PROOF)
+                        return
+                    why = verdict.reason
+                    self._tell_wait(why)
+                    await asyncio.sleep(backoff.next_s())
+        except TimeoutError:
+            # Nothing is known against it, so that the audit has nothing to say; where the API is
+            # and what is wrong with it is not for somebody who has proved nothing.
+            self._tell_wait(why)
+            decided(
+                "the server cannot ask the Kubernetes API about tokens now, come again later",
+                Unwelcome.TRY_LATER,
+            )
+
+    def _tell_wait(self, why: str) -> None:
+        self._once.log(
+            "token review", _QUIET_S, _log, logging.WARNING,
+            "cannot review agent tokens, new agents wait", reason=why,
+        )  # fmt: skip
+
+    def _judge(self, link: AgentLink, node: str = "", pod: str = "") -> str:
+        if self.entitlements is None:
+            return ""
+        refusal = self.entitlements.current.judge(
+            link.identity,
+            link.agent_id,
+            link.identifiers,
+            network=link.network,
+            node=node,
+            pod=pod,
+            sans=link.identity.sans,
+        )
+        return refusal
+
+    def _decide(self, link: AgentLink, decided: Decided, refusal: str, kind: Unwelcome) -> None:
+        if refusal:
+            link.audited = True
+            self._tell_audit(link, refusal)
+        decided(refusal, kind)
+
+    def _tell_audit(self, link: AgentLink, refusal: str) -> None:
+        # It comes again as fast as it likes, and with tokens nobody has proved anything yet: the
+        # same refusal of the same host is told once, and then how often it was repeated.
+        host = link.peer_address.rpartition(":")[0]
+        self._once.log(
+            ("refused", host, link.agent_id, refusal), _QUIET_S, _audit, logging.WARNING,
+            "agent refused", agent_id=link.agent_id, link=link.id, address=link.peer_address,
+            identity=str(link.identity), reason=refusal,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop waiting for the API."""
+        for review in list(self._reviews):
+            review.cancel()

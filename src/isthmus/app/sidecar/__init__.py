@@ -1,0 +1,1 @@
+"""The sidecars: SOCKS5 and HTTP proxies whose connections leave by the tunnel."""

@@ -1,0 +1,118 @@
+"""The SNI router: many TLS servers behind one address, told apart by the name that clients want.
+
+Settings and routes in, a running program out. What happens to one connection until it is joined is
+connection.py, the bounds and the counting connections.py; here are the ports.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from functools import partial
+
+from isthmus.app import lifetime
+from isthmus.app.descriptors import allow_connections
+from isthmus.app.forwarder import Forwarder
+from isthmus.app.handed import Handed
+from isthmus.app.sni_router.connections import Connections
+from isthmus.app.sni_router.routes_file import RoutesFile
+from isthmus.app.sni_router.view import sni_router_view
+from isthmus.config.sni_router import SniRouterSettings
+from isthmus.net.contexts import watch
+from isthmus.net.poller import Poller
+from isthmus.observe.logs import log
+from isthmus.observe.sni_metrics import SniRouterMetrics
+
+LISTEN = "--listen"
+_log = logging.getLogger("isthmus.sni")
+
+
+class SniRouter(Forwarder):
+    """A running router."""
+
+    name = "sni-router"
+    settings: SniRouterSettings
+    metrics: SniRouterMetrics
+    connections: Connections
+
+    def __init__(self, settings: SniRouterSettings, *, handed: Handed | None = None) -> None:
+        """Read the routes, in the loop.
+
+        Raises:
+            ConfigError: they are wrong.
+        """
+        super().__init__(
+            settings, SniRouterMetrics(),
+            health_port=settings.health_port, admin_port=settings.admin_port, handed=handed,
+        )  # fmt: skip
+        self.routes = RoutesFile(settings.config, self.metrics)
+        self.connections = Connections(
+            self.loop,
+            settings,
+            metrics=self.metrics,
+            once=self.once,
+            table=lambda: self.routes.current,
+        )
+
+    @property
+    def poller(self) -> Poller:
+        """What watches its sockets."""
+        return self.connections.poller
+
+    # Program.
+
+    async def start(self) -> None:
+        """Open every port; see Program."""
+        settings = self.settings
+        try:
+            self.prepare()
+            bound: list[socket.socket] = []
+            try:
+                for host, port in settings.listeners:
+                    bound += self.bind(host, port, flag=LISTEN)
+                await self.open_ports(
+                    partial(sni_router_view, self), health_at=settings.health_bind_address
+                )
+            except BaseException:
+                for sock in bound:
+                    sock.close()
+                raise
+        except BaseException:
+            await self.stop()
+            raise
+        self.metrics.open_by_route = lambda: self.connections.by_route
+        self.metrics.waiting_hellos = lambda: self.connections.hellos
+        self.metrics.routes = lambda: len(self.routes.current.routes)
+        self.listen(bound, flag=LISTEN)
+        if self.handed is not None:
+            log(_log, logging.INFO, "worker started", program=self.name)
+            return
+        table = self.routes.current
+        log(
+            _log, logging.INFO, "serving", listen=",".join(it.name for it in self.listeners),
+            port=self.listeners[0].port, health_port=self.health_port, admin_port=self.admin_port,
+            routes=len(table.routes), hosts=table.hosts, max_connections=self.connections.most,
+        )  # fmt: skip
+
+    async def watch(self) -> None:
+        """Follow the routes and the certificate files; see Program."""
+        async with self.health.tasks() as tasks:
+            tasks.create_task(self.routes.watch(), name="routes")
+            tasks.create_task(watch(self.contexts), name="reload")
+            tasks.create_task(self.connections.tunnels.watch(), name="sweep")
+
+    async def stop(self) -> None:
+        """Close everything; see Program."""
+        self.close_connections()
+        await self.close_ports()
+        await self.close_tracing()
+
+
+def main(settings: SniRouterSettings) -> int:
+    """Run a router until it is told to stop; the exit code."""
+    os.umask(0o077)
+    allow_connections(settings.max_connections)
+    return lifetime.main(
+        lambda: SniRouter(settings), settings, drain_s=settings.graceful_shutdown_timeout_s
+    )

@@ -1,0 +1,97 @@
+"""Parts of a snapshot that several programs show: links, sums, gates, certificates."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from isthmus.config.gates import GATES, GateSettings
+from isthmus.core.history import Tally
+from isthmus.core.snapshot import CertificateView, GateView, LinkState, LinkView, Totals
+from isthmus.links.link import Link
+from isthmus.net.contexts import HotContext
+from isthmus.observe.program import ProgramMetrics
+
+
+def link_view(link: Link, peer_id: str, now: float) -> LinkView:
+    """Show one link, from either side."""
+    return LinkView(
+        id=link.id,
+        peer_id=peer_id,
+        peer_address=link.peer_address,
+        peer_version=link.version,
+        carrier=link.talk.name if link.talk is not None else "",
+        state=state_of(link),
+        age_s=now - link.opened_at,
+        streams=link.load,
+        rtt_s=round_trip_s(link),
+        held_bytes=link.held_bytes,
+        sent_bytes=link.carrier.bytes_out,
+        received_bytes=link.carrier.bytes_in,
+        window_growth_bytes=link.window_growth_bytes,
+        window_growth_peak_bytes=link.window_growth_peak_bytes,
+    )
+
+
+def state_of(link: Link) -> LinkState:
+    """Say how it is in one word."""
+    if not link.ready:
+        return LinkState.GREETING
+    if link.stuck:
+        return LinkState.STUCK
+    return LinkState.DRAINING if is_draining(link) else LinkState.OPEN
+
+
+def is_draining(link: Link) -> bool:
+    """The peer said so, by either word; a link that is full or stuck is not draining."""
+    return link.draining or (link.talk is not None and link.talk.peer_drains)
+
+
+def round_trip_s(link: Link) -> float | None:
+    """The last round trip; None before the first answer to a ping."""
+    return (link.talk.round_trip_s or None) if link.talk is not None else None
+
+
+def totals(metrics: ProgramMetrics) -> Totals:
+    """Sum up what has ended and what goes on."""
+    to_target, to_client = metrics.bytes_carried()
+    failed = sum(metrics.dial_failures.values())
+    return Totals(
+        dials=metrics.dials.count + failed,
+        dials_failed=failed,
+        tunnels_ended=sum(metrics.endings.values()),
+        bytes_to_target=to_target,
+        bytes_to_client=to_client,
+    )
+
+
+def tally(metrics: ProgramMetrics, *, tunnels: int) -> Tally:
+    """Sum up for the history of a program, which has so many tunnels open."""
+    to_target, to_client = metrics.bytes_carried()
+    failures = {reason.value: count for reason, count in metrics.dial_failures.items() if count}
+    return Tally(
+        dials=metrics.dials.count + sum(failures.values()),
+        failures=failures,
+        bytes_to_target=to_target,
+        bytes_to_client=to_client,
+        tunnels=tunnels,
+        agents=metrics.gauges.ready_agents(),
+        links=metrics.gauges.links(),
+    )
+
+
+def gate_views(settings: GateSettings) -> tuple[GateView, ...]:
+    """Show the feature gates of a program."""
+    return tuple(
+        GateView(name=name, stage=GATES[name].stage, enabled=on)
+        for name, on in settings.gates().items()
+    )
+
+
+def certificates(contexts: list[HotContext]) -> tuple[CertificateView, ...]:
+    """Show the certificate files in use."""
+    found: dict[str, CertificateView] = {}
+    for context in contexts:
+        for path, not_after in context.certificate_expiries().items():
+            expiry = datetime.fromtimestamp(not_after, UTC)
+            found[path] = CertificateView(file=path, not_after=expiry)
+    return tuple(found.values())

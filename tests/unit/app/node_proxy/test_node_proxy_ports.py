@@ -1,0 +1,66 @@
+"""The node proxy's own ports, when somebody has them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from isthmus.app.node_proxy import ports as node_proxy_ports
+from isthmus.app.node_proxy.ports import OwnPorts
+from isthmus.config.node_proxy import NodeProxySettings
+from isthmus.errors import ConfigError
+from isthmus.nodeproxy.health import ProxyHealth
+from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
+
+LIMIT_S = 20.0
+
+
+def ports(healthz: int, metrics: int) -> OwnPorts:
+    settings = NodeProxySettings(
+        healthz_bind_address=f"127.0.0.1:{healthz}", metrics_bind_address=f"127.0.0.1:{metrics}"
+    )
+    return OwnPorts(settings, ProxyHealth(timeout_s=1), NodeProxyMetrics("iptables"))
+
+
+def test_a_port_in_use_is_a_sentence_or_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_proxy_ports, "RETRY_S", 0.01)
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as busy:
+            number = busy.getsockname()[1]
+            own = ports(number, 0)
+            with pytest.raises(ConfigError, match=f"--healthz-.*: port {number} .*in use"):
+                await own.open(wait=False)
+            await own.open(wait=True)
+            assert list(own.open_ones) == ["metrics"]
+            assert number in own.foreign()
+            retrying = asyncio.create_task(own.retry())
+            await asyncio.sleep(0.05)
+            assert not retrying.done()
+        await asyncio.wait_for(retrying, LIMIT_S)
+        assert own.number("healthz") == number
+        assert number not in own.foreign()
+        await own.close()
+        assert own.number("healthz") == 0
+
+    asyncio.run(run())
+
+
+def test_an_address_that_is_not_ours_is_not_waited_for() -> None:
+    async def run() -> None:
+        settings = NodeProxySettings(healthz_bind_address="192.0.2.1:1")
+        own = OwnPorts(settings, ProxyHealth(timeout_s=1), NodeProxyMetrics("iptables"))
+        with pytest.raises(ConfigError, match="not an address of this machine"):
+            await own.open(wait=True)
+
+    asyncio.run(run())
+
+
+def test_another_proxy_is_looked_for_at_its_ports_and_at_ours() -> None:
+    async def run() -> None:
+        assert ports(7, 8).foreign() == {10256, 10249, 7, 8}
+        assert ports(0, 0).foreign() == {10256, 10249}
+
+    asyncio.run(run())
