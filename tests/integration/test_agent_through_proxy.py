@@ -91,12 +91,16 @@ class Proxy:
             tasks.create_task(self._copy(far_reader, writer))
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                self.carried += len(data)
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    self.carried += len(data)
+                    writer.write(data)
+                    await writer.drain()
+            writer.close()
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the loop ends: nothing would flush what is left
+            raise
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ METRICS_PORT = 10249
 MetricsTest = Callable[[Mapping[str, float]], bool]
 _TOOL_LIMIT_S = 60.0
 _LOOK_AGAIN_S = 0.1
+_SOON_S = 15.0
 
 
 class Kind(Enum):
@@ -72,6 +73,15 @@ class Proxy:
         """Wait until it has programmed these, and none of those any more."""
         holds = partial(self.shows, mode, *texts, without=without)
         self._wait(holds, f"rules with {texts}", every_s=_LOOK_AGAIN_S, limit_s=LIMIT_S)
+
+    def soon_shows(self, mode: str, *texts: str, without: Sequence[str] = ()) -> bool:
+        """Whether it has programmed these, and none of those, within a moment."""
+        deadline = time.monotonic() + _SOON_S
+        while not (found := self.shows(mode, *texts, without=without)):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_AGAIN_S)
+        return found
 
     def _wait(
         self, holds: Callable[[], bool], what: str, *, every_s: float, limit_s: float

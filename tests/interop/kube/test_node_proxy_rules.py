@@ -8,13 +8,15 @@ writes at once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from typing import TypeVar
 
 import pytest
 from kube.api import Api
 from kube.node_proxy_changes import CHANGES, Change
-from kube.node_proxy_ground import Nodes
+from kube.node_proxy_ground import SERVICE_RANGES, Nodes
 from kube.node_proxy_kinds import ELSEWHERE, NEARBY, OTHER_NAMESPACE, OTHER_ZONE, kinds, large
 from kube.node_proxy_objects import Objects, marker
 from kube.node_proxy_programs import Kind, Proxy, proxy
@@ -27,6 +29,7 @@ from kube.node_proxy_writing import (
     write_node,
 )
 
+Found = TypeVar("Found")
 pytestmark = pytest.mark.interop
 
 CIDRS = "--cluster-cidr=10.180.0.0/16,fd00:180::/48"
@@ -56,6 +59,8 @@ CASES = [
 ]
 MORE_CIDRS = ("10.240.0.0/24", "fd00:10:240::/112")
 _FIRST = 1
+_SETTLED_S = 20.0
+_LOOK_AGAIN_S = 0.1
 # What is counted of rules has to be equal as well.
 _COUNTED = ("_iptables_total", "_no_local_endpoints_total")
 
@@ -81,20 +86,36 @@ def unchanged(ground: Nodes) -> Iterator[Api]:
 
 @contextlib.contextmanager
 def both(ground: Nodes, api: Api, mode: str, flags: Sequence[str]) -> Iterator[tuple[Proxy, Proxy]]:
-    """Run ours and kube-proxy, side by side."""
+    """Run ours and kube-proxy, side by side, until both have programmed all there is."""
     with (
         proxy(ground, api, Kind.ISTHMUS, mode, flags) as ours,
-        proxy(ground, api, Kind.KUBE_PROXY, mode, flags) as theirs,
+        kube_proxy(ground, api, mode, flags) as theirs,
     ):
+        ours.wait_shows(mode, *_started(), without=ELSEWHERE)
         yield ours, theirs
 
 
-def wait_started(mode: str, *some: Proxy) -> None:
-    """Wait until proxies have programmed all there is, as a node of its zone."""
+@contextlib.contextmanager
+def kube_proxy(ground: Nodes, api: Api, mode: str, flags: Sequence[str]) -> Iterator[Proxy]:
+    """Run kube-proxy, again if it wrote its rules before it knew its zone or Services' ranges.
+
+    It writes those only when it writes everything, and an hour may pass before it does so again.
+    """
+    wanted = (*_started(), *(SERVICE_RANGES.split(",") if mode == "nftables" else ()))
+    for last in (False, False, True):
+        with proxy(ground, api, Kind.KUBE_PROXY, mode, flags) as theirs:
+            if last:
+                theirs.wait_shows(mode, *wanted, without=ELSEWHERE)
+            elif not theirs.soon_shows(mode, *wanted, without=ELSEWHERE):
+                continue
+            yield theirs
+            return
+
+
+def _started() -> tuple[str, ...]:
+    """What stands in the rules, without ``ELSEWHERE``, when all is programmed for this zone."""
     _, shown = marker(_FIRST)
-    for one in some:
-        # kube-proxy may program everything once before it knows its own zone.
-        one.wait_shows(mode, *shown, *NEARBY, without=ELSEWHERE)
+    return (*shown, *NEARBY)
 
 
 def rules(one: Proxy, mode: str) -> dict[str, Rules]:
@@ -111,14 +132,33 @@ def full_syncs(one: Proxy) -> dict[str, float]:
     return {family: found[f'{name}{{ip_family="{family}"}}'] for family in ("IPv4", "IPv6")}
 
 
-def assert_same(ours: dict[str, Rules], theirs: dict[str, Rules]) -> None:
-    found = [
+def wait_same(mode: str, ours: Proxy, theirs: Proxy) -> None:
+    """Wait until the rules are the same: what one has seen already may reach the other later."""
+    found = _settled(lambda: _different(rules(ours, mode), rules(theirs, mode)))
+    shown = "\n".join(found[:60])
+    assert not found, f"{len(found)} lines differ (- kube-proxy's, + ours):\n{shown}"
+
+
+def wait_counted_alike(ours: Proxy, theirs: Proxy) -> None:
+    """Wait until both count the same: numbers are set after the rules they are of."""
+    found = _settled(lambda: sorted(counted(ours).items() ^ counted(theirs).items()))
+    assert not found, f"counted by one of them only: {found}"
+
+
+def _settled(look: Callable[[], list[Found]]) -> list[Found]:
+    """What is still found when it was looked for some time; nothing is the end of looking."""
+    deadline = time.monotonic() + _SETTLED_S
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_S)
+    return found
+
+
+def _different(ours: dict[str, Rules], theirs: dict[str, Rules]) -> list[str]:
+    return [
         f"{family} {line}"
         for family in theirs
         for line in differences(ours[family], theirs[family])
     ]
-    shown = "\n".join(found[:60])
-    assert not found, f"{len(found)} lines differ (- kube-proxy's, + ours):\n{shown}"
 
 
 @pytest.mark.parametrize(("mode", "name"), CASES)
@@ -127,9 +167,8 @@ def test_every_kind_of_service_is_programmed_as_kube_proxy_does(
 ) -> None:
     flags = (FLAGS | IPTABLES_FLAGS)[name]
     with both(ground, unchanged, mode, flags) as (ours, theirs):
-        wait_started(mode, theirs, ours)
-        assert_same(rules(ours, mode), rules(theirs, mode))
-        assert counted(ours) == counted(theirs)
+        wait_same(mode, ours, theirs)
+        wait_counted_alike(ours, theirs)
 
 
 @pytest.mark.timeout(300)
@@ -137,8 +176,7 @@ def test_a_large_cluster_is_programmed_as_kube_proxy_does(ground: Nodes) -> None
     with api_with(ground, large()) as api:
         for mode in MODES:
             with both(ground, api, mode, FLAGS["cluster-cidr"]) as (ours, theirs):
-                wait_started(mode, theirs, ours)
-                assert_same(rules(ours, mode), rules(theirs, mode))
+                wait_same(mode, ours, theirs)
 
 
 @pytest.mark.timeout(300)
@@ -149,18 +187,17 @@ def test_changes_written_piece_by_piece_give_what_a_new_start_gives(
     objects = kinds()
     flags = (CIDRS, "--iptables-min-sync-period=10ms")
     with api_with(ground, objects) as api, both(ground, api, mode, flags) as (ours, theirs):
-        wait_started(mode, theirs, ours)
         for number, change in enumerate(CHANGES, start=_FIRST + 1):
             shown = _apply(api, change, deepcopy(objects), number)
             for one in (theirs, ours):
                 one.wait_shows(mode, *shown)
-            assert_same(rules(ours, mode), rules(theirs, mode))
+            wait_same(mode, ours, theirs)
         assert full_syncs(ours) == {"IPv4": 1, "IPv6": 1}
         _move(api, mode, ours, theirs)
-        assert_same(rules(ours, mode), rules(theirs, mode))
+        wait_same(mode, ours, theirs)
         with proxy(ground, api, Kind.ISTHMUS, mode, flags) as new:
             new.wait_shows(mode, *shown, *ELSEWHERE, without=NEARBY)
-            assert_same(rules(ours, mode), rules(new, mode))
+            wait_same(mode, ours, new)
 
 
 def _move(api: Api, mode: str, ours: Proxy, theirs: Proxy) -> None:
