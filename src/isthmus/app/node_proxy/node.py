@@ -6,11 +6,12 @@ The Node comes from the API and may change; who asks gets what holds now.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from isthmus.config.node_proxy import IPTABLES, NodeProxySettings
+from isthmus.config.node_proxy import IPTABLES, NFTABLES, NodeProxySettings
 from isthmus.errors import ConfigError
 from isthmus.nodeproxy.custom_detectors import Maker
 from isthmus.nodeproxy.node_addresses import has_loopback, node_ips, ranges_of, within
@@ -23,6 +24,8 @@ from isthmus.services.settings import RuleSettings
 
 #: kube-proxy waits this long for a Node with an address, and then does without.
 ADDRESS_WAIT_S = 30.0
+#: An API without ServiceCIDRs never tells of any; with them, everything is written once, not twice.
+SERVICE_CIDRS_WAIT_S = 3.0
 _log = logging.getLogger("isthmus.node_proxy")
 
 
@@ -58,6 +61,7 @@ class OwnNode:
         self._needs_ranges = needs_pod_cidrs(settings.detector_mode, settings.detector_settings())
         self._addressed = asyncio.Event()
         self._ranged = asyncio.Event()
+        self._service_cidrs_heard = asyncio.Event()
         self._ready = False
         self._pod_cidrs: tuple[str, ...] = ()
         self._service_cidrs: tuple[str, ...] = ()
@@ -73,7 +77,7 @@ class OwnNode:
         return self._ips.primary
 
     async def wait_ready(self, families: list[Family]) -> None:
-        """Wait until rules can be made: for an address, a while, and for pod ranges, if needed."""
+        """Wait until rules can be made: for an address, a while, and for ranges that they need."""
         try:
             async with asyncio.timeout(self._address_wait_s):
                 await self._addressed.wait()
@@ -82,6 +86,10 @@ class OwnNode:
                 _log, logging.WARNING, "the node's address is not known; --bind-address can say it",
                 node=self.name, waited_s=self._address_wait_s,
             )  # fmt: skip
+        if self._settings.mode == NFTABLES:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(self._address_wait_s, SERVICE_CIDRS_WAIT_S)):
+                    await self._service_cidrs_heard.wait()
         if self._needs_ranges and not self._ranged.is_set():
             log(_log, logging.INFO, "waiting for the node's podCIDRs", node=self.name)
             await self._ranged.wait()
@@ -118,6 +126,7 @@ class OwnNode:
 
     def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
         """Take the ranges of cluster IPs as they are now."""
+        self._service_cidrs_heard.set()
         if ranges != self._service_cidrs:
             self._service_cidrs = ranges
             self._changed()

@@ -22,13 +22,13 @@ ADDRESSES = {V4: frozenset({"127.0.0.1", "10.0.0.1", "10.0.0.9"}), V6: frozenset
 class Bed:
     """A node, and how often it said that rules may have to be others."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *, wait_s: float = 0.01, **given: Any) -> None:
         settings = NodeProxySettings(**given)
         settings.validate()
         self.changes = 0
         self.node = OwnNode(
             settings, "node", find_detector(settings.detector_mode),
-            HostFacts(addresses=dict(ADDRESSES)), self._changed, address_wait_s=0.01,
+            HostFacts(addresses=dict(ADDRESSES)), self._changed, address_wait_s=wait_s,
         )  # fmt: skip
 
     def _changed(self) -> None:
@@ -101,6 +101,28 @@ def test_pod_ranges_are_waited_for_and_followed() -> None:
     bed.node.heard(node("10.0.0.1"))  # none at all: what was there holds
     bed.node.heard(None)
     assert bed.changes == 1
+
+
+def test_nftables_waits_a_while_for_the_ranges_of_cluster_ips() -> None:
+    bed = Bed(proxy_mode="nftables", wait_s=20.0)
+    bed.node.heard(node("10.0.0.1"))
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(bed.node.wait_ready([V4]))
+        async with asyncio.timeout(20):
+            await asyncio.wait({waiting}, timeout=0.05)
+            assert not waiting.done()
+            bed.node.heard_service_cidrs(("10.96.0.0/12",))
+            await waiting
+
+    asyncio.run(scenario())
+    assert bed.node.rules(V4).service_cidrs == ("10.96.0.0/12",)
+
+
+def test_an_api_without_ranges_of_cluster_ips_delays_nothing_for_long() -> None:
+    bed = Bed(proxy_mode="nftables")
+    ready(bed, node("10.0.0.1"))
+    assert bed.node.rules(V4).service_cidrs == ()
 
 
 def test_given_node_ranges_need_no_node() -> None:
