@@ -206,6 +206,7 @@ class Proxy:
             self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             self._tls.load_cert_chain(files.server_cert, files.server_key)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Proxy]:
@@ -218,12 +219,15 @@ class Proxy:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            for writer in self._writers:
+                writer.transport.abort()  # a close over TLS waits for an answer, beyond this loop
 
     @property
     def url(self) -> str:
         return f"{self.scheme}://me:secret@localhost:{self.port}"
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

@@ -41,6 +41,7 @@ class Proxy:
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
+        self._writers: list[asyncio.StreamWriter] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
 
@@ -66,8 +67,11 @@ class Proxy:
         self._ready.set()
         await self._over.wait()
         server.close()
+        for writer in self._writers:
+            writer.transport.abort()  # a close over TLS waits for an answer, beyond this loop
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await self._answer(reader, writer)
         writer.close()

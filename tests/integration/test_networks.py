@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import Answer, Client, Target, ask, connect_uds, free_port, full_target, tunnel
+from clients import (
+    Answer,
+    Client,
+    Target,
+    ask,
+    connect_uds,
+    echo_target,
+    free_port,
+    full_target,
+    tunnel,
+)
 from stack import Stack, http_get, metric, wait_until
 
 from isthmus.app.pki import PkiFiles
@@ -518,7 +528,7 @@ def test_policies_change_under_traffic(fresh: Stack, policy: Path) -> None:
     lock = threading.Lock()
     wrong: list[str] = []
 
-    with Target() as target:
+    with echo_target() as target:  # one that accepts: a full queue would hold dials up
 
         def work() -> None:
             while not stop.is_set():
