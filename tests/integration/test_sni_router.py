@@ -459,6 +459,84 @@ def test_who_says_nothing_cannot_keep_others_out(bed: Bed) -> None:
         bed.wait_refused(Refusal.CROWDED)
 
 
+FLOODER, HONEST = "127.0.0.2", "127.0.0.3"
+
+
+def finish(sock: socket.socket, hello: bytes) -> bool:
+    """Send the rest of a hello; whether the tenant answers it."""
+    sock.sendall(hello)
+    return sock.recv(1) == b"\x16"
+
+
+@pytest.mark.parametrize("said", [0, 50], ids=["silent", "slow"])
+def test_a_flood_of_hellos_is_no_concern_of_other_sources(bed: Bed, said: int) -> None:
+    """Who is slow itself, because it is far away, is not pushed out by whoever opens many."""
+    router = bed.start(max_hellos=8)
+    hellos = [hello_bytes("api.a.example") for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(bed.connect(source=HONEST)) for _ in hellos]
+        for sock, hello in zip(slow, hellos, strict=True):
+            sock.sendall(hello[:50])
+        bed.wait(lambda: router.connections.hellos == 2, "both wait")
+        flood = [stack.enter_context(bed.connect(source=FLOODER)) for _ in range(100)]
+        for sock in flood:
+            with contextlib.suppress(ConnectionError):  # it had to go already
+                sock.sendall(hellos[0][:said])
+        bed.wait_refused(Refusal.CROWDED, 94)
+        assert bed.greeting("a", source=HONEST) == "a api.a.example -"
+        for sock, hello in zip(slow, hellos, strict=True):
+            assert finish(sock, hello[50:])
+        assert bed.refusals() == {Refusal.CROWDED: 95}, "the flood made room, and nobody else"
+        assert bed.do(lambda: router.connections.hellos) == 5
+
+
+def test_who_does_not_leave_after_its_alert_keeps_nobody_out(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole hello with a name that nobody has is as cheap as half of one."""
+    monkeypatch.setattr(sni_connections, "FAREWELL_S", 10 * LIMIT_S)
+    router = bed.start(max_connections=16, max_hellos=8)
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(bed.connect(source=HONEST))
+        slow.sendall(hello_bytes("api.a.example")[:50])
+        bed.wait(lambda: router.connections.hellos == 1, "it waits")
+        for _ in range(30):
+            sock = stack.enter_context(bed.connect(source=FLOODER))
+            sock.sendall(hello_bytes("nobody.example"))
+            assert sock.recv(100) == UNRECOGNIZED_NAME
+        assert bed.do(lambda: len(router.connections)) == 8
+        assert bed.refusals() == {Refusal.UNKNOWN_NAME: 30}
+        assert bed.greeting("a", source=HONEST) == "a api.a.example -"
+
+
+def test_hellos_make_way_where_the_places_are_few(bed: Bed) -> None:
+    """Few descriptors: what one source may have open and its hellos are not everything."""
+    router = bed.start(max_connections=4, max_hellos=1024)
+    with contextlib.ExitStack() as stack:
+        for tenant in "abc":
+            stack.enter_context(bed.tls(tenant, source=FLOODER))
+        for _ in range(5):
+            stack.enter_context(bed.connect(source=FLOODER))
+        bed.wait_refused(Refusal.CROWDED, 4)
+        assert bed.do(lambda: len(router.connections)) == 4
+        assert bed.greeting("a", source=HONEST) == "a api.a.example -"
+
+
+def test_a_flood_through_a_proxy_is_that_of_its_source(bed: Bed) -> None:
+    router = bed.start(max_hellos=4, accept_proxy=True, proxy_from=("127.0.0.0/8",))
+    hello = hello_bytes("api.a.example")
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(bed.connect())
+        slow.sendall(b"PROXY TCP4 192.0.2.8 192.0.2.1 4711 6443\r\n" + hello[:50])
+        bed.wait(lambda: router.connections.hellos == 1, "it waits")
+        for count in range(20):
+            sock = stack.enter_context(bed.connect())
+            sock.sendall(V1)
+            bed.wait(lambda: router.metrics.accepted == count + 2, "it came")  # noqa: B023
+        bed.wait_refused(Refusal.CROWDED, 17)
+        assert finish(slow, hello[50:])
+
+
 def test_all_connections_are_bounded(bed: Bed) -> None:
     router = bed.start(max_connections=2, max_connections_per_source=2)
     with bed.tls("a"), bed.tls("b"):

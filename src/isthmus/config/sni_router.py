@@ -75,7 +75,8 @@ class SniRouterSettings(AdminSettings):
     )
     max_hellos: int = option(
         1024,
-        help="Wait for so many ClientHellos; one more, and the oldest is reset",
+        help="Wait for so many ClientHellos; one more, and the oldest of the source that has most"
+        " is reset",
         group=_LIMITS,
         go=OURS,
     )

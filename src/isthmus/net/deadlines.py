@@ -30,6 +30,9 @@ class Deadlines(Generic[T]):
     def __len__(self) -> int:
         return len(self._due)
 
+    def __contains__(self, item: object) -> bool:
+        return item in self._due
+
     def __iter__(self) -> Iterator[T]:
         """What waits now, whatever becomes of it meanwhile."""
         return iter(list(self._due))

@@ -39,7 +39,7 @@ class Refusal(Enum):
     NOT_TLS = "no TLS, or a ClientHello that is wrong or too large"
     LATE = "no whole ClientHello in time"
     LEFT = "the client left before it was joined to a backend"
-    CROWDED = "too many others came after it while its ClientHello was not here"
+    CROWDED = "its source has most of --max-hellos, and others came while its hello was not here"
     NO_PROXY_HEADER = "no PROXY header, or a wrong one, where --accept-proxy expects one"
     UNTRUSTED_PROXY = "it came from none of the networks of --proxy-from"
     TOO_MANY = "--max-connections are open"

@@ -72,6 +72,9 @@ class Owner(Protocol):
     def table(self) -> RoutingTable:
         """The routes in use."""
 
+    def told_source(self, connection: Connection) -> None:
+        """A PROXY header has said where a connection comes from."""
+
     def refusal_of(self, connection: Connection, found: Found) -> Refusal | None:
         """Why a connection cannot go where it wants now; None takes it in."""
 
@@ -193,6 +196,7 @@ class Connection:
         self._wants_proxy = False
         if header.source is not None and header.destination is not None:
             self.source, self.destination = header.source, header.destination
+            self._owner.told_source(self)
         return True
 
     # Dialing.

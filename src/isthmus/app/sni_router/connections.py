@@ -16,7 +16,7 @@ from isthmus.app.descriptors import most_connections
 from isthmus.app.sni_router.connection import ALERT_OF, Connection
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.sni_router import SniRouterSettings
-from isthmus.core.places import Full, Places
+from isthmus.core.places import Full, Places, Strangers
 from isthmus.core.sni import Found, RoutingTable
 from isthmus.core.sni_backends import Backends
 from isthmus.dialers.direct import DirectDialer
@@ -30,7 +30,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer
 from isthmus.observe.sni_metrics import Refusal, SniRouterMetrics
 from isthmus.observe.tracing import Span, Tracing
-from isthmus.tunnel.end import Discard, End, Ending, join, nobody_listens
+from isthmus.tunnel.end import Discard, End, Ending, join
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity
 from isthmus.wire.asking import Asking
@@ -71,24 +71,25 @@ class Connections:
         self.expects_proxy = settings.accept_proxy
         #: How many there may be.
         self.most = most_connections(settings.max_connections)
-        # Those that said what they want: the others are few, and nobody has their word.
+        # Those that said what they want, dialing and joined; the others are strangers, who make way
+        # for each other by where they come from: their hello is not here, or they were told no.
+        self._strangers: Strangers[Connection] = Strangers(settings.max_hellos)
         self._places = Places(self.most, settings.max_connections_per_source)
         #: By route, those that are dialing included.
         self.by_route: Counter[str] = Counter()
         self._trusted = settings.trusted
-        self._hellos: dict[Connection, None] = {}  # the oldest first
         self._dialing: set[Connection] = set()
         self._late = Deadlines(loop, settings.hello_timeout_s, self._too_late)
-        self._leaving: Deadlines[SocketEnd] = Deadlines(loop, FAREWELL_S, _cut_off)
+        self._leaving: Deadlines[Connection] = Deadlines(loop, FAREWELL_S, self._cut_off)
         self._randoms: set[bytes] = set()
 
     def __len__(self) -> int:
-        return len(self._hellos) + len(self._dialing) + len(self.tunnels) + len(self._leaving)
+        return len(self._strangers) + len(self._dialing) + len(self.tunnels)
 
     @property
     def hellos(self) -> int:
         """How many have not sent their whole ClientHello."""
-        return len(self._hellos)
+        return len(self._late)
 
     async def wait_empty(self) -> None:
         """Wait until there is none."""
@@ -99,11 +100,10 @@ class Connections:
 
     def close(self) -> None:
         """Reset them all."""
-        for connection in [*self._hellos, *self._dialing]:
+        for connection in [*self._late.take_all(), *self._dialing]:
             connection.refuse(Refusal.LEFT)
-        self._late.take_all()
-        for client in self._leaving.take_all():
-            client.abort(Ending.DRAINED)
+        for connection in self._leaving.take_all():
+            connection.client.abort(Ending.DRAINED)
         self.tunnels.abort_all(Ending.DRAINED)
         self._resolver.close()
 
@@ -119,7 +119,7 @@ class Connections:
             self._metrics.refused(Refusal.LEFT)
             return
         refusal = None
-        if len(self) >= self.most:
+        if len(self._places) >= self.most:
             refusal = Refusal.TOO_MANY
         elif self.expects_proxy and not any(source.ip in network for network in self._trusted):
             refusal = Refusal.UNTRUSTED_PROXY
@@ -127,17 +127,33 @@ class Connections:
             SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
             self._count(refusal, source=str(source))
             return
-        if len(self._hellos) >= self._settings.max_hellos:
-            # Not the new one: whoever opens many and says nothing would keep everybody out.
-            next(iter(self._hellos)).refuse(Refusal.CROWDED)
         connection = Connection(self, sock, source=source, destination=destination)
-        self._hellos[connection] = None
+        self._add_stranger(connection)
         self._late.add(connection)
+
+    def _add_stranger(self, connection: Connection) -> None:
+        """Give a connection a place among strangers, if need be that of the greediest source."""
+        strangers = self._strangers
+        strangers.most = max(1, min(self._settings.max_hellos, self.most - len(self._places)))
+        # The oldest, which had time enough; not the new one: whoever opens many and says nothing
+        # would keep everybody out.
+        while (greedy := strangers.must_leave(oldest=True)) is not None:
+            if greedy in self._leaving:
+                strangers.remove(greedy)
+                self._cut_off(greedy)
+            else:
+                greedy.refuse(Refusal.CROWDED)
+        strangers.add(connection, _source_of(connection))
 
     def _too_late(self, connection: Connection) -> None:
         connection.refuse(Refusal.LATE)
 
     # What connections ask; see Owner.
+
+    def told_source(self, connection: Connection) -> None:
+        """It is a stranger of that source from now on, and no more of the proxy's."""
+        self._strangers.remove(connection)
+        self._strangers.add(connection, _source_of(connection))
 
     def now(self) -> float:
         """The loop's time."""
@@ -156,7 +172,7 @@ class Connections:
             return Refusal.LOOP  # it came to us before, and a backend sent it back
         if route.max_connections and self.by_route[route.name] >= route.max_connections:
             return Refusal.ROUTE_FULL
-        source = source_named(str(connection.source.ip))
+        source = _source_of(connection)
         if self._places.refusal(source) is Full.TOO_MANY_OF_SOURCE:
             return Refusal.TOO_MANY_OF_SOURCE
         self._places.enter(source)
@@ -207,7 +223,7 @@ class Connections:
         assert connection.found is not None
         name = connection.found.route.name
         self._randoms.discard(connection.hello.random)
-        self._places.leave(source_named(str(connection.source.ip)))
+        self._places.leave(_source_of(connection))
         self.by_route[name] -= 1
         if not self.by_route[name]:
             del self.by_route[name]
@@ -222,27 +238,33 @@ class Connections:
             why, source=str(connection.source), server_name=connection.hello.server_name,
             detail=detail,
         )  # fmt: skip
-        alert, client = ALERT_OF[why], connection.client
+        alert = ALERT_OF[why]
         if alert is None:
-            client.abort(Ending.CANCELLED)
+            connection.client.abort(Ending.CANCELLED)
         else:
-            self._say_goodbye(client, alert)
+            self._say_goodbye(connection, alert)
 
-    def _say_goodbye(self, client: SocketEnd, alert: Alert) -> None:
+    def _say_goodbye(self, connection: Connection, alert: Alert) -> None:
         """Send an alert; closing at once could destroy it before the client has read it."""
-        client.on_done = self._farewell_over
-        self._leaving.add(client)
+        client = connection.client
+        client.on_done = partial(self._farewell_over, connection)
+        self._add_stranger(connection)
+        self._leaving.add(connection)
         join(client, Discard())
         client.write(alert.to_bytes_fatal())
         client.write_eof()
 
-    def _farewell_over(self, end: End, ending: Ending) -> None:
-        assert isinstance(end, SocketEnd)
-        self._leaving.remove(end)
+    def _farewell_over(self, connection: Connection, end: End, ending: Ending) -> None:
+        self._leaving.remove(connection)
+        self._strangers.remove(connection)
+
+    def _cut_off(self, connection: Connection) -> None:
+        """It does not leave by itself, or another needs its place."""
+        connection.client.abort(Ending.TIMED_OUT)
 
     def _forget(self, connection: Connection) -> None:
         """Its hello is here, or is not waited for any more."""
-        self._hellos.pop(connection, None)
+        self._strangers.remove(connection)
         self._late.remove(connection)
 
     def _count(self, why: Refusal, *, source: str, server_name: str = "", detail: str = "") -> None:
@@ -254,6 +276,6 @@ class Connections:
             )  # fmt: skip
 
 
-def _cut_off(client: SocketEnd) -> None:
-    client.on_done = nobody_listens  # it waits no more
-    client.abort(Ending.TIMED_OUT)
+def _source_of(connection: Connection) -> str:
+    """Where a connection comes from, as far as places go."""
+    return source_named(str(connection.source.ip))
