@@ -57,6 +57,8 @@ class Forwarder:
     name = ""
     #: Requests that share sockets with others: none.
     calls = 0
+    #: Others that agents may go to: none, nor agents.
+    has_peers = False
     connections: Connections
 
     def __init__(

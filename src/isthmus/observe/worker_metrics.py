@@ -19,6 +19,7 @@ class NotHanded(Enum):
     NO_WORKER = "no worker runs"
     NOT_RUNNING = "the worker that the agent asked for does not run"
     TOO_MANY = "too many connections wait for a worker already"
+    CROWD = "too many agents wait that have not said yet what they want"
     NO_HELLO = "the agent left, or was too slow, before it said what it wants"
     REFUSED = "it came by a way that is not served"
 

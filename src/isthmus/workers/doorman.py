@@ -2,12 +2,14 @@
 
 A client goes to the least loaded worker: what it had open at its last report, and what it was
 handed since. An agent goes to the worker that its ClientHello asks for, or to the next in turn for
-its address; the hello is only looked at, and is still there for the worker to read.
+its address; the hello is only looked at, and is still there for the worker to read. Those whose
+hello is not there yet are strangers: the source that has most of them makes way for others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import socket
@@ -15,7 +17,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from isthmus.core.places import Strangers
 from isthmus.links.link import HANDSHAKE_S
+from isthmus.net.gate import reset, source_at
 from isthmus.net.listen import Listener
 from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import Poller
@@ -60,7 +64,7 @@ class Doorman:
         self._once = once
         self._turns = InTurn(random.shuffle)
         self._waiting: deque[tuple[str, socket.socket]] = deque()
-        self._looking: set[HelloPeek] = set()
+        self._looking: Strangers[HelloPeek] = Strangers(MOST_LOOKING)
         self._bound: list[BoundSocket] = []
         self._frontends: list[Listener] = []
         self._agents: list[Listener] = []
@@ -135,18 +139,27 @@ class Doorman:
     # Agents.
 
     def _agent(self, flag: str, sock: socket.socket) -> None:
-        if len(self._looking) >= MOST_LOOKING:
-            self._refuse(NotHanded.TOO_MANY, sock)
+        try:
+            source = source_at(sock)
+        except OSError:  # it has left already
+            sock.close()
             return
-        self._looking.add(
-            HelloPeek(
-                self._loop, self._poller, sock, timeout_s=HANDSHAKE_S,
-                seen=partial(self._seen, flag), lost=self._lost,
-            )
+        if self._looking.is_full_for(source):
+            self._refuse(NotHanded.CROWD, sock)
+            return
+        crowded_out = self._looking.must_leave()
+        if crowded_out is not None:
+            self._looking.remove(crowded_out)
+            self._count(NotHanded.CROWD)
+            crowded_out.close()
+        look = HelloPeek(
+            self._loop, self._poller, sock, timeout_s=HANDSHAKE_S,
+            seen=partial(self._seen, flag), lost=self._lost,
         )  # fmt: skip
+        self._looking.add(look, source)
 
     def _seen(self, flag: str, look: HelloPeek, hello: ClientHello, events: int) -> None:
-        self._looking.discard(look)
+        self._looking.remove(look)
         sock = look.sock
         self._poller.release(sock)
         wanted = self._ids.get(asked_for(hello.alpn))
@@ -174,11 +187,15 @@ class Doorman:
         return self._turns.choose(source, [worker for worker in self._workers if worker.running])
 
     def _lost(self, look: HelloPeek, late: bool) -> None:
-        self._looking.discard(look)
+        self._looking.remove(look)
         self._metrics.not_handed[NotHanded.NO_HELLO] += 1
 
     def _refuse(self, why: NotHanded, sock: socket.socket) -> None:
-        sock.close()
+        with contextlib.suppress(OSError), sock:
+            reset(sock)
+        self._count(why)
+
+    def _count(self, why: NotHanded) -> None:
         self._metrics.not_handed[why] += 1
         self._once.log(
             ("refused", why), _QUIET_S, _log, logging.WARNING, "connection handed to no worker",
@@ -187,10 +204,17 @@ class Doorman:
 
     # The end.
 
-    def drain(self) -> None:
-        """Accept no clients any more; agents may still come."""
+    def drain(self, *, elsewhere: bool) -> None:
+        """Accept no clients any more, and agents only if they have nowhere ``elsewhere`` to go.
+
+        For the reasons of app.server.agents.AgentDoor.drain: with other servers behind one address,
+        whoever looks for them would meet this one again and again.
+        """
         for listener in self._frontends:
             listener.stop()
+        if elsewhere:
+            for listener in self._agents:
+                listener.stop()
         self.hand_waiting()
 
     def close(self) -> None:
@@ -205,8 +229,8 @@ class Doorman:
                 sock.close()
         self._bound.clear()
         for look in list(self._looking):
+            self._looking.remove(look)
             look.close()
-        self._looking.clear()
         for _, sock in self._waiting:
             sock.close()
         self._waiting.clear()

@@ -52,6 +52,10 @@ class WorkerProgram(Program, Protocol):
     def calls(self) -> int:
         """How many requests share sockets with others."""
 
+    @property
+    def has_peers(self) -> bool:
+        """It knows of others that agents may go to, besides its parent's workers."""
+
 
 class Kind(Protocol):
     """One of the programs."""

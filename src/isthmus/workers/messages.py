@@ -61,8 +61,9 @@ class Report(Struct, frozen=True, kw_only=True, tag=True):
 
     ``taken`` is how many connections it was handed so far, ``load`` how many sockets and gRPC
     calls it has open. Checks are names and failures, which are empty when all is well. ``lines``
-    are those that it logged since the last report. ``metrics`` and ``view``, a snapshot without
-    tunnels, come less often, and in the last report: they are what is left of it when it dies.
+    are those that it logged since the last report. ``has_peers``: it knows of other servers, which
+    are none of its parent's workers. ``metrics`` and ``view``, a snapshot without tunnels, come
+    less often, and in the last report: they are what is left of it when it dies.
     """
 
     taken: int = 0
@@ -70,6 +71,7 @@ class Report(Struct, frozen=True, kw_only=True, tag=True):
     live: list[tuple[str, str]] = []
     ready: list[tuple[str, str]] = []
     status: str = ""
+    has_peers: bool = False
     cpu_s: float = 0.0
     tally: Tally = Tally()
     lines: list[bytes] = []

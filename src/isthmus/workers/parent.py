@@ -165,9 +165,9 @@ class Parent:
             self.doorman.hand_waiting()
 
     async def drain(self, timeout_s: float) -> None:
-        """Accept no clients, and let every worker finish what it has; see Program."""
+        """Do as one server does, and let every worker finish what it has; see Program."""
         self.draining = True
-        self.doorman.drain()
+        self.doorman.drain(elsewhere=any(worker.report.has_peers for worker in self.workers))
         for worker in self.workers:
             worker.leaving = True
             worker.tell(Drain(timeout_s=timeout_s))

@@ -83,6 +83,7 @@ class Reporter:
                 live=_checks(watched.live()),
                 ready=_checks(watched.ready()),
                 status=program.status(),
+                has_peers=program.has_peers,
                 cpu_s=time.process_time(),
                 tally=program.health.tally(),
                 lines=self._new_lines(),

@@ -377,6 +377,11 @@ class Server:
         return self.doors.grpc_calls
 
     @property
+    def has_peers(self) -> bool:
+        """Agents may go to other servers; workers beside this one are none."""
+        return len(self.agent_door.peers) > 0
+
+    @property
     def agent_port(self) -> int:
         """The port for agents."""
         return self.agent_door.port
