@@ -141,6 +141,7 @@ class Bed:
             if self._started is not None:
                 self.run(self._stop())
                 assert not len(self._started.connections)
+                assert not len(self._started.connections.places)
                 assert not len(self._started.connections.poller)
             left = self.do(lambda: [t for t in asyncio.all_tasks(self.loop) if not t.done()])
         finally:

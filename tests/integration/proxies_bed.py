@@ -72,6 +72,7 @@ class ProxiesBed:
             await task
         await sidecar.stop()
         assert not len(sidecar.connections)
+        assert not len(sidecar.connections.places)
 
     @property
     def _flags(self) -> dict[str, Any]:

@@ -603,6 +603,19 @@ def test_a_changed_file_is_taken(bed: Bed, upstream: Upstream, other: Upstream) 
     bed.wait(lambda: len(proxy.connections.upstreams._known) == 1, "the old one is forgotten")
 
 
+def test_the_places_are_those_of_the_changed_file(bed: Bed, upstream: Upstream) -> None:
+    write(bed, upstream.address, more=f"{NO_CHECK}maxConnections: 1\n")
+    proxy = bed.start(config=str(bed.config))
+    with bed.echo():
+        assert bed.is_reset()
+        more = f"{NO_CHECK}maxConnections: 8\nmaxConnectionsPerSource: 2\n"
+        write(bed, upstream.address, more=more)
+        bed.run(proxy.source.check())
+        places = proxy.connections.places
+        assert (places.most, places.most_per_source, len(places)) == (8, 2, 1)
+        bed.echo().close()
+
+
 def test_checks_that_are_turned_off_say_nothing_more(bed: Bed) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     quick = "healthCheck: {kind: tcp, interval: 50ms, fall: 1}\n"

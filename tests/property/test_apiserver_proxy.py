@@ -46,6 +46,7 @@ plans = st.builds(
     idle_timeout_s=st.just(0.0) | seconds,
     retries=st.integers(0, 16),
     max_connections=st.integers(1, 1_000_000),
+    max_connections_per_source=st.integers(0, 1_000_000),
     resolve_every_s=seconds,
     proxy_protocol=st.none() | st.lists(
         st.builds(Tlv, st.sampled_from([1, 0x20, 0xE0]), texts.map(str.encode)), max_size=4

@@ -37,6 +37,7 @@ from isthmus.config.checks import (
     check_port,
 )
 from isthmus.config.options import OURS, option, options_of
+from isthmus.config.per_source import per_source_option
 from isthmus.config.workers import check_workers, workers_option
 from isthmus.core.proxies import ProxyAddress
 from isthmus.core.upstreams import Bounds
@@ -240,6 +241,7 @@ class ApiserverProxySettings(AdminSettings):
         group=_LIMITS,
         go=OURS,
     )
+    max_connections_per_source: int = per_source_option(_LIMITS)
     graceful_shutdown_timeout_s: float = option(
         25.0,
         help="Wait this long for open connections after SIGTERM",
@@ -310,6 +312,7 @@ class ApiserverProxySettings(AdminSettings):
             idle_timeout_s=self.idle_timeout_s,
             retries=self.retries,
             max_connections=self.max_connections,
+            max_connections_per_source=self.max_connections_per_source,
             resolve_every_s=self.resolve_interval_s,
             proxy_protocol=self._tlvs() if self.send_proxy_v2 else None,
             through=self._through(),
@@ -337,8 +340,12 @@ class ApiserverProxySettings(AdminSettings):
         ):
             check_at_least(flag, count, 1)
             _check_at_most(flag, count, most)
-        check_at_least("retries", self.retries, 0)
-        _check_at_most("retries", self.retries, MAX_RETRIES)
+        for flag, count, most in (
+            ("max-connections-per-source", self.max_connections_per_source, MAX_CONNECTIONS),
+            ("retries", self.retries, MAX_RETRIES),
+        ):
+            check_at_least(flag, count, 0)
+            _check_at_most(flag, count, most)
         if self.proxy_v2_tlv and not self.send_proxy_v2:
             raise ConfigError("--proxy-v2-tlv needs --send-proxy-v2 as well")
         if self.http_proxy_ca_cert and not self.http_proxy:

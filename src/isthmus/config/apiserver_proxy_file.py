@@ -43,7 +43,7 @@ _DAY_S = 86400.0
 _KEYS = (
     "apiVersion", "kind", "listen", "manageAddress", "uplinkInterfaces", "upstreams",
     "healthCheck", "connectTimeout", "idleTimeout", "retries", "maxConnections",
-    "resolveInterval", "proxyProtocol", "httpProxy",
+    "maxConnectionsPerSource", "resolveInterval", "proxyProtocol", "httpProxy",
 )  # fmt: skip
 _CHECK_KEYS = (
     "kind", "path", "caCert", "clientCert", "clientKey", "serverName", "interval", "timeout",
@@ -91,6 +91,9 @@ def _document(root: Located) -> ProxyPlan:
         retries=found.integer("retries", _DEFAULT.retries, 0, MAX_RETRIES),
         max_connections=found.integer(
             "maxConnections", _DEFAULT.max_connections, 1, MAX_CONNECTIONS
+        ),
+        max_connections_per_source=found.integer(
+            "maxConnectionsPerSource", _DEFAULT.max_connections_per_source, 1, MAX_CONNECTIONS
         ),
         resolve_every_s=_duration(found, "resolveInterval", _DEFAULT.resolve_every_s, low=0.001),
         proxy_protocol=None if proxy is None else _proxy(proxy),
@@ -217,6 +220,11 @@ def write(plan: ProxyPlan) -> str:
     for key, count, usually in (
         ("retries", plan.retries, default.retries),
         ("maxConnections", plan.max_connections, default.max_connections),
+        (
+            "maxConnectionsPerSource",
+            plan.max_connections_per_source,
+            default.max_connections_per_source,
+        ),
     ):
         if count != usually:
             document[key] = count

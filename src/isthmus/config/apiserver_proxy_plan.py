@@ -104,6 +104,8 @@ class ProxyPlan:
     idle_timeout_s: float = 600.0
     retries: int = 3
     max_connections: int = 7000
+    #: Of these, for one source on another machine; 0 is three quarters.
+    max_connections_per_source: int = 0
     resolve_every_s: float = 30.0
     #: What a PROXY header says besides the addresses; None sends none.
     proxy_protocol: tuple[Tlv, ...] | None = None

@@ -19,6 +19,7 @@ from isthmus.config.checks import (
     check_port,
 )
 from isthmus.config.options import OURS, option
+from isthmus.config.per_source import per_source_option
 from isthmus.config.workers import check_workers, workers_option
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
@@ -179,13 +180,16 @@ class SidecarSettings(AdminSettings):
     workers: int = workers_option()
     max_connections: int = option(
         4096,
-        help="Carry so many connections, each with two descriptors, and reset what comes besides",
+        help="Carry so many connections, each with two descriptors, and refuse what comes besides:"
+        " 503 by HTTP, a reset by SOCKS5",
         group=_LIMITS,
         go=OURS,
     )
+    max_connections_per_source: int = per_source_option(_LIMITS)
     max_handshakes: int = option(
         512,
-        help="Wait for so many clients to say what they want; one more, and the oldest is reset",
+        help="Wait for so many clients to say what they want; one more, and the oldest of the"
+        " source that has most is reset",
         group=_LIMITS,
         go=OURS,
     )
@@ -263,6 +267,7 @@ class SidecarSettings(AdminSettings):
                 raise ConfigError(f"--{flag} must be more than 0")
         check_workers(self.workers)
         check_at_least("max-connections", self.max_connections, 1)
+        check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
         check_at_least("max-handshakes", self.max_handshakes, 1)
         for flag, port in (
             ("serving-port", self.serving_port),

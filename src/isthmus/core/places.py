@@ -12,6 +12,8 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+#: The source of everybody on this machine, where they cannot be told apart: not bounded by source.
+HERE = "this machine"
 #: What one source may have of all places where nothing else is said: never all of them.
 _SHARE, _OF = 3, 4
 
@@ -31,17 +33,21 @@ class Places:
 
     def __init__(self, most: int, most_per_source: int = 0) -> None:
         """``most_per_source`` 0: three quarters, so that nobody keeps everybody else out."""
-        self.most = most
-        self.most_per_source = most_per_source or max(1, most * _SHARE // _OF)
+        self.resize(most, most_per_source)
         self.taken: Counter[str] = Counter()
         self._open = 0
 
     def __len__(self) -> int:
         return self._open
 
+    def resize(self, most: int, most_per_source: int = 0) -> None:
+        """Have so many from now on; whoever is in stays."""
+        self.most = most
+        self.most_per_source = most_per_source or max(1, most * _SHARE // _OF)
+
     def refusal(self, source: str) -> Full | None:
         """Why one more of this source cannot come in; None if it can."""
-        if self.taken[source] >= self.most_per_source:
+        if source != HERE and self.taken[source] >= self.most_per_source:
             return Full.TOO_MANY_OF_SOURCE
         return Full.TOO_MANY if self._open >= self.most else None
 
@@ -74,6 +80,9 @@ class Strangers(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._source_of)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._source_of
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._source_of)

@@ -7,6 +7,7 @@ wire/http_connect.py's; which agent dials is not known here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -281,7 +282,10 @@ class FrontendTls(TlsEnd):
 
 
 def no_place(sock: socket.socket, why: Full) -> None:
-    """Tell a client of a UNIX socket that it is one too many; see net.gate.Refuse."""
+    """Tell a client that it is one too many; see net.gate.Refuse."""
+    with contextlib.suppress(BlockingIOError):
+        # What it has said and nobody has read would make a reset of the close that follows.
+        sock.recv(READ_BYTES, socket.MSG_DONTWAIT)
     sock.send(reply(503, f"too many connections: {why.value}"))
 
 

@@ -34,6 +34,7 @@ class ProxyRefusal(Enum):
     UPSTREAMS_DOWN = "no upstream could be reached"
     LEFT = "the client left before it was joined to an upstream"
     TOO_MANY = "--max-connections are open"
+    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
     OUTSIDE = "it came in by an uplink, though the address is for this host alone"
     CIRCLE = "it is one of this proxy's own: an upstream leads back here"
 

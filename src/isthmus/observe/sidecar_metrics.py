@@ -36,8 +36,9 @@ class Unserved(Enum):
     NO_DESTINATION = "what it asked for could not be reached"
     LATE = "it did not say in time what it wants"
     LEFT = "it left before it was served"
-    CROWDED = "too many others came after it while it had not said what it wants"
+    CROWDED = "its source has most of --max-handshakes, and others came before it had said anything"
     TOO_MANY = "--max-connections are open"
+    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
 
 
 def _no_lookups() -> Mapping[tuple[Source, Outcome], int]:

@@ -81,6 +81,9 @@ class ApiserverProxyKind(BaseKind):
 
         settings = self.settings
         if not settings.config:
-            most = place.share(settings.max_connections)
-            settings = replace(settings, max_connections=most)
+            settings = replace(
+                settings,
+                max_connections=place.share(settings.max_connections),
+                max_connections_per_source=place.share(settings.max_connections_per_source),
+            )
         return ApiserverProxy(settings, handed=handed)

@@ -54,6 +54,7 @@ class SidecarKind(BaseKind, Generic[S]):
         settings = replace(
             self.settings,
             max_connections=place.share(self.settings.max_connections),
+            max_connections_per_source=place.share(self.settings.max_connections_per_source),
             max_handshakes=place.share(self.settings.max_handshakes),
         )
         return self._program(settings, handed)

@@ -37,6 +37,7 @@ connectTimeout: 3s
 idleTimeout: 0
 retries: 0
 maxConnections: 1_000
+maxConnectionsPerSource: 100
 resolveInterval: 1m
 proxyProtocol:
   tlvs: [{type: 0x20, value: cluster}, {type: '0xE0', value: ''}]
@@ -60,6 +61,7 @@ ALL = ProxyPlan(
     idle_timeout_s=0.0,
     retries=0,
     max_connections=1000,
+    max_connections_per_source=100,
     resolve_every_s=60.0,
     proxy_protocol=(Tlv(0x20, b"cluster"), Tlv(0xE0, b"")),
     through=ThroughPlan(

@@ -32,7 +32,7 @@ def test_the_defaults_are_those_of_hypershift() -> None:
         kind=Checks.HTTPS, path="/version", interval_s=10.0, bounds=Bounds(fall=3, rise=3)
     )
     assert (plan.connect_timeout_s, plan.idle_timeout_s, plan.retries) == (10.0, 600.0, 3)
-    assert plan.max_connections == 7000
+    assert (plan.max_connections, plan.max_connections_per_source) == (7000, 0)
 
 
 def test_what_flags_say() -> None:
@@ -138,6 +138,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retries": 17}, "--retries must be at most 16, not 17"),
     ({"max_connections": 0}, "--max-connections must be at least 1, not 0"),
     ({"max_connections": 1_000_001}, "--max-connections must be at most 1000000, not 1000001"),
+    ({"max_connections_per_source": -1}, "--max-connections-per-source must be at least 0, not -1"),
+    (
+        {"max_connections_per_source": 1_000_001},
+        "--max-connections-per-source must be at most 1000000, not 1000001",
+    ),
     ({"idle_timeout_s": -1.0}, "--idle-timeout must not be negative"),
     ({"proxy_v2_tlv": ("0x20=a",)}, "--proxy-v2-tlv needs --send-proxy-v2 as well"),
     ({"send_proxy_v2": True, "proxy_v2_tlv": ("0x20",)},

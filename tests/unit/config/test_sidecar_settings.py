@@ -101,6 +101,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cloud_api_suffix": ("example.com",)}, "--cloud-api-suffix example.com needs a dot"),
     ({"cloud_api_suffix": (".a b",)}, "--cloud-api-suffix"),
     ({"max_connections": 0}, "--max-connections must be at least 1"),
+    ({"max_connections_per_source": -1}, "--max-connections-per-source must be at least 0, not -1"),
     ({"handshake_timeout_s": 0.0}, "--handshake-timeout must be more than 0"),
     ({"dial_timeout_s": -1.0}, "--dial-timeout must not be negative"),
     ({"health_port": -1}, "--health-port"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.places import Full, Places, Strangers
+from isthmus.core.places import HERE, Full, Places, Strangers
 
 SOURCES = st.sampled_from(["a", "b", "c", "d"])
 
@@ -25,6 +25,26 @@ def test_one_source_has_three_quarters_at_most() -> None:
     assert places.refusal("c") is Full.TOO_MANY
     places.leave("a")
     assert places.refusal("a") is None and places.refusal("c") is None
+
+
+def test_this_machine_is_bounded_with_all_others_and_not_by_itself() -> None:
+    places = Places(4, 1)
+    for _ in range(4):
+        assert places.refusal(HERE) is None
+        places.enter(HERE)
+    assert places.refusal(HERE) is Full.TOO_MANY
+
+
+def test_other_bounds_from_now_on() -> None:
+    places = Places(2)
+    places.enter("a")
+    assert places.refusal("a") is Full.TOO_MANY_OF_SOURCE
+    places.resize(8)
+    assert (places.most, places.most_per_source) == (8, 6) and places.refusal("a") is None
+    places.resize(1, 1)
+    assert places.refusal("b") is Full.TOO_MANY
+    places.leave("a")
+    assert places.refusal("b") is None
 
 
 def test_a_source_that_has_left_is_forgotten() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.core.places import Full, Places
+from isthmus.core.places import HERE, Full, Places
 from isthmus.net import gate
 from isthmus.net.gate import Gate, Guest, reset, source_of
 
@@ -82,6 +82,64 @@ def test_one_that_has_left_takes_no_place() -> None:
 )
 def test_sources(host: str, source: str) -> None:
     assert gate.source_named(host) == source
+
+
+def connected(at: str, source: str) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection to an address, the accepted one first."""
+    family = socket.AF_INET6 if ":" in at else socket.AF_INET
+    with socket.create_server((at, 0), family=family, dualstack_ipv6=at == "::") as listener:
+        where = "127.0.0.1" if at == "::" else at
+        port = listener.getsockname()[1]
+        client = socket.create_connection((where, port), 10, source_address=(source, 0))
+        return listener.accept()[0], client
+
+
+@pytest.mark.parametrize(
+    ("at", "source"),
+    [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "127.0.0.9"), ("::1", "::1"), ("::", "127.0.0.1")],
+)
+def test_who_comes_by_loopback_is_of_this_machine(at: str, source: str) -> None:
+    accepted, client = connected(at, source)
+    with accepted, client:
+        assert gate.source_elsewhere(accepted) == HERE
+
+
+def test_who_comes_by_a_unix_socket_is_of_this_machine(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    assert gate.source_elsewhere(pair[0]) == HERE
+
+
+class Peered(socket.socket):
+    """A connection between addresses that this machine does not have."""
+
+    def __init__(self, own: str, peer: str) -> None:
+        super().__init__(socket.AF_INET6 if ":" in own else socket.AF_INET)
+        self._own, self._peer = own, peer
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._own, 6443
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._peer, 4711
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "source"),
+    [
+        ("172.20.0.1", "172.20.0.1", HERE),
+        ("172.20.0.1", "10.0.0.7", "10.0.0.7"),
+        ("::ffff:172.20.0.1", "::ffff:172.20.0.1", HERE),
+        ("::ffff:172.20.0.1", "::ffff:10.0.0.7", "10.0.0.7"),
+        ("fd00::1", "fd00::1", HERE),
+        ("fd00::1", "fd00::2", "fd00::/64"),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", HERE),
+        ("fd00::1", "::2", "::/64"),
+    ],
+)
+def test_who_comes_by_an_address_of_its_own(own: str, peer: str, source: str) -> None:
+    with Peered(own, peer) as sock:
+        assert gate.source_elsewhere(sock) == source
 
 
 def test_a_socket_of_no_gate_has_no_source(pair: tuple[socket.socket, socket.socket]) -> None:

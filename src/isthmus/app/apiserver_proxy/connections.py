@@ -18,9 +18,11 @@ from isthmus.app.apiserver_proxy.plan import Prepared
 from isthmus.app.apiserver_proxy.ways import LOOK_AGAIN_S, Ways
 from isthmus.app.descriptors import most_connections
 from isthmus.app.tunnels import TunnelTable
+from isthmus.core.places import Full, Places
 from isthmus.core.upstreams import Upstreams
 from isthmus.errors import DialFailure
 from isthmus.net.accepted import endpoint
+from isthmus.net.gate import admitted, reset, source_elsewhere
 from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics, ProxyRefusal
@@ -35,6 +37,10 @@ from isthmus.wire.proxy_protocol import IpPort
 _QUIET_S = 30.0
 _LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.apiserver_proxy")
+_NO_PLACE = {
+    Full.TOO_MANY: ProxyRefusal.TOO_MANY,
+    Full.TOO_MANY_OF_SOURCE: ProxyRefusal.TOO_MANY_OF_SOURCE,
+}
 
 #: Where a connection comes from and where it goes: there is one such at a time.
 _Pair = tuple[IpPort, IpPort]
@@ -86,6 +92,7 @@ class Connections:
         self._uplink_of = uplink_of
         self.plan = prepared.plan
         self._pairs = prepared.pairs
+        self.places = Places(self.most, prepared.plan.max_connections_per_source)
         self.poller = Poller(loop)
         self.upstreams = Upstreams(prepared.plan.upstreams)
         self.ways = Ways(loop, self.poller, prepared)
@@ -116,6 +123,7 @@ class Connections:
         """Do as this plan says from now on; what is open goes on."""
         self.plan = prepared.plan
         self._pairs = prepared.pairs
+        self.places.resize(self.most, prepared.plan.max_connections_per_source)
         self.upstreams.replace(prepared.plan.upstreams)
         self.ways.adopt(prepared)
         self.checker.adopt(prepared)
@@ -173,6 +181,7 @@ class Connections:
         self._metrics.accepted += 1
         try:
             source, destination = endpoint(sock.getpeername()), endpoint(sock.getsockname())
+            counted_as = source_elsewhere(sock)
         except OSError:  # gone already
             sock.close()
             self._metrics.refusals[ProxyRefusal.LEFT] += 1
@@ -182,20 +191,26 @@ class Connections:
         if upstream is not None:
             self.upstreams.avoid(upstream, now=self.now())
             refusal, detail = ProxyRefusal.CIRCLE, f"upstream {upstream}"
-        elif len(self) >= self.most:
-            refusal = ProxyRefusal.TOO_MANY
         elif self._uplink_of(sock):
             refusal = ProxyRefusal.OUTSIDE
         if refusal is not None:
             SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
             self._count(refusal, str(source), detail)
             return
+        guest = admitted(sock, self.places, counted_as, self._refuse)
+        if guest is None:
+            return
         if not self.upstreams.any_up:
             self._metrics.last_resort += 1
-        connection = Connection(self, sock, source=source, destination=destination)
+        connection = Connection(self, guest, source=source, destination=destination)
         self._dialing.add(connection)
         self._came[source, destination] = connection
         connection.start()
+
+    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+        """See net.gate.Refuse; whatever is spoken here, a reset is all that there is to say."""
+        self._count(_NO_PLACE[why], source, "")
+        reset(sock)
 
     # What connections ask; see Owner.
 

@@ -15,14 +15,15 @@ from typing import Any
 from isthmus.app.descriptors import most_connections
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.sidecar import SidecarSettings
+from isthmus.core.places import Full, Places, Strangers
 from isthmus.errors import DialFailure
 from isthmus.frontends.sidecar import Credentials, SidecarClient
 from isthmus.net.accepted import stay_awake
 from isthmus.net.connect import Failed
 from isthmus.net.deadlines import Deadlines
+from isthmus.net.gate import admitted, reset, source_elsewhere
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import AnyDialer, Dialing, Reached
-from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.sidecar_metrics import SidecarMetrics, Unserved
 from isthmus.observe.tracing import Span, Tracing
@@ -39,6 +40,10 @@ IDLE_S = 60.0
 _QUIET_S = 60.0
 _LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.sidecar")
+_NO_PLACE = {
+    Full.TOO_MANY: Unserved.TOO_MANY,
+    Full.TOO_MANY_OF_SOURCE: Unserved.TOO_MANY_OF_SOURCE,
+}
 
 #: Makes the client of a connection that was accepted.
 MakeClient = Callable[[Any, socket.socket], SidecarClient]
@@ -72,7 +77,8 @@ class SidecarConnections:
         self.draining = False
         #: How many there may be.
         self.most = most_connections(settings.max_connections)
-        self._handshakes: dict[SidecarClient, None] = {}  # the oldest first
+        self.places = Places(self.most, settings.max_connections_per_source)
+        self._handshakes: Strangers[SidecarClient] = Strangers(settings.max_handshakes)
         self._busy: set[SidecarClient] = set()
         self._idle: Deadlines[SidecarClient] = Deadlines(loop, IDLE_S, _no_more)
         self._late = Deadlines(loop, settings.handshake_timeout_s, _too_late)
@@ -122,22 +128,31 @@ class SidecarConnections:
     def accept(self, sock: socket.socket) -> None:
         """Take a new connection."""
         self._metrics.accepted += 1
-        if len(self) >= self.most:
-            SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
-            self._count(Unserved.TOO_MANY, source="", detail="")
-            return
-        if len(self._handshakes) >= self._settings.max_handshakes:
-            # Not the new one: whoever opens many and says nothing would keep everybody out.
-            next(iter(self._handshakes)).unserved(Unserved.CROWDED)
         try:
             stay_awake(sock)
+            source = source_elsewhere(sock)
         except OSError:  # gone already
             sock.close()
             self._count(Unserved.LEFT, source="", detail="")
             return
-        client = self._make(self, sock)
-        self._handshakes[client] = None
+        guest = admitted(sock, self.places, source, self._refuse)
+        if guest is None:
+            return
+        # Not the new one: whoever opens many and says nothing would keep everybody out.
+        crowded_out = self._handshakes.must_leave(oldest=True)
+        if crowded_out is not None:
+            crowded_out.unserved(Unserved.CROWDED)
+        client = self._make(self, guest)
+        self._handshakes.add(client, source)
         self._late.add(client)
+
+    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+        self._count(_NO_PLACE[why], source=source, detail="")
+        self.say_no(sock, why)
+
+    def say_no(self, sock: socket.socket, why: Full) -> None:
+        """Tell a client that it is one too many: SOCKS5 has no word for it before its greeting."""
+        reset(sock)
 
     # What clients ask; see frontends.sidecar.Owner.
 
@@ -261,7 +276,7 @@ class SidecarConnections:
         self._slow.pop(end, None)
 
     def _forget(self, client: SidecarClient) -> None:
-        self._handshakes.pop(client, None)
+        self._handshakes.remove(client)
         self._late.remove(client)
         self._busy.discard(client)
         self._idle.remove(client)

@@ -6,6 +6,7 @@ in any case.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from functools import partial
 
@@ -14,8 +15,10 @@ from isthmus.app.sidecar.connections import SidecarConnections
 from isthmus.app.sidecar.program import Sidecar, run
 from isthmus.config.https_proxy import HttpsProxySettings
 from isthmus.core.cloud_apis import CloudApis
+from isthmus.core.places import Full
 from isthmus.core.proxies import ProxyAddress
 from isthmus.dialers.through_user_proxy import UserProxyDialer
+from isthmus.frontends.http_connect import no_place
 from isthmus.frontends.http_proxy import HttpClient
 from isthmus.net.connect import Failed
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
@@ -45,6 +48,10 @@ class HttpsConnections(SidecarConnections):
 
     plain: UserProxyDialer
     counts: HttpsProxyMetrics
+
+    def say_no(self, sock: socket.socket, why: Full) -> None:
+        """Tell a client that it is one too many, in its own words."""
+        no_place(sock, why)
 
     def proxy_for(self, target: HostPort) -> ProxyAddress | None:
         """The proxy that plain requests for a target are sent to."""
