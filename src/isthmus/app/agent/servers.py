@@ -4,8 +4,7 @@ Every address that a name resolves to is connected. A server says in its Welcome
 there are; while fewer are linked (they may hide behind one load-balanced address), or one that was
 named is not, the addresses where somebody answers are tried again, and where ids are known, those
 that are missing are asked for in turn: whichever server is met hands the connection on. A link to a
-server that is linked already is spare: it takes no new dials, and is closed when its server knows
-that and has asked elsewhere.
+server that is linked already is spare: see spare_links.py.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from isthmus.app.agent.spare_links import SpareLinks
 from isthmus.config.agent import is_srv_name
 from isthmus.core.backoff import Backoff
 from isthmus.core.leases import server_count
@@ -41,8 +41,6 @@ from isthmus.wire.link import alpn_asking_for
 _QUIET_S = 30.0
 _RESOLVE_AGAIN_S = 30.0
 _MAX_SERVERS = 128  # what a server says of their number is believed up to here
-_MAX_SPARE = 16
-_LOOK_S = 0.05
 #: The family of an address that is a name, which a proxy looks up.
 _BY_NAME = int(socket.AF_UNSPEC)
 _log = logging.getLogger("isthmus.agent")
@@ -103,7 +101,7 @@ class Servers:
         self._known: dict[str, list[Place]] = {}
         self._places: set[Place] = set()
         self._answering: set[Place] = set()  # where the last attempt met a server
-        self._spare: set[ServerLink] = set()
+        self._spare = SpareLinks(loop)
         self._leases: int | None = None
         self._count_source = count_source
         self._packets = packets
@@ -201,7 +199,7 @@ class Servers:
         """Wait until no link is left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * GOODBYE_S):
-                while self.links or self._spare:
+                while self.links or len(self._spare):
                     await self._change.wait()
 
     @property
@@ -257,7 +255,7 @@ class Servers:
                     await asyncio.shield(link.over)
             elif link is not None and not probing and await self._wait_incomplete(place):
                 backoff.reset()
-            while len(self._spare) >= _MAX_SPARE and self._is_current(place):
+            while self._spare.are_many and self._is_current(place):
                 await self._change.wait()
             await asyncio.sleep(backoff.next_s())
 
@@ -324,7 +322,6 @@ class Servers:
         linked = self.links.get(link.server_id)
         if linked is not None and linked.ready:
             self._spare.add(link)
-            self._loop.call_later(_LOOK_S, self._look_at_spare, link)
             return False
         if linked is not None:
             self._spare.add(linked)  # it is closing
@@ -342,16 +339,10 @@ class Servers:
     def _ended(self, link: ServerLink) -> None:
         if self.links.get(link.server_id) is link:
             del self.links[link.server_id]
-        self._spare.discard(link)
+        self._spare.over(link)
         level = logging.DEBUG if link.spare else logging.INFO
         log(_log, level, "link ended", server_id=link.server_id, reason=link.closed_because)
         self._tell_change()
-
-    def _look_at_spare(self, link: ServerLink) -> None:
-        if link.unused:
-            link.close("already linked to this server")
-        elif not link.closed_because:
-            self._loop.call_later(_LOOK_S, self._look_at_spare, link)
 
     def _tell_change(self) -> None:
         """Wake whoever waits for a change; who waits from now on waits for the next."""
