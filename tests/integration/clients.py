@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 
 LIMIT_S = 20.0
 MIB = 1024 * 1024
+_CHANCE = random.SystemRandom()  # other processes choose as well
 
 
 def reset(sock: socket.socket) -> None:
@@ -231,9 +232,11 @@ def full_target() -> Iterator[Target]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+    """A port that nobody listens on, and that no outgoing connection is given meanwhile."""
+    while True:
+        port = _CHANCE.randrange(20_000, 32_768)  # Linux gives those from 32768 on
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextlib.contextmanager
