@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
+from isthmus.app.agent.places import Place, Places
 from isthmus.app.agent.spare_links import SpareLinks
-from isthmus.config.agent import is_srv_name
 from isthmus.core.backoff import Backoff
 from isthmus.core.leases import server_count
 from isthmus.core.proxies import ProxyRules
@@ -29,8 +27,6 @@ from isthmus.links.talk import Incoming
 from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
-from isthmus.net.srv import srv_targets
-from isthmus.net.through_proxy import connect_through
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.limits import Limits
@@ -41,12 +37,7 @@ from isthmus.wire.link import alpn_asking_for
 _QUIET_S = 30.0
 _RESOLVE_AGAIN_S = 30.0
 _MAX_SERVERS = 128  # what a server says of their number is believed up to here
-#: The family of an address that is a name, which a proxy looks up.
-_BY_NAME = int(socket.AF_UNSPEC)
 _log = logging.getLogger("isthmus.agent")
-
-#: A socket address and the name that its certificate must carry.
-Place = tuple[Address, str]
 
 
 def _unheard() -> None:
@@ -86,9 +77,10 @@ class Servers:
         """
         self._loop = loop
         self._poller = poller
-        self._resolver = resolver
-        self._hosts = tuple(hosts)
-        self._port = port
+        self._where = Places(
+            loop, poller, resolver, hosts=hosts, port=port, proxies=proxies,
+            server_name=server_name, unresolved=self._unresolved,
+        )  # fmt: skip
         self._context = context
         self._greeting = greeting
         self._on_dial = on_dial
@@ -98,18 +90,15 @@ class Servers:
         self._once = once
         self._draining = False
         self._change = asyncio.Event()
-        self._known: dict[str, list[Place]] = {}
         self._places: set[Place] = set()
         self._answering: set[Place] = set()  # where the last attempt met a server
         self._spare = SpareLinks(loop)
         self._leases: int | None = None
         self._count_source = count_source
         self._packets = packets
-        self._proxies = proxies
         self._only = only
         self._alpn = tuple(alpn)
         self._turn = 0
-        self._server_name = server_name
         self._changed = changed
         self.links: dict[ServerId, ServerLink] = {}
 
@@ -155,7 +144,7 @@ class Servers:
         backoff = self._backoff()
         async with asyncio.TaskGroup() as tasks:
             while not self._draining:
-                places = await self._find()
+                places = await self._where.find()
                 if set(places) != self._places:
                     self._places = set(places)
                     self._answering &= self._places
@@ -206,30 +195,6 @@ class Servers:
     def unsent(self) -> bool:
         """Something that a tunnel said waits in a link."""
         return any(link.unsent for link in (*self.links.values(), *self._spare))
-
-    async def _find(self) -> list[Place]:
-        """Every address of every host; what does not resolve now is said and tried again."""
-        for host in self._hosts:
-            try:
-                self._known[host] = await self._find_one(host)
-            except OSError as exc:
-                self._say("server name does not resolve", about=host, reason=str(exc))
-            except Exception as exc:  # one name must not end the links to the others
-                self._say("server name does not resolve", about=host, reason=repr(exc))
-        return list(dict.fromkeys(place for found in self._known.values() for place in found))
-
-    async def _find_one(self, host: str) -> list[Place]:
-        targets = await srv_targets(host) if is_srv_name(host) else [HostPort(host, self._port)]
-        places: list[Place] = []
-        for target in targets:
-            name = self._server_name or target.host
-            if self._proxies.proxy_for(target.host, target.port) is not None:
-                # The proxy looks the name up: we perhaps cannot, and need not.
-                places.append(((_BY_NAME, (target.host, target.port)), name))
-            else:
-                found = await self._resolver.addresses(target)
-                places += [(address, name) for address in found]
-        return places
 
     async def _keep(self, place: Place, probing: bool) -> None:
         """Keep one link by one address, until the address is gone from the name.
@@ -296,7 +261,7 @@ class Servers:
                 only=self._only,
                 alpn=alpn,
                 packets=self._packets,
-                through=self._through(place),
+                through=self._where.through(place),
                 limits=self._limits,
             )
         except LinkError as exc:
@@ -305,16 +270,6 @@ class Servers:
         except Exception as exc:  # whatever it is, the other links go on and this one is retried
             self._say("cannot link to the server", about=_shown(place[0], asked), reason=repr(exc))
         return None
-
-    def _through(self, place: Place) -> Callable[[], Awaitable[socket.socket]] | None:
-        """The way to a place that is behind a proxy."""
-        family, address = place[0]
-        if family != _BY_NAME:
-            return None
-        target = HostPort(address[0], address[1])
-        proxy = self._proxies.proxy_for(target.host, target.port)
-        assert proxy is not None  # or it would have been resolved
-        return partial(connect_through, self._loop, self._poller, self._resolver, proxy, target)
 
     def _claim(self, link: ServerLink) -> bool:
         """Take a link that was welcomed into the table; False if its server is there already."""
@@ -349,6 +304,9 @@ class Servers:
         change, self._change = self._change, asyncio.Event()
         change.set()
         self._changed()
+
+    def _unresolved(self, host: str, reason: str) -> None:
+        self._say("server name does not resolve", about=host, reason=reason)
 
     def _say(self, message: str, *, about: str, reason: str) -> None:
         self._once.log(
