@@ -14,6 +14,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from enum import Enum
 
 from isthmus.app.agent.places import Place, Places
 from isthmus.app.agent.spare_links import SpareLinks
@@ -42,6 +43,13 @@ _log = logging.getLogger("isthmus.agent")
 
 def _unheard() -> None:
     """Nobody asked to hear it."""
+
+
+class Work(Enum):
+    """What there is to do at an address."""
+
+    KEEP = "keep one link by it"
+    PROBE = "find servers that hide behind it"
 
 
 class Servers:
@@ -140,7 +148,7 @@ class Servers:
 
     async def keep_connected(self) -> None:
         """Keep linking, for ever."""
-        keepers: dict[tuple[Place, bool], asyncio.Task[None]] = {}
+        keepers: dict[tuple[Place, Work], asyncio.Task[None]] = {}
         backoff = self._backoff()
         async with asyncio.TaskGroup() as tasks:
             while not self._draining:
@@ -151,9 +159,11 @@ class Servers:
                     self._tell_change()  # who waits at an address that is gone has to hear it
                 change = self._change
                 keepers = {key: task for key, task in keepers.items() if not task.done()}
-                for key in self._wanted(places):
-                    if key not in keepers:
-                        keepers[key] = tasks.create_task(self._keep(*key), name=f"link:{key[0][1]}")
+                for place, work in self._wanted(places):
+                    if (place, work) not in keepers:
+                        keepers[place, work] = tasks.create_task(
+                            self._do(place, work), name=f"link:{place[1]}"
+                        )
                 if places:
                     backoff.reset()
                 wait_s = _RESOLVE_AGAIN_S if places else backoff.next_s()
@@ -161,15 +171,22 @@ class Servers:
                     async with asyncio.timeout(wait_s):
                         await change.wait()
 
-    def _wanted(self, places: Sequence[Place]) -> list[tuple[Place, bool]]:
+    def _wanted(self, places: Sequence[Place]) -> list[tuple[Place, Work]]:
         """One keeper for each address, and one that probes it while servers hide behind it.
 
         However many addresses there are: some may be dead, and others lead to one server.
         """
-        wanted = [(place, False) for place in places]
+        wanted = [(place, Work.KEEP) for place in places]
         if self.links and not self._complete:
-            wanted += [(place, True) for place in places if place in self._answering]
+            wanted += [(place, Work.PROBE) for place in places if place in self._answering]
         return wanted
+
+    async def _do(self, place: Place, work: Work) -> None:
+        match work:
+            case Work.KEEP:
+                await self._keep(place)
+            case Work.PROBE:
+                await self._probe(place)
 
     def drain(self) -> None:
         """Take no new dials from any server."""
@@ -196,33 +213,42 @@ class Servers:
         """Something that a tunnel said waits in a link."""
         return any(link.unsent for link in (*self.links.values(), *self._spare))
 
-    async def _keep(self, place: Place, probing: bool) -> None:
+    async def _keep(self, place: Place) -> None:
         """Keep one link by one address, until the address is gone from the name.
 
-        Probing, look for servers that are not linked yet, until all are. So does who finds that
-        the address leads to a server that is linked already; who finds nobody does so every
-        other time, since it may be only the one that was asked for who is not there.
+        Who finds that it leads to a server that is linked already looks for those that are not;
+        who finds nobody does so every other time, since it may be only the one that was asked for
+        who is not there.
         """
         backoff = self._backoff()
-        looking = probing
-        if probing and self._answering != self._places:
-            await asyncio.sleep(backoff.next_s())  # most others are being linked just now
-        while self._is_current(place) and not (probing and self._is_enough(place)):
-            asked = self._next_to_ask_for() if looking else None
-            link = await self._try(place, asked)
-            if link is not None or asked is None:
-                self._heard(place, link is not None)
-            looking = probing or (not looking if link is None else link.spare)
+        looking = False
+        while self._is_current(place):
+            link = await self._try(place, self._next_to_ask_for() if looking else None)
+            looking = not looking if link is None else link.spare
             if link is not None and not link.spare:
                 backoff.reset()
-                if not probing:
-                    # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
-                    await asyncio.shield(link.over)
-            elif link is not None and not probing and await self._wait_incomplete(place):
+                # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
+                await asyncio.shield(link.over)
+            elif link is not None and await self._wait_incomplete(place):
                 backoff.reset()
-            while self._spare.are_many and self._is_current(place):
-                await self._change.wait()
-            await asyncio.sleep(backoff.next_s())
+            await self._pause(place, backoff)
+
+    async def _probe(self, place: Place) -> None:
+        """Look by one address for servers that are not linked yet, until all are."""
+        backoff = self._backoff()
+        if self._answering != self._places:
+            await asyncio.sleep(backoff.next_s())  # most others are being linked just now
+        while self._is_current(place) and not self._is_enough(place):
+            link = await self._try(place, self._next_to_ask_for())
+            if link is not None and not link.spare:
+                backoff.reset()
+            await self._pause(place, backoff)
+
+    async def _pause(self, place: Place, backoff: Backoff) -> None:
+        """Wait before the next attempt; for longer while there are many spare links."""
+        while self._spare.are_many and self._is_current(place):
+            await self._change.wait()
+        await asyncio.sleep(backoff.next_s())
 
     def _heard(self, place: Place, answers: bool) -> None:
         """Somebody answered at an address, or nobody: whether to probe it depends on that."""
@@ -246,6 +272,13 @@ class Servers:
         return waited
 
     async def _try(self, place: Place, asked: ServerId | None) -> ServerLink | None:
+        """Make one link by one address, to the server that is asked for or to any."""
+        link = await self._connect(place, asked)
+        if link is not None or asked is None:
+            self._heard(place, link is not None)
+        return link
+
+    async def _connect(self, place: Place, asked: ServerId | None) -> ServerLink | None:
         alpn = self._alpn if asked is None else (alpn_asking_for(asked), *self._alpn)
         try:
             return await connect(
