@@ -20,7 +20,7 @@ from isthmus.net.poller import Poller
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
-from isthmus.wire.link import is_askable
+from isthmus.wire.link import asked_for, is_askable
 
 _CONNECT_S = 10.0
 _MAX_IDS = 128
@@ -55,9 +55,10 @@ class ServerLink(Link):
     makes the link ``spare``: it drains from the beginning, and what the server asked before it
     knew is reset without an answer, so that it asks again elsewhere; konnectivity's protocol
     cannot say that, there it is served. ``on_membership()`` hears that ``server_count`` or
-    ``servers``, the ids of all of them as far as this one knows, changed. ``alpn`` is what to offer
-    this time; empty leaves it to the context. ``features`` is what the server says that it can do;
-    None: it says nothing, as konnectivity's own, or it has not said welcome yet.
+    ``servers``, the ids of all of them as far as this one knows, changed, or that the server said
+    that it drains, at ``drained_at``. ``alpn`` is what to offer this time; empty leaves it to the
+    context. ``features`` is what the server says that it can do; None: it says nothing, as
+    konnectivity's own, or it has not said welcome yet.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class ServerLink(Link):
         self.servers: frozenset[ServerId] = frozenset()
         self.features: frozenset[str] | None = None
         self.spare = False
+        self.drained_at: float | None = None
+        self.was_asked_for = False  # by its id, so that another server may have handed us on
         self.greeting = greeting
         self.authority = server_hostname
         self.packets = packets if packets is not None else Packets()
@@ -116,6 +119,7 @@ class ServerLink(Link):
 
     def choose_talk(self, alpn: str | None) -> MuxAgentTalk | GrpcAgentTalk:
         """Our own protocol if the server knows it, else konnectivity's."""
+        self.was_asked_for = alpn is not None and bool(asked_for([alpn]))
         return MuxAgentTalk(self) if choose(alpn, self._only) else GrpcAgentTalk(self)
 
     def welcome(
@@ -148,6 +152,18 @@ class ServerLink(Link):
         self.server_count = max(1, server_count)
         self.servers = _askable(servers)
         self._on_membership()
+
+    def told_to_drain(self) -> None:
+        """See Link."""
+        super().told_to_drain()
+        if self.drained_at is None:
+            self.drained_at = self.loop.time()
+            self._on_membership()
+
+    def make_spare(self) -> None:
+        """Another link takes its place: take no new dials, what is open goes on."""
+        self.spare = True
+        self.drain()
 
     @property
     def unused(self) -> bool:

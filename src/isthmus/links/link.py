@@ -160,6 +160,10 @@ class Link:
         if self.talk is not None and not self.closed_because:
             self.talk.drain()
 
+    def told_to_drain(self) -> None:
+        """The peer takes no new dials; what is open goes on."""
+        self.draining = True
+
     def refuse(self, reason: str) -> None:
         """The peer is not welcome: tell it why, and go."""
         if self.talk is None or self.closed_because or self._closing:

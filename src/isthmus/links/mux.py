@@ -174,7 +174,7 @@ class MuxTalk:
                 reason = ENDINGS.get(message.ended.reason, Ending.RESET)
                 self.session.reasons[message.ended.stream] = reason
         elif kind == "drain":
-            self.link.draining = True
+            self.link.told_to_drain()
 
     def tell(self, message: Control) -> None:
         """Send one control message."""

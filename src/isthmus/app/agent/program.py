@@ -227,7 +227,7 @@ class Agent:
 
     def _cut_revoked(self) -> None:
         assert self.servers is not None
-        self._revoking.cut(self.servers.links.values(), self.tunnels)
+        self._revoking.cut(self.servers.open_links, self.tunnels)
 
     async def drain(self, timeout_s: float) -> None:
         """Tell the servers, wait for dials and tunnels; see Program."""
@@ -327,7 +327,7 @@ class Agent:
             len(self.tunnels) - (self.node.connections.open if self.node is not None else 0)
         )
         gauges.links = lambda: len(servers.links)
-        gauges.held_bytes = lambda: sum(link.held_bytes for link in servers.links.values())
+        gauges.held_bytes = lambda: sum(link.held_bytes for link in servers.open_links)
         gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
         gauges.draining = lambda: int(self.draining)
         gauges.lines_suppressed = lambda: self.once.suppressed

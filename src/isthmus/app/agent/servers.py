@@ -5,6 +5,10 @@ there are; while fewer are linked (they may hide behind one load-balanced addres
 named is not, the addresses where somebody answers are tried again, and where ids are known, those
 that are missing are asked for in turn: whichever server is met hands the connection on. A link to a
 server that is linked already is spare: see spare_links.py.
+
+A link that was asked for by its server's id may pass through any other server, and ends with that
+one. Which one it is nobody says, so that all of them are made anew when a server says that it
+drains: first the new link, then the old one goes, when its tunnels are done.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import logging
 import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import TypeVar
 
 from isthmus.app.agent.places import Place, Places
 from isthmus.app.agent.spare_links import SpareLinks
@@ -39,6 +44,7 @@ _QUIET_S = 30.0
 _RESOLVE_AGAIN_S = 30.0
 _MAX_SERVERS = 128  # what a server says of their number is believed up to here
 _log = logging.getLogger("isthmus.agent")
+T = TypeVar("T")
 
 
 def _unheard() -> None:
@@ -50,6 +56,7 @@ class Work(Enum):
 
     KEEP = "keep one link by it"
     PROBE = "find servers that hide behind it"
+    REPLACE = "make links anew that may pass through a server that drains"
 
 
 class Servers:
@@ -111,6 +118,11 @@ class Servers:
         self.links: dict[ServerId, ServerLink] = {}
 
     @property
+    def open_links(self) -> list[ServerLink]:
+        """Every link that was welcomed and is not over, also those that take no new dials."""
+        return [*self.links.values(), *self._spare]
+
+    @property
     def known_count(self) -> int:
         """How many servers there are, as far as they said."""
         said = max((link.server_count for link in self.links.values()), default=0)
@@ -131,10 +143,29 @@ class Servers:
     @property
     def missing(self) -> list[ServerId]:
         """The servers that others named and that are not linked."""
+        return sorted(self._named - self.links.keys())[:_MAX_SERVERS]
+
+    @property
+    def unsure(self) -> list[ServerId]:
+        """The servers whose links may end soon, and that can be asked for."""
+        if not self._spare.may_replace:
+            return []
+        unsure = {each for each, link in self.links.items() if self._may_end_soon(link)}
+        return sorted(unsure & self._named)
+
+    @property
+    def _named(self) -> set[ServerId]:
         named: set[ServerId] = set()
         for link in self.links.values():
             named |= link.servers
-        return sorted(named - self.links.keys())[:_MAX_SERVERS]
+        return named
+
+    def _may_end_soon(self, link: ServerLink) -> bool:
+        """A link may pass through a server that drains: it was asked for before that was said."""
+        if not link.was_asked_for or link.drained_at is not None:
+            return False
+        drained = (other.drained_at for other in self.links.values())
+        return any(at is not None and link.opened_at <= at for at in drained)
 
     def _next_to_ask_for(self) -> ServerId | None:
         """The next of the missing servers; all that look take turns. None: take what comes."""
@@ -143,11 +174,15 @@ class Servers:
             return None
         if self.known_count > len(self.links) + len(missing):
             missing.append(None)  # there are some that nobody can name
+        return self._in_turn(missing)
+
+    def _in_turn(self, servers: Sequence[T]) -> T:
         self._turn += 1
-        return missing[self._turn % len(missing)]
+        return servers[self._turn % len(servers)]
 
     async def keep_connected(self) -> None:
         """Keep linking, for ever."""
+        does = {Work.KEEP: self._keep, Work.PROBE: self._probe, Work.REPLACE: self._replace}
         keepers: dict[tuple[Place, Work], asyncio.Task[None]] = {}
         backoff = self._backoff()
         async with asyncio.TaskGroup() as tasks:
@@ -162,7 +197,7 @@ class Servers:
                 for place, work in self._wanted(places):
                     if (place, work) not in keepers:
                         keepers[place, work] = tasks.create_task(
-                            self._do(place, work), name=f"link:{place[1]}"
+                            does[work](place), name=f"link:{place[1]}"
                         )
                 if places:
                     backoff.reset()
@@ -172,21 +207,17 @@ class Servers:
                         await change.wait()
 
     def _wanted(self, places: Sequence[Place]) -> list[tuple[Place, Work]]:
-        """One keeper for each address, and one that probes it while servers hide behind it.
+        """One keeper for each address, one that probes it while servers hide behind it.
 
-        However many addresses there are: some may be dead, and others lead to one server.
+        However many addresses there are: some may be dead, and others lead to one server. And one
+        that replaces links, while there are some to be replaced.
         """
         wanted = [(place, Work.KEEP) for place in places]
         if self.links and not self._complete:
             wanted += [(place, Work.PROBE) for place in places if place in self._answering]
+        if self.unsure:
+            wanted += [(place, Work.REPLACE) for place in places]
         return wanted
-
-    async def _do(self, place: Place, work: Work) -> None:
-        match work:
-            case Work.KEEP:
-                await self._keep(place)
-            case Work.PROBE:
-                await self._probe(place)
 
     def drain(self) -> None:
         """Take no new dials from any server."""
@@ -198,20 +229,20 @@ class Servers:
     def close(self) -> None:
         """End every link; they are gone after ``wait_closed``."""
         self._draining = True
-        for link in [*self.links.values(), *self._spare]:
+        for link in self.open_links:
             link.close("agent stops")
 
     async def wait_closed(self) -> None:
         """Wait until no link is left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * GOODBYE_S):
-                while self.links or len(self._spare):
+                while self.open_links:
                     await self._change.wait()
 
     @property
     def unsent(self) -> bool:
         """Something that a tunnel said waits in a link."""
-        return any(link.unsent for link in (*self.links.values(), *self._spare))
+        return any(link.unsent for link in self.open_links)
 
     async def _keep(self, place: Place) -> None:
         """Keep one link by one address, until the address is gone from the name.
@@ -228,7 +259,8 @@ class Servers:
             if link is not None and not link.spare:
                 backoff.reset()
                 # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
-                await asyncio.shield(link.over)
+                while self.links.get(link.server_id) is link:
+                    await self._change.wait()
             elif link is not None and await self._wait_incomplete(place):
                 backoff.reset()
             await self._pause(place, backoff)
@@ -243,6 +275,14 @@ class Servers:
             if link is not None and not link.spare:
                 backoff.reset()
             await self._pause(place, backoff)
+
+    async def _replace(self, place: Place) -> None:
+        """Make links anew by one address, until none may pass through a server that drains."""
+        backoff = self._backoff()
+        while self._is_current(place) and (unsure := self.unsure):
+            link = await self._try(place, self._in_turn(unsure))
+            if link is None or link.spare:
+                await self._pause(place, backoff)
 
     async def _pause(self, place: Place, backoff: Backoff) -> None:
         """Wait before the next attempt; for longer while there are many spare links."""
@@ -305,14 +345,19 @@ class Servers:
         return None
 
     def _claim(self, link: ServerLink) -> bool:
-        """Take a link that was welcomed into the table; False if its server is there already."""
+        """Take a link that was welcomed into the table; False if its server is there already.
+
+        Which does not count if that one may end soon, and this one may not.
+        """
         link.over.add_done_callback(lambda _: self._ended(link))
         linked = self.links.get(link.server_id)
-        if linked is not None and linked.ready:
-            self._spare.add(link)
-            return False
-        if linked is not None:
+        if linked is not None and not linked.ready:
             self._spare.add(linked)  # it is closing
+        elif linked is not None:
+            if self._may_end_soon(link) or link.server_id not in self.unsure:
+                self._spare.add(link)
+                return False
+            self._spare.replace(linked)
         self.links[link.server_id] = link
         self._metrics.link_opened()
         log(

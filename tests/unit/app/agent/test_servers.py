@@ -13,6 +13,7 @@ import pytest
 
 from isthmus.app import pki
 from isthmus.app.agent import servers as servers_module
+from isthmus.app.agent import spare_links
 from isthmus.app.agent.servers import Servers
 from isthmus.app.server import view as server_view
 from isthmus.core.backoff import Backoff
@@ -29,6 +30,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.observe.logs import OncePer
 from isthmus.observe.metrics import AgentMetrics
+from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.tunnel.stream import Stream
@@ -135,7 +137,11 @@ class Bed:
         return literal("127.0.0.1", self._listeners[-1].port), asked
 
     def start(
-        self, hosts: Sequence[str], context: Callable[[], ssl.SSLContext] | None = None
+        self,
+        hosts: Sequence[str],
+        context: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        first_s: float = 0.001,
     ) -> Servers:
         self.servers = Servers(
             self.loop,
@@ -146,7 +152,7 @@ class Bed:
             context=context or (lambda: self.context),
             greeting=lambda: Greeting(agent_id=AgentId("agent")),
             on_dial=self.dials.append,
-            backoff=lambda: Backoff(first_s=0.001, cap_s=0.002, chance=lambda: 0.5),
+            backoff=lambda: Backoff(first_s=first_s, cap_s=2 * first_s, chance=lambda: 0.5),
             limits=Limits(),
             metrics=AgentMetrics(),
             once=OncePer(),
@@ -480,6 +486,127 @@ def test_an_address_that_is_gone_from_the_name_is_left(
             bed.names.known = {"localhost": [left]}
             await bed.until(lambda: keepers() == 1)
             assert set(servers.links) == {"one"}
+
+    run(files, test)
+
+
+def of_server(bed: Bed, servers: Servers, server_id: str) -> AgentLink:
+    """The server's side of the link that is in the table."""
+    here = servers.links[ServerId(server_id)].carrier.sock.getsockname()
+    (link,) = (it for it in bed.ready if it.peer_address == f"{here[0]}:{here[1]}")
+    return link
+
+
+def test_when_a_server_drains_links_that_may_pass_through_it_are_replaced(
+    files: pki.PkiFiles,
+) -> None:
+    async def test(bed: Bed) -> None:
+        ids = ["one", "two", "three"]
+        address, asked = bed.listen_and_hand_on(["one"], ids, count=3, reachable=ids)
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == set(ids) and keepers() == 1)
+            before = dict(servers.links)
+            answers: list[DialResult | None] = []
+            assert ask(of_server(bed, servers, "two"), answers) is not None
+            await bed.until(lambda: bed.dials)
+            asked.clear()
+            of_server(bed, servers, "one").drain()
+            await bed.until(lambda: servers.links[ServerId("two")] is not before[ServerId("two")])
+            await bed.until(lambda: before[ServerId("three")].closed_because and keepers() == 1)
+            assert sorted(asked) == ["three", "two"]  # once, and the one that drains not at all
+            assert servers.unsure == [] and servers.links[ServerId("one")].ready
+            # What is open goes on, and with it the link that it is open on.
+            bed.dials[0].accept("192.0.2.1:80")
+            await bed.until(lambda: answers)
+            assert answers[0] is not None and answers[0].address == "192.0.2.1:80"
+            old = before[ServerId("two")]
+            assert old.ready and old in servers.open_links
+            assert not servers.links[ServerId("two")].load
+            bed.dials[0].stream.abort(Ending.RESET)
+            await bed.until(lambda: old.closed_because)
+            assert len(bed.open) == len(servers.open_links) == 3
+
+    run(files, test)
+
+
+def test_who_looks_for_a_dead_server_keeps_no_link_from_being_replaced(
+    files: pki.PkiFiles,
+) -> None:
+    async def test(bed: Bed) -> None:
+        named = ["dead", "one", "two"]
+        address, _ = bed.listen_and_hand_on(["one"], named, count=3, reachable=["two"])
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"], first_s=3600)  # it waits for so long after each look
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "two"})
+            before = servers.links[ServerId("two")]
+            of_server(bed, servers, "one").drain()
+            await bed.until(lambda: servers.links[ServerId("two")] is not before)
+            await bed.until(lambda: before.closed_because)
+
+    run(files, test)
+
+
+def test_links_that_nobody_can_have_handed_on_stay(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"localhost": [bed.listen([each], count=2) for each in ("one", "two")]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "two"} and keepers() == 2)
+            two = servers.links[ServerId("two")]
+            for link in bed.ready:
+                talk = link.talk
+                assert isinstance(talk, MuxServerTalk)
+                talk.tell(Control(membership=Members(server_count=2, servers=["one", "two"])))
+            of_server(bed, servers, "one").drain()
+            await bed.until(lambda: servers.links[ServerId("one")].drained_at)
+            assert servers.unsure == [] and servers.links[ServerId("two")] is two
+
+    run(files, test)
+
+
+def test_a_link_that_was_begun_before_a_server_drained_replaces_none(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        ids = ["one", "two"]
+        address, _ = bed.listen_and_hand_on(["one"], ids, count=2, reachable=ids)
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"])
+        two = ServerId("two")
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == set(ids) and keepers() == 1)
+            before = servers.links[two]
+            servers.links[ServerId("one")].drained_at = bed.loop.time() + 3600  # all are begun
+            servers._tell_change()
+            await bed.until(lambda: len(bed.ready) > 4)
+            assert servers.links[two] is before and servers.unsure == ["two"]
+
+    run(files, test)
+
+
+def test_no_more_links_are_replaced_than_may_wait_for_their_tunnels(
+    files: pki.PkiFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_links, "_MOST_REPLACED", 1)
+
+    async def test(bed: Bed) -> None:
+        ids = ["one", "two", "three"]
+        address, _ = bed.listen_and_hand_on(["one"], ids, count=3, reachable=ids)
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == set(ids) and keepers() == 1)
+            before = dict(servers.links)
+            for each in ids[1:]:
+                assert ask(of_server(bed, servers, each), []) is not None
+            await bed.until(lambda: len(bed.dials) == 2)
+            of_server(bed, servers, "one").drain()
+            await bed.until(lambda: servers.links != before and keepers() == 1)
+            assert sum(servers.links[key] is not link for key, link in before.items()) == 1
+            for dial in bed.dials:  # now the other's turn comes
+                dial.stream.abort(Ending.RESET)
+            await bed.until(lambda: all(before[ServerId(each)].closed_because for each in ids[1:]))
 
     run(files, test)
 
