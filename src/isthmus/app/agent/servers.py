@@ -268,12 +268,16 @@ class Servers:
     async def _probe(self, place: Place) -> None:
         """Look by one address for servers that are not linked yet, until all are."""
         backoff = self._backoff()
+        found: set[ServerId] = set()
         if self._answering != self._places:
             await asyncio.sleep(backoff.next_s())  # most others are being linked just now
         while self._is_current(place) and not self._is_enough(place):
             link = await self._try(place, self._next_to_ask_for())
             if link is not None and not link.spare:
                 backoff.reset()
+                if not self._complete and link.server_id not in found:
+                    found.add(link.server_id)
+                    continue  # with the next: only those that come and go have to wait
             await self._pause(place, backoff)
 
     async def _replace(self, place: Place) -> None:

@@ -611,6 +611,27 @@ def test_no_more_links_are_replaced_than_may_wait_for_their_tunnels(
     run(files, test)
 
 
+def test_all_that_are_missing_are_linked_without_waiting(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        ids = ["one", "two", "three", "four", "five"]
+        address, asked = bed.listen_and_hand_on(["one"], ids, count=5, reachable=ids)
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"], first_s=3600)
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == set(ids))
+            for link in list(bed.open):
+                if link.peer_address != of_server(bed, servers, "one").peer_address:
+                    link.close("lost")
+            await bed.until(lambda: set(servers.links) == {"one"})
+            # Those that come and go have to wait: they were just linked.
+            asked.clear()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not asked
+
+    run(files, test)
+
+
 def test_an_agent_drains_when_it_says_so(files: pki.PkiFiles) -> None:
     async def test(bed: Bed) -> None:
         bed.names.known = {"localhost": [bed.listen(["one"])]}
