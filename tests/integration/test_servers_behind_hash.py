@@ -22,9 +22,11 @@ from clients import (
     connect_uds,
     free_port,
     full_target,
+    head_for,
     receive_all,
     reset,
     send_all,
+    status_of,
     tunnel,
 )
 from programs import Program, Programs
@@ -35,9 +37,11 @@ from isthmus.app.agent.program import Agent
 from isthmus.app.server import agents as server_agents
 from isthmus.app.server import hand_on
 from isthmus.app.server.program import Server
+from isthmus.links.agent_side import ServerLink
 from isthmus.net import peek
 from isthmus.net.poller import IN, Poller
 from isthmus.observe.metrics import HandOn, TlsPort, TlsRefusal
+from isthmus.values import ServerId
 from isthmus.wire.client_hello import ClientHello, hello_in
 
 IDS = ("a", "b", "c")
@@ -820,10 +824,82 @@ def test_who_drains_alone_still_takes_agents(fresh: Stack) -> None:
         fresh.wait(lambda: len(a.links) == 1, "it is served")
 
 
-def test_who_drains_waits_for_what_moves_through_it(
-    fresh: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hand_on, "WATCH_S", 0.3, raising=False)
+class Dialing:
+    """Dials through some servers again and again, while something happens to others."""
+
+    def __init__(self, *servers: Server) -> None:
+        self._paths = [server.settings.uds_name for server in servers]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._dial_on)
+        self.done = 0
+        self.statuses: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(LIMIT_S)
+        assert self.done > len(self._paths) and self.statuses == {200}
+
+    def _dial_on(self) -> None:
+        with Target() as target:
+            while not self._stop.is_set():
+                for path in self._paths:
+                    with connect_uds(path) as client:
+                        client.send(head_for(target.name))
+                        self.statuses.add(status_of(client.read_head()))
+                    target.accept().close()
+                    self.done += 1
+
+
+def link_to(agent: Agent, server_id: str) -> ServerLink:
+    assert agent.servers is not None
+    return agent.servers.links[ServerId(server_id)]
+
+
+def test_who_drains_is_left_before_it_ends(fresh: Stack) -> None:
+    cluster = Cluster(fresh)
+    cluster.start()
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, *IDS)
+        a, b, c = (cluster.servers[each] for each in IDS)
+        before = {each: link_to(agent, each) for each in "bc"}
+        with Dialing(b, c):
+            asyncio.run_coroutine_threadsafe(a.drain(LIMIT_S), fresh.loop).result(LIMIT_S)
+            assert not len(a.agent_door.handing)
+            now = {each: link_to(agent, each) for each in "bc"}
+            assert all(now[each] is not before[each] for each in "bc")
+            cluster.stop("a")
+            cluster.wait_links(agent, "b", "c")
+        assert {each: link_to(agent, each) for each in "bc"} == now  # nobody noticed
+        fresh.stop(agent)
+
+
+def test_when_several_drain_their_ways_are_left_for_one_that_stays(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b", "c", "d", "e"))
+    cluster.start()
+    with cluster.front() as front:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, *cluster.ports)
+        with Dialing(cluster.servers["d"], cluster.servers["e"]):
+            draining = {
+                each: asyncio.run_coroutine_threadsafe(
+                    cluster.servers[each].drain(LIMIT_S), fresh.loop
+                )
+                for each in "abc"
+            }
+            for each in "cba":  # what passes through a, to b and c, ends with those
+                draining[each].result(LIMIT_S)
+                assert not len(cluster.servers[each].agent_door.handing)
+                cluster.stop(each)
+            cluster.wait_links(agent, "d", "e")
+        fresh.stop(agent)
+
+
+def test_who_drains_waits_for_tunnels_that_pass_through_it(fresh: Stack) -> None:
     cluster = Cluster(fresh, ("a", "b"))
     cluster.start()
     with cluster.front() as front, Target() as target:
@@ -831,17 +907,38 @@ def test_who_drains_waits_for_what_moves_through_it(
         cluster.wait_links(agent, "a", "b")
         a, b = cluster.servers["a"], cluster.servers["b"]
         uds = b.settings.uds_name
+        before = link_to(agent, "b")
         with tunnel(connect_uds(uds), target.name) as client, target.accept() as far:
             drained = asyncio.run_coroutine_threadsafe(a.drain(LIMIT_S), fresh.loop)
-            looks: set[float | None] = set()
-            while len(looks) < 4:  # it looked three times whether this moves
-                client.send(b"x" * 4096)
-                assert far.read_exactly(4096) == b"x" * 4096
-                assert not drained.done()
-                looks.add(a.agent_door.handing._watched_since)
-            # Nothing moves now, and the tunnel is open: that cannot be seen from outside.
-            drained.result(LIMIT_S)
-            assert cluster.passing() == 1
+            fresh.wait(lambda: link_to(agent, "b") is not before, "there is another way")
+            cluster.servers = {"b": b}
+            cluster.reach()
+            assert len(a.agent_door.handing) == 1 and not drained.done()
+            client.send(b"still here")
+            assert far.read_exactly(10) == b"still here"
+            far.send(b"and here")
+            assert client.read_exactly(8) == b"and here"
+        drained.result(LIMIT_S)
+        assert not len(a.agent_door.handing)
+        fresh.wait(lambda: len(b.links) == 1, "the old link is gone")
+        fresh.stop(agent)
+
+
+def test_a_tunnel_that_does_not_end_is_waited_for_only_so_long(fresh: Stack) -> None:
+    cluster = Cluster(fresh, ("a", "b"))
+    cluster.start()
+    with cluster.front() as front, Target() as target:
+        agent = fresh.add_agent(linked=False, proxy_server_port=front.port)
+        cluster.wait_links(agent, "a", "b")
+        a, b = cluster.servers["a"], cluster.servers["b"]
+        client = tunnel(connect_uds(b.settings.uds_name), target.name, b"x")
+        with client, target.accept() as far:
+            assert far.read_exactly(1) == b"x"
+            fresh.run(a.drain(0.3))
+            assert len(a.agent_door.handing) == 1
+            cluster.stop("a")
+            with pytest.raises(ConnectionResetError):
+                far.read_exactly(1)
         fresh.stop(agent)
 
 

@@ -48,9 +48,6 @@ _UNLIMITED = 65_536
 FAILED_FOR_S = 1.0
 # Links ping after 10 s of silence and give up after 20: who is quiet for longer has gone.
 _SILENCE_S = 60.0
-#: How long to look whether something passes, and what pings and their answers do not reach.
-WATCH_S = 5.0
-_PINGS_BYTES_S = 200.0
 _QUIET_S = 30.0
 _log = logging.getLogger("isthmus.server")
 
@@ -92,8 +89,8 @@ class Passing:
     """One connection that is handed on, from the dial to the last byte."""
 
     __slots__ = (
-        "_bytes", "_dial", "_due_at", "_far", "_handing", "_leaving", "_left", "_marked", "_serve",
-        "_timer", "client", "peer_id", "random",
+        "_bytes", "_dial", "_due_at", "_far", "_handing", "_leaving", "_left", "_serve", "_timer",
+        "client", "peer_id", "random",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +102,7 @@ class Passing:
         self._serve: Serve | None = None
         self._left = 1
         self._leaving = False
-        self._bytes = self._marked = 0
+        self._bytes = 0
         self._due_at = look.due_at
         self.peer_id = peer_id
         self.random = hello.random
@@ -135,11 +132,6 @@ class Passing:
     @property
     def _carried(self) -> int:
         return self.client.bytes_written + (self._far.bytes_written if self._far else 0)
-
-    def carried_since(self) -> int:
-        """How many bytes passed since this was asked last."""
-        before, self._marked = self._marked, self._carried
-        return self._marked - before
 
     def abort(self, reason: Ending) -> None:
         """Reset both sides."""
@@ -251,8 +243,6 @@ class HandingOn:
         self._waiting: dict[ServerId, set[Passing]] = {}
         self._failed_until: dict[ServerId, float] = {}
         self._draining = False
-        self._watched_since: float | None = None
-        self._is_moving = True
         #: Where our own agent port listens.
         self.listening: list[tuple[str, int]] = []
 
@@ -333,25 +323,11 @@ class HandingOn:
         self._failed_until[peer_id] = now + FAILED_FOR_S
 
     def drain(self) -> None:
-        """Hand nobody on any more: what passes through us ends with us."""
-        self._draining = True
+        """Hand nobody on any more: what passes through us ends with us.
 
-    @property
-    def moving(self) -> bool:
-        """Something passes that is more than pings; asked again and again, it watches.
-
-        True at first, since that takes WATCH_S to know.
+        Agents hear that we drain by their own links, and make those that may pass here anew.
         """
-        if not self._passing:
-            return False
-        now = self.loop.time()
-        since = self._watched_since
-        if since is None or now - since >= WATCH_S:
-            carried = [passing.carried_since() for passing in self._passing.values()]
-            if since is not None:
-                self._is_moving = max(carried) > _PINGS_BYTES_S * (now - since)
-            self._watched_since = now
-        return self._is_moving
+        self._draining = True
 
     def leads_here(self, sock: socket.socket) -> bool:
         """Tell whether a connection that we made has come to our own agent port."""

@@ -194,13 +194,14 @@ class Server:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 # A pending dial becomes a tunnel, and a tunnel's last bytes wait in its link.
-                # Of what passes through to other servers we see only whether it moves.
+                # Of what passes through to other servers nothing can be seen; agents that have
+                # another way to those by now, and no tunnels by this one any more, have ended it.
                 while (
                     len(self.dialer.pending)
                     or self.node_dials.pending
                     or len(self.tunnels)
                     or self._unsent()
-                    or self.agent_door.handing.moving
+                    or len(self.agent_door.handing)
                     or (self.doors.asking and self.loop.time() < heads_until)
                 ):
                     await self.tunnels.wait_empty()
