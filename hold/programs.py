@@ -69,9 +69,11 @@ class Program:
             raise SilentError(f"{self.name}: {exc}") from exc
 
     def peers(self) -> list[str]:
-        """Who is at the other ends of its links, one entry for each."""
+        """Who is at the other ends of the links that take dials, one entry for each."""
         links = self.snapshot()["links"]
-        return sorted(link["peerId"] for link in links if link["state"] != "greeting")
+        return sorted(
+            link["peerId"] for link in links if link["state"] not in ("greeting", "draining")
+        )
 
     def tunnels(self) -> int:
         """How many it carries."""
@@ -115,6 +117,12 @@ class Server(Program):
 
     def __post_init__(self) -> None:
         self.admin_port = self.ports[3]
+
+    def passing(self) -> int:
+        """How many agents' connections to other servers pass through it."""
+        name = "isthmus_server_agent_connections_passing "
+        lines = self.admin.text("/metrics").splitlines()
+        return next((int(float(line.split()[1])) for line in lines if line.startswith(name)), 0)
 
     def uds(self, frontend: str) -> str:
         """The UNIX socket of a frontend."""

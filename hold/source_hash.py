@@ -2,6 +2,7 @@
 
 Servers find each other by Leases in a real kube-apiserver where its programs are built, otherwise
 by ``--peer-server``. Only mux links can be handed on: konnectivity's protocol has no word for it.
+At the end the server that links pass through is killed; what that costs is counted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM, Signals
 
 from processes import BenchError, Child
 
@@ -38,7 +39,7 @@ class Numbers:
 
     agents: int = 3
     sizes: tuple[int, ...] = (3, 2, 6, 3)
-    dial_pause_s: float = 0.1
+    dial_pause_s: float = 0.05
     leases: bool = True
     #: Longer than the goal: a server that takes its time keeps nobody from the others.
     grace_s: int = 12
@@ -77,10 +78,26 @@ def scenario(ground: Ground, numbers: Numbers) -> Outcome:
 
 @dataclass(slots=True)
 class Dialing:
-    """Dials through every server that is meant to serve, and what failed of them."""
+    """Dials through every server that is meant to serve, and what failed of them in one step."""
 
     done: int = 0
     faults: list[str] = field(default_factory=list)
+    #: When the first of the step failed, and the last, after its beginning.
+    began: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def begin(self) -> None:
+        """A step begins: count what fails anew."""
+        self.began = time.monotonic()
+        self.faults.clear()
+
+    def failed(self, what: str) -> None:
+        """One failed."""
+        self.last_s = time.monotonic() - self.began
+        if not self.faults:
+            self.first_s = self.last_s
+        self.faults.append(what)
 
 
 class Fleet:
@@ -126,11 +143,10 @@ class Fleet:
         for size in self.numbers.sizes[1:]:
             await self._step(outcome, f"{before} → {size} servers", lambda s=size: self._scale(s))  # type: ignore[misc]
             before = size
+        await self._step(outcome, "the one in between is killed", self._kill, goal=False)
         for task in self.dialing.values():
             task.cancel()
         outcome.tell("dials on the way", self.dials.done)
-        outcome.tell("dials that failed", len(self.dials.faults))
-        outcome.notes += sorted(set(self.dials.faults))[:3]
 
     def add(self) -> None:
         """Start one more server, under an id that there was not before."""
@@ -145,13 +161,13 @@ class Fleet:
         more.append(f"--graceful-shutdown-timeout={self.numbers.grace_s}s")
         self.servers.append(self.ground.server(name, *more, agent_port=port))
 
-    def _stop(self, server: Server) -> None:
+    def _stop(self, server: Server, by: Signals = SIGTERM) -> None:
         """Tell one to stop; nobody is to dial through it from then on."""
         self.servers.remove(server)
         self.stopping.append(server)
         if server.name in self.dialing:
             self.dialing.pop(server.name).cancel()
-        server.signal(SIGTERM)
+        server.signal(by)
 
     def _replace(self) -> None:
         self._stop(self.servers[0])
@@ -163,21 +179,35 @@ class Fleet:
         while len(self.servers) < size:
             self.add()
 
+    def _kill(self) -> None:
+        self._stop(max(self.servers, key=Server.passing), SIGKILL)
+
     async def _step(
         self, outcome: Outcome, name: str, change: Callable[[], None], *, goal: bool = True
     ) -> None:
         self.ground.say(f"E: {name}")
+        self.dials.begin()
         change()
         longest, whole = await self._watch()
         at_most = MESH_GOAL_S if goal else None
-        # What is handed on ends with the server that it passes through, some seconds later: then
-        # the mesh is made again, which is a change of its own.
         outcome.time(f"{name}: longest without a full mesh", longest, "s", at_most=at_most)
         outcome.time(f"{name}: mesh full for good after", whole, "s")
+        if self.dialing:
+            self._tell_dials(outcome, name, goal=goal)
         for server in self.servers:
             if server.name not in self.dialing:
                 self.dialing[server.name] = asyncio.create_task(self._dial_on(server))
         await asyncio.sleep(1.0)
+
+    def _tell_dials(self, outcome: Outcome, name: str, *, goal: bool) -> None:
+        dials = self.dials
+        if goal:
+            outcome.count(f"{name}: dials that failed", len(dials.faults), 0)
+        else:
+            outcome.tell(f"{name}: dials that failed", len(dials.faults))
+        if dials.faults:
+            when = f"{dials.first_s:.1f}–{dials.last_s:.1f} s after its beginning"
+            outcome.notes.append(f"{name}, {when}: {', '.join(sorted(set(dials.faults))[:3])}")
 
     async def _watch(self) -> tuple[float, float]:
         """Look until nobody is stopping and the mesh stays full.
@@ -223,5 +253,5 @@ class Fleet:
                         await once(clients.dialer(name), address, 10.0)
                         self.dials.done += 1
                     except FAULTS as exc:
-                        self.dials.faults.append(f"{server.name}: {exc!r}")
+                        self.dials.failed(f"{server.name}: {exc!r}")
                     await asyncio.sleep(self.numbers.dial_pause_s)

@@ -72,6 +72,8 @@ def test_nothing_is_lost_when_programs_are_told_to_stop(tmp_path: Path) -> None:
 def test_a_mesh_behind_one_address_heals(tmp_path: Path) -> None:
     found = play("E", tmp_path / "e", agents=1, sizes=(2, 3, 2), leases=False, grace_s=2)
     assert found["dials on the way"] > 0
+    assert found["one is replaced by another: dials that failed"] == 0
+    assert found["3 → 2 servers: dials that failed"] == 0
 
 
 def test_a_starved_agent_fails_no_dial(tmp_path: Path) -> None:
