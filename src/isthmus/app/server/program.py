@@ -289,14 +289,16 @@ class Server:
         if audit is not None:
             self.audit = audit
             self.metrics.audit_counts = audit.log.counts
-            reopen_on_hangup(self.loop, audit.log)
+            if self._handed is None:  # a worker has a pipe, which cannot be opened again
+                reopen_on_hangup(self.loop, audit.log)
 
     async def _close_records(self) -> None:
         """Last, when everything has ended that they tell of."""
         if self.tracing is not None:
             await self.tracing.close()
         if self.audit is not None:
-            ignore_hangup(self.loop)
+            if self._handed is None:
+                ignore_hangup(self.loop)
             await asyncio.to_thread(self.audit.log.close)
 
     def _listen(self, agent_tls: HotContext, admission: Admission) -> None:
