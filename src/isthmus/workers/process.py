@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -199,7 +200,7 @@ class Worker:
 
         Raises:
             ConfigError: it says that something is wrong.
-            WorkerLost: it ended or is silent.
+            WorkerLost: it ended, is silent, or cannot be started now.
         """
         self.state, self.report = State.STARTING, Report()
         self.metrics = self.view = b""
@@ -224,42 +225,55 @@ class Worker:
                 raise WorkerLost(f"worker {self.index} did not start: {_ending(code)}")
 
     async def _spawn(self) -> Channel[ToWorker, ToParent]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        giver, taker = make_pair()
-        numbers = [theirs.fileno(), taker.fileno()]
-        audit = -1
-        if self._birth.audited is not None:
-            reading, audit = os.pipe()
-            numbers.append(audit)
-        inherited = Inherited(
-            index=self.index,
-            parent=os.getpid(),
-            channel=theirs.fileno(),
-            passing=taker.fileno(),
-            audit=audit,
-        )
         try:
-            # Here, and not in another thread, whose end would be that of the worker (prctl(2)).
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - for that reason
-                list(self._birth.command) or own_command(),
-                stdin=subprocess.DEVNULL,
-                pass_fds=numbers,
-                env={**os.environ, VARIABLE: inherited.to_text()},
-            )
-        finally:
-            theirs.close()
-            taker.close()
-            if audit >= 0:
-                os.close(audit)
+            ours, giver, reading = self._launch()
+        except OSError as exc:  # no process, no memory or no descriptor to be had now
+            why = exc.strerror or str(exc)
+            raise WorkerLost(f"worker {self.index} cannot be started: {why}") from exc
         if self._birth.audited is not None:
             self._birth.audited(reading)
+        self._giver = Giver(giver, self._poller, self._changed)
         ours.setblocking(False)
         self._channel = await Channel.of_parent(ours)
-        self._giver = Giver(giver, self._poller, self._changed)
         birth = self._birth
         begin = Begin(index=self.index, count=birth.count, program_id=birth.program_id)
         self._channel.send(begin)
         return self._channel
+
+    def _launch(self) -> tuple[socket.socket, socket.socket, int]:
+        """Start its process; our ends of what it says, of what it is given, and of its records.
+
+        Raises:
+            OSError: there is none, and nothing is left open.
+        """
+        with ExitStack() as kept, ExitStack() as passed:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            kept.callback(ours.close)
+            passed.callback(theirs.close)
+            giver, taker = make_pair()
+            kept.callback(giver.close)
+            passed.callback(taker.close)
+            reading = audit = -1
+            if self._birth.audited is not None:
+                reading, audit = os.pipe()
+                kept.callback(os.close, reading)
+                passed.callback(os.close, audit)
+            inherited = Inherited(
+                index=self.index,
+                parent=os.getpid(),
+                channel=theirs.fileno(),
+                passing=taker.fileno(),
+                audit=audit,
+            )
+            # Here, and not in another thread, whose end would be that of the worker (prctl(2)).
+            self._process = subprocess.Popen(
+                list(self._birth.command) or own_command(),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[fd for fd in (theirs.fileno(), taker.fileno(), audit) if fd >= 0],
+                env={**os.environ, VARIABLE: inherited.to_text()},
+            )
+            kept.pop_all()
+        return ours, giver, reading
 
     async def watch(self) -> None:
         """Listen to it, and start it again whenever it dies; until it ends because it was told."""
