@@ -45,6 +45,8 @@ ASK_S = 5.0
 #: One that served for so long has not failed at its start.
 _LIVED_S = 30.0
 _LOOK_S = 1.0
+#: The report of one that has not spoken yet.
+_NOTHING = Report()
 _log = logging.getLogger("isthmus.workers")
 
 
@@ -89,7 +91,7 @@ class Worker:
     ) -> None:
         self.index = index
         self.state = State.STARTING
-        self.report = Report()
+        self.report = _NOTHING
         #: What was kept of this life: the last reports that had metrics, and a snapshot.
         self.metrics = self.view = b""
         #: What somebody was shown since then, without tunnels.
@@ -126,8 +128,9 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """It said that it could serve a client."""
-        return self.running and not any(failure for _, failure in self.report.ready)
+        """It said that it could serve a client; before its first word it did not."""
+        said = self.running and self.report is not _NOTHING
+        return said and not any(failure for _, failure in self.report.ready)
 
     @property
     def load(self) -> int:
@@ -202,7 +205,7 @@ class Worker:
             ConfigError: it says that something is wrong.
             WorkerLost: it ended, is silent, or cannot be started now.
         """
-        self.state, self.report = State.STARTING, Report()
+        self.state, self.report = State.STARTING, _NOTHING
         self.metrics = self.view = b""
         channel = await self._spawn()
         try:
@@ -375,7 +378,7 @@ class Worker:
         self._died(self)
         self.ended += 1
         self._cpu_before_s += self.report.cpu_s
-        self.report = Report()
+        self.report = _NOTHING
         self.metrics, self.view, self.shown = b"", b"", None
         self._process = None
         return code

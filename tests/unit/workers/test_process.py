@@ -1,14 +1,17 @@
-"""A worker as its parent knows it: what becomes of one that cannot be started."""
+"""A worker as its parent knows it: started or not, and what it is taken for until it speaks."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 
 import pytest
 import uvloop
 
 from isthmus.net.poller import Poller
+from isthmus.workers.messages import Drain
 from isthmus.workers.process import Birth, State, Worker, WorkerLost
 
 
@@ -39,5 +42,45 @@ def test_one_for_which_there_is_no_process_is_tried_again() -> None:
         assert "No such file" in worker.trouble()
         watching.cancel()
         assert len(descriptors()) == before
+
+    uvloop.run(run())
+
+
+#: A worker as far as it says that it has started, and then only what it is told to.
+STARTS = """
+import json, os, socket, sys
+from isthmus.workers.channel import _encode
+from isthmus.workers.messages import Report, Started
+found = json.loads(os.environ["_ISTHMUS_WORKER"])
+sock = socket.socket(fileno=found["channel"])
+def send(message):
+    body = _encode(message)
+    sock.sendall(len(body).to_bytes(4, "big") + body)
+sock.recv(1 << 20)  # Begin
+send(Started())
+sock.recv(1 << 20)  # Drain; for this test, to report
+send(Report(ready=[("agents", "")]))
+sock.recv(1)
+"""
+
+
+def test_one_that_has_not_reported_yet_is_not_ready() -> None:
+    # It has the least to do, and as a server no agents: clients would all be refused there.
+    async def run() -> None:
+        worker = made(asyncio.get_running_loop(), sys.executable, "-c", STARTS)
+        async with asyncio.timeout(30):
+            await worker.start()
+            ready_at_first = worker.ready
+            watching = asyncio.create_task(worker.watch())
+            worker.tell(Drain(timeout_s=0))
+            while not worker.report.ready:
+                await asyncio.sleep(0.01)
+            ready_then = worker.ready
+            os.kill(worker.pid, signal.SIGKILL)
+            while worker.state is not State.RESTING or worker.pid:
+                await asyncio.sleep(0.01)
+            watching.cancel()
+            await worker.finish(10)
+        assert (ready_at_first, ready_then, worker.ready) == (False, True, False)
 
     uvloop.run(run())
