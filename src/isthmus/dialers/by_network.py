@@ -243,8 +243,7 @@ class ByNetwork:
             if self._agents is not None:
                 dial.agents = self._agents.within(decision.network)
         dial.decision = decision
-        dialer.pending.add(dial)
-        dial.attempt()
+        dialer.begin(dial)
         return dial
 
     def place(self, dial: AgentDial, asked: str) -> Decision:

@@ -322,12 +322,16 @@ class AgentDialer:
     def dial(self, target: HostPort, requester: Identity, who: Dialing) -> AgentDial:
         """Start a dial; the answer may come before this returns."""
         dial = AgentDial(self, self.next_id(), target, requester, who)
+        self.begin(dial)
+        return dial
+
+    def begin(self, dial: AgentDial) -> None:
+        """Start one that was made elsewhere; the answer may come before this returns."""
         self.pending.add(dial)
         dial.attempt()
         if not self._looks and len(self.pending):
             self._looks = True
             self.loop.call_later(_LOOK_S, self._look)
-        return dial
 
     def _look(self) -> None:
         """Find those whose agent has gone silent; while any are pending, again."""

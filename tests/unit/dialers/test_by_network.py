@@ -18,6 +18,7 @@ from isthmus.core.connectivity import Connection, Protocol
 from isthmus.core.networks import AgentsByNetwork, ClusterNetwork, Networks
 from isthmus.core.patterns import Pattern
 from isthmus.core.policy import Decision, Effect, Match, Policy, PolicyRule
+from isthmus.dialers import through_agent
 from isthmus.dialers.by_network import ByNetwork, InsideOnly, WayDial, passed_on
 from isthmus.dialers.direct import DirectDialer
 from isthmus.dialers.through_agent import AgentDial, AgentDialer
@@ -52,6 +53,7 @@ class Link:
     identifiers: Identifiers = field(default_factory=Identifiers)
     can_open: bool = True
     takes_dials: bool = True
+    stuck: bool = False
     full: bool = False
     weight: float = 0.0
     zone: str = ""
@@ -129,6 +131,27 @@ class Bed:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_another_agent_is_asked_when_the_first_has_gone_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(through_agent, "_LOOK_S", 0.01)
+
+    async def test() -> None:
+        bed = Bed(EAST)
+        links = [Link(AgentId("a"), "east"), Link(AgentId("b"), "east")]
+        for link in links:
+            bed.agents.add(link)
+        dial, _ = bed.dial("10.1.0.7:80")
+        (asked,) = [link for link in links if link.dialed]
+        asked.takes_dials, asked.stuck = False, True
+        async with asyncio.timeout(10):
+            while not all(link.dialed for link in links):
+                await asyncio.sleep(0.001)
+        dial.cancel()
+
+    run(test)
 
 
 def test_a_dial_goes_to_the_agents_of_its_network_only() -> None:

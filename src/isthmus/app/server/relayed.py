@@ -88,8 +88,7 @@ class RelayedDial:
                 dial.answered = True
                 dial.give_up(DialFailure.DENIED, decision.why)
                 return
-        dialer.pending.add(dial)
-        dial.attempt()
+        dialer.begin(dial)
         if dial.who is not None:
             self._dial = dial
             incoming.on_cancelled = self._cancelled
