@@ -213,11 +213,11 @@ def read_lists(files: CrlFiles) -> Lists:
     Raises:
         ConfigError: one sentence that names the file and what is wrong with it.
     """
-    from cryptography.x509 import InvalidVersion
+    from cryptography.x509 import DuplicateExtension, InvalidVersion
 
     try:
         return _read_lists(files)
-    except (InvalidVersion, ValueError) as exc:
+    except (DuplicateExtension, InvalidVersion, ValueError) as exc:
         # Names, times and numbers are decoded when they are asked for, wherever that is.
         raise ConfigError(f"{files}: the list is damaged") from exc
 
@@ -268,6 +268,7 @@ def _signer(
     authorities: Sequence[x509.Certificate],
 ) -> bytes:
     """The key of the authority that signed a list, as bytes."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     issuer = crl.issuer.rfc4514_string()
@@ -276,10 +277,10 @@ def _signer(
     if not named:
         raise ConfigError(f"{files}: the list is of {issuer}, which is not in {files.ca}")
     for authority in named:
-        key = authority.public_key()
         try:
+            key = authority.public_key()
             good = crl.is_signature_valid(key)  # type: ignore[arg-type]  # others raise, see below
-        except (TypeError, ValueError):  # a kind of key that signs no lists
+        except (TypeError, ValueError, UnsupportedAlgorithm):  # a kind of key that signs no lists
             good = False
         if good:
             return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

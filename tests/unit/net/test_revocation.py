@@ -265,3 +265,21 @@ def test_lists_of_others_and_parts_of_lists_are_refused(one: PkiFiles, tmp_path:
     with pytest.raises(ConfigError, match="a part or a difference"):
         followed(make("isthmus-ca", x509.DeltaCRLIndicator(1)), one.ca_cert)
     assert len(followed(make("isthmus-ca"), one.ca_cert).lists) == 0
+
+
+def test_an_authority_with_a_key_of_no_known_kind_is_one_sentence(
+    one: PkiFiles, tmp_path: Path
+) -> None:
+    # While the program runs, anything else that is raised there would end it.
+    crl = revoke([one.client_cert], directory=one.directory).path
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(one.ca_cert.read_bytes())
+    lists = followed(crl, ca)
+    der = ssl.PEM_cert_to_DER_cert(ca.read_text())
+    kind = bytes.fromhex("2a8648ce3d0201")  # id-ecPublicKey, RFC 5480 §2.1.1
+    assert kind in der
+    ca.write_text(ssl.DER_cert_to_PEM_cert(der.replace(kind, kind[:-1] + b"\x7f")))
+    assert not lists.check(time.time())
+    assert len(lists.lists) == 1  # what was read before stays
+    with pytest.raises(ConfigError, match="is not signed by that authority"):
+        followed(crl, ca)
