@@ -33,6 +33,7 @@ class Channel(Generic[S, R]):
         self._reader = reader
         self._writer = writer
         self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._size: int | None = None  # of the message whose length was read, and nothing more
 
     @classmethod
     async def of_parent(cls, sock: socket.socket) -> Channel[ToWorker, ToParent]:
@@ -56,18 +57,20 @@ class Channel(Generic[S, R]):
         return True
 
     async def receive(self) -> R | None:
-        """Wait for a message; None at the end.
+        """Wait for a message; None at the end. Whoever was cancelled may come again.
 
         Raises:
             ProtocolError: it is none of ours.
         """
         try:
-            size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
-            if size > MOST_BYTES:
-                raise ProtocolError(f"a message of {size} bytes between parent and worker")
-            body = await self._reader.readexactly(size)
+            if self._size is None:
+                self._size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
+            if self._size > MOST_BYTES:
+                raise ProtocolError(f"a message of {self._size} bytes between parent and worker")
+            body = await self._reader.readexactly(self._size)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
+        self._size = None
         try:
             message: R = self._decode(body)
         except msgspec.MsgspecError as exc:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import wraps
 from typing import ParamSpec
 
+import msgspec
 import pytest
 import uvloop
 
@@ -75,6 +76,33 @@ async def test_nonsense_is_told_apart(
     with pytest.raises(ProtocolError):
         await parent.receive()
     parent.close()
+
+
+@in_loop
+async def test_who_was_cancelled_in_the_middle_of_a_message_hears_it_the_next_time(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    # As a parent does that was told to stop while a worker reports.
+    parent, worker = await Channel.of_parent(pair[0]), await Channel.of_worker(pair[1])
+    hearing = asyncio.create_task(parent.receive())
+    said = Report(taken=3, status="x" * 1000)
+    body = msgspec.msgpack.encode(said)
+    pair[1].send(len(body).to_bytes(4, "big") + body[:500])
+    try:
+        async with asyncio.timeout(10):
+            while not parent._reader._buffer:  # type: ignore[attr-defined]  # the half is there
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            hearing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await hearing
+            pair[1].send(body[500:])
+            worker.send(Started())
+            assert await parent.receive() == said
+            assert await parent.receive() == Started()
+    finally:
+        worker.close()
+        parent.close()
 
 
 @in_loop
