@@ -6,6 +6,7 @@ are tunnel/packet_link.py.
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,9 @@ _HEADER_BYTES = 256 * 1024
 _MAX_DETAIL_CHARS = 1000
 _MAX_SHOWN_CHARS = 300
 _REACHED = DialResult()
+_OWN_NUMBER = re.compile(r"[0-9a-f]{1,14}", re.ASCII)
+#: More than any number of our own connection ids; the field has 63 bits.
+_NOT_OF_IDS = 1 << 60
 
 
 class GrpcTalk:
@@ -46,10 +50,12 @@ class GrpcTalk:
     name = "grpc"
 
     def __init__(
-        self, link: Link, *, client: bool, ping_every_s: float, dead_after_s: float
+        self, link: Link, *, client: bool, process: str, ping_every_s: float, dead_after_s: float
     ) -> None:
+        """``process`` is what our own connection ids begin with."""
         self.link = link
         self.packets: PacketLink | None = None
+        self._process = process
         self.peer_process = ""  # what the peer's connection ids begin with
         self._dials: dict[int, IncomingPacketDial] = {}  # that the peer asked for
         self._broken = ""
@@ -208,13 +214,25 @@ class GrpcTalk:
                 detail = detail_in(error, target)[:_MAX_DETAIL_CHARS]
                 told(DialResult(failure=failure, detail=detail))
 
-        # Like Go's: a number that nobody can guess is not needed, only one that is not used. A
-        # connection has one dial in a link at most, so that the number of its id will do.
-        number = int(connection_id.rpartition("-")[2], 16) if connection_id else int(dial_id)
+        number = self._number(connection_id, dial_id)
         # Who can half-close is one of ours, and wants to know what Go's has no use for.
         ours = said_about(requester, asking, traffic) if packets.half_closes else b""
         end = packets.dial(str(target), number, answered, ours=ours, traffic=traffic)
         return end
+
+    def _number(self, connection_id: str, dial_id: DialId) -> int:
+        """Number a dial so that no other dial of this link ever has that number.
+
+        Like Go's: one that nobody can guess is not needed. A connection has one dial in a link at
+        most, so that the number of its id will do; of a relayed one that is another server's, which
+        counts as we do. Whoever gives its dials no ids gives none of them one.
+        """
+        if not connection_id:
+            return dial_id
+        process, _, number = connection_id.rpartition("-")
+        if process and process == self._process and _OWN_NUMBER.fullmatch(number):
+            return int(number, 16)
+        return _NOT_OF_IDS + dial_id
 
     # Dials that the peer asks for.
 

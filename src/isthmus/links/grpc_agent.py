@@ -46,7 +46,11 @@ class GrpcAgentTalk(GrpcTalk):
 
     def __init__(self, link: ServerLink) -> None:
         super().__init__(
-            link, client=True, ping_every_s=PING_EVERY_S, dead_after_s=PING_EVERY_S + _PONG_S
+            link,
+            client=True,
+            process=link.greeting.process,
+            ping_every_s=PING_EVERY_S,
+            dead_after_s=PING_EVERY_S + _PONG_S,
         )
         self._server_link = link
 

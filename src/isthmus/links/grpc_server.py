@@ -43,6 +43,7 @@ class GrpcServerTalk(GrpcTalk):
         super().__init__(
             link,
             client=False,
+            process=link.process,
             ping_every_s=link.limits.ping_every_s,
             dead_after_s=link.limits.dead_after_s,
         )
