@@ -173,7 +173,7 @@ class Operating:
         async def one(worker: Worker) -> WorkerView | None:
             life = worker.ended
             try:
-                body = (await worker.ask("snapshot", limit=str(limit))).body
+                body = (await worker.ask("snapshot", {"limit": str(limit)})).body
             except WorkerLost:
                 body = worker.view
             if not body or worker.ended != life:
@@ -208,7 +208,8 @@ class Operating:
         if index >= len(self._workers) or self._workers[index].restarts != restarts:
             return None
         try:
-            answer = await self._workers[index].ask("end", tunnel=str(own), operator=operator)
+            given = {"tunnel": str(own), "operator": operator}
+            answer = await self._workers[index].ask("end", given)
         except WorkerLost:
             return None
         return answer.body.decode() if answer.status == 200 else None
@@ -231,11 +232,9 @@ class Operating:
         worker = self._named(asked)
         if worker is None:
             return _no_worker()
-        given = {key: value for key, value in request.query.items() if key != "path"}
+        given = {**request.query, "path": path}
         try:
-            answer = await worker.ask(
-                "profile", timeout_s=_LONGEST_PROFILE_S, **{**given, "path": path}
-            )
+            answer = await worker.ask("profile", given, timeout_s=_LONGEST_PROFILE_S)
         except WorkerLost as error:
             return reply(503, f"{error}\n")
         return web.Response(status=answer.status, body=answer.body, headers=answer.headers)

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -173,8 +173,10 @@ class Worker:
         self._where = where
         self.tell(where)
 
-    async def ask(self, what: str, *, timeout_s: float = ASK_S, **given: str) -> Answer:
-        """Ask something.
+    async def ask(
+        self, what: str, given: Mapping[str, str] | None = None, *, timeout_s: float = ASK_S
+    ) -> Answer:
+        """Ask something; what is ``given`` with it the worker knows by name.
 
         Raises:
             WorkerLost: it does not run, ends before it answers, or takes too long.
@@ -186,7 +188,7 @@ class Worker:
         answered = asyncio.get_running_loop().create_future()
         self._asked[number] = answered
         try:
-            if not self._channel.send(Ask(number=number, what=what, given=given)):
+            if not self._channel.send(Ask(number=number, what=what, given=dict(given or {}))):
                 raise WorkerLost(f"worker {self.index} does not listen")
             async with asyncio.timeout(timeout_s):
                 answer: Answer = await answered
