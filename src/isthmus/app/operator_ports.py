@@ -63,7 +63,7 @@ class OperatorPorts:
         self._handed = handed
         self.tls: HotContext | None = admin_tls(settings, min_version=min_version, suites=suites)
         path = settings.admin_token_file
-        self._token = TokenFile(path) if path else None
+        self._token = TokenFile(path) if path and handed is None else None
         self._open_paths: Collection[str] = ()
         self._close_page: Callable[[], None] | None = None
         self.open_ones: dict[str, Port] = {}
