@@ -30,7 +30,7 @@ from isthmus.workers.doorman import Doorman
 from isthmus.workers.kind import Kind
 from isthmus.workers.messages import Bound, Drain, Hangup, Stop
 from isthmus.workers.operating import Operating
-from isthmus.workers.process import Birth, State, Worker, WorkerLost
+from isthmus.workers.process import Birth, Worker, WorkerLost
 from isthmus.workers.records import Records
 
 #: How long workers may take to end when they were told to end now, or their drain is over.
@@ -173,7 +173,8 @@ class Parent:
             worker.tell(Drain(timeout_s=timeout_s))
         try:
             async with asyncio.timeout(timeout_s + STOP_S):
-                while any(worker.state is not State.ENDED for worker in self.workers):
+                # One that rests has no process: it need not start again to be gone.
+                while any(worker.pid for worker in self.workers):
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             log(_log, logging.WARNING, "workers still run after their time")

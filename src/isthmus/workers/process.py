@@ -29,6 +29,7 @@ from isthmus.workers.messages import (
     Failed,
     Report,
     Started,
+    Stop,
     ToParent,
     ToWorker,
 )
@@ -221,6 +222,8 @@ class Worker:
                 self.state, self.why = State.RUNNING, ""
                 if self._where is not None:
                     channel.send(self._where)
+                if self.leaving:  # which was said before there was anybody to hear it
+                    channel.send(Stop())
                 self._changed()
             case Failed(sentence=sentence):
                 await self._bury()

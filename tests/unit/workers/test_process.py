@@ -6,12 +6,16 @@ import asyncio
 import os
 import signal
 import sys
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import uvloop
 
+from isthmus.core.backoff import Backoff
 from isthmus.net.poller import Poller
 from isthmus.workers.messages import Drain
+from isthmus.workers.parent import Parent
 from isthmus.workers.process import Birth, State, Worker, WorkerLost
 
 
@@ -58,9 +62,10 @@ def send(message):
     sock.sendall(len(body).to_bytes(4, "big") + body)
 sock.recv(1 << 20)  # Begin
 send(Started())
-sock.recv(1 << 20)  # Drain; for this test, to report
+told = sock.recv(1 << 20)  # Drain, or Stop; for these tests, to report
 send(Report(ready=[("agents", "")]))
-sock.recv(1)
+if b"Stop" not in told:
+    sock.recv(1)
 """
 
 
@@ -82,5 +87,39 @@ def test_one_that_has_not_reported_yet_is_not_ready() -> None:
             watching.cancel()
             await worker.finish(10)
         assert (ready_at_first, ready_then, worker.ready) == (False, True, False)
+
+    uvloop.run(run())
+
+
+def test_a_drain_waits_for_none_that_rests() -> None:
+    # It has nothing open, and would only end when the time comes at which it was to start again.
+    async def run() -> None:
+        worker = made(asyncio.get_running_loop(), "/nonexistent")
+        worker._backoff = Backoff(first_s=60.0, cap_s=60.0, factor=1.0, chance=lambda: 0.5)
+        watching = asyncio.create_task(worker.watch())
+        async with asyncio.timeout(20):
+            while worker.state is not State.RESTING:
+                await asyncio.sleep(0)
+            parent = SimpleNamespace(
+                draining=False, doorman=SimpleNamespace(drain=lambda **_: None), workers=[worker]
+            )
+            await Parent.drain(cast(Parent, parent), 60.0)
+        watching.cancel()
+
+    uvloop.run(run())
+
+
+def test_one_that_was_told_to_leave_before_it_could_hear_is_told_again() -> None:
+    async def run() -> None:
+        worker = made(asyncio.get_running_loop(), sys.executable, "-c", STARTS)
+        worker.leaving = True  # and nobody was there to be told
+        try:
+            async with asyncio.timeout(10):
+                await worker.start()
+                await worker.watch()
+            assert worker.state is State.ENDED
+        finally:
+            worker.kill()
+            await worker.finish(10)
 
     uvloop.run(run())
