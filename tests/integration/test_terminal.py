@@ -23,6 +23,7 @@ from stack import Stack, http_get, wait_until
 from terminal import Terminal
 
 from isthmus.app import tunnels
+from isthmus.app.up_state import own_directory, tell_admin_ports
 from isthmus.app.views import tally
 from isthmus.cli import admin_flags
 from isthmus.cli.main import main
@@ -140,7 +141,22 @@ def test_whatever_runs_on_the_usual_ports_is_found(
     assert [each["server"] for each in found] == ["cp-1"] * 3, "once, though the agent has some"
 
 
-def test_nothing_runs_here(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_or_else_what_isthmus_up_started(
+    stack: Stack, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(admin_flags, "PROGRAM_PORTS", {free_port(): "server"})
+    with own_directory(tmp_path / "isthmus") as directory:
+        tell_admin_ports(directory, [stack.server.admin_port, free_port(), stack.agent.admin_port])
+        programs = data(capsys, "status")["programs"]
+        assert [each["id"] for each in programs] == ["cp-1", "node-1"]
+    assert run(capsys, "status")[0] == 2, "it is gone"
+
+
+def test_nothing_runs_here(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # somebody may be trying isthmus up
     port = free_port()
     monkeypatch.setattr(admin_flags, "PROGRAM_PORTS", {port: "server"})
     for command in (["status"], ["tunnels"], ["agents"], ["top", "-b"], ["tunnels", "end", "1"]):

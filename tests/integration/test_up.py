@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from isthmus.app import demo, up
+from isthmus.app.up_state import told_admin_ports
 from isthmus.values import HostPort
 
 UP = [sys.executable, "-m", "isthmus.cli.main", "up"]
@@ -82,6 +83,9 @@ def test_the_lines_work_as_printed_and_nothing_is_left(tmp_path: Path) -> None:
         seen = json.loads(paste(snapshot, tmp_path))
         assert [agent["id"] for agent in seen["agents"]] == ["far-side"]
         assert seen["totals"]["dials"] == 1
+        there = [f"--admin=127.0.0.1:{port}" for port in told_admin_ports(environment(tmp_path))]
+        status = json.loads(paste(shlex.join([*UP[:-1], "status", *there]), tmp_path))
+        assert [each["program"] for each in status["programs"]] == ["server", "agent"]
         assert shlex.split(kill) == ["kill", str(process.pid)]
         paste(kill, tmp_path)
         assert ended(process) == (0, "")

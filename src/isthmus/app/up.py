@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from isthmus.app.agent.program import Agent
 from isthmus.app.pki import PkiFiles
 from isthmus.app.server.program import Server
 from isthmus.app.signals import stop_signals
-from isthmus.app.up_state import own_directory, state_home
+from isthmus.app.up_state import own_directory, state_home, tell_admin_ports
 from isthmus.config.agent import AgentSettings
 from isthmus.config.server import HTTP_CONNECT, ServerSettings
 from isthmus.errors import LinkError, LinkStage
@@ -46,6 +47,7 @@ class Running:
     files: PkiFiles
     frontend: HostPort
     admin: HostPort
+    agent_admin: HostPort
     target: HostPort
     uds: str
 
@@ -79,6 +81,7 @@ async def running(directory: Path) -> AsyncIterator[Running]:
                 files=files,
                 frontend=HostPort(LOOPBACK, server.frontend_port),
                 admin=HostPort(LOOPBACK, server.admin_port),
+                agent_admin=HostPort(LOOPBACK, agent.admin_port),
                 target=HostPort(demo.NAME, target.number),
                 uds=server.settings.uds_name,
             )
@@ -157,13 +160,23 @@ def snapshot_line(admin: HostPort, environment: Mapping[str, str]) -> str:
     )
 
 
-def lines(up: Running, environment: Mapping[str, str], *, pid: int) -> list[str]:
-    """Write what to tell the user: a header with the dashboard, an empty line, three to paste."""
+def our_name(environment: Mapping[str, str], typed: str) -> str:
+    """What to type for our command: its name, or as it was ``typed`` if no shell finds it."""
+    # `make run` starts the one of a virtual environment that is in nobody's PATH.
+    found = shutil.which("isthmus", path=environment.get("PATH", ""))
+    return "isthmus" if found or Path(typed).name != "isthmus" else shlex.quote(typed)
+
+
+def lines(
+    up: Running, environment: Mapping[str, str], *, pid: int, name: str = "isthmus"
+) -> list[str]:
+    """Write what to tell the user: a header with where to watch, an empty line, three to paste."""
     return [
         "Isthmus is up: a server, an agent, and a demo target that only the agent can find.",
         "Paste into another terminal: a request through the tunnel, a look at the server, the end"
         " (or Ctrl-C here).",
         f"Watch it in a browser: http://{up.admin}/ui/",
+        f"Watch it in a terminal: {name} status, {name} top",
         "",
         curl_line(up.frontend, up.files, up.target),
         snapshot_line(up.admin, environment),
@@ -188,6 +201,7 @@ async def _run(home: Path, say: Say, *, once: bool) -> int:
     try:
         with own_directory(home) as directory:
             async with running(directory) as up:
+                tell_admin_ports(directory, [up.admin.port, up.agent_admin.port])
                 return await _live(up, say, once=once)
     except asyncio.CancelledError:
         if not told:
@@ -198,7 +212,8 @@ async def _run(home: Path, say: Say, *, once: bool) -> int:
 async def _live(up: Running, say: Say, *, once: bool) -> int:
     if once:
         return await _visit(up, say)
-    for line in lines(up, os.environ, pid=os.getpid()):
+    name = our_name(os.environ, sys.argv[0])
+    for line in lines(up, os.environ, pid=os.getpid(), name=name):
         say(line)
     await asyncio.get_running_loop().create_future()  # until a signal cancels it
     return 0

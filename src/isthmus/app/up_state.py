@@ -2,6 +2,7 @@
 
 It lives under ``$XDG_STATE_HOME/isthmus``, mode 0700. Its ``pid`` file is locked for as long as
 the process lives, however that ends, so a number that another process has by now fools nobody.
+Its ``admin-ports`` say where the terminal tools find what runs in it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from isthmus.errors import ConfigError
 
 PREFIX = "up-"
+_ADMIN_PORTS = "admin-ports"
 # A directory may be this young and not have a locked pid file yet.
 _BEING_MADE_S = 60.0
 
@@ -64,6 +66,35 @@ def own_directory(home: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             home.rmdir()  # only if nothing else is in it
+
+
+def tell_admin_ports(directory: Path, ports: Sequence[int]) -> None:
+    """Leave word in the directory of a run where its admin ports are.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    file = directory / _ADMIN_PORTS
+    try:
+        file.write_text("".join(f"{port}\n" for port in ports))
+    except OSError as exc:
+        raise ConfigError(f"cannot write {file}: {exc.strerror or exc}") from exc
+
+
+def told_admin_ports(environment: Mapping[str, str]) -> list[int]:
+    """The admin ports on 127.0.0.1 of every run of this user that has told them and lives."""
+    try:
+        directories = sorted(state_home(environment).glob(f"{PREFIX}*"))
+    except (ConfigError, OSError):
+        return []
+    return [port for each in directories if not _is_stale(each) for port in _read_ports(each)]
+
+
+def _read_ports(directory: Path) -> list[int]:
+    try:
+        return [int(line) for line in (directory / _ADMIN_PORTS).read_text().split()]
+    except (OSError, ValueError):
+        return []  # not told yet, or not ours
 
 
 def _remove_stale(home: Path) -> None:

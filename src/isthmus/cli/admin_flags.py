@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,9 +50,11 @@ class AdminFlags:
         """
         if self.urls:
             return [self.client(url, timeout_s=timeout_s) for url in dict.fromkeys(self.urls)]
-        found = [
-            client for port in PROGRAM_PORTS if (client := self._look(port, timeout_s)) is not None
-        ]
+        found = self._look_at(PROGRAM_PORTS, timeout_s)
+        if not found:
+            from isthmus.app.up_state import told_admin_ports
+
+            found = self._look_at(told_admin_ports(os.environ), timeout_s)
         if not found:
             ports = ", ".join(f"{port} ({name})" for port, name in PROGRAM_PORTS.items())
             raise ConfigError(
@@ -76,8 +79,12 @@ class AdminFlags:
             timeout_s=timeout_s,
         )
 
+    def _look_at(self, ports: Iterable[int], timeout_s: float) -> list[AdminClient]:
+        looks = (self._look(port, timeout_s) for port in ports)
+        return [client for client in looks if client is not None]
+
     def _look(self, port: int, timeout_s: float) -> AdminClient | None:
-        """The client of what listens on a usual port; None if nothing does, or it is not ours."""
+        """The client of what listens on a port here; None if nothing does, or it is not ours."""
         from isthmus.client.admin import AdminError, Trouble
 
         address = f"127.0.0.1:{port}"
@@ -128,7 +135,8 @@ _OPTIONS = (
         envvar="ISTHMUS_ADMIN",
         callback=filled,
         help="Ask the admin port at this URL, as http://127.0.0.1:8095; repeatable, env"
-        " ISTHMUS_ADMIN [default: the programs that run here on their usual ports]",
+        " ISTHMUS_ADMIN [default: the programs that run here on their usual ports, or else those"
+        " of isthmus up]",
     ),
     click.option(
         "--cacert",

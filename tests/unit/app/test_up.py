@@ -13,7 +13,12 @@ import pytest
 
 from isthmus.app import demo, up
 from isthmus.app.pki import PkiFiles
-from isthmus.app.up_state import own_directory, state_home
+from isthmus.app.up_state import (
+    own_directory,
+    state_home,
+    tell_admin_ports,
+    told_admin_ports,
+)
 from isthmus.errors import ConfigError
 from isthmus.lab import demo as lab_demo
 from isthmus.lab.outcome import Outcome
@@ -73,15 +78,27 @@ def test_three_lines_to_paste_follow_the_header() -> None:
         files=PkiFiles.in_directory("/p"),
         frontend=HostPort("127.0.0.1", 1),
         admin=HostPort("127.0.0.1", 3),
+        agent_admin=HostPort("127.0.0.1", 4),
         target=HostPort(demo.NAME, 2),
         uds="",
     )
     said = up.lines(where, {}, pid=42)
     pasted = said[said.index("") + 1 :]
-    assert f"http://{where.admin}/ui/" in said[said.index("") - 1]
+    assert f"http://{where.admin}/ui/" in said[said.index("") - 2]
+    assert said[said.index("") - 1].endswith(": isthmus status, isthmus top")
     assert [line.split()[0] for line in pasted] == ["curl", "curl", "kill"]
     assert pasted[2] == "kill 42"
     assert "Ctrl-C" in " ".join(said[: said.index("")])
+
+
+def test_our_name_is_one_that_a_shell_finds(tmp_path: Path) -> None:
+    made = tmp_path / "isthmus"
+    made.write_text("#!/bin/sh\n")
+    made.chmod(0o755)
+    assert up.our_name({"PATH": str(tmp_path)}, ".venv/bin/isthmus") == "isthmus"
+    assert up.our_name({"PATH": "/nowhere"}, ".venv/bin/isthmus") == ".venv/bin/isthmus"
+    assert up.our_name({}, "/a b/isthmus") == "'/a b/isthmus'"
+    assert up.our_name({"PATH": "/nowhere"}, "/x/cli/main.py") == "isthmus"
 
 
 # The state directory.
@@ -104,6 +121,19 @@ def test_a_directory_of_our_own_and_nothing_after_it(tmp_path: Path) -> None:
         assert (directory / "pid").read_text() == f"{os.getpid()}\n"
         (directory / "more").mkdir()
     assert not home.exists()
+
+
+def test_admin_ports_are_told_by_runs_that_live(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    assert told_admin_ports(environment) == []
+    (directory_of_a_run(tmp_path / "isthmus", "up-killed") / "admin-ports").write_text("7\n")
+    (tmp_path / "isthmus" / "up-is-a-file").write_text("")
+    with own_directory(tmp_path / "isthmus") as directory:
+        assert told_admin_ports(environment) == [], "it has not told them yet"
+        tell_admin_ports(directory, [8, 9])
+        assert told_admin_ports(environment) == [8, 9]
+        (directory / "admin-ports").write_text("no number")
+        assert told_admin_ports(environment) == []
 
 
 def test_it_is_removed_whatever_happens(tmp_path: Path) -> None:
