@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8104
 
 
-@click.command(
-    epilog="Example: isthmus dashboard --admin=http://127.0.0.1:8095 --admin=http://127.0.0.1:8094"
-)
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @admin_options
 @click.option(
     "--port",
@@ -42,6 +40,11 @@ def dashboard(admin: AdminFlags, port: int, bind_address: str) -> int:
 
     Each --admin is the admin port of a server, an agent or another program of ours, which has a
     page of its own as well, under /ui/. This one is for the user who started it, and for root.
+
+    \b
+    Example:
+      isthmus dashboard
+      isthmus dashboard --admin=http://127.0.0.1:8095 --admin=http://127.0.0.1:8094
     """
     import asyncio
 

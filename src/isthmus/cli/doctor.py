@@ -204,13 +204,15 @@ def _check_command(name: str, settings: type[Any], what: str, example: str) -> c
         )
         return _examine(wanted, [patient], [])
 
+    says = f"Examine the flags of {what}, and this machine for it"
     kind = SidecarCommand if name in ("socks5-proxy", "https-proxy") else FlagCommand
     return kind(
         name,
         options_of(settings),
         f"isthmus doctor {name} {example}",
         callback=callback,
-        help=f"Examine the flags of {what}, and this machine for it",
+        help=says,
+        short_help=says,  # or click cuts it where the list has no room for it
     )
 
 

@@ -109,7 +109,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     invoke_without_command=True,
     add_help_option=False,
-    epilog="Example: isthmus up",
+    epilog="\b\nExample:\n  isthmus up",
 )
 @click.version_option(
     __version__,

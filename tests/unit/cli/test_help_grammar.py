@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from copy import copy
 
 import click
 import pytest
 
 from isthmus.cli.flags import FlagCommand
-from isthmus.cli.main import COMMANDS, cli
+from isthmus.cli.main import COMMANDS, cli, main
 
 # A verb in the imperative is hard to tell by rule; words that begin so are never one.
 NOT_A_VERB = re.compile(
@@ -19,22 +20,28 @@ NOT_A_VERB = re.compile(
 )
 
 
-def walk(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, click.Command]]:
-    yield ctx.command_path, command
+def copied(command: click.Command, path: str) -> click.Context:
+    """A context of a copy: a command keeps the first help option that a context asks it for."""
+    return click.Context(copy(command), info_name=path)
+
+
+def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
     if isinstance(command, click.Group):
-        for name in command.list_commands(ctx):
-            child = command.get_command(ctx, name)
+        with copied(command, path) as ctx:
+            names = command.list_commands(ctx)
+            children = [command.get_command(ctx, name) for name in names]
+        for name, child in zip(names, children, strict=True):
             assert child is not None
-            yield from walk(child, click.Context(child, info_name=name, parent=ctx))
+            yield from walk(f"{path} {name}", child)
 
 
 def tree(name: str) -> list[tuple[str, click.Command]]:
-    top = click.Context(cli, info_name="isthmus")
     if name == "isthmus":
         return [("isthmus", cli)]
-    command = cli.get_command(top, name)
+    command = cli.get_command(copied(cli, "isthmus"), name)
     assert command is not None
-    return list(walk(command, click.Context(command, info_name=name, parent=top)))
+    return list(walk(f"isthmus {name}", command))
 
 
 def texts(path: str, command: click.Command) -> Iterator[tuple[str, str]]:
@@ -64,10 +71,20 @@ def test_help_starts_with_a_capital_verb_and_has_no_full_stop(name: str) -> None
 @pytest.mark.parametrize("name", ["isthmus", *COMMANDS])
 def test_every_command_has_an_example(name: str) -> None:
     for path, command in tree(name):
-        with click.Context(command, info_name=path) as ctx:
-            text = command.get_help(ctx)
+        with copied(command, path) as ctx:
+            text = ctx.get_help()
         assert "Example" in text, path
-        assert path in text.split("Example", 1)[1], path
+        assert re.search(rf"^ +(sudo )?{path}", text.split("Example", 1)[1], re.M), path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_dash_h_shows_it_whole(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, _ in tree(name):
+        assert main([*path.split()[1:], "-h"]) == 0, path
+        usage, *lines = capsys.readouterr().out.splitlines()
+        assert usage.startswith(f"Usage: {path}")
+        cut = [line for line in lines if re.search(r"[a-z]\.\.\.$", line)]
+        assert cut == [], "click cuts what it lists, unless it is a short_help"
 
 
 @pytest.mark.parametrize("name", ["server", "agent"])
