@@ -439,6 +439,17 @@ def test_with_a_token(fresh: Stack, capsys: Captured, tmp_path: Path) -> None:
     assert code == 2 and err.endswith("does not know the token of --token-file\n")
 
 
+def test_a_token_file_that_is_not_there_is_said(
+    stack: Stack, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_flags, "PROGRAM_PORTS", {stack.server.admin_port: "server"})
+    assert run(capsys, "status", "--token-file", "/nowhere/token") == (
+        2,
+        "",
+        "isthmus: --token-file /nowhere/token: No such file or directory\n",
+    )
+
+
 @needs_root
 def test_a_token_is_not_shown_to_whoever_listens_on_a_usual_port(
     fresh: Stack, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -70,12 +70,14 @@ class AdminFlags:
         """
         from isthmus.client.admin import AdminClient, read_token
 
+        # Read in any case: a file that is not there is said, also where nobody is shown it.
+        known = read_token(self.token_file) if self.token_file else ""
         return AdminClient(
             url,
             cacert=self.cacert,
             cert=self.cert,
             key=self.key,
-            token=read_token(self.token_file) if self.token_file and token else "",
+            token=known if token else "",
             timeout_s=timeout_s,
         )
 

@@ -32,7 +32,8 @@ def command(admin: AdminFlags, output: str) -> int:
 
     Readiness, agents, links and tunnels, dials and traffic of the last five minutes, what is
     stalled and why, certificates that end within 30 days, and what to look at. Exit code 0 when
-    everything is ready, 1 when something is not or does not answer, 2 when nothing was found.
+    everything is ready, 1 when something is not or one of several does not answer, 2 when nothing
+    answers.
 
     \b
     Example:
