@@ -102,6 +102,35 @@ def test_text_can_be_read_in_both_themes(browser: Browser, feed: FakeFeed, dark:
     assert background == ("rgb(15, 20, 19)" if dark else "rgb(243, 245, 243)")
 
 
+def test_of_a_nodes_long_name_the_domain_is_cut_first(browser: Browser) -> None:
+    scene = scenes.server(agents=2)
+    scene.snapshot["agents"][0]["id"] = "ip-10-123-123-123.eu-central-1.compute.internal"
+    cut = """
+    const title = document.querySelector("#picture [title^=ip-10]");
+    const words = document.createRange();
+    return [...title.children].map((part) => {
+      words.selectNodeContents(part);
+      return words.getBoundingClientRect().width > part.getBoundingClientRect().width;
+    });
+    """
+    with FakeFeed(scene) as feed:
+        browser.page(feed.url)
+        browser.wait_live()
+        browser.wait(lambda: browser.all("#picture [title^=ip-10]"), "the agent is drawn")
+        assert browser.js(cut) == [False, False, True]
+
+
+def test_nobody_is_linked(browser: Browser) -> None:
+    for scene, who in ((scenes.server(agents=0), "agent"), (scenes.agent_program(), "server")):
+        scene.snapshot["links"] = []
+        with FakeFeed(scene) as feed:
+            browser.page(feed.url)
+            browser.wait_live()
+            said = f"No {who} is linked."
+            browser.wait(lambda said=said: browser.text("#peers-more") == said, said)
+            assert browser.find("#peers-panel").is_displayed()
+
+
 @pytest.mark.parametrize("kind", ["server", "agent", "hostile"])
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, kind: str) -> None:
     scene = scenes.agent_program() if kind == "agent" else scenes.server(agents=20)

@@ -47,7 +47,7 @@ export class Peers {
     const sources = known(this.#state);
     const hasServer = sources.some((source) => source.program === "server");
     const links = sources.flatMap((source) => [...source.links.values()]);
-    const has = sources.some((source) => "agents" in source.snapshot || source.links.size);
+    const has = sources.some(({ program }) => program === "server" || program === "agent");
     byId("peers-panel").hidden = !has;
     const all = hasServer ? agents(this.#state) : links;
     setText(byId("peers-title").firstChild, hasServer ? "Agents " : "Servers ");
@@ -57,7 +57,8 @@ export class Peers {
     this.#table.show(all.slice(0, MOST), (it) => (hasServer ? it.id : `${it.source.id}/${it.id}`));
     const more = all.length - MOST;
     const rest = `and ${plural(more, "more agent")}; isthmus agents lists all`;
-    setText(byId("peers-more"), more > 0 ? rest : "");
+    const none = all.length ? "" : `No ${hasServer ? "agent" : "server"} is linked.`;
+    setText(byId("peers-more"), more > 0 ? rest : none);
   }
 }
 
