@@ -91,7 +91,8 @@ class LazyGroup(click.Group):
         """
         wrong = args[0] not in COMMANDS and not args[0].startswith("-")
         if wrong and not ctx.resilient_parsing:  # a shell that completes wants no sentence
-            raise ConfigError(f"unknown command {args[0]!r}{nearest(args[0], list(COMMANDS))}")
+            known = [*COMMANDS, "--help", "--version"]  # kubectl has commands for these
+            raise ConfigError(f"unknown command {args[0]!r}{nearest(args[0], known)}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:

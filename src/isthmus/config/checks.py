@@ -32,8 +32,9 @@ def check_choices(settings: object) -> None:
         for word in value if isinstance(value, tuple) else (value,):
             if not declared.choices or word in declared.choices:
                 continue
-            named = " or ".join(filter(None, declared.choices))
-            raise ConfigError(f"--{declared.flag} must be {named}, not {word!r}")
+            known = [choice for choice in declared.choices if choice]
+            hint = nearest(word, known)
+            raise ConfigError(f"--{declared.flag} must be {' or '.join(known)}, not {word!r}{hint}")
 
 
 def check_durations(settings: object) -> None:

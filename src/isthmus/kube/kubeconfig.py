@@ -139,7 +139,9 @@ def _in_cluster() -> Access:
     except OSError as exc:
         raise LightkubeError(f"{_NO_POD} ({exc.filename}: {exc.strerror})") from exc
     except LightkubeError as exc:
-        raise LightkubeError(f"{_NO_POD} ({exc})") from exc
+        missing = exc.__cause__  # its own text begins with the number of the error
+        why = missing.filename if isinstance(missing, OSError) else exc
+        raise LightkubeError(f"{_NO_POD} (no {why})") from exc
     assert config is not None  # it has one context, which is the current one
     return Access(config=config)
 

@@ -11,6 +11,12 @@ from isthmus.cli.main import main
     ("args", "sentence"),
     [
         (["statsu"], "unknown command 'statsu', did you mean status?"),
+        (["version"], "unknown command 'version', did you mean --version?"),
+        (["help"], "unknown command 'help', did you mean --help?"),
+        (
+            ["server", "--mode=grcp"],
+            "--mode must be grpc or http-connect, not 'grcp', did you mean grpc?",
+        ),
         (["pki", "inti"], "unknown command 'inti', did you mean init?"),
         (["manifest", "agnet"], "unknown command 'agnet', did you mean agent?"),
         (["tunnels", "edn"], "unknown command 'edn', did you mean end?"),

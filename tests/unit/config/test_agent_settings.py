@@ -44,7 +44,7 @@ def test_good_settings_pass() -> None:
     [
         ({"ca_cert": ""}, "--ca-cert is missing: the agent must know which servers to trust"),
         ({"agent_key": ""}, "--agent-cert needs --agent-key as well"),
-        ({"link": "yamux"}, "--link must be auto or mux or grpc, not 'yamux'"),
+        ({"link": "yamux"}, "--link must be auto or mux or grpc, not 'yamux', did you mean mux?"),
         ({"proxy_server_host": ()}, "--proxy-server-host needs at least one host"),
         (
             {"proxy_server_host": ("ok", "a b")},

@@ -120,7 +120,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      "--uplink-interface lo would drop the connections of this node"),
     ({"uplink_interface": ("a b",)}, "--uplink-interface takes the name of an interface, at most 15"
      " letters, digits, dots, dashes and underscores, not 'a b'"),
-    ({"health_check": "http"}, "--health-check must be https or tcp or none, not 'http'"),
+    ({"health_check": "http"},
+     "--health-check must be https or tcp or none, not 'http', did you mean https?"),
     ({"health_check_path": "version"},
      "--health-check-path: 'version' is not a path such as /version, percent-encoded"),
     ({"health_check_statuses": ("200",)},

@@ -89,7 +89,11 @@ MISSING = (
             {"http_connect_port": 70000, **TLS},
             "--http-connect-port must be from 0 to 65535, not 70000",
         ),
-        (GRPC, {"link": "yamux"}, "--link must be auto or mux or grpc, not 'yamux'"),
+        (
+            GRPC,
+            {"link": "yamux"},
+            "--link must be auto or mux or grpc, not 'yamux', did you mean mux?",
+        ),
         (GRPC, {"link": ""}, "--link must be auto or mux or grpc, not ''"),
     ],
 )

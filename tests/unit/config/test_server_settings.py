@@ -81,7 +81,11 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
     ("base", "changes", "sentence"),
     [
         (UDS, {"mode": ("http",)}, "--mode must be grpc or http-connect, not 'http'"),
-        (UDS, {"link": "yamux"}, "--link must be auto or mux or grpc, not 'yamux'"),
+        (
+            UDS,
+            {"link": "yamux"},
+            "--link must be auto or mux or grpc, not 'yamux', did you mean mux?",
+        ),
         (UDS, {"compat": "go"}, "--compat must be konnectivity, not 'go'"),
         (UDS, {"log_format": "xml"}, "--log-format must be text or json, not 'xml'"),
         (UDS, {"agent_port": 65536}, "--agent-port must be from 0 to 65535, not 65536"),
@@ -139,7 +143,8 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
         (
             UDS,
             {"proxy_strategies": ("default", "desthost")},
-            "--proxy-strategies must be default or destHost or defaultRoute, not 'desthost'",
+            "--proxy-strategies must be default or destHost or defaultRoute, not 'desthost',"
+            " did you mean destHost?",
         ),
         (UDS, {"uds_name": "/" + "x" * 107}, "--uds-name is longer than the 107 bytes allowed"),
         (UDS, {"backend_dial_timeout_s": -1.0}, "--backend-dial-timeout must not be negative"),
