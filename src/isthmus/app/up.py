@@ -32,6 +32,7 @@ from isthmus.values import HostPort
 
 Say = Callable[[str], None]
 
+SERVER_ID = "near-side"  # a random one is half of a line of isthmus tunnels
 AGENT_ID = "far-side"
 LOOPBACK = "127.0.0.1"
 LINK_TIMEOUT_S = 10.0
@@ -92,6 +93,7 @@ async def running(directory: Path) -> AsyncIterator[Running]:
 def _server_settings(directory: Path, files: PkiFiles) -> ServerSettings:
     uds = str(directory / "server.sock")
     settings = ServerSettings(
+        server_id=SERVER_ID,
         mode=(HTTP_CONNECT,),  # what curl speaks
         # The socket is a convenience: a home directory with a long name is no reason to fail.
         uds_name=uds if len(os.fsencode(uds)) <= _MAX_UDS_BYTES else "",
