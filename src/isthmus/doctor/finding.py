@@ -158,5 +158,11 @@ class Asked:
 
     def _found(self, state: State, seen: str, todo: str = "") -> Finding:
         return Finding(
-            check=self.check, state=state, about=self.about, done=self.done, seen=seen, todo=todo
+            check=self.check,
+            state=state,
+            about=self.about,
+            done=self.done,
+            # The sentence of an error may begin with the flag and the file, which are said already.
+            seen=seen.removeprefix(f"{self.about}: "),
+            todo=todo,
         )

@@ -78,7 +78,7 @@ def judge_free(asked: Asked, listener: Listener, number: int, program: str) -> F
 
 
 def _judge_taken(asked: Asked, listener: Listener, who: list[Holder], program: str) -> Finding:
-    named = ", ".join(map(str, who)) or "somebody whom we may not see (run as root)"
+    named = ", ".join(map(str, who)) or f"somebody whom we may not see ({_why_unseen()})"
     if any(one.is_ours and program in one.words for one in who):
         return asked.warn(
             f"{named} has it: it seems to run already",
@@ -87,13 +87,18 @@ def _judge_taken(asked: Asked, listener: Listener, who: list[Holder], program: s
     return asked.fail(f"{named} has it", f"end that, or choose another {listener.flag}")
 
 
+def _why_unseen() -> str:
+    # Root sees every process but those of a namespace above its own.
+    return "run as root" if os.geteuid() else "run outside of this container"
+
+
 def judge_held(asked: Asked, held: bool | None, who: list[Holder], pid: int) -> Finding:
     """Is it the program that listens there?"""
     if held:
         return asked.ok(f"process {pid}, the program, does")
     if not who:
         if held is None:
-            return asked.skip("we may not see whose it is; run as root")
+            return asked.skip(f"we may not see whose it is; {_why_unseen()}")
         return asked.fail("nobody does", "see the program's log for why it closed the port")
     named = ", ".join(map(str, who))
     if held is None:

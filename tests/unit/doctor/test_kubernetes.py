@@ -185,7 +185,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_found(tmp_path: Path, certificates:
     (tmp_path / "k").write_text("- not\n- one\n")
     (finding,) = see_api(patient("server", tokens(certificates, str(tmp_path / "k"))))
     assert (finding.check, finding.state) == (Check.KUBE_API, State.FAILED)
-    assert "--kubeconfig" in finding.seen
+    assert "--kubeconfig" in finding.about and finding.seen == "not a kubeconfig"
 
 
 def test_who_needs_no_api_is_not_asked_about_it(certificates: PkiFiles) -> None:

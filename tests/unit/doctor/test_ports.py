@@ -15,6 +15,7 @@ from doctor_bed import agent, patient, running, server, states
 
 from isthmus.app.pki import PkiFiles
 from isthmus.core.bootstrap import State
+from isthmus.doctor import ports
 from isthmus.doctor.finding import Asked, Check
 from isthmus.doctor.holders import holders, holds
 from isthmus.doctor.places import Listener, SocketFile
@@ -35,6 +36,15 @@ def test_a_port_that_somebody_has_is_found_and_who(certificates: PkiFiles, taken
     finding = next(one for one in findings if "--health-server-port" in one.about)
     assert finding.state is State.FAILED
     assert f"process {os.getpid()} (" in finding.seen
+
+
+def test_who_cannot_be_seen_is_said_how_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "holders", lambda port: [])
+    listener = Listener(flag="--agent-port", host="", port=8091)
+    for user, how in ((65532, "run as root"), (0, "run outside of this container")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        finding = judge_free(ASKED, listener, errno.EADDRINUSE, "server")
+        assert finding.seen == f"somebody whom we may not see ({how}) has it"
 
 
 def test_a_free_port_is_well(certificates: PkiFiles) -> None:
