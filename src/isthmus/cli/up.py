@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from isthmus.config.log import V_HELP
 from isthmus.errors import LinkError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     default=0,
     show_default=True,
     metavar="N",
-    help="Log at this level: 0 errors and warnings, 2 normal, 4 each dial, 6 everything",
+    help=V_HELP,
 )
 def command(namespaces: bool, once: bool, v: int) -> int:
     """Start a server, an agent and a demo target in this terminal

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from isthmus.config.options import OURS, option
 
+#: What --v means, for every program and for isthmus up.
+V_HELP = "Log at this level: 0 warnings and errors, 1 to 4 normal, 5 and above each tunnel"
 _GROUP = "Logging"
 
 
@@ -24,7 +26,7 @@ class LogSettings:
 
     v: int = option(
         2,
-        help="Log at this level: 0 warnings and errors, 1 to 4 normal, 5 and above each tunnel",
+        help=V_HELP,
         group=_GROUP,
         go="4",
     )

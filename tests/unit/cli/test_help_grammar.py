@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.cli.flags import FlagCommand
 from isthmus.cli.main import COMMANDS, cli, main
+from isthmus.config.log import V_HELP
 
 # A verb in the imperative is hard to tell by rule; words that begin so are never one.
 NOT_A_VERB = re.compile(
@@ -92,6 +93,13 @@ def test_flags_are_grouped(name: str) -> None:
     ((_, command),) = tree(name)
     assert isinstance(command, FlagCommand)
     assert all(option.group for option in command.declared)
+
+
+def test_v_means_the_same_everywhere() -> None:
+    every = [
+        one for name in COMMANDS for path, command in tree(name) for one in texts(path, command)
+    ]
+    assert {text for where, text in every if where.endswith(" --v")} == {V_HELP}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
