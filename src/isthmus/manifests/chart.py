@@ -7,6 +7,7 @@ files are kept in deploy/helm/isthmus; a test fails when they are not what this 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -32,17 +33,35 @@ are also what `isthmus manifest all --values=FILE` reads, which writes the same 
 Helm. A value that is not in this list is refused, by either. *As in Kubernetes* means that the
 field of the pod takes it as it is.
 """
+_README = """\
+# Isthmus
+
+Joins a Kubernetes control plane and its cluster across a boundary: a server beside kube-apiserver,
+agents in the cluster that dial out to it. The chart makes no keys: it wants the Secret
+`isthmus-server` (`tls.crt`, `tls.key`) and the ConfigMap `isthmus-ca` (`ca.crt`) in its namespace,
+and an image of yours.
+
+```sh
+helm install isthmus . --namespace isthmus-system \\
+  --set image.repository=registry.example.com/isthmus
+helm status isthmus --namespace isthmus-system    # what is left to do for kube-apiserver
+```
+
+Step by step it is docs/how-to/helm.md in the repository. Every value is here; whatever is not is
+refused.
+"""
 _TITLES = {"": "Both programs", "server": "Server", "agent": "Agents", "monitoring": "Monitoring"}
 
 
 def chart_yaml(version: str = __version__) -> str:
-    """Chart.yaml: the version is that of the programs."""
+    """Chart.yaml: the version is that of the programs, as Helm reads versions."""
     lines = {
         "apiVersion": "v2",
         "name": NAME,
         "description": "Joins a Kubernetes control plane and its cluster across a boundary",
         "type": "application",
-        "version": version,
+        # Python's 1.2.3rc1 is no semantic version, and Helm refuses the chart.
+        "version": re.sub(r"rc(\d+)$", r"-rc.\1", version),
         "appVersion": json.dumps(version),
         "kubeVersion": json.dumps(KUBERNETES),
         "keywords": "[konnectivity, apiserver-network-proxy, tunnel, egress]",
@@ -119,6 +138,12 @@ def reference_page() -> str:
     return "\n".join(parts)
 
 
+def readme() -> str:
+    """README.md of the chart, which `helm show readme` prints: how to install it, every value."""
+    _, _, tables = reference_page().partition("\n## ")
+    return f"{_README}\n## {tables}"
+
+
 def _row(value: Value) -> str:
     takes = (
         "" if value.shape in (Shape.TEXT, Shape.WHOLE, Shape.YES_NO) else f" ({value.shape.value})"
@@ -139,6 +164,7 @@ def chart_files() -> dict[str, str]:
     """The generated files of the chart, by their paths in it."""
     return {
         "Chart.yaml": chart_yaml(),
+        "README.md": readme(),
         "values.yaml": values_yaml(),
         "values.schema.json": values_schema(),
         "files/isthmus-rules.yaml": rules_text(),

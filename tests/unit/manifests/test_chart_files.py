@@ -19,7 +19,7 @@ from isthmus.cli.main import main
 from isthmus.config.manifest_value import Shape, Value, defaults, merged, read
 from isthmus.config.manifest_values import SECTIONS, VALUES
 from isthmus.errors import ConfigError
-from isthmus.manifests.chart import chart_files, reference_page
+from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "isthmus"
@@ -38,8 +38,23 @@ def test_a_file_is_what_would_be_written(path: Path) -> None:
 
 
 def test_the_chart_has_the_version_of_the_programs() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
+
+
+@pytest.mark.parametrize(
+    ("version", "chart"),
+    [("1.2.3", "1.2.3"), ("1.2.3rc1", "1.2.3-rc.1"), ("10.0.0rc12", "10.0.0-rc.12")],
+)
+def test_helm_reads_every_version_that_set_version_takes(version: str, chart: str) -> None:
+    found = yaml.safe_load(chart_yaml(version))
+    assert (found["version"], found["appVersion"]) == (chart, version)
+
+
+def test_what_the_readme_sets_are_values() -> None:
+    said = re.findall(r"--set ([\w.]+)=", readme())
+    assert said and set(said) <= {value.path for value in VALUES}
+    for name in re.findall(r"(?:Secret|ConfigMap)\s+`([\w-]+)`", readme()):
+        assert name in {value.default for value in VALUES if value.shape is Shape.TEXT}
 
 
 def test_values_are_the_defaults() -> None:
