@@ -85,6 +85,7 @@ def ask(client: AdminClient) -> Report | AdminError:
     try:
         ready = client.ask("/readyz?verbose")
         history = client.get_if_known("/history")
+        configuration = client.get_if_known("/configz")
     except AdminError as error:  # it went away between two questions
         return error
     heard = Heard(
@@ -95,5 +96,6 @@ def ask(client: AdminClient) -> Report | AdminError:
         ready_status=ready.status,
         ready_text=ready.text,
         history=history,
+        configuration=configuration,
     )
     return report(heard, now=datetime.now(UTC))

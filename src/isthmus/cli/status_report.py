@@ -33,6 +33,7 @@ class Heard:
     ready_status: int | None = None
     ready_text: str = ""
     history: dict[str, Any] | None = None
+    configuration: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ def report(heard: Heard, *, now: datetime) -> Report:
         program=heard.program,
         id=heard.id,
         version=text(snapshot, "version"),
-        started_at=(taken_at - timedelta(seconds=uptime_s)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        started_at=_started_at(heard, taken_at - timedelta(seconds=uptime_s)),
         uptime_s=uptime_s,
         ready=None if heard.ready_status in (None, 404) else heard.ready_status == 200,
         not_ready=_not_ready(heard),
@@ -191,6 +192,12 @@ def _certificates(snapshot: dict[str, Any], now: datetime) -> tuple[Certificate,
                 )
             )
     return tuple(sorted(found, key=lambda each: each.not_after))
+
+
+def _started_at(heard: Heard, reckoned: datetime) -> str:
+    """When it was started: as it says itself, the same each time; older programs do not."""
+    said = text(heard.configuration or {}, "startedAt")
+    return said or reckoned.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _time(written: str) -> datetime | None:

@@ -16,7 +16,7 @@ DIAL_ADVICE: Mapping[DialFailure, str] = {
     DialFailure.UNRESOLVED: "see whether the agent's host resolves the name (DNS policy of its pod,"
     " --host-alias)",
     DialFailure.DENIED: "see --policy-file (isthmus policy test) and --allowed-destination for who"
-    " may reach the target",
+    " may reach the target, and --endpoint-deny and --endpoint-allow of agents",
     DialFailure.NO_AGENT: "see that an agent is linked and fits the target: --proxy-strategies,"
     " --agent-identifiers, --agent-network",
     DialFailure.AGENT_LOST: "see why links end (link-failures), and whether agents restart or run"

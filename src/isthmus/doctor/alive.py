@@ -236,7 +236,7 @@ def judge_dials(
     for failure, count in found.items():
         asked = Asked(Check.DIAL_FAILURES, f"{failure.name.lower()}, {when}", done)
         of = f" of {dials:.0f}" if dials else ""
-        seen = f"{count:.0f}{of} dials: {failure.value}"
+        seen = f"{count:.0f}{of} {'dial' if (dials or count) == 1 else 'dials'}: {failure.value}"
         if dials and count < _MANY_SHARE * dials and failure is not DialFailure.INTERNAL:
             yield asked.ok(seen)
         else:

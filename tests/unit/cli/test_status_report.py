@@ -57,11 +57,20 @@ def made(
 def test_a_server_that_is_well() -> None:
     found = made(server(), steps=[step(1, 1000)] * 40)
     assert (found.ready, found.agents, found.links, found.tunnels) == (True, 1, 1, 0)
-    assert found.started_at == "2026-03-01T11:00:00Z"
+    assert found.started_at == "2026-03-01T11:00:00Z", "reckoned: it has no /configz"
     assert found.recent is not None
     assert (found.recent.dials, found.recent.seconds) == (30, 300)
     assert (found.recent.rate_to_target, found.recent.rate_to_client) == (100, 200)
     assert found.look_at == ()
+
+
+def test_when_it_was_started_is_what_it_says() -> None:
+    # A snapshot's time is in whole seconds: what is reckoned from it is one off every other time.
+    said = {"startedAt": "2026-03-01T11:00:01Z"}
+    heard = Heard(
+        address="127.0.0.1:8095", program="server", id="", snapshot=server(), configuration=said
+    )
+    assert report(heard, now=NOW).started_at == said["startedAt"]
 
 
 def test_an_older_program_knows_no_history() -> None:

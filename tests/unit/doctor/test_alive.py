@@ -12,6 +12,7 @@ from isthmus.app.pki import PkiFiles
 from isthmus.core.bootstrap import State
 from isthmus.doctor.advice import DIAL_ADVICE, LINK_ADVICE
 from isthmus.doctor.alive import (
+    judge_dials,
     judge_known,
     judge_link,
     see_dial_failures,
@@ -28,6 +29,14 @@ from isthmus.errors import DialFailure, LinkStage
 
 def link(**more: Any) -> dict[str, Any]:
     return {"peerId": "a", "peerAddress": "10.0.0.7:1", "state": "open", "rttSeconds": 0.01, **more}
+
+
+def test_one_dial_is_one_dial() -> None:
+    (few,) = judge_dials({DialFailure.DENIED: 1.0}, 0.0, "since its start", "/metrics")
+    assert few.seen == "1 dial: denied by policy"
+    assert "--endpoint-deny" in few.todo, "the agent's lists deny as well"
+    (of_many,) = judge_dials({DialFailure.REFUSED: 1.0}, 40.0, "in the last hour", "/history")
+    assert of_many.seen == "1 of 40 dials: connection refused"
 
 
 def test_readiness_is_read(certificates: PkiFiles) -> None:
