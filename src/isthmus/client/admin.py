@@ -300,7 +300,10 @@ def _trust(cacert: str, cert: str, key: str) -> ssl.SSLContext:
             context.load_cert_chain(cert, key or None, password="")
         except OSError as exc:
             name = f"{cert} and --key {key}" if key else cert
-            raise ConfigError(f"--cert {name}: {_file_trouble(exc)}") from exc
+            trouble = _file_trouble(exc)
+            if not key and isinstance(exc, ssl.SSLError):
+                trouble += " with a key in it; is --key missing?"
+            raise ConfigError(f"--cert {name}: {trouble}") from exc
     return context
 
 

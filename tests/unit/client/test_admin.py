@@ -270,6 +270,7 @@ def test_files_and_tokens_that_cannot_be_used(files: pki.PkiFiles, tmp_path: Pat
         ({"cacert": str(missing)}, f"--cacert {missing}: No such file"),
         ({"cacert": str(empty)}, f"--cacert {empty}: cannot be read as PEM"),
         ({"key": key}, "--key needs --cert"),
+        ({"cert": ca}, f"--cert {ca}: cannot be read as PEM with a key in it; is --key missing?"),
         ({"cert": ca, "key": key}, "does not belong to the certificate"),
         ({"token": "a\nb"}, "the token has characters"),
     ]
