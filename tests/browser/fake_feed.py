@@ -47,6 +47,7 @@ class FakeFeed:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LIMIT_S)
+        self._loop.run_until_complete(self._hang_up())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
@@ -79,6 +80,10 @@ class FakeFeed:
         """Tell all pages an event."""
         self._tell(event(name, data))
 
+    def mumble(self) -> None:
+        """Tell all pages what nobody understands."""
+        self._tell(b"event: delta\ndata: {nothing\n\n")
+
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
 
@@ -100,6 +105,12 @@ class FakeFeed:
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
+
+    async def _hang_up(self) -> None:
+        """End what aiohttp does not know of: a connection that came while it stopped listening."""
+        for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
+        await asyncio.sleep(0)
 
     def _refused(self, request: web.Request) -> web.Response | None:
         if not self.token or request.headers.get("Authorization") == f"Bearer {self.token}":

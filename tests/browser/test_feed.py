@@ -66,6 +66,15 @@ def test_it_comes_back_and_shows_the_new_program(browser: Browser, feed: FakeFee
     forget_failed_loads(browser)
 
 
+def test_a_stream_that_is_not_understood_is_closed(browser: Browser, feed: FakeFeed) -> None:
+    browser.page(feed.url)
+    browser.wait_live()
+    feed.mumble()
+    browser.wait(lambda: len(feed.tokens) == 2, "it asks again")
+    browser.wait_live()
+    browser.wait(lambda: feed.viewers == 1, "the other stream is closed")
+
+
 def test_a_stream_that_is_cut_is_opened_again_by_itself(browser: Browser, feed: FakeFeed) -> None:
     browser.page(feed.url)
     browser.wait_live()

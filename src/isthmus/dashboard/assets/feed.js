@@ -112,6 +112,7 @@ export class Feed {
       return stream.signal.aborted ? "nothing was heard for a while" : said(error);
     } finally {
       watch.stop();
+      stream.abort(); // what was not understood is still being sent
       this.#running = null;
     }
   }
