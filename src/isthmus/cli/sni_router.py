@@ -117,7 +117,7 @@ def explain(file: str, name: str, alpn: tuple[str, ...], output: str | None) -> 
         width = max(map(len, answer))
         for key, value in answer.items():
             text = ", ".join(value) if isinstance(value, list) else str(value)
-            click.echo(f"{key:<{width}}  {text}")
+            click.echo(f"{key:<{width}}  {text or 'none'}")
     else:
         click.echo(json.dumps(answer, indent=2))
     return ROUTED if isinstance(found, Found) else REFUSED

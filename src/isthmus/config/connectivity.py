@@ -92,7 +92,9 @@ def read_part(text: str, *, name: str) -> Part:
 def _kind(root: Located) -> Kind | None:
     """The kind of a document; None when it has none, which is noted."""
     if not root.is_mapping:
-        root.error(f"must be a document of kind {_EXPECTED}, not {root.kind}")
+        # Not the text itself: whoever gives the wrong file may have given that of a token.
+        what = "text" if root.is_text else root.kind
+        root.error(f"must be a document of kind {_EXPECTED}, not {what}")
         return None
     found = _peek(root, "kind")
     if found is None:

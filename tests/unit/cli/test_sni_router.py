@@ -59,8 +59,10 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sni-router", "explain", EXAMPLE, "-o", "text"]) == 1
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "route   ",
+    assert capsys.readouterr().out.splitlines() == [
+        "name    none",
+        "alpn    none",
+        "route   none",
         "why     the client sends no server name, and there is no default route",
         "answer  TLS alert 112, unrecognized_name",
     ]
