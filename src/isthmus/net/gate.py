@@ -26,13 +26,20 @@ Refuse = Callable[[socket.socket, Full, str], None]
 
 
 class Guest(socket.socket):
-    """A connection that has a place, until it is closed."""
+    """An accepted connection; once it is let in it has a place, until it is closed."""
 
-    __slots__ = ("_places", "source")
+    __slots__ = ("_places", "source", "uid")
 
-    def __init__(self, sock: socket.socket, places: Places, source: str) -> None:
-        super().__init__(_family_of(sock), socket.SOCK_STREAM, 0, fileno=sock.detach())
-        self._places: Places | None = places
+    def __init__(self, family: int, fd: int) -> None:
+        """Own the descriptor of a stream."""
+        super().__init__(family, socket.SOCK_STREAM, 0, fd)
+        self._places: Places | None = None
+        self.source = ""
+        self.uid: int | None = None  # see uid_at
+
+    def let_in(self, places: Places, source: str) -> None:
+        """Take a place."""
+        self._places = places
         self.source = source
         places.enter(source)
 
@@ -68,7 +75,10 @@ def admitted(sock: socket.socket, places: Places, source: str, refuse: Refuse) -
     """Give a connection of this source a place; None when it was refused, and is closed."""
     full = places.refusal(source)
     if full is None:
-        return Guest(sock, places, source)
+        # A listener accepts guests; a worker is handed sockets.
+        guest = sock if isinstance(sock, Guest) else Guest(_family_of(sock), sock.detach())
+        guest.let_in(places, source)
+        return guest
     with contextlib.suppress(OSError), sock:
         refuse(sock, full, source)
     return None
@@ -93,8 +103,24 @@ def source_at(sock: socket.socket) -> str:
     """
     if _family_of(sock) != socket.AF_UNIX:
         return source_named(str(sock.getpeername()[0]))
+    return f"uid {uid_at(sock)}"
+
+
+def uid_at(sock: socket.socket) -> int:
+    """Whose the other end of a UNIX socket is; the kernel is asked once about a guest.
+
+    By uid: a pid is a number in a namespace that may not be ours.
+
+    Raises:
+        OSError: it has left already.
+    """
+    if isinstance(sock, Guest) and sock.uid is not None:
+        return sock.uid
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return f"uid {_UCRED.unpack(packed)[1]}"
+    uid = int(_UCRED.unpack(packed)[1])
+    if isinstance(sock, Guest):
+        sock.uid = uid
+    return uid
 
 
 def source_elsewhere(sock: socket.socket) -> str:

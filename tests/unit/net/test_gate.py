@@ -144,3 +144,23 @@ def test_who_comes_by_an_address_of_its_own(own: str, peer: str, source: str) ->
 
 def test_a_socket_of_no_gate_has_no_source(pair: tuple[socket.socket, socket.socket]) -> None:
     assert source_of(pair[0]) == ""
+
+
+def test_a_guest_of_a_listener_is_let_in_as_it_is() -> None:
+    door = Door()
+    one, other = socket.socketpair()
+    with other:
+        accepted = Guest(one.family, one.detach())
+        door.gate(accepted)
+        assert door.inside == [accepted] and len(door.places) == 1
+        assert accepted.uid == gate.uid_at(other)
+        accepted.close()
+        assert not len(door.places)
+
+
+def test_a_guest_that_was_never_let_in_gives_no_place_back() -> None:
+    one, other = socket.socketpair()
+    with other:
+        guest = Guest(one.family, one.detach())
+        guest.close()
+        assert guest.source == "" and other.recv(1) == b""
