@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from isthmus.core.shares import Bucket, Pot
 from isthmus.tunnel.end import GONE, End, Ending
-from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
+from isthmus.tunnel.first_byte import UntouchedTunnel
 from isthmus.tunnel.linked_end import LinkedEnd
 from isthmus.tunnel.packet_brake import unsent
 
@@ -199,15 +198,8 @@ class MeteredTunnel(UntouchedTunnel):
 
     __slots__ = ("_faces", "_gates")
 
-    def __init__(
-        self,
-        gates: tuple[Sequence[Gate], Sequence[Gate]],
-        again: DialAgain | None,
-        *args: Any,
-        **kw: Any,
-    ) -> None:
-        """``gates`` are those towards the target and those towards the client; see Tunnel."""
-        super().__init__(again, *args, **kw)
+    def hold_to(self, gates: tuple[Sequence[Gate], Sequence[Gate]]) -> None:
+        """Set the gates towards the target and those towards the client, before it is opened."""
         self._gates = gates
         self._faces: tuple[Face, Face] | tuple[()] = ()
 

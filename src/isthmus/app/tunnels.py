@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from isthmus.app.metered import Gate, MeteredTunnel
 from isthmus.core.snapshot import Held, RecentEndings, TunnelState, TunnelView, why_stalled
@@ -64,12 +63,8 @@ class TunnelTable:
         ``on_ended`` is then told how many seconds it lived. ``gates`` hold its bytes to a rate.
         ``again`` dials again if its link is lost before the first byte.
         """
-        kind: Callable[..., Tunnel] = Tunnel
-        if gates is not None:
-            kind = partial(MeteredTunnel, gates, again)
-        elif again is not None:
-            kind = partial(UntouchedTunnel, again)
-        tunnel = kind(
+        kind = Tunnel if again is None else UntouchedTunnel
+        tunnel = (kind if gates is None else MeteredTunnel)(
             TunnelId(next(self._ids)),
             client=client,
             far=far,
@@ -84,6 +79,11 @@ class TunnelTable:
             on_ended=on_ended,
             relay=relay,
         )
+        if isinstance(tunnel, UntouchedTunnel):
+            tunnel.dial_again_by(again)
+        if isinstance(tunnel, MeteredTunnel):
+            assert gates is not None  # that is why it is one
+            tunnel.hold_to(gates)
         # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
         client.bytes_written = far.bytes_written = 0
         self._open[tunnel.id] = tunnel

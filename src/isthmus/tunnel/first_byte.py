@@ -9,7 +9,7 @@ stood between them is gone. Who dials again, and for how long, is not decided he
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from isthmus.tunnel.end import GONE, BaseEnd, Early, End, Ending
 from isthmus.tunnel.tunnel import Tunnel
@@ -73,12 +73,13 @@ class _TowardsFar(Early):
 
 
 class _TowardsClient(Early):
-    """The far end's peer until the first byte."""
+    """The far end's peer until the first byte; keeps nothing."""
 
     __slots__ = ("tunnel",)
 
     def __init__(self, tunnel: UntouchedTunnel) -> None:
-        super().__init__()
+        self.peer = GONE
+        self.bytes_written = 0
         self.tunnel = tunnel
 
     def write(self, data: bytes) -> bool:
@@ -114,8 +115,8 @@ class UntouchedTunnel(Tunnel):
 
     __slots__ = ("_again", "_dial", "_lost", "_up", "dialing")
 
-    def __init__(self, again: DialAgain | None, *args: Any, **kw: Any) -> None:
-        super().__init__(*args, **kw)
+    def dial_again_by(self, again: DialAgain | None) -> None:
+        """Say who dials again, before it is opened; None: nobody, as if a byte had flowed."""
         self._again = again
         self._dial: Cancellable | None = None
         self._lost: BaseEnd | None = None  # whose end nobody has counted yet

@@ -75,8 +75,6 @@ class Bed:
     ) -> tuple[MeteredTunnel, MemoryEnd, MemoryEnd]:
         client, far = MemoryEnd(), far or MemoryEnd()
         tunnel = MeteredTunnel(
-            ([it.to_target for it in self.gates], [it.to_client for it in self.gates]),
-            again,
             TunnelId(1),
             client=client,
             far=far,
@@ -88,6 +86,8 @@ class Bed:
             frontend="test",
             on_done=self.ended.append,
         )
+        tunnel.dial_again_by(again)
+        tunnel.hold_to(([it.to_target for it in self.gates], [it.to_client for it in self.gates]))
         tunnel.open()
         return tunnel, client, far
 
@@ -226,8 +226,6 @@ def test_early_bytes_count_too() -> None:
     client, far = MemoryEnd(), MemoryEnd()
     client.feed(b"x" * 500)
     tunnel = MeteredTunnel(
-        ([bed.gates[0].to_target], [bed.gates[0].to_client]),
-        None,
         TunnelId(1),
         client=client,
         far=far,
@@ -239,6 +237,8 @@ def test_early_bytes_count_too() -> None:
         frontend="test",
         on_done=bed.ended.append,
     )
+    tunnel.dial_again_by(None)
+    tunnel.hold_to(([bed.gates[0].to_target], [bed.gates[0].to_client]))
     tunnel.open()
     assert len(far.received) == 500 and tunnel.held
     client.feed(b"y")

@@ -33,7 +33,6 @@ class Bench:
         if early:
             self.client.feed(early)
         self.tunnel = UntouchedTunnel(
-            self.again,
             TunnelId(1),
             client=self.client,
             far=self.far,
@@ -45,6 +44,7 @@ class Bench:
             frontend="test",
             on_done=self.over,
         )
+        self.tunnel.dial_again_by(self.again)
         self.tunnel.open()
 
     def over(self, tunnel: Tunnel) -> None:
