@@ -16,7 +16,7 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
-from isthmus.values import Identity
+from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
@@ -166,6 +166,23 @@ def say_asking(dial: Dial, asking: Asking) -> None:
     dial.object = asking.object
     dial.traceparent = asking.traceparent
     dial.tracestate = asking.tracestate
+
+
+@lru_cache(maxsize=1024)
+def said_alike(target: HostPort, requester: Identity, traffic: TrafficClass) -> bytes:
+    """The part of a Dial that is the same whenever a client dials a target, in bytes.
+
+    A message of the rest may follow: what is read of two that are put together is both of them
+    (protobuf's encoding, "Last One Wins").
+    """
+    return Dial(
+        host=target.host,
+        port=target.port,
+        requester=requester.name,
+        requester_groups=requester.groups,
+        requester_kind=requester.kind,
+        traffic_class=CLASS_TO_WIRE[traffic],
+    ).SerializeToString()
 
 
 def class_of(number: int) -> TrafficClass:

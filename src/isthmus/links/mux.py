@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from isthmus.errors import LinkStage
-from isthmus.links.dials import CLASS_TO_WIRE, AnswerReader, DialReader, IncomingDial, say_asking
+from isthmus.links.dials import AnswerReader, DialReader, IncomingDial, said_alike, say_asking
 from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.classes import NORMAL, URGENT, TrafficClass
@@ -248,23 +248,15 @@ class MuxTalk:
         traffic: TrafficClass = NORMAL,
     ) -> Stream | None:
         """Ask the peer to dial; None when the link cannot take one more stream."""
-        dial = Dial(
-            host=target.host,
-            port=target.port,
-            dial_id=dial_id,
-            timeout_ms=int(timeout_s * 1000),
-            requester=requester.name,
-            requester_groups=requester.groups,
-            requester_kind=requester.kind,
-            connection_id=connection_id,
-            traffic_class=CLASS_TO_WIRE[traffic],
-        )
+        timeout_ms = int(timeout_s * 1000)
+        dial = Dial(dial_id=dial_id, timeout_ms=timeout_ms, connection_id=connection_id)
         if asking is not NOTHING:
             say_asking(dial, asking)
         if self.relays:
             dial.relayed = True
             dial.network = asking.network
-        return self.session.open(AnswerReader(told), to_bytes(dial), traffic)
+        known = said_alike(target, requester, traffic)
+        return self.session.open(AnswerReader(told), to_bytes(dial, known), traffic)
 
     def accept_stream(self, stream: Stream) -> None:
         """Read a dial from a stream that the peer opened."""

@@ -56,9 +56,9 @@ def asked_for(names: Iterable[str]) -> str:
     return ""
 
 
-def to_bytes(message: Message) -> bytes:
-    """Write one message behind its length."""
-    body = message.SerializeToString()
+def to_bytes(message: Message, known: bytes = b"") -> bytes:
+    """Write one message behind its length; ``known`` are fields of it that are written already."""
+    body = known + message.SerializeToString()
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
 

@@ -15,6 +15,7 @@ from isthmus.links.dials import (
     class_of,
     heard_about,
     said_about,
+    said_alike,
 )
 from isthmus.links.mux import join_early
 from isthmus.testing.carriers import MemoryLink
@@ -22,9 +23,9 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.classes import TrafficClass
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.stream import Stream
-from isthmus.values import ANONYMOUS, Identity
+from isthmus.values import ANONYMOUS, HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
-from isthmus.wire.link import TO_WIRE, to_bytes
+from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 
 QUESTION = to_bytes(Dial(host="a", port=80, dial_id=7))
@@ -225,3 +226,23 @@ def test_every_class_has_a_number_and_an_unknown_number_is_normal() -> None:
     assert [class_of(CLASS_TO_WIRE[it]) for it in TrafficClass] == list(TrafficClass)
     assert CLASS_TO_WIRE[TrafficClass.NORMAL] == 0  # what older programs say
     assert class_of(99) is TrafficClass.NORMAL
+
+
+def test_what_dials_say_alike_and_what_is_new_are_one_message() -> None:
+    ann = Identity("ann", ("dev", "ops"), "uid")
+    known = said_alike(HostPort("fd00::1", 10250), ann, TrafficClass.URGENT)
+    new = Dial(dial_id=7, timeout_ms=9999, connection_id="1-a", user_groups=["x", "y"])
+    whole = Dial(
+        host="fd00::1",
+        port=10250,
+        dial_id=7,
+        timeout_ms=9999,
+        requester="ann",
+        requester_groups=["dev", "ops"],
+        requester_kind="uid",
+        connection_id="1-a",
+        user_groups=["x", "y"],
+        traffic_class=CLASS_TO_WIRE[TrafficClass.URGENT],
+    )
+    buffer = bytearray(to_bytes(new, known) + b"more")
+    assert take_message(buffer, Dial) == whole and buffer == b"more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from isthmus.dialers.direct import DirectDial
@@ -91,10 +92,17 @@ class TargetDial:
 
 def _address(end: SocketEnd, target: HostPort) -> str:
     """What was reached: of a name, the one of its addresses that answered."""
-    if is_address(target.host):
-        return str(target)
+    literal = _literal(target)
+    if literal:
+        return literal
     try:
         host, port = end.sock.getpeername()[:2]
     except OSError:  # gone already
         return ""
     return str(HostPort(str(host).partition("%")[0], port))
+
+
+@lru_cache(maxsize=1024)
+def _literal(target: HostPort) -> str:
+    """An address as it is written, empty for a name; the same ones come again and again."""
+    return str(target) if is_address(target.host) else ""
