@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from isthmus.core.places import Full, Strangers
 from isthmus.errors import DialFailure, ProtocolError
@@ -36,7 +37,7 @@ from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.packets import Packets
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
 from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import HALF_CLOSE, asking_in
+from isthmus.wire.asking import HALF_CLOSE, Asking, asking_in
 from isthmus.wire.grpc import Refusal, Status, request_problem
 from isthmus.wire.http2 import ErrorCode, Headers, goaway, header, literal_header, settings
 from isthmus.wire.payload import names_target
@@ -58,6 +59,26 @@ _KEEPS_HALF_CLOSE = literal_header(HALF_CLOSE, b"1")
 _log = logging.getLogger("isthmus.frontend")
 
 
+class Said(NamedTuple):
+    """What the headers of a call say."""
+
+    refusal: Refusal | None
+    names_target: bool
+    asking: Asking
+    half_closes: bool
+
+
+@lru_cache(maxsize=256)
+def _said(headers: Headers) -> Said:
+    """Read the headers of a call; a client that is not traced sends the same again and again."""
+    return Said(
+        request_problem(headers),
+        names_target(headers),
+        asking_in(headers),
+        bool(header(headers, HALF_CLOSE)),
+    )
+
+
 class ProxyCall:
     """One call until its tunnel stands; see tunnel.proxy_end.Client and backend.Request."""
 
@@ -65,14 +86,14 @@ class ProxyCall:
 
     frontend = "grpc"
 
-    def __init__(self, connection: ClientConnection, end: ProxyEnd, headers: Headers) -> None:
+    def __init__(self, connection: ClientConnection, end: ProxyEnd, said: Said) -> None:
         self._connection = connection
-        self.asking = asking_in(headers)
+        self.asking = said.asking
         self.connection_id = new_connection_id()
         self.accepted_at = time.monotonic()
         if not connection.frontend.compat:
             end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
-        if header(headers, HALF_CLOSE):
+        if said.half_closes:
             end.named += _KEEPS_HALF_CLOSE
         self._end: ProxyEnd | None = end
         self._dial: Dial | None = None
@@ -209,7 +230,8 @@ class ClientConnection:
             self.http2.go_away()
 
     def _request(self, stream: Http2Stream, headers: Headers) -> Handler:
-        refusal = request_problem(headers)
+        said = _said(headers)
+        refusal = said.refusal
         if refusal is None and header(headers, b":path") != PATH:
             path = header(headers, b":path").decode("ascii", "replace")
             refusal = Refusal(
@@ -219,11 +241,11 @@ class ClientConnection:
         if refusal is not None:
             self.frontend.complain(refusal.message)
             return Refused(refusal)
-        if names_target(headers):
+        if said.names_target:
             return payload.serve(self, stream, headers)
         self.frontend.crowd.came()
         end = ProxyEnd(stream, time.monotonic, self.frontend.packets)
-        end.client = ProxyCall(self, end, headers)
+        end.client = ProxyCall(self, end, said)
         return end
 
     # The carrier reports.

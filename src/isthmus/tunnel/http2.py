@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 
 from isthmus.tunnel.http2_calls import Calls
 from isthmus.tunnel.http2_limits import KIB, MIB, Http2Limits
@@ -49,6 +50,20 @@ _PING = b"isthmus1"
 _LIMITS = Http2Limits()
 
 
+@lru_cache(maxsize=16)
+def _greeting(limits: Http2Limits, client: bool) -> bytes:
+    """What a connection begins with: the same for all that have the same limits."""
+    pairs = [(http2.INITIAL_WINDOW_SIZE, limits.stream_window_bytes)]
+    if client:
+        pairs.insert(0, (http2.ENABLE_PUSH, 0))
+    else:
+        pairs.insert(0, (http2.MAX_CONCURRENT_STREAMS, limits.max_streams))
+    pairs.append((http2.MAX_HEADER_LIST_SIZE, limits.max_header_list_bytes))
+    greeting = (PREFACE if client else b"") + http2.settings(*pairs)
+    more = limits.connection_window_bytes - http2.DEFAULT_WINDOW
+    return greeting + window_update(0, more) if more else greeting
+
+
 class Http2Connection(Calls):
     """One side of a connection.
 
@@ -78,23 +93,11 @@ class Http2Connection(Calls):
         self.peer_max_streams = MAX_STREAM_ID
         self._ping_at: float | None = None
         self._last_ping = self.last_heard = clock()
-        self._greet()
+        self.emit(_greeting(limits, client))
 
     def __repr__(self) -> str:
         role = "client" if self.client else "server"
         return f"<Http2Connection {role}, {len(self.streams)} streams, {self.held} held>"
-
-    def _greet(self) -> None:
-        limits = self.limits
-        pairs = [(http2.INITIAL_WINDOW_SIZE, limits.stream_window_bytes)]
-        if self.client:
-            pairs.insert(0, (http2.ENABLE_PUSH, 0))
-        else:
-            pairs.insert(0, (http2.MAX_CONCURRENT_STREAMS, limits.max_streams))
-        pairs.append((http2.MAX_HEADER_LIST_SIZE, limits.max_header_list_bytes))
-        greeting = (PREFACE if self.client else b"") + http2.settings(*pairs)
-        more = limits.connection_window_bytes - http2.DEFAULT_WINDOW
-        self.emit(greeting + window_update(0, more) if more else greeting)
 
     # Opening and closing.
 
