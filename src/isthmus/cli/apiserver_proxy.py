@@ -94,9 +94,9 @@ def convert(file: str, ca_cert: str) -> int:
     Example:
       isthmus apiserver-proxy convert haproxy.cfg --ca-cert /etc/kubernetes/ca.crt
     """
-    from isthmus.app.apiserver_proxy.plan import read_text
     from isthmus.config.apiserver_proxy_file import write
     from isthmus.config.haproxy_cfg import convert as convert_text
+    from isthmus.net.followed_file import read_text
 
     converted = convert_text(read_text(file), file, ca=ca_cert)
     for warning in converted.warnings:

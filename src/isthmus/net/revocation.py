@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import ssl
 import time
@@ -23,6 +22,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus.errors import ConfigError
+from isthmus.net.followed_file import stamp_of
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -310,12 +310,4 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _stamp(files: CrlFiles) -> _Stamp:
-    return tuple(_stamp_of(path) for path in (files.crl, files.ca))
-
-
-def _stamp_of(path: str) -> tuple[int, ...]:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
+    return tuple(stamp_of(path) for path in (files.crl, files.ca))

@@ -5,9 +5,7 @@ What a plan is, and reading it, is config/apiserver_proxy_plan.py and its neighb
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,10 +14,10 @@ from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.config.apiserver_proxy_plan import Checks, ProxyPlan
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
+from isthmus.net.followed_file import FollowedFile, read_text
 from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics
 from isthmus.observe.logs import log
 
-LOOK_S = 1.0
 _log = logging.getLogger("isthmus.apiserver_proxy")
 
 
@@ -77,18 +75,8 @@ def read_plan(path: str, *, what: str = "--config ") -> ProxyPlan:
     return parse(read_text(path, what=what), path)
 
 
-def read_text(path: str, *, what: str = "") -> str:
-    """Read a file whole.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or no path"
-        raise ConfigError(f"{what}{path}: {why}") from exc
+def _read_prepared(path: str) -> Prepared:
+    return prepare(read_plan(path), flags=False)
 
 
 class PlanSource:
@@ -109,58 +97,39 @@ class PlanSource:
         Raises:
             ConfigError: the file, or one that it names, cannot be read or is wrong.
         """
-        self._path = settings.config
         self._metrics = metrics
         self._changed = changed
-        self._stamp = _stamp(self._path)
-        self._hurry = asyncio.Event()
-        plan = read_plan(self._path) if self._path else settings.plan()
-        self.current = prepare(plan, flags=not self._path)
+        self._file: FollowedFile[Prepared] | None = None
+        if settings.config:
+            self._file = FollowedFile(
+                settings.config, _read_prepared, taken=self._take, failed=self._refuse
+            )
+            self.current = self._file.current
+        else:
+            self.current = prepare(settings.plan(), flags=True)
 
     def reload(self) -> None:
         """Look at the file now, and read it even if it seems the same."""
-        if not self._path:
+        if self._file is None:
             log(_log, logging.INFO, "nothing to reload: there is no --config")
-            return
-        self._stamp = None
-        self._hurry.set()
-
-    async def watch(self, look_s: float = LOOK_S) -> None:
-        """Follow the file for ever."""
-        while True:
-            try:
-                async with asyncio.timeout(look_s):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
-            self._hurry.clear()
-            if self._path:
-                await self.check()
-
-    async def check(self) -> None:
-        """Look at the file, and read it if it changed."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
-            return
-        try:
-            prepared = await asyncio.to_thread(self._read)
-        except ConfigError as exc:
-            self._metrics.reload_failures += 1
-            first, *more = str(exc).splitlines()
-            log(
-                _log, logging.WARNING, "the changed configuration is wrong, the old one stays in"
-                " use", error=first, more=len(more),
-            )  # fmt: skip
         else:
-            if stamp != _stamp(self._path):
-                return  # replaced while we read: the next look gets it whole
-            self._take(prepared)
-        self._stamp = stamp
+            self._file.look_now()
 
-    def _read(self) -> Prepared:
-        return prepare(read_plan(self._path), flags=False)
+    async def watch(self) -> None:
+        """Follow the file for ever, if there is one."""
+        if self._file is not None:
+            await self._file.watch()
+
+    def _refuse(self, error: ConfigError) -> None:
+        self._metrics.reload_failures += 1
+        first, *more = str(error).splitlines()
+        log(
+            _log, logging.WARNING, "the changed configuration is wrong, the old one stays in use",
+            error=first, more=len(more),
+        )  # fmt: skip
 
     def _take(self, prepared: Prepared) -> None:
+        assert self._file is not None  # it is what was read
         old, new = self.current.plan, prepared.plan
         kept = replace(
             new, listen=old.listen, manage_address=old.manage_address, uplinks=old.uplinks
@@ -168,21 +137,13 @@ class PlanSource:
         if kept != new:
             log(
                 _log, logging.WARNING, "listen, manageAddress and uplinkInterfaces stay as they"
-                " were until the next start", file=self._path,
+                " were until the next start", file=self._file.path,
             )  # fmt: skip
             prepared = replace(prepared, plan=kept)
         self.current = prepared
         self._metrics.reloads += 1
         self._changed(prepared)
         log(
-            _log, logging.INFO, "configuration reloaded", file=self._path,
+            _log, logging.INFO, "configuration reloaded", file=self._file.path,
             upstreams=",".join(map(str, prepared.plan.upstreams)),
         )  # fmt: skip
-
-
-def _stamp(path: str) -> tuple[int, ...] | None:
-    try:
-        now = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import Callable
 
@@ -17,9 +16,9 @@ from isthmus.errors import ConfigError
 from isthmus.kube.tokens import Accepted, Rejected, TokenReviewer
 from isthmus.links.hello import Unwelcome
 from isthmus.links.server_side import AgentLink, Decided
+from isthmus.net.followed_file import FollowedFile, read_text
 from isthmus.observe.logs import OncePer
 
-_LOOK_S = 1.0
 _QUIET_S = 30.0
 #: An agent waits for the API's answer so long, then it is told to come again. Shorter than the
 #: handshake's limit of either side (links/link.py), or it would only hear that that is over.
@@ -37,44 +36,33 @@ class HotEntitlements:
         Raises:
             ConfigError: the file cannot be read or is wrong.
         """
-        self._path = "" if binding == BY_NAME_WORD else binding
-        self._stamp = _stamp(self._path)
-        self.current = self._read() if self._path else BY_NAME
+        self._file: FollowedFile[Entitlements] | None = None
+        if binding != BY_NAME_WORD:
+            self._file = FollowedFile(binding, _read_binding, taken=self._took, failed=_kept)
 
-    def _read(self) -> Entitlements:
-        from isthmus.config.entitlements import parse  # YAML is slow to import
-
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-            raise ConfigError(f"--agent-identity-binding {self._path}: {why}") from exc
-        return parse(text, self._path)
+    @property
+    def current(self) -> Entitlements:
+        """The rules in use."""
+        return BY_NAME if self._file is None else self._file.current
 
     async def watch(self) -> None:
         """Follow the file for ever; bad new rules are one line, and the old ones stay."""
-        seen = self._stamp
-        while self._path:
-            await asyncio.sleep(_LOOK_S)
-            stamp = _stamp(self._path)
-            if stamp == seen:
-                continue
-            seen = stamp
-            try:
-                self.current = self._read()
-            except ConfigError as exc:
-                _log.warning("%s; the rules read before stay in use", exc)
-            else:
-                _log.info("reloaded %s", self._path)
+        if self._file is not None:
+            await self._file.watch()
+
+    def _took(self, _: Entitlements) -> None:
+        assert self._file is not None  # it is what was read
+        _log.info("reloaded %s", self._file.path)
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        now = os.stat(path)
-    except OSError:
-        return None
-    return now.st_ino, now.st_size, now.st_mtime_ns
+def _kept(error: ConfigError) -> None:
+    _log.warning("%s; the rules read before stay in use", error)
+
+
+def _read_binding(path: str) -> Entitlements:
+    from isthmus.config.entitlements import parse  # YAML is slow to import
+
+    return parse(read_text(path, what="--agent-identity-binding "), path)
 
 
 class Admission:

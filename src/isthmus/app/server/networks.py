@@ -12,15 +12,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from isthmus.app.server.policy_file import PolicyFile, current_of
+from isthmus.app.server.policy_file import current_of, follow_policy
 from isthmus.app.server.shares import ServerShares
 from isthmus.config.networks import PROTOCOLS
 from isthmus.config.server import ServerSettings
 from isthmus.core.connectivity import ClientTls, Connection, Protocol
 from isthmus.core.networks import AgentsByNetwork, ClusterNetwork
+from isthmus.core.policy import Policy
 from isthmus.dialers.through_agent import AgentDialer
 from isthmus.links.server_side import AgentLink
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
+from isthmus.net.followed_file import FollowedFile
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.observe.logs import OncePer
@@ -64,7 +66,7 @@ class ServerNetworks:
                 settings.proxy_strategies, pick, networks=self.networks, strayed=self._strayed,
                 near=settings.nearness,
             )  # fmt: skip
-        self.policy: PolicyFile | None = None
+        self.policy: FollowedFile[Policy] | None = None
         self.router: ByNetwork | None = None
         self.contexts: list[HotContext] = []
         self._close: list[Callable[[], None]] = []
@@ -79,7 +81,7 @@ class ServerNetworks:
             self.shares = ServerShares(self._loop, metrics, by_flags=self._by_flags)
         if self._policy_path:
             assert self.shares is not None  # made above
-            self.policy = PolicyFile(
+            self.policy = follow_policy(
                 self._policy_path,
                 on_failed=metrics.policy_reload_failed,
                 on_changed=self.shares.follow,

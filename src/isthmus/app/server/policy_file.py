@@ -2,71 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 from collections.abc import Callable
 
 from isthmus.core.policy import Policy
 from isthmus.errors import ConfigError
+from isthmus.net.followed_file import FollowedFile, read_text
 
-LOOK_S = 1.0
 _log = logging.getLogger("isthmus.server")
 
 
-class PolicyFile:
-    """A policy that follows its file: ask ``current`` for each dial.
+def follow_policy(
+    path: str,
+    on_failed: Callable[[], None],
+    on_changed: Callable[[Policy], None] | None = None,
+) -> FollowedFile[Policy]:
+    """Read the policy; ask ``current`` of the answer for each dial.
 
-    Tunnels that are open stay open whatever a new policy says. A file that is gone or not right
-    changes nothing, and is said once.
+    Tunnels that are open stay open whatever a new policy says. ``on_failed`` hears of each new
+    state of the file that is bad, ``on_changed`` of each policy that is used from then on, the
+    first one included.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
     """
 
-    def __init__(
-        self,
-        path: str,
-        on_failed: Callable[[], None],
-        on_changed: Callable[[Policy], None] | None = None,
-    ) -> None:
-        """Read the policy; ``on_failed`` hears of each new state of the file that is bad.
-
-        ``on_changed`` hears of each policy that is used from then on, the first one included.
-
-        Raises:
-            ConfigError: the file cannot be read or is wrong.
-        """
-        self._path = path
-        self._stamp = _stamp(path)
-        self.current = read_policy(path)
-        self._on_failed = on_failed
-        self._on_changed = on_changed
+    def taken(policy: Policy) -> None:
         if on_changed is not None:
-            on_changed(self.current)
+            on_changed(policy)
+        _log.info("reloaded %s", path)
 
-    async def watch(self, look_s: float = LOOK_S) -> None:
-        """Follow the file for ever."""
-        while True:
-            await asyncio.sleep(look_s)
-            await self.check()
+    def failed(error: ConfigError) -> None:
+        on_failed()
+        _log.warning("%s; the policy read before stays in use", error)
 
-    async def check(self) -> None:
-        """Look at the file, and read it if it changed."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
-            return
-        try:
-            # A long file takes its time, and every tunnel would wait for it.
-            policy = await asyncio.to_thread(read_policy, self._path)
-        except ConfigError as exc:
-            self._on_failed()
-            _log.warning("%s; the policy read before stays in use", exc)
-        else:
-            if stamp != _stamp(self._path):
-                return  # replaced while we read: the next look gets it whole
-            self.current = policy
-            if self._on_changed is not None:
-                self._on_changed(policy)
-            _log.info("reloaded %s", self._path)
-        self._stamp = stamp
+    followed = FollowedFile(path, read_policy, taken=taken, failed=failed)
+    if on_changed is not None:
+        on_changed(followed.current)
+    return followed
 
 
 def read_policy(path: str) -> Policy:
@@ -78,23 +51,10 @@ def read_policy(path: str) -> Policy:
     from isthmus.config.located import MAX_CHARS  # YAML is slow to import
     from isthmus.config.policy import parse
 
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_CHARS + 1)  # one more is told to be too long
-    except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or no path"
-        raise ConfigError(f"--policy-file {path}: {why}") from exc
-    return parse(text, path)
+    # One more than may be is told to be too long.
+    return parse(read_text(path, what="--policy-file ", most_chars=MAX_CHARS + 1), path)
 
 
-def _stamp(path: str) -> tuple[int, ...] | None:
-    try:
-        now = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
-
-
-def current_of(file: PolicyFile | None) -> Callable[[], Policy | None]:
+def current_of(file: FollowedFile[Policy] | None) -> Callable[[], Policy | None]:
     """How to ask for the policy of a file, or of none."""
     return (lambda: None) if file is None else (lambda: file.current)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 from isthmus.errors import ConfigError
 from isthmus.frontends.sidecar import Credentials
+from isthmus.net.followed_file import stamp_of
 from isthmus.observe.logs import log
 
 #: RFC 1929 §2: its length has one byte.
@@ -52,7 +52,7 @@ class PasswordFile:
         """
         self._path = path
         self._failure = ""
-        self._stamp = _stamp(path)
+        self._stamp = stamp_of(path)
         name = username.encode("utf-8", "surrogateescape")
         self.current = Credentials(name, read_password(path))
 
@@ -64,7 +64,7 @@ class PasswordFile:
 
     def look(self) -> None:
         """Read the file again if it has changed."""
-        stamp = _stamp(self._path)
+        stamp = stamp_of(self._path)
         if stamp == self._stamp:
             return
         try:
@@ -77,12 +77,3 @@ class PasswordFile:
         self._stamp, self._failure = stamp, ""
         self.current = Credentials(self.current.username, password)
         log(_log, logging.INFO, "password reloaded", file=self._path)
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    """Tell one state of the file from another, through symbolic links (Kubernetes' ..data)."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)

@@ -16,7 +16,7 @@ from isthmus.app.descriptors import allow_connections
 from isthmus.app.forwarder import Forwarder
 from isthmus.app.handed import Handed
 from isthmus.app.sni_router.connections import Connections
-from isthmus.app.sni_router.routes_file import RoutesFile
+from isthmus.app.sni_router.routes_file import follow_routes
 from isthmus.app.sni_router.view import sni_router_view
 from isthmus.config.sni_router import SniRouterSettings
 from isthmus.net.contexts import watch
@@ -46,7 +46,7 @@ class SniRouter(Forwarder):
             settings, SniRouterMetrics(),
             health_port=settings.health_port, admin_port=settings.admin_port, handed=handed,
         )  # fmt: skip
-        self.routes = RoutesFile(settings.config, self.metrics)
+        self.routes = follow_routes(settings.config, self.metrics)
         self.connections = Connections(
             self.loop,
             settings,

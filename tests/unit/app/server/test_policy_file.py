@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.server.policy_file import PolicyFile, read_policy
+from isthmus.app.server.policy_file import follow_policy, read_policy
 from isthmus.errors import ConfigError
 
 HEAD = "apiVersion: isthmus.dev/v1alpha1\nkind: ConnectivityPolicy\nrules:\n"
@@ -23,7 +23,7 @@ class Bed:
         self.path = path
         self.failures = 0
         path.write_text(policy("first"))
-        self.file = PolicyFile(str(path), on_failed=self._failed)
+        self.file = follow_policy(str(path), on_failed=self._failed)
 
     def _failed(self) -> None:
         self.failures += 1
