@@ -190,7 +190,7 @@ class Bed:
         """Start a server and wait until it is linked."""
         self.far.append(FarServer(self, name, features))
         if self._keeping is not None:
-            self.servers._tell_change()  # the name has one address more
+            self.servers._table.tell_change()  # the name has one address more
         else:
             self._keeping = asyncio.create_task(self.servers.keep_connected())
         await self.until(lambda: (up := self.servers.links.get(ServerId(name))) and up.ready)

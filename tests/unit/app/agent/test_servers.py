@@ -516,7 +516,7 @@ def test_when_a_server_drains_links_that_may_pass_through_it_are_replaced(
             await bed.until(lambda: servers.links[ServerId("two")] is not before[ServerId("two")])
             await bed.until(lambda: before[ServerId("three")].closed_because and keepers() == 1)
             assert sorted(asked) == ["three", "two"]  # once, and the one that drains not at all
-            assert servers.unsure == [] and servers.links[ServerId("one")].ready
+            assert servers._table.unsure == [] and servers.links[ServerId("one")].ready
             # What is open goes on, and with it the link that it is open on.
             bed.dials[0].accept("192.0.2.1:80")
             await bed.until(lambda: answers)
@@ -562,7 +562,7 @@ def test_links_that_nobody_can_have_handed_on_stay(files: pki.PkiFiles) -> None:
                 talk.tell(Control(membership=Members(server_count=2, servers=["one", "two"])))
             of_server(bed, servers, "one").drain()
             await bed.until(lambda: servers.links[ServerId("one")].drained_at)
-            assert servers.unsure == [] and servers.links[ServerId("two")] is two
+            assert servers._table.unsure == [] and servers.links[ServerId("two")] is two
 
     run(files, test)
 
@@ -578,9 +578,9 @@ def test_a_link_that_was_begun_before_a_server_drained_replaces_none(files: pki.
             await bed.until(lambda: set(servers.links) == set(ids) and keepers() == 1)
             before = servers.links[two]
             servers.links[ServerId("one")].drained_at = bed.loop.time() + 3600  # all are begun
-            servers._tell_change()
+            servers._table.tell_change()
             await bed.until(lambda: len(bed.ready) > 4)
-            assert servers.links[two] is before and servers.unsure == ["two"]
+            assert servers.links[two] is before and servers._table.unsure == ["two"]
 
     run(files, test)
 
