@@ -8,17 +8,19 @@ import itertools
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 from isthmus.app import pki
 from isthmus.app.agent import servers as servers_module
 from isthmus.app.agent import spare_links
+from isthmus.app.agent.places import Place, Places
 from isthmus.app.agent.servers import Servers
 from isthmus.app.server import view as server_view
 from isthmus.core.backoff import Backoff
 from isthmus.core.proxies import ProxyRules
-from isthmus.links.agent_side import Greeting
+from isthmus.links.agent_side import Greeting, ServerLink
 from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link
 from isthmus.links.mux_server import MuxServerTalk
@@ -653,5 +655,70 @@ def test_an_agent_drains_when_it_says_so(files: pki.PkiFiles) -> None:
             assert (grown.window_growth_bytes, grown.window_growth_peak_bytes) == (400, 1000)
             servers.drain()
             await bed.until(lambda: server_view._agent([link]).draining)
+
+    run(files, test)
+
+
+def test_one_that_is_dead_keeps_nobody_who_is_named_later(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        named = ["one", "dead", "two"]
+        address, asked = bed.listen_and_hand_on(["one"], named, count=2, reachable=["two"])
+        named.remove("two")
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"], first_s=3600)  # so long the dead one waits
+        async with keeping(servers):
+            await bed.until(lambda: asked == ["", "dead"])
+            talk = of_server(bed, servers, "one").talk
+            assert isinstance(talk, MuxServerTalk)
+            talk.tell(Control(membership=Members(server_count=3, servers=["one", "dead", "two"])))
+            await bed.until(lambda: set(servers.links) == {"one", "two"})
+            assert asked == ["", "dead", "two"]
+
+    run(files, test)
+
+
+def test_one_that_is_silent_keeps_nobody_from_the_others(
+    files: pki.PkiFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers_module, "_PATIENCE_S", 0.01)
+
+    async def test(bed: Bed) -> None:
+        ids = ["a", "silent", "z"]
+        address, _ = bed.listen_and_hand_on(["a"], ids, count=3, reachable=ids)
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"])
+        link, answer = servers._linking.link, asyncio.Event()
+
+        async def slowly(
+            places: Places, place: Place, asked: ServerId | None, **more: Any
+        ) -> ServerLink | None:
+            if asked == "silent":
+                await answer.wait()
+            return await link(places, place, asked, **more)
+
+        servers._linking.link = slowly  # type: ignore[method-assign]
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"a", "z"})
+            answer.set()
+            await bed.until(lambda: set(servers.links) == set(ids))
+            await bed.until(lambda: keepers() == 1)
+
+    run(files, test)
+
+
+def test_when_all_links_are_lost_the_dead_are_still_known(files: pki.PkiFiles) -> None:
+    async def test(bed: Bed) -> None:
+        ids = ["one", "dead", "two"]
+        address, _ = bed.listen_and_hand_on(["one"], ids, count=3, reachable=["two"])
+        bed.names.known = {"localhost": [address]}
+        servers = bed.start(["localhost"], first_s=3600)
+        asking = servers._table.asking
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "two"})
+            await bed.until(lambda: repr(asking) == "<Asking for 1, 1 failed>")
+            for link in list(bed.open):
+                link.close("lost")
+            await bed.until(lambda: not servers.links)
+            assert repr(asking) == "<Asking for 3, 1 failed>"  # it is not asked for at once
 
     run(files, test)
