@@ -20,6 +20,7 @@ from stack import http_get, metric, wait_until
 
 from isthmus.app import pki
 from isthmus.app.apiserver_proxy import connections as apiserver_proxy_connections
+from isthmus.app.apiserver_proxy.program import ApiserverProxy
 from isthmus.errors import ConfigError
 from isthmus.observe.apiserver_proxy_metrics import ProxyRefusal
 from isthmus.tunnel.end import Ending
@@ -585,6 +586,11 @@ def write(bed: Bed, *upstreams: str, more: str = "", listen: str = "127.0.0.1:0"
     new.rename(bed.config)
 
 
+def look_again(bed: Bed, proxy: ApiserverProxy) -> None:
+    assert proxy.source.file is not None
+    bed.run(proxy.source.file.check())
+
+
 NO_CHECK = "healthCheck: {kind: none}\n"
 
 
@@ -594,7 +600,7 @@ def test_a_changed_file_is_taken(bed: Bed, upstream: Upstream, other: Upstream) 
     with bed.echo() as old:
         assert (upstream.open, other.open) == (1, 0)
         write(bed, other.address, more=NO_CHECK)
-        bed.run(proxy.source.check())
+        look_again(bed, proxy)
         with bed.echo():
             assert (upstream.open, other.open) == (1, 1)
             old.send(b"still here")
@@ -610,7 +616,7 @@ def test_the_places_are_those_of_the_changed_file(bed: Bed, upstream: Upstream) 
         assert bed.is_reset()
         more = f"{NO_CHECK}maxConnections: 8\nmaxConnectionsPerSource: 2\n"
         write(bed, upstream.address, more=more)
-        bed.run(proxy.source.check())
+        look_again(bed, proxy)
         places = proxy.connections.places
         assert (places.most, places.most_per_source, len(places)) == (8, 2, 1)
         bed.echo().close()
@@ -623,7 +629,7 @@ def test_checks_that_are_turned_off_say_nothing_more(bed: Bed) -> None:
     proxy = bed.start(config=str(bed.config))
     bed.wait(lambda: not any(bed.states().values()), "it is down")
     write(bed, nobody, more=NO_CHECK)
-    bed.run(proxy.source.check())
+    look_again(bed, proxy)
     assert bed.is_up(nobody)
 
 
@@ -632,7 +638,7 @@ def test_a_wrong_file_changes_nothing(bed: Bed, upstream: Upstream) -> None:
     proxy = bed.start(config=str(bed.config))
     for wrong in ("upstream: x", "healthCheck: {caCert: /nowhere}"):
         write(bed, upstream.address, more=wrong)
-        bed.run(proxy.source.check())
+        look_again(bed, proxy)
         bed.echo().close()
     assert (proxy.metrics.reloads, proxy.metrics.reload_failures) == (0, 2)
 
@@ -641,7 +647,7 @@ def test_where_it_listens_stays(bed: Bed, upstream: Upstream, other: Upstream) -
     write(bed, upstream.address, more=NO_CHECK)
     proxy = bed.start(config=str(bed.config))
     write(bed, other.address, more=NO_CHECK, listen="127.0.0.1:1")
-    bed.run(proxy.source.check())
+    look_again(bed, proxy)
     with bed.echo():
         assert (upstream.open, other.open) == (0, 1)
 

@@ -102,6 +102,11 @@ def test_by_name_an_agent_is_called_what_its_certificate_says(
     carries(programs)
 
 
+def test_without_a_file_to_follow_the_server_is_well(programs: Programs) -> None:
+    server = programs.server("--agent-identity-binding=name")
+    assert http_get(server.port("health_port"), "/livez") == (200, "ok")
+
+
 @pytest.mark.parametrize(
     ("kind", "claimed", "named"),
     [

@@ -80,7 +80,9 @@ def _read_prepared(path: str) -> Prepared:
 
 
 class PlanSource:
-    """Where the plan comes from; ``current`` is the one in use, ``changed`` hears of a new one.
+    """Where the plan comes from: flags, or a ``file`` that is to be watched.
+
+    ``current`` is the one in use, ``changed`` hears of a new one.
 
     Connections that are open stay open whatever a new plan says. A file that is gone or not right
     changes nothing, and is said once, in one line.
@@ -99,26 +101,21 @@ class PlanSource:
         """
         self._metrics = metrics
         self._changed = changed
-        self._file: FollowedFile[Prepared] | None = None
+        self.file: FollowedFile[Prepared] | None = None
         if settings.config:
-            self._file = FollowedFile(
+            self.file = FollowedFile(
                 settings.config, _read_prepared, taken=self._take, failed=self._refuse
             )
-            self.current = self._file.current
+            self.current = self.file.current
         else:
             self.current = prepare(settings.plan(), flags=True)
 
     def reload(self) -> None:
         """Look at the file now, and read it even if it seems the same."""
-        if self._file is None:
+        if self.file is None:
             log(_log, logging.INFO, "nothing to reload: there is no --config")
         else:
-            self._file.look_now()
-
-    async def watch(self) -> None:
-        """Follow the file for ever, if there is one."""
-        if self._file is not None:
-            await self._file.watch()
+            self.file.look_now()
 
     def _refuse(self, error: ConfigError) -> None:
         self._metrics.reload_failures += 1
@@ -129,7 +126,7 @@ class PlanSource:
         )  # fmt: skip
 
     def _take(self, prepared: Prepared) -> None:
-        assert self._file is not None  # it is what was read
+        assert self.file is not None  # it is what was read
         old, new = self.current.plan, prepared.plan
         kept = replace(
             new, listen=old.listen, manage_address=old.manage_address, uplinks=old.uplinks
@@ -137,13 +134,13 @@ class PlanSource:
         if kept != new:
             log(
                 _log, logging.WARNING, "listen, manageAddress and uplinkInterfaces stay as they"
-                " were until the next start", file=self._file.path,
+                " were until the next start", file=self.file.path,
             )  # fmt: skip
             prepared = replace(prepared, plan=kept)
         self.current = prepared
         self._metrics.reloads += 1
         self._changed(prepared)
         log(
-            _log, logging.INFO, "configuration reloaded", file=self._file.path,
+            _log, logging.INFO, "configuration reloaded", file=self.file.path,
             upstreams=",".join(map(str, prepared.plan.upstreams)),
         )  # fmt: skip

@@ -149,7 +149,8 @@ class ApiserverProxy(Forwarder):
         """Check upstreams, follow files and names; see Program."""
         connections = self.connections
         async with self.health.tasks() as tasks:
-            tasks.create_task(self.source.watch(), name="config")
+            if self.source.file is not None:
+                tasks.create_task(self.source.file.watch(), name="config")
             tasks.create_task(connections.checker.watch(), name="checks")
             tasks.create_task(connections.watch_names(), name="names")
             tasks.create_task(connections.watch_idle(), name="idle")

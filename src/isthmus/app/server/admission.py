@@ -27,36 +27,20 @@ _log = logging.getLogger("isthmus.server")
 _audit = logging.getLogger("isthmus.audit")
 
 
-class HotEntitlements:
-    """The rules of --agent-identity-binding, read again when their file changes."""
+def follow_binding(path: str) -> FollowedFile[Entitlements]:
+    """Read the rules of --agent-identity-binding; bad new ones are one line, and the old ones stay.
 
-    def __init__(self, binding: str) -> None:
-        """Read the rules; ``binding`` is the flag's value.
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
+    """
 
-        Raises:
-            ConfigError: the file cannot be read or is wrong.
-        """
-        self._file: FollowedFile[Entitlements] | None = None
-        if binding != BY_NAME_WORD:
-            self._file = FollowedFile(binding, _read_binding, taken=self._took, failed=_kept)
+    def taken(_: Entitlements) -> None:
+        _log.info("reloaded %s", path)
 
-    @property
-    def current(self) -> Entitlements:
-        """The rules in use."""
-        return BY_NAME if self._file is None else self._file.current
+    def failed(error: ConfigError) -> None:
+        _log.warning("%s; the rules read before stay in use", error)
 
-    async def watch(self) -> None:
-        """Follow the file for ever; bad new rules are one line, and the old ones stay."""
-        if self._file is not None:
-            await self._file.watch()
-
-    def _took(self, _: Entitlements) -> None:
-        assert self._file is not None  # it is what was read
-        _log.info("reloaded %s", self._file.path)
-
-
-def _kept(error: ConfigError) -> None:
-    _log.warning("%s; the rules read before stay in use", error)
+    return FollowedFile(path, _read_binding, taken=taken, failed=failed)
 
 
 def _read_binding(path: str) -> Entitlements:
@@ -78,7 +62,11 @@ class Admission:
     ) -> None:
         """``cut`` ends the link of an agent whose token was taken back, for a reason."""
         binding = settings.agent_identity_binding
-        self.entitlements = HotEntitlements(binding) if binding else None
+        self._binds = bool(binding)
+        #: To be watched; None: there are no rules, or they are those of the names.
+        self.binding_file: FollowedFile[Entitlements] | None = None
+        if binding not in ("", BY_NAME_WORD):
+            self.binding_file = follow_binding(binding)
         self._reviewer = reviewer
         self._once = once
         self._reviews: set[asyncio.Task[None]] = set()
@@ -151,9 +139,10 @@ class Admission:
         )  # fmt: skip
 
     def _judge(self, link: AgentLink, node: str = "", pod: str = "") -> str:
-        if self.entitlements is None:
+        if not self._binds:
             return ""
-        refusal = self.entitlements.current.judge(
+        rules = BY_NAME if self.binding_file is None else self.binding_file.current
+        refusal = rules.judge(
             link.identity,
             link.agent_id,
             link.identifiers,

@@ -163,8 +163,8 @@ class Server:
         async with self.health.tasks() as tasks:
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(self.tunnels.watch(), name="sweep")
-            if self._admission is not None and self._admission.entitlements is not None:
-                tasks.create_task(self._admission.entitlements.watch(), name="binding")
+            if self._admission is not None and self._admission.binding_file is not None:
+                tasks.create_task(self._admission.binding_file.watch(), name="binding")
             if self._admission is not None and self._admission.tokens is not None:
                 tasks.create_task(self._admission.tokens.run(), name="tokens")
             if self.networks.policy is not None:
