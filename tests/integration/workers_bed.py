@@ -37,8 +37,10 @@ class Bed(NamedTuple):
     server: Program
 
     @classmethod
-    def start(cls, programs: Programs, *more: str) -> Bed:
+    def start(cls, programs: Programs, *more: str, audited: bool = False) -> Bed:
         """Start a server with two workers that serves both protocols."""
+        if audited:
+            more = (f"--audit-log-path={_audit_log(programs)}", *more)
         server = serving(
             programs,
             "server",
@@ -63,6 +65,11 @@ class Bed(NamedTuple):
             START_S,
         )
         wait_until(lambda: all(it["ready"] for it in self.workers), "every worker says so")
+
+    @property
+    def audit_log(self) -> Path:
+        """The file that all records are in, of a server that is audited."""
+        return _audit_log(self.programs)
 
     def links_of(self, index: int) -> int:
         """How many links a worker has."""
@@ -95,6 +102,10 @@ class Bed(NamedTuple):
     def worker_of(self, tunnel: dict[str, Any]) -> int:
         """Which worker has a tunnel of the snapshot."""
         return int(tunnel["id"]) % 100
+
+
+def _audit_log(programs: Programs) -> Path:
+    return Path(programs.uds).with_name("audit.log")
 
 
 def children(pid: int) -> list[int]:
