@@ -103,7 +103,8 @@ class Servers:
             server_name=server_name, unresolved=self._linking.unresolved,
         )  # fmt: skip
         self._places: set[Place] = set()
-        self._answering: set[Place] = set()  # where the last attempt met a server
+        self._answering: set[Place] = set()  # where the last attempt met a server, or one is linked
+        self._kept: set[Place] = set()  # where the keeper has its link
         self._turn = 0
 
     @property
@@ -213,9 +214,11 @@ class Servers:
             looking = link is None and not looking
             if link is not None and not link.spare:
                 backoff.reset()
+                self._kept.add(place)
                 # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
                 while self.links.get(link.server_id) is link:
                     await self._table.wait_change()
+                self._kept.discard(place)
             elif link is not None:
                 while self.links and place in self._answering and self._is_current(place):
                     await self._table.wait_change()
@@ -303,14 +306,16 @@ class Servers:
     async def _try(self, place: Place, asked: ServerId | None) -> ServerLink | None:
         """Make one link by one address, to the server that is asked for or to any.
 
-        Whether somebody answers there decides whether others look there as well.
+        Whether somebody answers there decides whether others look there as well. One that refuses
+        us does not mean that nobody is there while the keeper has its link, and would not look.
         """
         link = await self._linking.link(
             self._where, place, asked,
             claim=self._table.claim, on_membership=self._table.tell_change,
         )  # fmt: skip
         answers = link is not None
-        if (answers or asked is None) and answers != (place in self._answering):
+        gone = not answers and asked is None and place not in self._kept
+        if (answers or gone) and answers != (place in self._answering):
             self._answering ^= {place}
             self._table.tell_change()
         return link

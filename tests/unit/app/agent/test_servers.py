@@ -80,11 +80,18 @@ class Bed:
         self.servers: Servers | None = None
 
     def listen(self, ids: Sequence[str], count: int = 1) -> Address:
-        """A port behind which each new connection comes to the next of the servers."""
+        """A port behind which each new connection comes to the next of the servers.
+
+        An empty id stands for one that is just starting again, and refuses everybody.
+        """
         turns = itertools.cycle(ids)
 
         def accept(sock: socket.socket) -> None:
-            said = Membership(server_id=ServerId(next(turns)), server_count=count)
+            server_id = next(turns)
+            if not server_id:
+                sock.close()
+                return
+            said = Membership(server_id=ServerId(server_id), server_count=count)
             self.open.add(
                 AgentLink(
                     self.loop,
@@ -262,6 +269,18 @@ def test_all_servers_behind_one_address_are_found(files: pki.PkiFiles) -> None:
         async with keeping(servers):
             await bed.until(lambda: set(servers.links) == set(ids))
             await bed.until(lambda: len(bed.open) == 5 and keepers() == 1)
+
+    run(files, test)
+
+
+def test_one_that_refuses_us_does_not_end_the_search_where_another_is_linked(
+    files: pki.PkiFiles,
+) -> None:
+    async def test(bed: Bed) -> None:
+        bed.names.known = {"localhost": [bed.listen(["one", "", "", "two"], count=2)]}
+        servers = bed.start(["localhost"])
+        async with keeping(servers):
+            await bed.until(lambda: set(servers.links) == {"one", "two"})
 
     run(files, test)
 
