@@ -19,7 +19,15 @@ PORTS = ("--health-bind-address=127.0.0.1", "--health-port=0", "--admin-port=0",
 
 
 def started(programs: Programs, *args: str) -> Program:
-    return serving(programs, *args, *PORTS)
+    """Start it, and wait for a word of every worker: until then the others get connections."""
+    program = serving(programs, *args, *PORTS)
+
+    def are_ready() -> bool:
+        workers = json.loads(http_get(program.port("admin_port"), "/workers")[1])["workers"]
+        return all(it["ready"] for it in workers)
+
+    wait_until(are_ready, "every worker is ready")
+    return program
 
 
 def handed(program: Program) -> list[float]:
