@@ -59,6 +59,10 @@ class Load:
 CURL = "curl"
 SERVICES = "services"
 GROUPS = ("down", "up", "rr", "dial", "stall", "mem", "hold", CURL, SERVICES)
+#: Takes a minute and is not part of a usual run.
+SLOW_READER = "slow-reader"
+ALL_GROUPS = (*GROUPS, SLOW_READER)
+SLOW_LOAD = Load(group=SLOW_READER, command="slow", conns=16)
 LOADS = (
     Load(group="down", command="down", conns=1),
     Load(group="down", command="down", conns=8),
@@ -144,6 +148,22 @@ def _memory(field: str, title: str) -> Figure:
     return Figure(load="mem", field=field, title=title, unit="kB", goal=_own(10.0))
 
 
+def _slow(field: str, title: str, unit: str, goal: Goal | None = None) -> Figure:
+    title = f"slow reader: {title}"
+    return Figure(load=SLOW_LOAD.name, field=field, title=title, unit=unit, goal=goal)
+
+
+# A reader of 1 MB/s on a gRPC link. Its first second is inside any share; what comes after the
+# share is used up is reported, and has no goal.
+SLOW_FIGURES = (
+    _slow("alone_p99_us", "others' p99 alone", "µs"),
+    _slow("early_p99_ratio", "others' p99, first second", "× alone", _own(3.0)),
+    _slow("rest_p99_ratio", "others' p99, afterwards", "× alone"),
+    _slow("rest_p50_us", "others' p50, afterwards", "µs"),
+    _slow("rest_p99_us", "others' p99, afterwards", "µs"),
+    _slow("read_mb_per_s", "what it read", "MB/s"),
+    _slow("slow_grown_mb", "memory grown", "MB"),
+)
 FIGURES = (
     *_of_loads(_GOALS),
     _stall("p50_ratio", "stalled reader: others' p50", "× alone", _own(1.5)),
@@ -160,12 +180,13 @@ FIGURES = (
         unit="",
         goal=Goal(bound=10_000, at_least=True, against=Against.ITSELF),
     ),
+    *SLOW_FIGURES,
 )
 GRPC_FIGURES = (
     *_of_loads(_GRPC_GOALS, GRPC_LOADS),
     _memory("idle_kb", "memory per idle tunnel"),
 )
-GRPC_LINK_FIGURES = tuple(_of_loads(_GRPC_LINK_GOALS, GRPC_LINK_LOADS))
+GRPC_LINK_FIGURES = (*_of_loads(_GRPC_LINK_GOALS, GRPC_LINK_LOADS), *SLOW_FIGURES)
 FORWARD_FIGURES = tuple(_of_loads(_FORWARD_GOALS, FORWARD_LOADS))
 # The SOCKS5 sidecar, against curl's own CONNECT of the server behind it.
 CURL_FIGURES = (

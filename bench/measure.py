@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from curl import fetch_times
-from figures import CURL, IDLE_TUNNELS, PASSED_BYTES, Load
+from figures import CURL, IDLE_TUNNELS, PASSED_BYTES, SLOW_LOAD, Load
 from processes import BenchError, Child, Workspace, rss_kb
 from topologies import Topology
 
@@ -114,6 +114,10 @@ def _numbers(answer: dict[str, Any]) -> dict[str, float]:
         flat["grown_mb"] = flat["grown_kb"] * 1024 / 1e6
         for part in ("unloaded", "stalled"):
             flat |= {f"{part}_{name}": float(value) for name, value in answer[part].items()}
+    if "slow_grown_kb" in flat:
+        flat["slow_grown_mb"] = flat["slow_grown_kb"] * 1024 / 1e6
+        for part in ("alone", "early", "rest"):
+            flat |= {f"{part}_{name}": float(value) for name, value in answer[part].items()}
     return flat
 
 
@@ -132,6 +136,15 @@ def run_rounds(
             shift = (number + index) % max(1, len(taking))
             for topology in (*taking[shift:], *taking[:shift]):
                 bench.run_load(topology, load)
+
+
+def run_slow_reader(bench: Bench, start: Callable[[str], Topology], *, seconds: float) -> None:
+    """Request/response beside a reader of 1 MB/s, through fresh processes."""
+    topology = start(bench.target)
+    usual, bench.seconds = bench.seconds, seconds
+    bench.run_load(topology, SLOW_LOAD)
+    bench.seconds = usual
+    topology.stop(bench.space)
 
 
 def run_memory(bench: Bench, start: Callable[[str], Topology]) -> None:

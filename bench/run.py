@@ -20,6 +20,7 @@ import curl
 from certs import Certs, make_certs
 from curl import CONNECT_TLS, SOCKS5, CurlWays
 from figures import (
+    ALL_GROUPS,
     CURL,
     CURL_FIGURES,
     FIGURES,
@@ -32,11 +33,20 @@ from figures import (
     GRPC_LOADS,
     LOADS,
     SERVICES,
+    SLOW_READER,
     Figure,
     Load,
 )
 from machine import busy_share, machine
-from measure import Bench, build_load, run_hold, run_memory, run_rounds, start_target
+from measure import (
+    Bench,
+    build_load,
+    run_hold,
+    run_memory,
+    run_rounds,
+    run_slow_reader,
+    start_target,
+)
 from processes import BenchError, Child, Workspace
 from report import Row, as_json, draw, rows
 from rich.console import Console
@@ -64,6 +74,7 @@ FORWARDING = (HAPROXY_TCP, APISERVER_PROXY)
 BY_CURL = (CONNECT_TLS, SOCKS5)
 NAMES = ("direct", "haproxy", "isthmus", GRPC, GRPC_LINK, *FORWARDING, *BY_CURL)
 _MIN_COLUMNS = 150
+SLOW_S, QUICK_SLOW_S = 60.0, 10.0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -74,7 +85,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seconds", type=float, default=1.5, help="length of one measurement (default 1.5)")
     add("--memory-rounds", type=int, default=3, help="fresh starts for memory (default 3)")
     add("--quick", action="store_true", help="3 rounds of 0.7 s, memory once: for development")
-    add("--only", type=_groups, default=GROUPS, help=f"some of {','.join(GROUPS)}")
+    add("--only", type=_groups, default=GROUPS, help=f"some of {','.join(ALL_GROUPS)}")
     add("--topologies", type=_names, default=NAMES)
     add("--hold", type=int, default=10_000, help="idle tunnels to hold (default 10000)")
     add("--json", type=Path, metavar="FILE", help="write every sample there as well")
@@ -104,7 +115,7 @@ def _profiler(args: argparse.Namespace) -> str:
 
 
 def _groups(text: str) -> tuple[str, ...]:
-    return _some_of(text, GROUPS)
+    return _some_of(text, ALL_GROUPS)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -291,6 +302,11 @@ def measure(
     if "hold" in args.only and "isthmus" in start:
         say(f"holding {args.hold} tunnels")
         run_hold(bench, start["isthmus"], tunnels=args.hold)
+    # Another implementation speaks gRPC without being told.
+    by_grpc = "isthmus" if args.server_cmd else GRPC_LINK
+    if SLOW_READER in args.only and by_grpc in start:
+        say(f"a slow reader: {by_grpc}")
+        run_slow_reader(bench, start[by_grpc], seconds=QUICK_SLOW_S if args.quick else SLOW_S)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

@@ -26,6 +26,7 @@ const usage = `usage: load COMMAND [flags]
   dial          open, one byte there and back, close, with --conns workers
   hold          open --conns idle tunnels, then obey lines on stdin (pass N, check, quit)
   stall         rr alone, then rr beside one reader that stopped reading
+  slow          rr alone, then rr beside one reader of 1 MB/s whose bytes are compared
 `
 
 // options are the flags of all commands; a command ignores those it has no use for.
@@ -49,7 +50,7 @@ func Main(ways map[string]Open) {
 	}
 	commands := map[string]func(options) (any, error){
 		"target": runTarget, "connect-stub": runStub, "down": runDown, "up": runUp,
-		"rr": runRR, "dial": runDial, "hold": runHold, "stall": runStall,
+		"rr": runRR, "dial": runDial, "hold": runHold, "stall": runStall, "slow": runSlow,
 	}
 	command, known := commands[os.Args[1]]
 	if !known {
