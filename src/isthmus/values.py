@@ -16,6 +16,7 @@ Network = NewType("Network", str)
 # Underscores are not legal in host names (RFC 1123 §2.1) but real DNS has them.
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _MAX_NAME_CHARS = 253
+_MAX_SHOWN_CHARS = 100
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _V4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}", re.ASCII)
 # Resolvers read 2130706433, 0x7f.1 and 127.1 as addresses; as names they would slip past policy.
@@ -41,7 +42,7 @@ class HostPort:
         if is_address(self.host):
             return
         if not _NAME.fullmatch(self.host) or _NUMBER_LAST.fullmatch(self.host):
-            raise ValueError(f"not a host name or address: {self.host!r}")
+            raise ValueError(f"not a host name or address: {_shown(self.host)}")
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -55,17 +56,21 @@ class HostPort:
         """
         host, colon, port = text.rpartition(":")
         if not colon:
-            raise ValueError(f"no port in {text!r}")
+            raise ValueError(f"no port in {_shown(text)}")
         if not (port.isascii() and port.isdigit() and len(port) <= 5):
-            raise ValueError(f"not a port: {port!r}")
+            raise ValueError(f"not a port: {_shown(port)}")
         if host.startswith("[") or host.endswith("]"):
             inner = host[1:-1]
             if host != f"[{inner}]" or not _is_v6(inner):
-                raise ValueError(f"not an IPv6 address in brackets: {text!r}")
+                raise ValueError(f"not an IPv6 address in brackets: {_shown(text)}")
             host = inner
         elif ":" in host:
-            raise ValueError(f"an IPv6 address needs brackets: {text!r}")
+            raise ValueError(f"an IPv6 address needs brackets: {_shown(text)}")
         return cls(host, int(port))
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…")
 
 
 def is_address(host: str) -> bool:

@@ -6,16 +6,17 @@ Its number is declared by each program, because konnectivity's two have differen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from isthmus.config.checks import check_host, check_pair
 from isthmus.config.options import OURS, option
 from isthmus.config.tracing import TracingSettings
+from isthmus.core.addresses import is_loopback
+from isthmus.core.roles import Admits, Role, admits
 from isthmus.errors import ConfigError
-from isthmus.values import is_address
 
 #: The group of flags that the health port's are in as well.
 PORTS = "Health and admin"
+ADMIN_NAMES = "--admin-client-names"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,16 @@ class AdminSettings(TracingSettings):
         metavar="FILE",
         go=OURS,
     )
+    admin_client_names: tuple[str, ...] = option(
+        (),
+        help="Answer on the admin port only clients whose certificate has one of these names: "
+        "ops-* is a common or alternative name, O=ops an organization",
+        repeat=True,
+        filled=True,
+        group=PORTS,
+        metavar="NAME",
+        go=OURS,
+    )
     admin_token_file: str = option(
         "",
         help="Answer on the admin port only clients that send the token in this file, of at least "
@@ -63,6 +74,18 @@ class AdminSettings(TracingSettings):
         False, help="Serve lock profiles too", group=PORTS, inert=True
     )
 
+    @property
+    def admits_operators(self) -> Admits:
+        """Whose certificates are good at the admin port.
+
+        Raises:
+            ConfigError: a name is none.
+        """
+        try:
+            return admits(Role.CLIENT, ADMIN_NAMES, self.admin_client_names)
+        except ValueError as error:
+            raise ConfigError(f"{ADMIN_NAMES}: {error}") from error
+
     def check_admin(self) -> None:
         """Hold the admin port's settings against each other.
 
@@ -72,12 +95,17 @@ class AdminSettings(TracingSettings):
         check_pair("admin-cert", self.admin_cert, "admin-key", self.admin_key)
         if self.admin_client_ca and not self.admin_cert:
             raise ConfigError("--admin-client-ca needs --admin-cert and --admin-key as well")
+        if self.admin_client_names and not self.admin_client_ca:
+            raise ConfigError(
+                f"{ADMIN_NAMES} needs --admin-client-ca: without it nobody proves a name there"
+            )
+        _ = self.admits_operators
         if self.enable_contention_profiling and not self.enable_profiling:
             raise ConfigError("--enable-contention-profiling needs --enable-profiling as well")
         host = self.admin_bind_address
         if host:
             check_host("admin-bind-address", host)
-        if not _is_loopback(host):
+        if not is_loopback(host):
             self._check_exposed(host or "empty")
 
     def _check_exposed(self, host: str) -> None:
@@ -94,7 +122,3 @@ class AdminSettings(TracingSettings):
                 " whom, so it needs --admin-client-ca or --admin-token-file as well; or use a"
                 " loopback address"
             )
-
-
-def _is_loopback(host: str) -> bool:
-    return ip_address(host).is_loopback if is_address(host) else host == "localhost"

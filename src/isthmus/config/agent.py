@@ -297,6 +297,7 @@ class AgentSettings(AgentRevocationSettings):
                 raise ConfigError(f"--lease-label-selector: {error}") from error
         self.check_admin()
         self.check_tracing()
+        self.check_memory()
         self.check_gates()
         self.check_bind()
         self.check_targets()

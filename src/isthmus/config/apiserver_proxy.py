@@ -61,6 +61,7 @@ class ApiserverProxySettings(AdminSettings):
 
     config: str = option(
         "",
+        once=True,
         help="Read all this from a file, and again when it changes or at SIGHUP",
         group="Configuration",
         metavar="FILE",
@@ -286,6 +287,7 @@ class ApiserverProxySettings(AdminSettings):
             check_host("health-bind-address", self.health_bind_address)
         self.check_admin()
         self.check_tracing()
+        self.check_memory()
         if not self.config:
             self.plan()
             return

@@ -12,6 +12,7 @@ from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from isthmus.config.bind import NO_UPLINK, check_interface, parse_bind_address
+from isthmus.core.addresses import plain_address, reached_address
 from isthmus.core.proxies import ProxyAddress, ProxyRules
 from isthmus.core.upstreams import Bounds
 from isthmus.errors import ConfigError
@@ -124,13 +125,13 @@ class ProxyPlan:
         """Whether an upstream, given by its address, is where we listen."""
         if not is_address(upstream.host):
             return False
-        there = ip_address(upstream.host)
+        there = reached_address(upstream.host)
         for host, port in self.listen:
             if port != upstream.port or (host and not is_address(host)):
                 continue
-            here = ip_address(host) if host else None
+            here = plain_address(host) if host else None
             everywhere = here is None or here.is_unspecified
-            if here == there or (everywhere and (there.is_loopback or there.is_unspecified)):
+            if here == there or (everywhere and there.is_loopback):
                 return True
         return False
 

@@ -11,6 +11,7 @@ from isthmus.errors import ConfigError
 
 _GROUP = "Audit log"
 STDOUT = "-"
+CONTINUE, DENY = "continue", "deny"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,16 @@ class AuditSettings(GateSettings):
         go=OURS,
     )
 
+    audit_on_failure: str = option(
+        CONTINUE,
+        help="While audit records cannot be written, because the disk is full for instance: "
+        f"{CONTINUE} keeps them in memory and then drops them, {DENY} refuses new connections",
+        choices=(CONTINUE, DENY),
+        group=_GROUP,
+        metavar=f"{CONTINUE}|{DENY}",
+        go=OURS,
+    )
+
     @property
     def audit_max_bytes(self) -> int:
         """How large the audit log may become; 0 is without end."""
@@ -58,5 +69,9 @@ class AuditSettings(GateSettings):
         check_at_least("audit-log-maxsize", self.audit_log_maxsize, 0)
         check_at_least("audit-log-maxbackup", self.audit_log_maxbackup, 0)
         check_at_least("audit-log-maxage", self.audit_log_maxage, 0)
+        if self.audit_on_failure == DENY and not self.audit_log_path:
+            raise ConfigError(
+                f"--audit-on-failure={DENY} needs --audit-log-path: there are no records to write"
+            )
         if "\0" in self.audit_log_path or self.audit_log_path.endswith("/"):
             raise ConfigError("--audit-log-path must name a file, or be - for standard output")

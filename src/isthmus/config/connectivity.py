@@ -19,7 +19,8 @@ from isthmus.config.connectivity_fields import BY_KIND, EGRESS, EGRESS_SELECTOR,
 from isthmus.config.connectivity_parts import Draft
 from isthmus.config.go_yaml import check_json, expand_merges
 from isthmus.config.located import Errors, Located, compose_all, near, short
-from isthmus.core.connectivity import CONTROL_PLANE, MASTER, ConnectivityConfig, IpNetwork
+from isthmus.core.addresses import IpNetwork
+from isthmus.core.connectivity import CONTROL_PLANE, MASTER, ConnectivityConfig
 
 MAX_NETWORKS = 64
 

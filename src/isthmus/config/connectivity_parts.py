@@ -13,7 +13,8 @@ import yaml
 
 from isthmus.config.connectivity_fields import Kind
 from isthmus.config.located import Fields, Located, near, short
-from isthmus.core.connectivity import IpNetwork, NetworkConfig
+from isthmus.core.addresses import IpNetwork
+from isthmus.core.connectivity import NetworkConfig
 
 MAX_UDS_BYTES = 107  # sun_path less its zero
 
@@ -49,6 +50,7 @@ class Draft:
     cidrs: tuple[tuple[IpNetwork, Located], ...] = ()
     hosts: tuple[tuple[str, Located], ...] = ()
     tls: TlsPart | None = None
+    connection_at: Located | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -77,8 +77,14 @@ def _service(node: Located) -> Draft:
         hosts=tuple(one for one, _ in hosts),
         where=node.where,
     )
-    at = found.get("name", node)
-    return Draft(network=network, at=at, cidrs=tuple(cidrs), hosts=tuple(hosts), tls=tls)
+    return Draft(
+        network=network,
+        at=found.get("name", node),
+        cidrs=tuple(cidrs),
+        hosts=tuple(hosts),
+        tls=tls,
+        connection_at=found.get("connection"),
+    )
 
 
 def _read_at(nodes: list[Located], parse: Callable[[str], T]) -> list[tuple[T, Located]]:

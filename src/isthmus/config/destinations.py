@@ -13,14 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 
 from isthmus.config.cidrs import cidr
 from isthmus.config.gates import CLUSTER_TO_MASTER, NODE_TRAFFIC
 from isthmus.config.networks import NetworkSettings
 from isthmus.config.options import OURS, option
-from isthmus.core.destinations import Destination, Destinations, reached_address
-from isthmus.core.networks import MAPPED, plain_address
+from isthmus.core.addresses import is_ipv4_range, plain_address, reached_address
+from isthmus.core.destinations import Destination, Destinations
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
 
@@ -127,7 +127,7 @@ def _network(text: str) -> Destination:
         network = cidr(written)
     except ValueError as error:
         raise ValueError(f"{written} {error}") from error
-    if isinstance(network, IPv6Network) and network.subnet_of(MAPPED):
+    if is_ipv4_range(network):
         raise ValueError("is a range of IPv4 addresses, list it as such")
     # For the port alone, whose sentences are the same everywhere.
     return Destination(network=network, port=HostPort.parse(f"any:{port}").port)

@@ -19,16 +19,16 @@ from ipaddress import ip_network
 from isthmus.config.cidrs import cidr
 from isthmus.config.options import OURS, option
 from isthmus.config.targets import TargetSettings
-from isthmus.core.connectivity import IpNetwork
+from isthmus.core.addresses import IpNetwork, is_ipv4_range
 from isthmus.core.endpoint_lists import ALL_PORTS, EndpointLists, Entry
-from isthmus.core.networks import MAPPED
+from isthmus.core.metadata import METADATA
 from isthmus.core.policy import Ports
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
 
 ALLOW, DENY = "--endpoint-allow", "--endpoint-deny"
-#: Where clouds keep the credentials of their machines. Nothing else is denied unless it is said.
-DENIED_BY_DEFAULT = ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254")
+#: Nothing else is denied unless it is said.
+DENIED_BY_DEFAULT = METADATA
 LOOPBACK = "loopback"
 MAX_ENTRIES = 1000
 _GROUP = "Targets"
@@ -54,8 +54,8 @@ class EndpointSettings(TargetSettings):
     )
     endpoint_deny: tuple[str, ...] = option(
         (),
-        help=f"Never dial this network, address or name, besides {', '.join(DENIED_BY_DEFAULT)}, "
-        "where clouds keep credentials",
+        help="Never dial this network, address or name, besides where clouds keep credentials: "
+        f"{', '.join(DENIED_BY_DEFAULT)}",
         repeat=True,
         filled=True,
         group=_GROUP,
@@ -132,7 +132,7 @@ def _network(text: str) -> IpNetwork:
         network = cidr(text)
     except ValueError as error:
         raise ValueError(str(error) if "/" in text else f"{text} {error}") from error
-    if network.version == 6 and network.subnet_of(MAPPED):
+    if is_ipv4_range(network):
         raise ValueError("is a range of IPv4 addresses, list it as such")
     return network
 

@@ -15,11 +15,10 @@ from urllib.parse import parse_qsl, urlencode
 from isthmus.config.checks import nearest
 from isthmus.config.parsing import parse_bool
 from isthmus.values import HostPort, is_address
+from isthmus.wire.text_limits import MAX_IDENTIFIERS, MAX_IDENTIFIERS_CHARS, MAX_SHOWN_CHARS
 
 DEFAULT_ROUTE = "default-route"
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_MAX_CHARS = 64 * 1024
-_SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +104,15 @@ def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
             elif route is None:  # as in Go, only the first one counts
                 route = parse_bool(value)
         except ValueError:
-            wrong.append(f"{key}={value[:_SHOWN_CHARS]} is not a value for {key}")
+            wrong.append(f"{key}={value[:MAX_SHOWN_CHARS]} is not a value for {key}")
     lists = {key: tuple(values) for key, values in found.items()}
     return Identifiers(default_route=bool(route), **lists), wrong
 
 
 def _pairs(text: str) -> tuple[list[tuple[str, str]], list[str]]:
-    if len(text) > _MAX_CHARS:
-        return [], ["longer than 65536 characters"]
+    if len(text) > MAX_IDENTIFIERS_CHARS:
+        return [], [f"longer than {MAX_IDENTIFIERS_CHARS} characters"]
+    if text.count("&") >= MAX_IDENTIFIERS:
+        return [], [f"more than {MAX_IDENTIFIERS} values"]
     wrong = ["a % must be followed by two hex digits"] if _BAD_PERCENT.search(text) else []
-    return parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_CHARS), wrong
+    return parse_qsl(text, keep_blank_values=True), wrong

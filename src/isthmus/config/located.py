@@ -299,15 +299,17 @@ class Located:
 
     def member(self, kind: type[E]) -> E | None:
         """One of the words that are the values of an enumeration."""
+        word = self.word([str(one.value) for one in kind])
+        return None if word is None else kind(word)
+
+    def word(self, words: Sequence[str]) -> str | None:
+        """One of these words."""
         word = self.text()
-        words = [str(one.value) for one in kind]
-        if word is None:
-            return None
-        if word not in words:
-            listed = ", ".join(words[:-1]) + f" or {words[-1]}"
-            self.error(f"must be {listed}, not {short(word)}{near(word, words)}")
-            return None
-        return kind(word)
+        if word is None or word in words:
+            return word
+        listed = ", ".join(words[:-1]) + f" or {words[-1]}"
+        self.error(f"must be {listed}, not {short(word)}{near(word, words)}")
+        return None
 
     def reference(self, known: Collection[str], what: str) -> str:
         """The name of something that is declared elsewhere; empty when it is not."""

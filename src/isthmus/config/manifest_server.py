@@ -202,6 +202,15 @@ class ServerManifestSettings(ServerFormSettings):
         group=_FILES,
         go=OURS,
     )
+    client_ca_config_map: str = option(
+        "",
+        help="Take the authorities of clients (--server-ca-cert) from this ConfigMap, so that no "
+        "agent's certificate is one of them",
+        shown_default="--ca-config-map",
+        metavar="NAME",
+        group=_FILES,
+        go=OURS,
+    )
     secret: str = option(
         "",
         help="Take other files that flags name from this Secret",
@@ -244,6 +253,7 @@ class ServerManifestSettings(ServerFormSettings):
             ("cluster-secret", self.cluster_secret),
             ("client-secret", self.client_secret),
             ("ca-config-map", self.ca_config_map),
+            ("client-ca-config-map", self.client_ca_config_map or self.ca_config_map),
         ):
             check_object(flag, text)
         if self.secret:
@@ -260,10 +270,22 @@ class ServerManifestSettings(ServerFormSettings):
 
 
 def with_defaults(
-    given: Mapping[str, tuple[str, ...]], form: str = SIDECAR
+    given: Mapping[str, tuple[str, ...]],
+    form: str = SIDECAR,
+    *,
+    client_ca: bool = False,
+    namespace: str = "kube-system",
 ) -> dict[str, tuple[str, ...]]:
-    """What was typed for a server, and what its form has for the rest: a sidecar HyperShift's."""
-    if form != SIDECAR:
-        return flag_defaults(form, given)
+    """What was typed for a server, and what its form has for the rest: a sidecar HyperShift's.
+
+    ``client_ca``: the authorities of clients are a ConfigMap, and so a directory, of their own.
+    """
     typed = {attribute: texts for attribute, texts in given.items() if texts}
-    return {**without_unneeded(DEFAULTS, typed), **typed}
+    if form != SIDECAR:
+        found = flag_defaults(form, given, namespace)
+    else:
+        found = {**without_unneeded(DEFAULTS, typed), **typed}
+    if client_ca and "server_ca_cert" in found and "server_ca_cert" not in typed:
+        # In the directory beside that of the others' authorities.
+        found["server_ca_cert"] = (found["server_ca_cert"][-1].replace("/ca/", "/client-ca/"),)
+    return found

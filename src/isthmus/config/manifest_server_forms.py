@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from isthmus.config.checks import check_at_least
+from isthmus.config.cidrs import cidr
 from isthmus.config.manifest import (
     DAEMON_SET,
     DEPLOYMENT,
@@ -18,6 +19,7 @@ from isthmus.config.manifest import (
     check_executable,
     check_group,
     check_name,
+    check_object,
 )
 from isthmus.config.manifest_around import AroundSettings
 from isthmus.config.options import OURS, option
@@ -31,6 +33,8 @@ SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 KUBECONFIG_USER = "system:konnectivity-server"
 SOCKET = "/run/isthmus/server.sock"
 UNPRIVILEGED = 65532
+#: For servers in a namespace of Kubernetes itself; see ``lease_namespace``.
+LEASE_NAMESPACE = "isthmus-leases"
 
 Texts = Mapping[str, tuple[str, ...]]
 
@@ -79,6 +83,8 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "host_network": (DAEMON_SET,),
     "network_policy": _IN_CLUSTER,
     "allow_cidr": _IN_CLUSTER,
+    "apiserver_cidr": _IN_CLUSTER,
+    "apiserver_namespace": _IN_CLUSTER,
     "disruption_budget": (DEPLOYMENT,),
     "replicas": (DEPLOYMENT,),
     "service_type": (DAEMON_SET, DEPLOYMENT, STATIC_POD),
@@ -120,6 +126,23 @@ class ServerFormSettings(AroundSettings):
         group=_GROUP,
         go=OURS,
     )
+    apiserver_cidr: tuple[str, ...] = option(
+        (),
+        help="Let kube-apiserver reach the frontend from this network, by the NetworkPolicy",
+        repeat=True,
+        metavar="CIDR",
+        group=_GROUP,
+        go=OURS,
+    )
+    apiserver_namespace: str = option(
+        "",
+        help="Let kube-apiserver reach the frontend from the pods of this namespace, by the "
+        "NetworkPolicy; those in the network of a node are none",
+        shown_default="the server's, without --apiserver-cidr",
+        metavar="NAME",
+        group=_GROUP,
+        go=OURS,
+    )
     kubeconfig_user: str = option(
         KUBECONFIG_USER,
         help="Give the rights that a server needs to this user, as whom it is known by its "
@@ -153,6 +176,13 @@ class ServerFormSettings(AroundSettings):
         if not self.kubeconfig_user or not self.kubeconfig_user.isprintable():
             raise ConfigError("--kubeconfig-user takes the name of a user")
         self.check_around()
+        if self.apiserver_namespace:
+            check_object("apiserver-namespace", self.apiserver_namespace)
+        for text in self.apiserver_cidr:
+            try:
+                cidr(text)
+            except ValueError as error:
+                raise ConfigError(f"--apiserver-cidr {text} {error}") from None
 
     def form_warnings(self, given: Collection[str]) -> list[str]:
         """What was given, by attribute, and means nothing in this form; each a sentence."""
@@ -175,13 +205,26 @@ def own_defaults(typed: Texts) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def flag_defaults(form: str, typed: Texts) -> dict[str, tuple[str, ...]]:
+def lease_namespace(namespace: str) -> str:
+    """Where servers of a namespace keep their Leases: there, if it is their own.
+
+    Whoever may write Leases may write all of a namespace, and those of kube-system say who leads
+    the control plane.
+    """
+    return LEASE_NAMESPACE if namespace.startswith("kube-") else namespace
+
+
+def flag_defaults(
+    form: str, typed: Texts, namespace: str = "kube-system"
+) -> dict[str, tuple[str, ...]]:
     """What was typed for a server in this form, and what the form has for the rest.
 
     A UNIX socket alone needs no port and no certificates for kube-apiserver, and agents that prove
     themselves by tokens, or not at all, no authorities.
     """
     given = {attribute: texts for attribute, texts in typed.items() if texts}
+    if given.get("enable_lease_controller", ("false",))[-1] == "true":
+        given.setdefault("lease_namespace", (lease_namespace(namespace),))
     return {**without_unneeded(FLAGS[form], given), **given}
 
 

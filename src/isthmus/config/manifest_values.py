@@ -14,6 +14,7 @@ from isthmus.config.manifest import AUDIENCE
 from isthmus.config.manifest_server import HEALTHY, READY
 from isthmus.config.manifest_server_forms import (
     KUBECONFIG_USER,
+    LEASE_NAMESPACE,
     SERVER_NAME,
     SERVICE_TYPES,
     SOCKET,
@@ -29,6 +30,7 @@ AGENT_NAME = "isthmus-agent"
 
 _NAME = "^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
 _OBJECT = "^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+_OBJECT_OR_NONE = "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
 _FLAG = "^--[a-z][a-z0-9-]*(=.*)?$"
 _PATH = "^(/[A-Za-z0-9._-]+){2,}$"
 # What Kubernetes reads as a field of the pod is written so, and a dollar means nothing else here.
@@ -37,8 +39,8 @@ _PLAIN = "^[^$ ]*$"
 _CIDR = "^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 _SERVER_SET = names_of(
     options_of(ServerSettings),
-    *("mode", "uds_name", "server_port", "server_cert", "server_key", "server_ca_cert"),
-    *("agent_port", "cluster_cert", "cluster_key", "cluster_ca_cert", "proxy_strategies"),
+    *("mode", "uds_name", "server_port", "server_cert", "server_key"),
+    *("agent_port", "cluster_cert", "cluster_key", "proxy_strategies"),
     *("health_port", "health_bind_address", "admin_port", "graceful_shutdown_timeout_s"),
     *("server_id", "server_count", "advertise_agent_address", "enable_lease_controller"),
     *("lease_namespace", "lease_label", "agent_namespace", "agent_service_account"),
@@ -137,6 +139,14 @@ _SHARED = (
         "ConfigMap with ca.crt: the authorities that agents and servers know each other by",
         pattern=_OBJECT,
     ),
+    _text(
+        "certificates.clientCaConfigMap",
+        "",
+        "ConfigMap with ca.crt: the authorities of kube-apiserver's certificate, of a deployment; "
+        "empty: those of caConfigMap, and an agent's certificate opens the frontend, too, which a "
+        "later version will refuse",
+        pattern=_OBJECT_OR_NONE,
+    ),
 )
 _SERVER = (
     _yes("server.enabled", True, "Whether there is a server"),
@@ -181,7 +191,14 @@ _SERVER = (
     ),
     _whole("server.count", 0, "How many servers there are, where no Leases count them", 0, 100),
     _yes("server.leases.enabled", True, "Whether servers are counted by Leases"),
-    _text("server.leases.namespace", "kube-system", "Namespace of the Leases", pattern=_OBJECT),
+    _text(
+        "server.leases.namespace",
+        "",
+        "Namespace of the Leases, which has to be there, and in which the server may write every "
+        f"Lease; empty: the release's, but {LEASE_NAMESPACE}, which is made, where that is one of "
+        "Kubernetes itself (kube-*)",
+        pattern=_OBJECT_OR_NONE,
+    ),
     _text(
         "server.leases.label", "k8s-app=konnectivity-server", "Label of the Leases", pattern=_PLAIN
     ),
@@ -227,6 +244,20 @@ _SERVER = (
         "server.networkPolicy.allowCidrs",
         [],
         "Networks that agents come from; empty: everywhere",
+        pattern=_CIDR,
+    ),
+    _text(
+        "server.networkPolicy.apiserverNamespace",
+        "",
+        "Namespace of kube-apiserver's pods, which may reach the frontend of a deployment; empty: "
+        "the release's, where apiserverCidrs has nothing. Pods in the network of a node have its "
+        "addresses and no namespace",
+        pattern=_OBJECT_OR_NONE,
+    ),
+    _texts(
+        "server.networkPolicy.apiserverCidrs",
+        [],
+        "Networks from which kube-apiserver may reach the frontend of a deployment",
         pattern=_CIDR,
     ),
     _text("server.sidecar.workload", "kube-apiserver", "Deployment of kube-apiserver"),

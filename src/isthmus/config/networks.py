@@ -24,7 +24,8 @@ from isthmus.config.checks import nearest
 from isthmus.config.cidrs import cidr
 from isthmus.config.options import OURS, option
 from isthmus.config.parsing import parse_bool
-from isthmus.core.connectivity import ClientTls, Connection, IpNetwork, Protocol
+from isthmus.core.addresses import IpNetwork
+from isthmus.core.connectivity import ClientTls, Connection, Protocol
 from isthmus.core.networks import ClusterNetwork, Networks
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort
@@ -70,6 +71,7 @@ class NetworkSettings(AuditSettings):
     )
     policy_file: str = option(
         "",
+        once=True,
         help="Allow only what the rules of this file allow; it is read again when it changes",
         group=_GROUP,
         metavar="FILE",

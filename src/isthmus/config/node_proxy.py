@@ -50,6 +50,7 @@ class NodeProxySettings(LocalTrafficSettings):
 
     config: str = option(
         "",
+        once=True,
         help="Read settings from a KubeProxyConfiguration of kube-proxy instead of flags",
         group=_CLUSTER,
         metavar="FILE",

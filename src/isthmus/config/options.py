@@ -8,6 +8,7 @@ checks.py, the declarations themselves in server.py, agent.py and log.py.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,9 @@ from isthmus.config.durations import format_duration
 
 T = TypeVar("T")
 _KEY = "isthmus.option"
+# What stands for a place in help, alone or beside others, as in DIR|FILE.
+_PLACES = frozenset({"ADDRESS", "DIR", "CIDR", "PREFIX"})
+_WORD = re.compile(r"[A-Z]+")
 SAME = "same"
 OURS = "ours"
 
@@ -57,6 +61,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     shown_default: str = ""
     filled: bool = False
+    once: bool = False
     inert: bool = False
     ignored: bool = False
     attribute: str = ""
@@ -67,6 +72,18 @@ class Option:
     def shown(self) -> str:
         """The default as people read it; empty when there is none to speak of."""
         return self.shown_default or value_text(self, self.default)
+
+    @property
+    def takes_one(self) -> bool:
+        """Whether a second, different value is refused instead of taking the place of the first.
+
+        For addresses, directories and ranges, and for files of which one might want several
+        (``once``): a listener or a file that is silently left out is missed when it is needed.
+        Of other flags the last counts, as in Go, so that one can be appended to override another.
+        """
+        if self.repeat or self.inert or self.ignored:
+            return False
+        return self.once or not _PLACES.isdisjoint(_WORD.findall(self.takes))
 
     @property
     def takes(self) -> str:
@@ -89,6 +106,7 @@ def option(
     aliases: tuple[str, ...] = (),
     shown_default: str = "",
     filled: bool = False,
+    once: bool = False,
     inert: bool = False,
     ignored: bool = False,
 ) -> T:
@@ -110,6 +128,7 @@ def option(
         aliases=aliases,
         shown_default=shown_default,
         filled=filled,
+        once=once,
         inert=inert,
         ignored=ignored,
     )

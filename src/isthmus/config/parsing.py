@@ -59,6 +59,21 @@ def parse_value(declared: Option, text: str) -> object:
         raise ConfigError(f"--{declared.flag}: {error}") from error
 
 
+def check_once(declared: Option, texts: Sequence[str]) -> None:
+    """Look whether a flag that takes one value got several.
+
+    Raises:
+        ConfigError: it did.
+    """
+    different = list(dict.fromkeys(texts))
+    if not declared.takes_one or len(different) < 2:
+        return
+    given = f"--{declared.flag} is given more than once ({' and '.join(different)})"
+    if declared.kind is Kind.LIST:
+        raise ConfigError(f"{given}: give it once, with commas between the values")
+    raise ConfigError(f"{given} and takes one value")
+
+
 def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
         raise ValueError(f"{text!r} is not {what}")
@@ -68,12 +83,13 @@ def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
 def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> S:
     """Build settings from texts by attribute name, in the order typed, and the environment.
 
-    The last text of a flag wins, except that repeatable flags add up. The environment counts
-    only where the flag was not given, and an empty variable counts as none, as in Go.
+    The last text of a flag wins, except that repeatable flags add up, and that some take one only
+    (``Option.takes_one``). The environment counts only where the flag was not given, and an empty
+    variable counts as none, as in Go.
 
     Raises:
-        ConfigError: a text cannot be read, or is empty where it may not be; the sentence names
-            the flag.
+        ConfigError: a text cannot be read, is empty where it may not be, or is one too many; the
+            sentence names the flag.
     """
     values: dict[str, object] = {}
     for declared in options_of(settings):
@@ -84,6 +100,7 @@ def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping
             continue
         if declared.filled and not all(text.strip(", ") for text in texts):
             raise ConfigError(f"--{declared.flag} is empty: say {declared.takes}, or leave it out")
+        check_once(declared, texts)
         if declared.kind is Kind.LIST and declared.repeat:
             texts = [",".join(texts)]
         values[declared.attribute] = parse_value(declared, texts[-1])

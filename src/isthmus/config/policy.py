@@ -14,8 +14,7 @@ from isthmus.config.cidrs import cidr
 from isthmus.config.classes import MAX_CLASS_RULES, OBJECTS, check_class_names, read_class
 from isthmus.config.located import Fields, Located, compose, near, short
 from isthmus.config.shares import MAX_SHARES, check_names, read_share
-from isthmus.core.connectivity import IpNetwork
-from isthmus.core.networks import MAPPED
+from isthmus.core.addresses import IpNetwork, is_ipv4_range
 from isthmus.core.patterns import Pattern
 from isthmus.core.policy import REQUESTER_KINDS, Effect, Match, Policy, PolicyRule, Ports
 from isthmus.values import is_address
@@ -147,7 +146,7 @@ def _network(text: str) -> Pattern:
 
 def _cidr(text: str) -> IpNetwork:
     network = cidr(text)
-    if network.version == 6 and network.subnet_of(MAPPED):
+    if is_ipv4_range(network):
         raise ValueError("is a range of IPv4 addresses, list it as such")
     return network
 

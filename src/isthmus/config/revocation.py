@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from isthmus.config.endpoint_lists import EndpointSettings
 from isthmus.config.options import OURS, option
-from isthmus.config.relay import RelaySettings
+from isthmus.config.roles import RoleSettings
 from isthmus.errors import ConfigError
 
 #: What becomes of the link of an agent whose token has expired.
@@ -18,11 +18,12 @@ _GROUP = "Revocation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerRevocationSettings(RelaySettings):
+class ServerRevocationSettings(RoleSettings):
     """Whom a server cuts off though their certificates or tokens are not over yet."""
 
     cluster_crl_file: str = option(
         "",
+        once=True,
         help="Refuse agents, and other servers, whose certificate is in a list of this file, and "
         "cut those that are linked; it is read again when it changes",
         group=_GROUP,
@@ -32,6 +33,7 @@ class ServerRevocationSettings(RelaySettings):
     )
     server_crl_file: str = option(
         "",
+        once=True,
         help="Refuse clients whose certificate is in a list of this file, and cut those that are "
         "connected",
         group=_GROUP,
@@ -79,6 +81,7 @@ class AgentRevocationSettings(EndpointSettings):
 
     crl_file: str = option(
         "",
+        once=True,
         help="Refuse servers whose certificate is in a list of this file, and leave those that "
         "are linked; it is read again when it changes",
         group="Server to connect to",

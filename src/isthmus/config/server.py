@@ -420,11 +420,13 @@ class ServerSettings(ServerRevocationSettings):
         self._check_leases()
         self.check_admin()
         self.check_tracing()
+        self.check_memory()
         self.check_audit()
         self.check_networks()
         self.check_destinations()
         self.check_revocation(cluster_ca=self.cluster_ca_cert, server_ca=self.server_ca_cert)
         self.check_near()
+        self.check_roles(agents_ca=self.cluster_ca_cert, clients_ca=self.server_ca_cert)
         self.check_relay(
             others=bool(self.peers) or self.enable_lease_controller,
             agents_ca=self.cluster_ca_cert,

@@ -16,12 +16,12 @@ What a share means is core/shares.py.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from isthmus.config.destinations import DestinationSettings
+from isthmus.config.memory import quantity
 from isthmus.config.options import OURS, option
 from isthmus.core.policy import Match
 from isthmus.core.shares import Per, Share
@@ -44,20 +44,6 @@ KEYS = (
 )  # fmt: skip
 _GROUP = "Fair shares"
 _LIMITS = ("maxTunnels", "dialsPerSecond", "bytesPerSecond")
-_QUANTITY = re.compile(r"([0-9]{1,15})(k|M|G|Ki|Mi|Gi)?", re.ASCII)
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-
-
-def quantity(text: str) -> int:
-    """Read a number of bytes, as Kubernetes writes them: 500k, 10Mi.
-
-    Raises:
-        ValueError: it is none; a clause that goes behind the text.
-    """
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
-        raise ValueError("is not a number of bytes such as 500k or 10Mi")
-    return int(found[1]) * _UNITS[found[2] or ""]
 
 
 def parse_rate(text: str) -> int:

@@ -16,9 +16,10 @@ BLANK = "[redacted]"
 # have been written otherwise, as / or #: everything from the scheme to the @ goes.
 _USERINFO = re.compile(r"(?<=://)(?:(?!://)\S)*(?=@)")
 # The same where the scheme is left out, as in proxy variables: user:password@host.
-_BARE = re.compile(r"^(?!\S*://)[^/\s=;]*:\S*(?=@)")
+_BARE = re.compile(r"^(?!\S*://)[^/\s=;:]*+:\S*(?=@)")
 _SECRET = re.compile(
-    r"(?<=[?&;#])([^=&;]*(?:token|secret|password|passwd|authorization|api_?key)[^=&;]*)=[^&;\s]*",
+    r"(?<=[?&;#])(?=[^=&;?#]*?(?:token|secret|password|passwd|authorization|api_?key))"
+    r"([^=&;?#]++)=[^&;\s]*",
     re.IGNORECASE,
 )
 

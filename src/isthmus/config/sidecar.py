@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from isthmus.config.admin import PORTS, AdminSettings
 from isthmus.config.checks import (
@@ -18,11 +17,14 @@ from isthmus.config.checks import (
     check_host,
     check_port,
 )
+from isthmus.config.cidrs import cidr
 from isthmus.config.options import OURS, option
 from isthmus.config.per_source import per_source_option
 from isthmus.config.workers import check_workers, workers_option
+from isthmus.core.addresses import IpNetwork, is_loopback
+from isthmus.core.metadata import METADATA, is_metadata
 from isthmus.errors import ConfigError
-from isthmus.values import HostPort, is_address
+from isthmus.values import HostPort
 
 HTTP_CONNECT, GRPC = "http-connect", "grpc"
 
@@ -228,6 +230,15 @@ class SidecarSettings(AdminSettings):
         metavar="PORT",
         go=OURS,
     )
+    allow_metadata_address: tuple[str, ...] = option(
+        (),
+        help="Let clients reach this metadata or link-local address of a cloud, which has "
+        "credentials of machines; without the flag none of them is dialed",
+        repeat=True,
+        group=_CLIENTS,
+        metavar="CIDR",
+        go=OURS,
+    )
     #: No flag. Whether a name is resolved here even where the agent could do it (https-proxy).
     resolve_before_dial: bool = False
 
@@ -237,6 +248,27 @@ class SidecarSettings(AdminSettings):
         if self.konnectivity_uds:
             return None
         return HostPort(self.konnectivity_hostname, self.konnectivity_port)
+
+    @property
+    def metadata_allowed(self) -> tuple[IpNetwork, ...]:
+        """What --allow-metadata-address lists.
+
+        Raises:
+            ConfigError: an entry is no such address.
+        """
+        found = []
+        for text in self.allow_metadata_address:
+            try:
+                network = cidr(text)
+            except ValueError as error:
+                raise ConfigError(f"--allow-metadata-address {text[:100]}: {error}") from error
+            if not is_metadata(network):
+                raise ConfigError(
+                    f"--allow-metadata-address {text}: is not in {', '.join(METADATA)}, and so is"
+                    " not denied"
+                )
+            found.append(network)
+        return tuple(found)
 
     @property
     def never_cloud_hosts(self) -> tuple[str, ...]:
@@ -259,6 +291,7 @@ class SidecarSettings(AdminSettings):
         self._check_server()
         self._check_clients()
         self._check_names()
+        _ = self.metadata_allowed  # raises if its text is wrong
         for flag, seconds in (
             ("handshake-timeout", self.handshake_timeout_s),
             ("dial-timeout", self.dial_timeout_s),
@@ -279,6 +312,7 @@ class SidecarSettings(AdminSettings):
             check_host("health-bind-address", self.health_bind_address)
         self.check_admin()
         self.check_tracing()
+        self.check_memory()
 
     def _check_server(self) -> None:
         if len(self.konnectivity_uds.encode()) > _MAX_UDS_BYTES:
@@ -345,8 +379,3 @@ class SidecarSettings(AdminSettings):
                     f" other names as well: .{suffix}"
                 )
             check_host("cloud-api-suffix", suffix[1:])
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine, or this pod, reaches what listens there."""
-    return ip_address(host).is_loopback if is_address(host) else host == "localhost"

@@ -32,6 +32,7 @@ class SniRouterSettings(AdminSettings):
 
     config: str = option(
         "",
+        once=True,
         help="Route by this file, and by what it says later",
         group=_ROUTING,
         metavar="FILE",
@@ -153,6 +154,7 @@ class SniRouterSettings(AdminSettings):
         self._check_proxy()
         self.check_admin()
         self.check_tracing()
+        self.check_memory()
 
     def _check_proxy(self) -> None:
         if self.accept_proxy and not self.trusted:

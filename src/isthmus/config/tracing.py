@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from isthmus.config.log import LogSettings
+from isthmus.config.memory import MemorySettings
 from isthmus.config.options import OURS, option
 from isthmus.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracingSettings(LogSettings):
+class TracingSettings(MemorySettings):
     """Where spans go; ``check_tracing()`` says whether that makes sense."""
 
     tracing_endpoint: str = option(

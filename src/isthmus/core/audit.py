@@ -17,11 +17,13 @@ import msgspec
 from isthmus.core.snapshot_json import camel
 from isthmus.values import Identity
 from isthmus.wire.asking import Asking
+from isthmus.wire.short_cache import short_cache
 
 #: What is shown instead of a rule's name where the agent, or the next server, denied.
 BY_FAR_SIDE = "(far side)"
 MAX_CHARS = 1024
 _MOST_GROUPS = 64
+_SHORT_IDENTITY_BYTES = 4096
 
 
 class Stage(Enum):
@@ -139,7 +141,7 @@ def dropped(count: int, *, now: float) -> Record:
     return Record(time=rfc3339(now), stage=Stage.DROPPED, dropped=count)
 
 
-@lru_cache(maxsize=1024)
+@short_cache(256, _SHORT_IDENTITY_BYTES)
 def requester_of(identity: Identity) -> Requester:
     """Describe who asked; absurdly long names are cut."""
     groups = tuple(cut(group) for group in identity.groups[:_MOST_GROUPS])

@@ -6,14 +6,12 @@ client library. Values only; whether files exist is for whoever opens them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from ipaddress import IPv4Network, IPv6Network, ip_address
 
+from isthmus.core.addresses import IpAddress, IpNetwork, reached
 from isthmus.values import HostPort, is_address
-
-IpNetwork = IPv4Network | IPv6Network
 
 CONTROL_PLANE = "controlplane"
 #: What the seed calls the control plane; the same network.
@@ -87,13 +85,8 @@ class ConnectivityConfig:
     def network_of(self, target: HostPort) -> NetworkConfig | None:
         """Find the network that a destination belongs to: the narrowest that names it, or none."""
         if is_address(target.host):
-            address = ip_address(target.host)
-            found = [
-                (cidr.prefixlen, network)
-                for network in self.networks.values()
-                for cidr in network.cidrs
-                if cidr.version == address.version and address in cidr
-            ]
+            where = reached(target.host)
+            found = self._holding((where.address,)) or self._holding(where.translated)
         else:
             name = target.host.lower().removesuffix(".")
             found = [
@@ -103,3 +96,11 @@ class ConnectivityConfig:
                 if name == host or (host.startswith(".") and name.endswith(host))
             ]
         return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def _holding(self, addresses: Sequence[IpAddress]) -> list[tuple[int, NetworkConfig]]:
+        return [
+            (cidr.prefixlen, network)
+            for network in self.networks.values()
+            for cidr in network.cidrs
+            if addresses and all(address in cidr for address in addresses)
+        ]

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from isthmus.core.connectivity import IpNetwork
-from isthmus.core.networks import plain_address
+from isthmus.core.addresses import IpAddress, IpNetwork, Reached, reached
 from isthmus.values import HostPort, is_address
 
 #: What is shown instead of a destination where none is listed, or where nothing is listened to.
 UNLISTED = "(unlisted)"
 BY_GATE = "(gate)"
-#: Connecting to "any address" is connecting to the loopback address, in Linux as in BSD.
-_ANY = {ip_address("0.0.0.0"): ip_address("127.0.0.1"), ip_address("::"): ip_address("::1")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +72,11 @@ class Destinations:
     def judge(self, asked: HostPort) -> Ruling:
         """Look at what a node asks for, before anything is resolved."""
         if is_address(asked.host):
-            address = reached_address(asked.host)
-            by = self._covering(address, asked.port)
-            return (
-                DENIED if by is None else Ruling(target=HostPort(str(address), asked.port), by=by)
-            )
+            where = reached(asked.host)
+            by = self._covering(where, asked.port)
+            if by is None:
+                return DENIED
+            return Ruling(target=HostPort(str(where.address), asked.port), by=by)
         by = self._names.get((_plain_name(asked.host), asked.port))
         if by is not None:
             # As it is listed: with a final dot, or without, a resolver may find another host.
@@ -91,27 +87,21 @@ class Destinations:
 
     def covering(self, host: str, port: int) -> Destination | None:
         """The destination that lists an address, not a name; None when none does."""
-        try:
-            address = reached_address(host)
-        except ValueError:  # with a zone: it means something else on every interface
+        if "%" in host:  # with a zone it means something else on every interface
             return None
-        return self._covering(address, port)
+        return self._covering(reached(host), port)
 
-    def _covering(self, address: IPv4Address | IPv6Address, port: int) -> Destination | None:
+    def _covering(self, where: Reached, port: int) -> Destination | None:
+        own = self._listing(where.address, port)
+        if own is not None or not where.translated:
+            return own
+        # Which of them a translator means is not known: all have to be listed.
+        found = [self._listing(each, port) for each in where.translated]
+        return found[0] if None not in found else None
+
+    def _listing(self, address: IpAddress, port: int) -> Destination | None:
         listed = self._networks.get(port, ())
         return next((by for network, by in listed if address in network), None)
-
-
-def reached_address(host: str) -> IPv4Address | IPv6Address:
-    """Read an address as the kernel takes it that connects to it, however it is spelled.
-
-    Raises:
-        ValueError: it is none, or has a zone.
-    """
-    if "%" in host:
-        raise ValueError(f"an address with a zone: {host!r}")
-    address = plain_address(host)
-    return _ANY.get(address, address)
 
 
 def _plain_name(name: str) -> str:

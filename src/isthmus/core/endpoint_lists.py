@@ -13,29 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network
 
-from isthmus.core.connectivity import IpNetwork
-from isthmus.core.destinations import reached_address
+from isthmus.core.addresses import IpAddress, IpNetwork, Verdict, Weighed, reached, weigh
 from isthmus.core.policy import Ports
 from isthmus.values import HostPort
 
 #: What is shown where nothing denies, and nothing allows it either.
 UNLISTED = "(not allowed)"
 ALL_PORTS = Ports(1, 65535)
-_NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 §2.1
-_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")  # RFC 8215; how it is divided is its operator's choice
-_Address = IPv4Address | IPv6Address
-
-
-class Verdict(Enum):
-    """What the lists say of one thing."""
-
-    ALLOWED = "allowed"
-    DENIED = "denied"
-    UNLISTED = "in neither list"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,38 +114,15 @@ class EndpointLists:
         return Verdict.UNLISTED, None
 
     def _of_host(self, host: str, port: int) -> tuple[Verdict, Entry | None]:
-        # A zone says by which interface, and nothing of where.
-        address = reached_address(host.partition("%")[0])
-        own = self._of_address(address, port)
-        embedded = [self._of_address(it, port) for it in embedded_in(address)]
-        denials = [it for it in (own, *embedded) if it[0] is Verdict.DENIED]
-        if denials:
-            return denials[0]
-        if own[0] is Verdict.UNLISTED and embedded:
-            # Which of them a translator means is not known: all have to be allowed.
-            return min(embedded, key=lambda it: it[0] is Verdict.ALLOWED)
-        return own
+        found = weigh(reached(host), lambda address: self._of_address(address, port))
+        return found.verdict, found.by
 
-    def _of_address(self, address: _Address, port: int) -> tuple[Verdict, Entry | None]:
+    def _of_address(self, address: IpAddress, port: int) -> Weighed[Entry | None]:
         for entry, verdict in self._networks:
             assert entry.network is not None  # these are those that have one
             if entry.ports.low <= port <= entry.ports.high and address in entry.network:
-                return verdict, entry
-        return Verdict.UNLISTED, None
-
-
-def embedded_in(address: _Address) -> tuple[IPv4Address, ...]:
-    """The IPv4 addresses that a translator would reach for an IPv6 address (RFC 6052 §2.2)."""
-    if isinstance(address, IPv4Address):
-        return ()
-    octets = address.packed
-    if address in _NAT64:
-        return (IPv4Address(octets[12:]),)
-    if address in _LOCAL_NAT64:
-        # Prefixes of 48, 56, 64 and 96 bits; octet 8 is always empty.
-        forms = (octets[6:8] + octets[9:11], octets[7:8] + octets[9:12], octets[9:13], octets[12:])
-        return tuple(dict.fromkeys(map(IPv4Address, forms)))
-    return ()
+                return Weighed(verdict, entry)
+        return Weighed(Verdict.UNLISTED, None)
 
 
 def _denied(by: Entry, host: str, port: int) -> Refusal:

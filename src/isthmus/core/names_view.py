@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isthmus.core.merge import Merge, merges
 from isthmus.core.name_order import Outcome, Source, Way
 
 
+@merges(source=Merge.KEY, result=Merge.KEY, count=Merge.SUM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupView:
     """How often who was asked for a name, with what result."""
@@ -16,6 +18,7 @@ class LookupView:
     count: int
 
 
+@merges(way=Merge.KEY, count=Merge.SUM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayView:
     """How often a way was taken."""
@@ -24,6 +27,7 @@ class WayView:
     count: int
 
 
+@merges(tunnel_works=Merge.MIN, failing_s=Merge.MAX, lookups=Merge.ROWS, ways=Merge.ROWS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamesView:
     """What a sidecar did with names. ``failing_s`` is how long the tunnel has not worked, or 0."""

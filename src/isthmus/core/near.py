@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from isthmus.config.identifiers import Identifiers
+from isthmus.core.addresses import reached_address
 from isthmus.values import is_address
+from isthmus.wire.short_cache import short_cache
 
 #: The label of a node, and of an agent on it, that names its zone.
 ZONE_LABEL = "topology.kubernetes.io/zone"
@@ -73,15 +74,12 @@ class Host(NamedTuple):
     bits: int
 
 
-@lru_cache(maxsize=4096)
+@short_cache(2048, 512)
 def host_of(text: str) -> Host:
     """Read a target's host; the same targets are dialed again and again."""
     if not is_address(text):
         return Host(text.lower().removesuffix("."), 0, 0, 0)
-    address = ip_address(text)
-    # ::ffff:10.0.0.1 is 10.0.0.1, for that is where the kernel connects.
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    address = mapped or address
+    address = reached_address(text)
     return Host(str(address), address.version, int(address), address.max_prefixlen)
 
 

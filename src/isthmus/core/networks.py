@@ -10,24 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Protocol, TypeVar
 
 from isthmus.config.identifiers import Identifiers
+from isthmus.core.addresses import IpAddress, IpNetwork, is_ipv4_range, reached
 from isthmus.core.agents import Agents, Backend
-from isthmus.core.connectivity import Connection, IpNetwork
+from isthmus.core.connectivity import Connection
 from isthmus.core.near import Nearness
 from isthmus.values import HostPort, is_address
 
-#: Where IPv6 has the addresses of IPv4 (RFC 4291 §2.5.5.2).
-MAPPED = IPv6Network("::ffff:0:0/96")
 _MOST_SHOWN = 8
 
 
@@ -49,15 +41,12 @@ class ClusterNetwork:
 
     def holds(self, host: str) -> bool:
         """Tell whether an address, not a name, is one of the network's."""
-        address = plain_address(host)
-        return any(address in cidr for cidr in self.cidrs)
-
-
-def plain_address(host: str) -> IPv4Address | IPv6Address:
-    """Read an address; ``::ffff:10.0.0.1`` is 10.0.0.1, for that is where the kernel connects."""
-    address = ip_address(host)
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return address if mapped is None else mapped
+        where = reached(host)
+        if any(where.address in cidr for cidr in self.cidrs):
+            return True
+        return bool(where.translated) and all(
+            any(each in cidr for cidr in self.cidrs) for each in where.translated
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +90,7 @@ class Networks:
 
     def _check_overlaps(self, new: ClusterNetwork) -> None:
         for cidr in new.cidrs:
-            if isinstance(cidr, IPv6Network) and cidr.subnet_of(MAPPED):
+            if isinstance(cidr, IPv6Network) and is_ipv4_range(cidr):
                 raise ValueError(
                     f"{cidr} of network {new.name} is a range of IPv4 addresses, list it as"
                     f" {_as_v4(cidr)}"
@@ -122,7 +111,15 @@ class Networks:
 
     def holding(self, host: str) -> ClusterNetwork | None:
         """Find the network of an address, which must not be a name."""
-        address = plain_address(host)
+        where = reached(host)
+        found = self._holding(where.address)
+        if found is None and where.translated:
+            # Which of them a translator means is not known: one network has to have them all.
+            several = {self._holding(each) for each in where.translated}
+            found = several.pop() if len(several) == 1 else None
+        return found
+
+    def _holding(self, address: IpAddress) -> ClusterNetwork | None:
         number, bits = int(address), address.max_prefixlen
         for (version, length), table in self._tables.items():
             if version == address.version:
@@ -203,7 +200,7 @@ def _addresses(identifiers: Identifiers) -> Iterator[IpNetwork]:
         if "%" in text:
             continue  # a zone means something on one machine only
         claim = ip_network(text)
-        if isinstance(claim, IPv6Network) and claim.subnet_of(MAPPED):
+        if isinstance(claim, IPv6Network) and is_ipv4_range(claim):
             claim = _as_v4(claim)
         yield claim
 

@@ -7,11 +7,15 @@ Pure counting; a *source* is whoever cannot be told apart any further without pr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Generic, TypeVar
 
+from isthmus.tunnel.budget import Budget
+
 T = TypeVar("T")
+#: What a connection that is passed on costs its source: without what waits in it, which is bounded.
+CONNECTION_BYTES = 4096
 #: The source of everybody on this machine, where they cannot be told apart: not bounded by source.
 HERE = "this machine"
 #: What one source may have of all places where nothing else is said: never all of them.
@@ -24,17 +28,23 @@ class Full(Enum):
     TOO_MANY = "--max-connections are open"
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address or user are open"
     CROWD = "too many connections wait that have not shown yet who they are"
+    MEMORY = "its address or user holds more than its share of --memory-budget"
+    TOO_FAST = "its address costs too much without showing who it is"
 
 
 class Places:
-    """Counts open connections, of all and of each source."""
+    """Counts open connections, of all and of each source.
 
-    __slots__ = ("_open", "most", "most_per_source", "taken")
+    In a ``budget`` each costs its source something; whoever cannot be told apart is not refused.
+    """
+
+    __slots__ = ("_open", "budget", "most", "most_per_source", "taken")
 
     def __init__(self, most: int, most_per_source: int = 0) -> None:
         """``most_per_source`` 0: three quarters, so that nobody keeps everybody else out."""
         self.resize(most, most_per_source)
         self.taken: Counter[str] = Counter()
+        self.budget: Budget | None = None
         self._open = 0
 
     def __len__(self) -> int:
@@ -49,12 +59,17 @@ class Places:
         """Why one more of this source cannot come in; None if it can."""
         if source != HERE and self.taken[source] >= self.most_per_source:
             return Full.TOO_MANY_OF_SOURCE
+        budget = self.budget if source != HERE else None
+        if budget is not None and not budget.allows(source, CONNECTION_BYTES):
+            return Full.MEMORY
         return Full.TOO_MANY if self._open >= self.most else None
 
     def enter(self, source: str) -> None:
         """One more is open."""
         self._open += 1
         self.taken[source] += 1
+        if self.budget is not None:
+            self.budget.account(source).hold(CONNECTION_BYTES)
 
     def leave(self, source: str) -> None:
         """One less; a source that has none left is forgotten."""
@@ -62,6 +77,67 @@ class Places:
         self.taken[source] -= 1
         if not self.taken[source]:
             del self.taken[source]
+        if self.budget is not None:
+            account = self.budget.account(source)
+            account.give_back(CONNECTION_BYTES)
+            account.close()  # of now
+            account.close()  # of when it entered
+
+
+#: What a stranger counts for, in seconds of our time: a connection with its handshake, and each
+#: byte of it that is read. About what the dearest of them cost.
+STRANGER_S = 0.002
+STRANGER_BYTE_S = 0.000_001
+#: What a source may cost in one moment, for thousands of agents that come at once, and then in
+#: every second. Whoever shows who it is gets back what it cost.
+BURST_S = 10.0
+PER_SECOND_S = 0.2
+_MOST_SOURCES = 4096
+
+
+class Allowance:
+    """What each source may cost while it has proved nothing."""
+
+    __slots__ = ("_burst_s", "_clock", "_left", "_per_second_s")
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        burst_s: float = BURST_S,
+        per_second_s: float = PER_SECOND_S,
+    ) -> None:
+        self._clock = clock
+        self._burst_s = burst_s
+        self._per_second_s = per_second_s
+        self._left: dict[str, tuple[float, float]] = {}  # seconds, as of when; the latest last
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def spend(self, source: str, cost_s: float) -> bool:
+        """Take it from what the source has left; False, and nothing is taken, when it is too much.
+
+        A source without a name came by no gate, and is not counted.
+        """
+        return not source or self._take(source, cost_s)
+
+    def give_back(self, source: str, cost_s: float) -> None:
+        """The source has shown who it is."""
+        if source in self._left:
+            self._take(source, -cost_s)
+
+    def _take(self, source: str, cost_s: float) -> bool:
+        now = self._clock()
+        left, since = self._left.pop(source, (self._burst_s, now))
+        left = min(self._burst_s, left + (now - since) * self._per_second_s)
+        enough = left >= cost_s
+        if enough:
+            left = min(self._burst_s, left - cost_s)
+        self._left[source] = left, now
+        if len(self._left) > _MOST_SOURCES:
+            del self._left[next(iter(self._left))]
+        return enough
 
 
 class Strangers(Generic[T]):

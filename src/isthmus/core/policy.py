@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
-from isthmus.core.connectivity import IpNetwork
-from isthmus.core.networks import Networks, Nowhere, plain_address
+from isthmus.core.addresses import IpAddress, IpNetwork, Reached, Weighed, reached, weigh
+from isthmus.core.addresses import Verdict as OnAddress
+from isthmus.core.networks import Networks, Nowhere
 from isthmus.core.patterns import Pattern
 from isthmus.values import HostPort, Identity, is_address
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: What is shown instead of a rule's name, which has no brackets.
 BY_DEFAULT = "(default)"
 BY_NETWORK = "(network)"
+BY_AUDIT = "(audit)"
 #: The kinds of identity that a frontend proves (values.Identity).
 REQUESTER_KINDS = ("certificate", "uid", "none")
 
@@ -53,19 +54,19 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Who wants to go where; ``who`` and ``address`` are what rules are held against."""
+    """Who wants to go where; ``who`` and ``where`` are what rules are held against."""
 
     requester: Identity
     network: str
     target: HostPort
     who: str = field(init=False)
-    address: IPv4Address | IPv6Address | None = field(init=False)  # None: a name
+    where: Reached | None = field(init=False)  # None: a name
 
     def __post_init__(self) -> None:
         # Once, and not for every rule.
         host = self.target.host
         object.__setattr__(self, "who", str(self.requester))
-        object.__setattr__(self, "address", plain_address(host) if is_address(host) else None)
+        object.__setattr__(self, "where", reached(host) if is_address(host) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,11 @@ class Match:
     hosts: tuple[Pattern, ...] = ()
     ports: tuple[Ports, ...] = ()
 
-    def fits(self, asked: Question) -> bool:
-        """Tell whether all parts do."""
-        return self._misfit(asked) == ""
+    def fits(self, asked: Question, address: IpAddress | None = None) -> bool:
+        """Tell whether all parts do; ``address`` is another that the target means."""
+        return self._misfit(asked, address) == ""
 
-    def _misfit(self, asked: Question) -> str:
+    def _misfit(self, asked: Question, address: IpAddress | None = None) -> str:
         """The first part that does not fit; empty when all do."""
         if self.ports:
             port = asked.target.port
@@ -112,9 +113,10 @@ class Match:
             return "groups"
         if not self.cidrs and not self.hosts:
             return ""
-        if asked.address is None:
+        if asked.where is None:
             return "" if _covered(self.hosts, asked.target.host) else "hosts"
-        return "" if any(asked.address in cidr for cidr in self.cidrs) else "cidrs"
+        address = address or asked.where.address
+        return "" if any(address in cidr for cidr in self.cidrs) else "cidrs"
 
     def misfit(self, asked: Question) -> str:
         """Say which part does not fit; empty when all do."""
@@ -179,19 +181,32 @@ class Policy:
     source: str = field(default="", compare=False)
 
     def decide(self, asked: Question) -> Decision:
-        """Find the first rule that matches, or the default."""
-        for rule in self.rules:
-            if rule.match.fits(asked):
-                return self._decision(asked, rule)
-        return self._decision(asked, None)
+        """Find the first rule that matches, or the default.
+
+        Where an address means several, a rule that denies one of them by its ``cidrs`` denies it.
+        """
+        return self._decision(asked, self._deciding(asked))
 
     def verdicts(self, asked: Question) -> Iterator[Verdict]:
         """What every rule says, also those behind the one that decides."""
-        decided = False
+        deciding = self._deciding(asked)
         for rule in self.rules:
-            misfit = rule.match.misfit(asked)
-            yield Verdict(rule=rule, misfit=misfit, decides=not misfit and not decided)
-            decided = decided or not misfit
+            decides = rule is deciding
+            misfit = "" if decides else rule.match.misfit(asked)
+            yield Verdict(rule=rule, misfit=misfit, decides=decides)
+
+    def _deciding(self, asked: Question) -> PolicyRule | None:
+        if asked.where is None:
+            return next((rule for rule in self.rules if rule.match.fits(asked)), None)
+        return weigh(asked.where, lambda address: self._on(asked, address)).by
+
+    def _on(self, asked: Question, address: IpAddress) -> Weighed[PolicyRule | None]:
+        rule = next((rule for rule in self.rules if rule.match.fits(asked, address)), None)
+        if rule is None or not rule.match.cidrs:
+            # It says the same of every address, and so nothing of this one.
+            return Weighed(OnAddress.UNLISTED, rule)
+        allows = rule.effect is Effect.ALLOW
+        return Weighed(OnAddress.ALLOWED if allows else OnAddress.DENIED, rule)
 
     def _decision(self, asked: Question, rule: PolicyRule | None) -> Decision:
         effect = rule.effect if rule is not None else self.default

@@ -1,8 +1,9 @@
 """Which HTTP proxy leads to a host, as HTTPS_PROXY and NO_PROXY say it.
 
 The answers are those of Go's ``golang.org/x/net/http/httpproxy``, which its HTTP and gRPC clients
-ask, with one exception: a proxy address that cannot be read is an error here, where Go goes without
-a proxy and says nothing. Speaking to the proxy is net/through_proxy.py.
+ask, with two exceptions: a proxy address that cannot be read is an error here, where Go goes
+without a proxy and says nothing; and 0.0.0.0 and :: are loopback here, as for whoever connects to
+them. Speaking to the proxy is net/through_proxy.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from ipaddress import (
     IPv4Network,
     IPv6Address,
     IPv6Network,
-    ip_address,
     ip_network,
 )
 from typing import Literal, cast
 from urllib.parse import unquote_to_bytes
 
+from isthmus.core.addresses import is_ipv4_range, plain_address, reached_address
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.values import HostPort
 
@@ -205,19 +206,17 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         network = ip_network((host, int(bits)), strict=False)
     except ValueError:
         return None
-    mapped = getattr(network.network_address, "ipv4_mapped", None)
-    if mapped is not None:
-        return IPv4Network((mapped, network.prefixlen - 96))
+    if is_ipv4_range(network):
+        return IPv4Network((plain_address(host), network.prefixlen - 96), strict=False)
     return network
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """Read an address; a mapped IPv4 address is an IPv4 address."""
+    """Read an address as the kernel connects to it; see addresses.py."""
     try:
-        address = ip_address(text)
+        return reached_address(text)
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _ascii(name: str) -> str:

@@ -13,9 +13,14 @@ from datetime import datetime
 from enum import Enum
 from typing import Literal
 
+from isthmus.core.expiry import Standing
+from isthmus.core.merge import Merge, merges
 from isthmus.core.names_view import NamesView
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
+
+SUM, MAX, MIN, SAME, KEY = Merge.SUM, Merge.MAX, Merge.MIN, Merge.SAME, Merge.KEY
+CONCAT, ROWS, PARTS = Merge.CONCAT, Merge.ROWS, Merge.PARTS
 
 
 class TunnelState(Enum):
@@ -24,6 +29,7 @@ class TunnelState(Enum):
     OPEN = "open"
     HALF_CLOSED = "half-closed"
     STALLED = "stalled"
+    SLOW = "slow"
 
 
 class LinkState(Enum):
@@ -39,6 +45,8 @@ class LinkState(Enum):
 class TunnelView:
     """One tunnel. ``stalled`` is empty, or one sentence saying why it does not move.
 
+    ``slow`` likewise says who keeps bytes waiting though some move (core/stalls.py).
+
     ``relay`` is the other server that has the agent, if one has; ``link_id`` is then that to it.
     """
 
@@ -53,6 +61,7 @@ class TunnelView:
     bytes_to_target: int
     bytes_to_client: int
     stalled: str = ""
+    slow: str = ""
     connection_id: str = ""
     relay: str = ""
 
@@ -83,6 +92,10 @@ class LinkView:
     window_growth_peak_bytes: int
 
 
+@merges(
+    id=KEY, identity=SAME, identifiers=SAME, version=SAME, zone=SAME, network=SAME, links=SUM,
+    tunnels=SUM, draining=MIN, rtt_s=MIN,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
     """One agent as its server knows it; ``rtt_s`` is the best of its links, None before a ping.
@@ -102,6 +115,12 @@ class AgentView:
     rtt_s: float | None
 
 
+@merges(
+    # What is wrong with one of the links is what is to be seen.
+    lead=lambda row: row.state is not LinkState.STUCK,
+    server_id=KEY, direction=KEY, address=SAME, identity=SAME, state=SAME, agents=MAX, streams=SUM,
+    age_s=MAX, rtt_s=MIN,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayView:
     """A link by which one server passes dials to the agents of another; ``to`` it, or from it.
@@ -120,6 +139,7 @@ class RelayView:
     rtt_s: float | None
 
 
+@merges(name=KEY, way=SAME, agents=MAX)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkView:
     """A network of a server, the way there, and how many agents it can be reached through."""
@@ -143,12 +163,19 @@ class EndedView:
     connection_id: str = ""
 
 
+@merges(
+    # A worker that has not read the new file yet is seen.
+    lead=lambda row: row.not_after,
+    file=KEY, not_after=SAME, not_before=SAME, standing=SAME,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateView:
-    """A certificate in use. ``not_after`` is a wall time, so it is written as RFC 3339."""
+    """A certificate in use. Wall times are written as RFC 3339; ``not_before`` None is unknown."""
 
     file: str
     not_after: datetime
+    not_before: datetime | None = None
+    standing: Standing = Standing.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +237,7 @@ class NodeTrafficView:
     recent_failures: tuple[NodeFailureView, ...] = ()
 
 
+@merges(dials=SUM, dials_failed=SUM, tunnels_ended=SUM, bytes_to_target=SUM, bytes_to_client=SUM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Counts since the program started."""
@@ -221,6 +249,39 @@ class Totals:
     bytes_to_client: int = 0
 
 
+@merges(peer=KEY, bytes=SUM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderView:
+    """A peer, and what is kept on its behalf."""
+
+    peer: str
+    bytes: int
+
+
+@merges(
+    budget_bytes=SUM, used_bytes=SUM, most_used_bytes=SUM, peers=SUM, over_share=SUM, largest=ROWS
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryView:
+    """The memory budget: ``over_share`` counts how often a peer was slowed down or refused.
+
+    ``largest`` are the peers that hold the most.
+    """
+
+    budget_bytes: int
+    used_bytes: int
+    most_used_bytes: int
+    peers: int
+    over_share: int
+    largest: tuple[HolderView, ...] = ()
+
+
+@merges(
+    kind=SAME, server_id=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, totals=PARTS,
+    networks=ROWS, agents=ROWS, links=CONCAT, relays=ROWS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, feature_gates=SAME, allowed_destinations=SAME,
+    memory=PARTS,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
     """A whole server. ``truncated`` tunnels were left out to stay inside the asked limit."""
@@ -242,8 +303,15 @@ class ServerView:
     certificates: tuple[CertificateView, ...] = ()
     feature_gates: tuple[GateView, ...] = ()
     allowed_destinations: tuple[str, ...] = ()
+    memory: MemoryView | None = None
 
 
+@merges(
+    kind=SAME, agent_id=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN,
+    known_servers=MAX, totals=PARTS, links=CONCAT, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, feature_gates=SAME, node_traffic=SAME,
+    endpoint_allow=SAME, endpoint_deny=SAME, memory=PARTS,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProgramView:
     """A whole agent. ``known_servers`` is how many servers it tries to be connected to.
@@ -268,8 +336,10 @@ class AgentProgramView:
     node_traffic: NodeTrafficView | None = None
     endpoint_allow: tuple[str, ...] = ()
     endpoint_deny: tuple[str, ...] = ()
+    memory: MemoryView | None = None
 
 
+@merges(address=KEY, connections=SUM, failed=MIN)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendView:
     """A backend of a route. ``failed``: it could not be reached a moment ago, and comes last."""
@@ -279,6 +349,10 @@ class BackendView:
     failed: bool
 
 
+@merges(
+    name=KEY, hosts=SAME, alpn=SAME, is_default=SAME, connections=SUM, max_connections=SUM,
+    backends=ROWS,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteView:
     """A route of the SNI router. ``max_connections`` 0 is no limit."""
@@ -292,6 +366,11 @@ class RouteView:
     backends: tuple[BackendView, ...]
 
 
+@merges(
+    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, hellos=SUM,
+    totals=PARTS, routes=ROWS, tunnels=CONCAT, truncated=SUM, recent_endings=CONCAT,
+    certificates=ROWS,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SniRouterView:
     """A whole SNI router. The ``frontend`` of its tunnels is the name of their route."""
@@ -311,6 +390,12 @@ class SniRouterView:
     certificates: tuple[CertificateView, ...] = ()
 
 
+@merges(
+    # Of an upstream that is down, the check that says so.
+    lead=lambda row: row.up,
+    address=KEY, connections=SUM, up=MIN, failed=MAX, checks=SUM, last_check=SAME, resolved=SAME,
+    through=SAME,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamView:
     """An upstream of the apiserver proxy. ``failed``: it could not be reached a moment ago."""
@@ -325,6 +410,11 @@ class UpstreamView:
     through: str = ""
 
 
+@merges(
+    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, listeners=SAME,
+    addresses=SAME, dialing=SUM, totals=PARTS, upstreams=ROWS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiserverProxyView:
     """A whole apiserver proxy."""
@@ -346,6 +436,11 @@ class ApiserverProxyView:
     certificates: tuple[CertificateView, ...] = ()
 
 
+@merges(
+    kind=SAME, program=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, server=SAME,
+    handshakes=SUM, requests=SUM, names=PARTS, totals=PARTS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS,
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarView:
     """A whole sidecar. ``requests``: clients that wait for a dial, or exchange plain HTTP."""
@@ -414,42 +509,3 @@ class RecentEndings:
                 self._kept
             )
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Bytes waiting in one direction, and for how long none of them moved.
-
-    ``no_credit``: they wait for the far side of the link to grant window, so the reader that
-    stopped is behind the agent and not at this socket.
-    """
-
-    bytes: int = 0
-    for_s: float = 0.0
-    no_credit: bool = False
-
-
-STALLED_AFTER_S = 5.0
-_NOTHING = Held()
-
-
-def why_stalled(
-    *,
-    to_client: Held = _NOTHING,
-    to_target: Held = _NOTHING,
-    link_stuck_s: float = 0.0,
-    after_s: float = STALLED_AFTER_S,
-) -> str:
-    """Say in one sentence why a tunnel does not move; empty if it does.
-
-    A link that makes no progress is named alone: everything on it waits, whoever reads.
-    """
-    if link_stuck_s >= after_s:
-        waiting = to_client.bytes + to_target.bytes
-        return f"link makes no progress; {waiting} bytes held for {link_stuck_s:.0f} s"
-    return " and ".join(
-        f"{who} stopped reading{' (no credit on the link)' if held.no_credit else ''};"
-        f" {held.bytes} bytes held for {held.for_s:.0f} s"
-        for who, held in (("client", to_client), ("target", to_target))
-        if held.bytes and held.for_s >= after_s
-    )

@@ -17,6 +17,7 @@ from isthmus.links.talk import Incoming, choose
 from isthmus.net.connect import Address, Connecting
 from isthmus.net.contexts import offer
 from isthmus.net.poller import Poller
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
@@ -77,6 +78,7 @@ class ServerLink(Link):
         alpn: Sequence[str] = (),
         packets: Packets | None = None,
         limits: Limits = Limits(),
+        budget: Budget = UNBOUNDED,
     ) -> None:
         self.server_id = ServerId("")
         self.server_count = 1
@@ -104,8 +106,14 @@ class ServerLink(Link):
             on_dial=on_dial,
             on_closed=self._report,
             limits=limits,
+            budget=budget,
         )
         self.carrier.begin()
+
+    @property
+    def divides(self) -> bool:
+        """See Link: a server dials for many."""
+        return True
 
     @property
     def peer_kind(self) -> str:
@@ -142,7 +150,7 @@ class ServerLink(Link):
         self.spare = not self._claim(self)
         if self.spare:
             # Before the first ping, so that its answer also says: no further dial is coming.
-            self.drain()
+            self.drain(turn_away=True)
         self.be_ready()
         if not self.welcomed.done():
             self.welcomed.set_result(None)
@@ -163,7 +171,7 @@ class ServerLink(Link):
     def make_spare(self) -> None:
         """Another link takes its place: take no new dials, what is open goes on."""
         self.spare = True
-        self.drain()
+        self.drain(turn_away=True)
 
     @property
     def unused(self) -> bool:
@@ -199,6 +207,7 @@ async def connect(
     alpn: Sequence[str] = (),
     packets: Packets | None = None,
     limits: Limits = Limits(),
+    budget: Budget = UNBOUNDED,
     through: Callable[[], Awaitable[socket.socket]] | None = None,
     kind: Callable[..., ServerLink] = ServerLink,
 ) -> ServerLink:
@@ -225,6 +234,7 @@ async def connect(
             alpn=alpn,
             packets=packets,
             limits=limits,
+            budget=budget,
         )
     except BaseException:
         poller.close(sock)
@@ -254,8 +264,9 @@ async def _reach(
             reached.set_exception(LinkError(detail, LinkStage.CONNECT))
 
     attempt = Connecting(
-        loop, poller, [address], timeout_s=_CONNECT_S, connected=connected, failed=failed
-    )
+        loop, poller, [address], timeout_s=_CONNECT_S, connected=connected, failed=failed,
+        for_peer=False,
+    )  # fmt: skip
     try:
         return await reached
     except asyncio.CancelledError:

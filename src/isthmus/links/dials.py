@@ -7,25 +7,29 @@ it means "not done" and the dial may be tried elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import cast
 
 from google.protobuf.message import DecodeError
 
 from isthmus.errors import DialFailure, ProtocolError
+from isthmus.tunnel.budget import Deposit
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
 from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
-from isthmus.wire.link import TO_WIRE, take_message, to_bytes
+from isthmus.wire.link import TO_WIRE, bound_texts, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 from isthmus.wire.link_pb2 import TrafficClass as WireClass
+from isthmus.wire.short_cache import short_cache
+from isthmus.wire.text_limits import MAX_CONNECTION_ID_CHARS, MAX_DETAIL_CHARS
 
-_MAX_DETAIL_CHARS = 1000
-#: More than the longest Dial (wire/asking.py has the bounds of what a client may say).
-_MAX_EARLY_BYTES = 16 * 1024
-_MAX_CONNECTION_ID_CHARS = 64
+#: Longer ones, of which peers decide, are read and written anew each time: no cache keeps them.
+_SHORT_IDENTITY_BYTES = 4096
+_SHORT_DIAL_BYTES = 1024
+_SHORT_ADDRESS_BYTES = 512
+#: How much larger a message is when it is read.
+_DIAL_TIMES = 4
 CLASS_TO_WIRE: dict[TrafficClass, WireClass] = {
     it: cast(WireClass, WireClass.Value(it.name)) for it in TrafficClass
 }
@@ -55,7 +59,7 @@ class AnswerReader(Early):
             result = take_message(self.buffer, DialResult)
             if result is not None:
                 self._tell(result)
-        return len(self.buffer) < self.limit
+        return not self.buffer  # what is kept is held: counted, and no credit for it
 
     def write_eof(self) -> None:
         """Without an answer first, this is a stream that was never dialed."""
@@ -80,9 +84,12 @@ class AnswerReader(Early):
 class IncomingDial:
     """The accepter's side of one dial: who wants to go where, and the way to answer it."""
 
-    __slots__ = ("answered", "dial", "link_id", "on_cancelled", "stream")
+    __slots__ = ("_deposit", "answered", "dial", "link_id", "on_cancelled", "size", "stream")
 
-    def __init__(self, stream: Stream, dial: Dial, link_id: int) -> None:
+    def __init__(self, stream: Stream, dial: Dial, link_id: int, size: int = 0) -> None:
+        """``size`` is that of the message."""
+        self.size = size
+        self._deposit: Deposit | None = None
         self.stream = stream
         self.dial = dial
         self.link_id = link_id
@@ -107,7 +114,7 @@ class IncomingDial:
     @property
     def connection_id(self) -> str:
         """What the other program calls it; empty if it does not say."""
-        return self.dial.connection_id[:_MAX_CONNECTION_ID_CHARS]
+        return self.dial.connection_id[:MAX_CONNECTION_ID_CHARS]
 
     @property
     def requester(self) -> Identity:
@@ -149,13 +156,25 @@ class IncomingDial:
     def refuse(self, failure: DialFailure, detail: str) -> None:
         """Say why not, and end the stream cleanly."""
         self._settle()
-        result = DialResult(failure=TO_WIRE[failure], detail=detail[:_MAX_DETAIL_CHARS])
+        result = DialResult(failure=TO_WIRE[failure], detail=detail[:MAX_DETAIL_CHARS])
         self.stream.write(to_bytes(result))
         self.stream.write_eof()
+
+    def pay(self) -> None:
+        """Charge a long message for as long as it is kept: until the answer."""
+        if self.size > _SHORT_DIAL_BYTES:
+            self._deposit = Deposit(self.stream.account, _DIAL_TIMES * self.size)
+
+    def paid(self) -> None:
+        """It is not kept any more."""
+        if self._deposit is not None:
+            self._deposit.close()
+            self._deposit = None
 
     def _settle(self) -> None:
         self.answered = True
         self.on_cancelled = None
+        self.paid()
 
 
 def say_asking(dial: Dial, asking: Asking) -> None:
@@ -168,7 +187,7 @@ def say_asking(dial: Dial, asking: Asking) -> None:
     dial.tracestate = asking.tracestate
 
 
-@lru_cache(maxsize=1024)
+@short_cache(256, _SHORT_IDENTITY_BYTES)
 def said_alike(target: HostPort, requester: Identity, traffic: TrafficClass) -> bytes:
     """The part of a Dial that is the same whenever a client dials a target, in bytes.
 
@@ -197,7 +216,7 @@ def said_about(requester: Identity, asking: Asking, traffic: TrafficClass = NORM
     return _who_and_what(requester, asking, traffic)
 
 
-@lru_cache(maxsize=1024)
+@short_cache(256, _SHORT_IDENTITY_BYTES)
 def _who(requester: Identity, traffic: TrafficClass) -> bytes:
     """The same clients come again and again, and most say nothing."""
     return _who_and_what(requester, NOTHING, traffic)
@@ -214,7 +233,7 @@ def _who_and_what(requester: Identity, asking: Asking, traffic: TrafficClass) ->
     return dial.SerializeToString()
 
 
-@lru_cache(maxsize=256)
+@short_cache(256, _SHORT_DIAL_BYTES)
 def heard_about(said: bytes) -> tuple[Identity, Asking, TrafficClass]:
     """Read it; the same is said again and again where there are no traces.
 
@@ -225,6 +244,7 @@ def heard_about(said: bytes) -> tuple[Identity, Asking, TrafficClass]:
         dial = Dial.FromString(said)
     except DecodeError as exc:
         raise ProtocolError("link: not a Dial message in a packet") from exc
+    bound_texts(dial)
     return requester_of(dial), asking_of(dial), class_of(dial.traffic_class)
 
 
@@ -247,12 +267,12 @@ def asking_of(dial: Dial) -> Asking:
     return asking if asking != NOTHING else NOTHING
 
 
-@lru_cache(maxsize=1024)
+@short_cache(256, _SHORT_IDENTITY_BYTES)
 def _identity(name: str, groups: tuple[str, ...], kind: str) -> Identity:
     return Identity(name, groups, kind or "certificate")  # empty: an older server
 
 
-@lru_cache(maxsize=1024)
+@short_cache(1024, _SHORT_ADDRESS_BYTES)
 def _success(address: str, traffic: TrafficClass) -> bytes:
     """The answer to a dial that succeeded; the same targets are dialed again and again."""
     return to_bytes(DialResult(address=address, traffic_class=CLASS_TO_WIRE[traffic]))
@@ -269,9 +289,7 @@ class DialReader(Early):
     def __init__(
         self, stream: Stream, link_id: int, told: Callable[[DialReader, IncomingDial], None]
     ) -> None:
-        # Our peers send nothing behind a Dial before its answer: what comes anyway is held, and
-        # counted as held, rather than given credit for.
-        super().__init__(limit=_MAX_EARLY_BYTES)
+        super().__init__()
         self._link_id = link_id
         self._stream = stream
         self._told: DialTold | None = told
@@ -285,12 +303,16 @@ class DialReader(Early):
         """
         self.buffer += data
         if self._told is not None:
+            size = len(self.buffer)
             dial = take_message(self.buffer, Dial)
             if dial is not None:
                 told, self._told = self._told, None
-                self._incoming = IncomingDial(self._stream, dial, self._link_id)
+                size -= len(self.buffer)
+                self._incoming = IncomingDial(self._stream, dial, self._link_id, size)
                 told(self, self._incoming)
-        return len(self.buffer) < self.limit
+        # Isthmus sends nothing behind a Dial before its answer: what comes anyway is held, and
+        # counted as held, as is a Dial that is not whole, rather than given credit for.
+        return not self.buffer
 
     def write_eof(self) -> None:
         """An end before the dial ends the stream; after it, it is the client's half-close."""
@@ -302,6 +324,8 @@ class DialReader(Early):
         """The opener gave up: stop dialing."""
         super().abort(reason)
         incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.paid()
         if incoming is not None and incoming.on_cancelled is not None:
             cancelled, incoming.on_cancelled = incoming.on_cancelled, None
             cancelled()

@@ -10,11 +10,12 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from isthmus.errors import ProtocolError
+from isthmus.errors import DialFailure, ProtocolError
 from isthmus.links.dials import said_about
 from isthmus.links.go_errors import detail_in, failure_in
 from isthmus.links.packet_dials import IncomingPacketDial
 from isthmus.links.talk import Told
+from isthmus.tunnel.budget import OVER_SHARE, Account
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
@@ -24,6 +25,7 @@ from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.link import TO_WIRE
 from isthmus.wire.link_pb2 import DialResult
+from isthmus.wire.text_limits import MAX_DETAIL_CHARS
 
 if TYPE_CHECKING:
     from isthmus.links.link import Link
@@ -34,9 +36,8 @@ HALF_CLOSE = b"isthmus-half-close"
 #: What the whole link may send ahead at first; it grows. What each connection may make us keep is
 #: bounded by the brake (tunnel/packet_brake.py).
 _WINDOW_BYTES = MIB
-#: Identifiers and a token may be 64 KiB each.
-_HEADER_BYTES = 256 * 1024
-_MAX_DETAIL_CHARS = 1000
+#: Identifiers, a token and everything else (wire/text_limits.py), with room for other metadata.
+_HEADER_BYTES = 64 * 1024
 _MAX_SHOWN_CHARS = 300
 _REACHED = DialResult()
 _OWN_NUMBER = re.compile(r"[0-9a-f]{1,14}", re.ASCII)
@@ -67,12 +68,13 @@ class GrpcTalk:
             limits=Http2Limits(
                 max_streams=16,
                 max_header_list_bytes=_HEADER_BYTES,
-                max_continuations=32,
+                max_continuations=8,
                 stream_window_bytes=_WINDOW_BYTES,
                 connection_window_bytes=16 * MIB,
                 ping_every_s=ping_every_s,
                 dead_after_s=dead_after_s,
             ),
+            account=link.account,
         )
 
     # State.
@@ -142,6 +144,15 @@ class GrpcTalk:
 
     # Its life.
 
+    def pays_by(self, account: Account) -> None:
+        """Who the peer is has become known: this account pays from now on."""
+        session = self.session
+        session.account = account
+        for stream in session.streams.values():
+            session.charge(stream, account)
+        if self.packets is not None:
+            self.packets.account = account
+
     def be_ready(self) -> None:
         """Measure the round trip."""
         self.session.ping()
@@ -152,8 +163,8 @@ class GrpcTalk:
         if ours or not self.session.client:
             self.session.ping()
 
-    def drain(self) -> None:
-        """Say that we take no new dials, if the protocol can."""
+    def drain(self, *, turn_away: bool = False) -> None:
+        """Ask for no new dials, if the protocol can; it cannot turn one away."""
         if self.packets is not None:
             self.packets.drain()
 
@@ -198,6 +209,7 @@ class GrpcTalk:
         connection_id: str = "",
         asking: Asking = NOTHING,
         traffic: TrafficClass = NORMAL,
+        account: Account | None = None,
     ) -> LinkedEnd | None:
         """Ask the peer to dial; a Go server never answers it."""
         packets = self.packets
@@ -211,13 +223,15 @@ class GrpcTalk:
                 told(None)  # the link was lost: nothing is known, so another may be asked
             else:
                 failure = TO_WIRE[failure_in(error, target)]
-                detail = detail_in(error, target)[:_MAX_DETAIL_CHARS]
+                detail = detail_in(error, target)[:MAX_DETAIL_CHARS]
                 told(DialResult(failure=failure, detail=detail))
 
         number = self._number(connection_id, dial_id)
         # Who can half-close is one of ours, and wants to know what Go's has no use for.
         ours = said_about(requester, asking, traffic) if packets.half_closes else b""
-        end = packets.dial(str(target), number, answered, ours=ours, traffic=traffic)
+        end = packets.dial(
+            str(target), number, answered, ours=ours, traffic=traffic, account=account
+        )
         return end
 
     def _number(self, connection_id: str, dial_id: DialId) -> int:
@@ -265,7 +279,12 @@ class GrpcTalk:
             return
         incoming = IncomingPacketDial(self, self.packets, target, random, ours)
         self._dials[random] = incoming
-        self.link.on_dial(incoming)
+        account = self.link.payer(incoming.requester)
+        if account.may_not_open:
+            incoming.refuse(DialFailure.TOO_MANY, OVER_SHARE)
+        else:
+            self.link.on_dial(incoming)
+        account.close()
 
     def taken_back(self, random: int) -> None:
         """The peer does not want it any more."""

@@ -66,6 +66,7 @@ class GrpcAgentTalk(GrpcTalk):
             clock=self.session.clock,
             received=link.packets.received,
             sent=link.packets.sent,
+            account=link.account,
         )
         packets.talk = self
         stream.handler = packets

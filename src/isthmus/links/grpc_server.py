@@ -15,13 +15,15 @@ from isthmus.links.hello import (
     Unwelcome,
     features_header,
     features_in,
+    hello_fault,
     process_in,
 )
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
-from isthmus.wire.http2 import Headers, header
+from isthmus.wire.http2 import ErrorCode, Headers, Http2Error, header
+from isthmus.wire.text_limits import MAX_VERSION_CHARS, cut, plain
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink, Membership
@@ -50,6 +52,7 @@ class GrpcServerTalk(GrpcTalk):
         self._agent_link = link
         self._call: Http2Stream | None = None
         self._half_closes = False
+        self._refused = 0
         self.session.on_request = self._request
 
     def begin(self) -> None:
@@ -58,13 +61,16 @@ class GrpcServerTalk(GrpcTalk):
     def _request(self, stream: Http2Stream, headers: Headers) -> Handler:
         refusal = request_problem(headers)
         if refusal is None and header(headers, b":path") != PATH:
-            path = header(headers, b":path").decode("ascii", "replace")
+            path = plain(header(headers, b":path"))
             refusal = _no(Status.UNIMPLEMENTED, f"unknown method {path}")
         if refusal is None and self._call is not None:
             refusal = _no(Status.ALREADY_EXISTS, "this connection has its call")
         if refusal is None:
             refusal = self._greeted(stream, headers)
         if refusal is not None:
+            self._refused += 1
+            if self._refused > _MOST_REFUSED:
+                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many requests that are no call")
             stream.send_headers(tuple(refusal.to_headers()), end=True)
             bad_hello = refusal.http_status == 200 and refusal.status is Status.INVALID_ARGUMENT
             if bad_hello and self._call is None:
@@ -86,8 +92,19 @@ class GrpcServerTalk(GrpcTalk):
         networks = fields.get(NETWORK, [b""])
         if len(networks) > 1:
             return _no(Status.INVALID_ARGUMENT, f"expected one network, got {len(networks)}")
+        agent_id, claim = _text(ids[0]), _text(claims[0]) if claims else ""
+        authorization = _text(fields.get(b"authorization", [b""])[0])
+        token = authorization.removeprefix("Bearer ").strip()
+        zone = _text(fields.get(ZONE, [b""])[0])
+        labels = {ZONE_LABEL: zone} if zone else {}
+        network = _text(networks[0])
+        fault = hello_fault(
+            agent_id=agent_id, identifiers=claim, labels=labels, network=network, token=token
+        )
+        if fault:
+            return _no(Status.INVALID_ARGUMENT, fault)
         try:
-            identifiers = Identifiers.read_claim(_text(claims[0]) if claims else "")
+            identifiers = Identifiers.read_claim(claim)
         except ValueError as exc:
             return _no(Status.INVALID_ARGUMENT, f"agentIdentifiers: {exc}")
         self._call = stream
@@ -103,16 +120,15 @@ class GrpcServerTalk(GrpcTalk):
             received=self._agent_link.packets.received,
             sent=self._agent_link.packets.sent,
             half_closes=self._half_closes,
+            account=self.link.account,
         )
-        authorization = _text(fields.get(b"authorization", [b""])[0])
-        zone = _text(fields.get(ZONE, [b""])[0])
         self._agent_link.greeted(
-            agent_id=_text(ids[0]),
+            agent_id=agent_id,
             identifiers=identifiers,
-            labels={ZONE_LABEL: zone} if zone else {},
-            network=_text(networks[0]),
-            version=_text(header(headers, b"user-agent")),
-            token=authorization.removeprefix("Bearer ").strip(),
+            labels=labels,
+            network=network,
+            version=cut(_text(header(headers, b"user-agent")), MAX_VERSION_CHARS),
+            token=token,
             features=features_in(fields.get(FEATURES, ())),
         )
         return None
@@ -147,8 +163,8 @@ class GrpcServerTalk(GrpcTalk):
                 end=True,
             )
 
-    def drain(self) -> None:
-        """Tell an agent of ours to open nothing more.
+    def drain(self, *, turn_away: bool = False) -> None:
+        """Ask an Isthmus agent to open nothing more.
 
         Go's drops its tunnels at GOAWAY and opens nothing, so that it is told nothing.
         """
@@ -171,6 +187,8 @@ class GrpcServerTalk(GrpcTalk):
 
 
 _MAX_ASKED_CHARS = 300
+#: An agent makes one call; some more are for people with curl.
+_MOST_REFUSED = 16
 _FULL = "dial tcp: socket: too many open files: this link carries all the connections it may"
 
 

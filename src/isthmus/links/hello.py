@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice
+
+from isthmus.wire.text_limits import (
+    MAX_AGENT_ID_CHARS,
+    MAX_FEATURE_CHARS,
+    MAX_FEATURES,
+    MAX_IDENTIFIERS_CHARS,
+    MAX_LABEL_CHARS,
+    MAX_LABEL_KEY_CHARS,
+    MAX_LABELS,
+    MAX_NETWORK_CHARS,
+    MAX_TOKEN_CHARS,
+    first_too_long,
+)
 
 #: The request header in which our agents name their network over gRPC; Hello has a field for it.
 NETWORK = b"isthmus-network"
@@ -19,21 +32,23 @@ FEATURES = b"isthmus-features"
 PROCESS = b"isthmus-process"
 
 # What a peer says goes into logs as it is.
-_WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_MOST_FEATURES = 64
+_WORD = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_FEATURE_CHARS}}}", re.ASCII)
+#: Of the header: as many bytes as so many words and their commas have.
+_MAX_FEATURES_BYTES = MAX_FEATURES * (MAX_FEATURE_CHARS + 2)
 
 
 def features_said(names: Iterable[str]) -> frozenset[str]:
     """What a peer says that it can do, as far as those can be names of features."""
-    return frozenset(islice(filter(_WORD.fullmatch, names), _MOST_FEATURES))
+    return frozenset(islice(filter(_WORD.fullmatch, names), MAX_FEATURES))
 
 
 def features_in(values: Iterable[bytes]) -> frozenset[str] | None:
     """The same of the values of the header; None: there is none."""
-    said = [value.decode("ascii", "replace") for value in values]
+    said = list(values)
     if not said:
         return None
-    return features_said(name.strip() for name in ",".join(said).split(","))
+    text = b",".join(said)[:_MAX_FEATURES_BYTES].decode("ascii", "replace")
+    return features_said(name.strip() for name in text.split(","))
 
 
 def features_header(names: Iterable[str]) -> tuple[bytes, bytes]:
@@ -43,8 +58,31 @@ def features_header(names: Iterable[str]) -> tuple[bytes, bytes]:
 
 def process_in(values: Iterable[bytes]) -> str:
     """What the peer's connection ids begin with; empty: it does not say, or nothing usable."""
-    said = next(iter(values), b"").decode("ascii", "replace")
+    said = next(iter(values), b"")[: MAX_FEATURE_CHARS + 1].decode("ascii", "replace")
     return said if _WORD.fullmatch(said) else ""
+
+
+def hello_fault(
+    *, agent_id: str, identifiers: str, labels: Mapping[str, str], network: str, token: str
+) -> str:
+    """Say which text of a greeting is missing or too long; empty: none.
+
+    Asked before anything is made of them: whoever greets has not proved who it is.
+    """
+    if not agent_id:
+        return "agent id is empty"
+    if len(labels) > MAX_LABELS:
+        return f"{len(labels)} labels, at most {MAX_LABELS} are allowed"
+    return first_too_long(
+        (
+            ("agent id", agent_id, MAX_AGENT_ID_CHARS),
+            ("identifiers", identifiers, MAX_IDENTIFIERS_CHARS),
+            ("network", network, MAX_NETWORK_CHARS),
+            ("token", token, MAX_TOKEN_CHARS),
+            *(("name of a label", key, MAX_LABEL_KEY_CHARS) for key in labels),
+            *(("value of a label", value, MAX_LABEL_CHARS) for value in labels.values()),
+        )
+    )
 
 
 class Unwelcome(Enum):

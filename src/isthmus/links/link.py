@@ -11,13 +11,15 @@ import asyncio
 import itertools
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from isthmus.errors import LinkStage, ProtocolError
 from isthmus.links.carrier import LinkSocket
 from isthmus.links.talk import Incoming, Talk, Told
 from isthmus.net.contexts import peer_identity
+from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
+from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Account, Budget, Deposit
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.limits import Limits
@@ -32,6 +34,8 @@ _STUCK_TICKS = 2
 _SILENT_S = 2.0
 #: How much of a slow round trip is remembered a tick later: one quick answer proves little.
 _REMEMBERED = 0.7
+#: Of what the peer calls its clients, for their accounts.
+_MOST_KEY_CHARS = 256
 _numbers = itertools.count(1)
 
 
@@ -50,13 +54,19 @@ class Link:
         on_closed: Callable[[Link], None],
         handshake_s: float = HANDSHAKE_S,
         limits: Limits = Limits(),
+        budget: Budget = UNBOUNDED,
     ) -> None:
-        """``handshake_s`` is for all of it, from now to the welcome."""
+        """``handshake_s`` is for all of it, from now to the welcome.
+
+        What the peer makes us keep is charged to its account in the ``budget``.
+        """
         self.id = next(_numbers)
         self.loop = loop
         self.limits = limits
         self.on_dial = on_dial
         self.peer_address = peer_of(sock)
+        self.account = budget.account(source_of(sock))
+        self._handshake = Deposit(self.account, HANDSHAKE_BYTES)
         self.version = ""  # of the program at the other end, if it says
         self.identity: Identity = ANONYMOUS
         self.opened_at = loop.time()
@@ -92,6 +102,24 @@ class Link:
         state = self.closed_because or ("ready" if self.ready else "opening")
         return f"<{type(self).__name__} #{self.id} {self.peer_address} {state}>"
 
+    @property
+    def divides(self) -> bool:
+        """The peer speaks for many clients, each of which has an account inside its own."""
+        return False
+
+    def payer(self, who: Identity) -> Account:
+        """Open the account that pays for what the peer asks for; whoever opens it closes it."""
+        if not self.divides:
+            return self.account.join()
+        return self.account.inside((who.kind[:_MOST_KEY_CHARS], who.name[:_MOST_KEY_CHARS]))
+
+    def pays_as(self, peer: Hashable) -> None:
+        """The peer has shown who it is: so far it was an address."""
+        before, self.account = self.account, self.account.budget.account(peer)
+        if self.talk is not None:
+            self.talk.pays_by(self.account)
+        before.close()
+
     def choose_talk(self, alpn: str | None) -> Talk:
         """Give the talk for what was negotiated.
 
@@ -106,6 +134,8 @@ class Link:
         """The TLS handshake is done: start to talk, if the peer speaks something that we do."""
         tls = self.carrier.tls
         self.identity = peer_identity(tls)
+        if self.identity is not ANONYMOUS:
+            self.pays_as(self.identity)
         try:
             talk = self.talk = self.choose_talk(tls.selected_alpn_protocol())
         except ProtocolError as exc:
@@ -141,6 +171,8 @@ class Link:
             self._timer = None
         if self.talk is not None:
             self.talk.lost(reason)
+        self._handshake.close()
+        self.account.close()
         self.carrier.close()
         self._on_closed(self)
 
@@ -150,15 +182,20 @@ class Link:
         """Hello and welcome are exchanged: dials may flow, and silence is watched."""
         assert self.talk is not None
         self.ready = self.was_ready = True
+        self._handshake.close()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         self.talk.be_ready()
 
-    def drain(self) -> None:
-        """Take no new dials; what is open goes on."""
+    def drain(self, *, turn_away: bool = False) -> None:
+        """Ask the peer for no new dials; what is open goes on.
+
+        A peer that has no other link may use this one until it closes, so that a lone server or
+        agent that restarts costs nobody a dial. ``turn_away`` resets such dials instead.
+        """
         if self.talk is not None and not self.closed_because:
-            self.talk.drain()
+            self.talk.drain(turn_away=turn_away)
 
     def told_to_drain(self) -> None:
         """The peer takes no new dials; what is open goes on."""
@@ -197,8 +234,9 @@ class Link:
     @property
     def orderly(self) -> bool:
         """One of the two sides meant it to end."""
-        drained = self.talk is not None and self.talk.peer_drains
-        return (bool(self._closing) and self.stage is not LinkStage.REFUSED) or drained
+        if self.talk is not None and self.talk.peer_drains and self.stage is LinkStage.LOST:
+            return True
+        return bool(self._closing) and self.stage is not LinkStage.REFUSED
 
     @property
     def unsent(self) -> bool:
@@ -218,8 +256,12 @@ class Link:
         connection_id: str = "",
         asking: Asking = NOTHING,
         traffic: TrafficClass = NORMAL,
+        account: Account | None = None,
     ) -> BaseEnd | None:
-        """Ask the peer to dial; None when the link cannot take one more."""
+        """Ask the peer to dial; None when the link cannot take one more.
+
+        ``account`` pays for the tunnel; None: the peer's own.
+        """
         if self.talk is None or not self.ready:
             return None
         self._asked = True
@@ -232,6 +274,7 @@ class Link:
             connection_id=connection_id,
             asking=asking,
             traffic=traffic,
+            account=account,
         )
 
     @property

@@ -8,17 +8,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from isthmus.errors import LinkStage
+from isthmus.errors import DialFailure, LinkStage
 from isthmus.links.dials import AnswerReader, DialReader, IncomingDial, said_alike, say_asking
 from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
+from isthmus.tunnel.budget import OVER_SHARE, Account, Deposit
 from isthmus.tunnel.classes import NORMAL, URGENT, TrafficClass
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
-from isthmus.wire.link import take_message, to_bytes
+from isthmus.wire.link import MAX_MESSAGE_BYTES, take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Ended
 from isthmus.wire.yamux import GoAwayCode
 
@@ -50,11 +51,12 @@ ENDINGS = {reason: ending for ending, reason in REASONS.items() if ending is not
 class ControlReader(Early):
     """The peer of the control stream: reads its messages as they become whole."""
 
-    __slots__ = ("_talk",)
+    __slots__ = ("_talk", "_unfinished")
 
     def __init__(self, talk: MuxTalk) -> None:
         super().__init__()
         self._talk = talk
+        self._unfinished: Deposit | None = None  # for a message that is not whole
 
     def write(self, data: bytes) -> bool:
         """Read messages.
@@ -65,7 +67,18 @@ class ControlReader(Early):
         self.buffer += data
         while (message := take_message(self.buffer, Control)) is not None:
             self._talk.told(message)
+        session = self._talk.session
+        if not self.buffer or session.closed:
+            self.over()
+        elif self._unfinished is None:
+            self._unfinished = Deposit(session.account, MAX_MESSAGE_BYTES)
         return True
+
+    def over(self) -> None:
+        """Nothing is kept any more."""
+        if self._unfinished is not None:
+            self._unfinished.close()
+            self._unfinished = None
 
     def write_eof(self) -> None:
         """The end of the control stream is the end of the link."""
@@ -93,7 +106,9 @@ class MuxTalk:
             on_stream=self.accept_stream,
             limits=link.limits,
             explain_reset=self._explain,
+            account=link.account,
         )
+        self._reader: ControlReader | None = None
         self.session.first_update_bytes = STREAM_WINDOW_BYTES // 2
 
     # State.
@@ -147,8 +162,8 @@ class MuxTalk:
 
     @property
     def peer_drains(self) -> bool:
-        """The peer sent go-away."""
-        return self.session.remote_draining
+        """The peer said so on the control stream, or sent go-away."""
+        return self.link.draining or self.session.remote_draining
 
     @property
     def worn(self) -> bool:
@@ -159,6 +174,12 @@ class MuxTalk:
     def unsent(self) -> bool:
         """Frames or data wait for the carrier."""
         return self.session.unsent
+
+    def pays_by(self, account: Account) -> None:
+        """Who the peer is has become known."""
+        self.session.account = account
+        if self.control is not None and self.control.ending is None:
+            self.session.charge(self.control, account)
 
     # The control stream.
 
@@ -187,7 +208,7 @@ class MuxTalk:
         """This stream is the control stream."""
         self.control = stream
         stream.traffic = URGENT  # short, and what it says cannot wait
-        reader = ControlReader(self)
+        reader = self._reader = ControlReader(self)
         reader.peer = stream
         stream.peer = reader
         stream.start()
@@ -200,10 +221,11 @@ class MuxTalk:
         """Ping."""
         self.session.ping()
 
-    def drain(self) -> None:
-        """Take no new dials; what is open goes on."""
+    def drain(self, *, turn_away: bool = False) -> None:
+        """Ask for no new dials; those that come all the same are served, or with GOAWAY reset."""
         self.tell(Control(drain={}))
-        self.session.go_away()
+        if turn_away:
+            self.session.go_away()
 
     def go_away(self) -> None:
         """Open nothing more."""
@@ -228,6 +250,8 @@ class MuxTalk:
         """The carrier is gone."""
         self._undialed.take_all()
         self.session.lost(reason)
+        if self._reader is not None:
+            self._reader.over()
 
     def _explain(self, stream: Stream, reason: Ending) -> None:
         if stream is not self.control:
@@ -246,9 +270,10 @@ class MuxTalk:
         connection_id: str = "",
         asking: Asking = NOTHING,
         traffic: TrafficClass = NORMAL,
+        account: Account | None = None,
     ) -> Stream | None:
         """Ask the peer to dial; None when the link cannot take one more stream."""
-        timeout_ms = int(timeout_s * 1000)
+        timeout_ms = max(1, int(timeout_s * 1000))  # 0 would be a deadline that was not told
         dial = Dial(dial_id=dial_id, timeout_ms=timeout_ms, connection_id=connection_id)
         if asking is not NOTHING:
             say_asking(dial, asking)
@@ -256,7 +281,7 @@ class MuxTalk:
             dial.relayed = True
             dial.network = asking.network
         known = said_alike(target, requester, traffic)
-        return self.session.open(AnswerReader(told), to_bytes(dial, known), traffic)
+        return self.session.open(AnswerReader(told), to_bytes(dial, known), traffic, account)
 
     def accept_stream(self, stream: Stream) -> None:
         """Read a dial from a stream that the peer opened."""
@@ -269,7 +294,16 @@ class MuxTalk:
 
     def _dialed(self, reader: DialReader, incoming: IncomingDial) -> None:
         self._undialed.remove(reader)
-        self.link.on_dial(incoming)
+        stream, link = incoming.stream, self.link
+        if link.divides:
+            account = link.payer(incoming.requester)
+            self.session.charge(stream, account)
+            account.close()
+        incoming.pay()
+        if stream.account.may_not_open:
+            incoming.refuse(DialFailure.TOO_MANY, OVER_SHARE)
+        else:
+            link.on_dial(incoming)
 
 
 def join_early(stream: Stream, reader: Early) -> None:

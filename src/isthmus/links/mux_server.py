@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from isthmus import __version__
 from isthmus.config.identifiers import Identifiers
 from isthmus.errors import ProtocolError
-from isthmus.links.hello import Unwelcome, features_said
+from isthmus.links.hello import Unwelcome, features_said, hello_fault
 from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.link_pb2 import Control, Load, Refusal, Welcome
 from isthmus.wire.link_pb2 import Membership as MembershipMessage
+from isthmus.wire.text_limits import MAX_VERSION_CHARS, cut
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink, Membership
@@ -45,6 +46,17 @@ class MuxServerTalk(MuxTalk):
             hello = message.hello
             if hello.relay != self._agent_link.relays:
                 raise ProtocolError("link: a hello of the other kind than ALPN said")
+            labels = dict(hello.labels)
+            fault = hello_fault(
+                agent_id=hello.agent_id,
+                identifiers=hello.identifiers,
+                labels=labels,
+                network=hello.network,
+                token=hello.token,
+            )
+            if fault:
+                self._agent_link.turn_away(fault, Unwelcome.BAD_HELLO)
+                return
             try:
                 identifiers = Identifiers.read_claim(hello.identifiers)
             except ValueError as exc:
@@ -53,9 +65,9 @@ class MuxServerTalk(MuxTalk):
             self._agent_link.greeted(
                 agent_id=hello.agent_id,
                 identifiers=identifiers,
-                labels=dict(hello.labels),
+                labels=labels,
                 network=hello.network,
-                version=hello.version,
+                version=cut(hello.version, MAX_VERSION_CHARS),
                 token=hello.token,
                 features=features_said(hello.features),
             )

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, ProtocolError
 from isthmus.links.dials import heard_about
 from isthmus.links.go_errors import go_text
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import ANONYMOUS, HostPort
 from isthmus.wire.asking import NOTHING
+from isthmus.wire.text_limits import MAX_DETAIL_CHARS, MAX_DIAL_BYTES
 
 if TYPE_CHECKING:
     from isthmus.links.grpc import GrpcTalk
     from isthmus.tunnel.packet_link import PacketLink
-
-_MAX_DETAIL_CHARS = 1000
 
 
 class IncomingPacketDial:
@@ -66,6 +65,8 @@ class IncomingPacketDial:
         self.connection_id = talk.connection_id(random)
         self.answered = False
         self.on_cancelled: Callable[[], None] | None = None
+        if len(ours) > MAX_DIAL_BYTES:
+            raise ProtocolError(f"link: Dial of {len(ours)} bytes in a packet")
         # Konnectivity does not say who wants it, nor anything else; a program of ours does.
         self.requester, self.asking, self.traffic = (
             heard_about(ours) if ours else (ANONYMOUS, NOTHING, NORMAL)
@@ -78,13 +79,18 @@ class IncomingPacketDial:
         """
         if self._settle():
             chosen = self.traffic if traffic is None else traffic
-            return self._packets.accept(self._random, reached=address, traffic=chosen)
+            account = self._talk.link.payer(self.requester)
+            end = self._packets.accept(
+                self._random, reached=address, traffic=chosen, account=account
+            )
+            account.close()
+            return end
         return self._packets.unwanted(self._random, Ending.CANCELLED)
 
     def refuse(self, failure: DialFailure, detail: str) -> None:
         """Say why not."""
         if self._settle():
-            text = go_text(failure, self._target, detail[:_MAX_DETAIL_CHARS])
+            text = go_text(failure, self._target, detail[:MAX_DETAIL_CHARS])
             self._packets.refuse(self._random, text)
 
     def _settle(self) -> bool:

@@ -16,15 +16,13 @@ from isthmus.links.hello import Unwelcome
 from isthmus.links.link import HANDSHAKE_S, Link
 from isthmus.links.mux_server import MuxServerTalk
 from isthmus.links.talk import Incoming, choose
+from isthmus.links.unproven import MayRead, Unproven
 from isthmus.net.poller import Poller
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
-from isthmus.values import AgentId, ServerId
+from isthmus.values import ANONYMOUS, AgentId, ServerId
 from isthmus.wire.link import RELAY_ALPN
-
-_MAX_ID_CHARS = 253
-_MAX_NETWORK_CHARS = 253
-_MAX_ZONE_CHARS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +49,11 @@ class Decided(Protocol):
 Admit = Callable[["AgentLink", str, Decided], None]
 
 
+def _any_bytes(size: int) -> bool:
+    """Read whatever fits into a greeting."""
+    return True
+
+
 def _everybody(link: AgentLink, token: str, decided: Decided) -> None:
     """Admit every agent that TLS admitted."""
     decided("")
@@ -61,7 +64,8 @@ class AgentLink(Link):
 
     ``features`` is what the agent says that it can do; None: it says nothing, as konnectivity's own
     does. ``on_dial`` hears what the agent asks for: nothing that such a dial says of itself is
-    proved, only who the agent is.
+    proved, only who the agent is. ``may_read`` is asked about everything that comes before it is
+    welcome.
     """
 
     def __init__(
@@ -80,8 +84,12 @@ class AgentLink(Link):
         packets: Packets | None = None,
         handshake_s: float = HANDSHAKE_S,
         limits: Limits = Limits(),
+        budget: Budget = UNBOUNDED,
         process: str = "",
+        may_read: MayRead = _any_bytes,
     ) -> None:
+        self._may_read = may_read
+        self.unproven_bytes = 0  # that it said before it was welcome
         self.agent_id = AgentId("")
         self.identifiers = Identifiers()
         self.labels: dict[str, str] = {}
@@ -108,7 +116,13 @@ class AgentLink(Link):
             on_closed=on_closed,
             handshake_s=handshake_s,
             limits=limits,
+            budget=budget,
         )
+
+    @property
+    def divides(self) -> bool:
+        """See Link: another server dials for many."""
+        return self.relays
 
     @property
     def peer_kind(self) -> str:
@@ -127,6 +141,13 @@ class AgentLink(Link):
             return MuxServerTalk(self)
         return MuxServerTalk(self) if choose(alpn, self._only) else GrpcServerTalk(self)
 
+    def secured(self) -> None:
+        """See Link; until the agent is welcome, what it says is counted."""
+        super().secured()
+        session = self.carrier.session
+        if session is not None and not self.ready:
+            self.carrier.session = Unproven(session, self._may_read)
+
     def greeted(
         self,
         *,
@@ -138,17 +159,11 @@ class AgentLink(Link):
         token: str,
         features: frozenset[str] | None = None,
     ) -> None:
-        """The agent said who it is: see whether it is welcome."""
-        if not 0 < len(agent_id) <= _MAX_ID_CHARS:
-            self.turn_away("agent id is empty or too long", Unwelcome.BAD_HELLO)
-            return
-        if len(network) > _MAX_NETWORK_CHARS:
-            self.turn_away("network is too long", Unwelcome.BAD_HELLO)
-            return
+        """The agent said who it is, within the bounds of hello_fault: see whether it is welcome."""
         self.agent_id = AgentId(agent_id)
         self.identifiers = identifiers
         self.labels = labels
-        self.zone = labels.get(ZONE_LABEL, "")[:_MAX_ZONE_CHARS]
+        self.zone = labels.get(ZONE_LABEL, "")
         self.network = network
         self.version = version
         self.features = features
@@ -165,8 +180,14 @@ class AgentLink(Link):
         if refusal:
             self.turn_away(refusal, kind)
             return
+        if self.identity is not ANONYMOUS:
+            self.pays_as(self.identity)  # whose token it is, where that is the proof
         assert isinstance(self.talk, MuxServerTalk | GrpcServerTalk)
         self.talk.welcome(self._membership())
+        counted = self.carrier.session
+        if isinstance(counted, Unproven):
+            self.unproven_bytes = counted.read_bytes
+            self.carrier.session = counted.session
         self.be_ready()
         self._on_ready(self)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.carriers import Carried
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import DialId, HostPort, Identity
@@ -91,6 +92,9 @@ class Talk(Protocol):
     def unsent(self) -> bool:
         """Something waits for the carrier."""
 
+    def pays_by(self, account: Account) -> None:
+        """Who the peer is has become known: this account pays from now on."""
+
     def begin(self) -> None:
         """The carrier is secured: say hello, or wait for it."""
 
@@ -111,15 +115,17 @@ class Talk(Protocol):
         connection_id: str = "",
         asking: Asking = NOTHING,
         traffic: TrafficClass = NORMAL,
+        account: Account | None = None,
     ) -> BaseEnd | None:
         """Ask the peer to dial; None when it can take no more.
 
         ``asking`` is what may be passed on of what the client said, the trace included. Of what
-        ``traffic`` is, both directions are, as far as the peer understands it.
+        ``traffic`` is, both directions are, as far as the peer understands it. ``account`` pays for
+        what the tunnel makes us keep; None: that of the link.
         """
 
-    def drain(self) -> None:
-        """Say that we take no new dials."""
+    def drain(self, *, turn_away: bool = False) -> None:
+        """Ask for no new dials; ``turn_away``: reset those that come, where the protocol can."""
 
     def go_away(self) -> None:
         """Say goodbye, in good order."""

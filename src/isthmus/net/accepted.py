@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import IPv6Address, ip_address
 
+from isthmus.core.addresses import plain_address
 from isthmus.wire.proxy_protocol import IpPort
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
@@ -12,9 +12,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP
 
 def endpoint(address: tuple[object, ...]) -> IpPort:
     """An address of the kernel's as a value: without its zone, IPv4 also on dual-stack sockets."""
-    ip = ip_address(str(address[0]).partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
-    return IpPort(mapped or ip, int(str(address[1])))
+    return IpPort(plain_address(str(address[0])), int(str(address[1])))
 
 
 def stay_awake(sock: socket.socket) -> None:

@@ -8,27 +8,24 @@ in app/pki.py.
 
 from __future__ import annotations
 
-import os
+import errno
 import re
 import ssl
-import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from isthmus.errors import ConfigError
+from isthmus.net.plain_file import TooLargeError, as_file, read_bytes
 
 Purpose = Literal["server", "client"]
 
 # A bundle of every public CA is 0.25 MB; more than this is not a certificate file.
 _MAX_FILE_BYTES = 8 * 1024 * 1024
-_PEM = re.compile(
-    rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----"
-    rb"(.+?)-----END (?:X509 |TRUSTED )?CERTIFICATE-----",
-    re.DOTALL,
-)
+_BEGIN = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----")
+_END = re.compile(rb"-----END (?:X509 |TRUSTED )?CERTIFICATE-----")
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,13 @@ class TlsFiles:
         return tuple(path for path in (self.cert, self.key, self.ca) if path)
 
 
+class Lifetime(NamedTuple):
+    """From when to when a file's certificates are good, as POSIX timestamps."""
+
+    not_before: float
+    not_after: float
+
+
 class _Facts(NamedTuple):
     """What is read out of one certificate; ``usages`` are DER object identifiers."""
 
@@ -59,22 +63,24 @@ class _Facts(NamedTuple):
     usages: frozenset[bytes]
 
 
-def check_files(files: TlsFiles, *, purpose: Purpose, now: float | None = None) -> dict[str, float]:
+def check_files(
+    files: TlsFiles, *, purpose: Purpose, now: float | None = None
+) -> dict[str, Lifetime]:
     """Check that the files exist, belong together and are valid now (a POSIX timestamp).
 
-    Returns when each file's certificates stop being good for anything, by path: for the
-    certificate the first of its chain to expire, for the CA file the last to expire.
+    Returns the lifetime of each file, by path: of the certificate that ends it, which is the first
+    of a chain to expire, and the last of a CA file.
 
     Raises:
         ConfigError: one sentence that names the file and what is wrong with it.
     """
     now = time.time() if now is None else now
-    expiries = {}
+    found = {}
     if _pair_given(files, purpose):
-        expiries[files.cert] = _check_pair(files, purpose, now)
+        found[files.cert] = _check_pair(files, purpose, now)
     if files.ca:
-        expiries[files.ca] = _check_ca(f"{files.labels[2]} {files.ca}", files.ca, now)
-    return expiries
+        found[files.ca] = _check_ca(f"{files.labels[2]} {files.ca}", files.ca, now)
+    return found
 
 
 def _pair_given(files: TlsFiles, purpose: Purpose) -> bool:
@@ -92,7 +98,7 @@ def _bare(label: str) -> str:
     return label if label.startswith("-") else label.removesuffix(" file")
 
 
-def _check_pair(files: TlsFiles, purpose: Purpose, now: float) -> float:
+def _check_pair(files: TlsFiles, purpose: Purpose, now: float) -> Lifetime:
     cert = f"{files.labels[0]} {files.cert}"
     chain = _certificates(cert, files.cert)
     _read(f"{files.labels[1]} {files.key}", files.key)
@@ -104,25 +110,47 @@ def _check_pair(files: TlsFiles, purpose: Purpose, now: float) -> float:
         raise ConfigError(f"{cert}: certificate is not valid before {_day(leaf.not_before)}")
     if leaf.usages and not leaf.usages & _ACCEPTED_USAGES[purpose]:
         raise ConfigError(f"{cert}: certificate is not made for a TLS {purpose}")
-    return min(facts.not_after for facts in chain)
+    return _lifetime(min(chain, key=_end))
 
 
-def _check_ca(name: str, path: str, now: float) -> float:
+def _check_ca(name: str, path: str, now: float) -> Lifetime:
     # One expired CA beside a good one is how CAs are rotated; only all of them is an error.
     authorities = _certificates(name, path)
-    last = max(facts.not_after for facts in authorities)
-    if now > last:
-        raise ConfigError(f"{name}: certificate expired on {_day(last)}")
+    last = max(authorities, key=_end)
+    if now > last.not_after:
+        raise ConfigError(f"{name}: certificate expired on {_day(last.not_after)}")
     if all(now < facts.not_before for facts in authorities):
         first = min(facts.not_before for facts in authorities)
         raise ConfigError(f"{name}: certificate is not valid before {_day(first)}")
-    return last
+    return _lifetime(last)
 
 
-def _openssl_reads(path: str) -> bool:
+def _end(facts: _Facts) -> float:
+    return facts.not_after
+
+
+def _lifetime(facts: _Facts) -> Lifetime:
+    return Lifetime(facts.not_before, facts.not_after)
+
+
+def authorities(path: str) -> frozenset[bytes]:
+    """The certificates of a CA file, each as DER: two files share one or they do not.
+
+    Raises:
+        ConfigError: it cannot be read, or is not PEM.
+    """
+    name = f"CA file {path}"
+    try:
+        return frozenset(map(_decode, pem_blocks(_read(name, path))))
+    except ValueError as exc:
+        raise ConfigError(f"{name}: a certificate in it is damaged") from exc
+
+
+def _openssl_reads(content: bytes) -> bool:
     """Tell a damaged certificate from a damaged key: OpenSSL names neither in its error."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+        with as_file(content) as path:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:
         return False
     return True
@@ -140,20 +168,36 @@ def load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
         # Without this OpenSSL asks for one on the terminal and waits.
         raise ConfigError(f"{key}: key is encrypted; a key without a passphrase is needed")
 
+    chain, secret = _read(cert, files.cert), _read(key, files.key)
     try:
-        context.load_cert_chain(files.cert, files.key, password=refuse_password)
+        with as_file(chain) as cert_path, as_file(secret) as key_path:
+            context.load_cert_chain(cert_path, key_path, password=refuse_password)
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
             text = f"{key}: key does not match the certificate in {files.cert}"
         elif exc.reason in _CERT_REASONS:
             text = f"{cert}: {_CERT_REASONS[exc.reason]}"
-        elif (exc.library or "").startswith("X509") or not _openssl_reads(files.cert):
+        elif (exc.library or "").startswith("X509") or not _openssl_reads(chain):
             text = f"{cert}: not a certificate that OpenSSL can read"
         else:
             text = f"{key}: not a PEM private key"
         raise ConfigError(text) from exc
     except OSError as exc:
         raise ConfigError(f"{cert}: {exc.strerror or exc}") from exc
+
+
+def load_authorities(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Load the CA file into a context.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    name = f"{files.labels[2]} {files.ca}"
+    try:
+        with as_file(_read(name, files.ca)) as path:
+            context.load_verify_locations(cafile=path)
+    except OSError as exc:
+        raise ConfigError(f"{name}: cannot be read as certificates") from exc
 
 
 _CERT_REASONS = {
@@ -165,31 +209,47 @@ _CERT_REASONS = {
 
 def _read(name: str, path: str) -> bytes:
     try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise ConfigError(f"{name}: is a directory, not a file")
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{name}: is not a regular file")
-        if status.st_size > _MAX_FILE_BYTES:
-            raise ConfigError(f"{name}: is too large for a PEM file")
-        with open(path, "rb") as file:
-            return file.read(_MAX_FILE_BYTES)
+        return read_bytes(path, most_bytes=_MAX_FILE_BYTES)
+    except IsADirectoryError as exc:
+        raise ConfigError(f"{name}: is a directory, not a file") from exc
+    except TooLargeError as exc:
+        raise ConfigError(f"{name}: is too large for a PEM file") from exc
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise ConfigError(f"{name}: file does not exist") from exc
     except PermissionError as exc:
         raise ConfigError(f"{name}: permission denied") from exc
     except (OSError, ValueError) as exc:
+        if isinstance(exc, OSError) and exc.errno == errno.EINVAL:
+            raise ConfigError(f"{name}: {exc.strerror}") from exc
         raise ConfigError(f"{name}: cannot be read: {exc}") from exc
 
 
 def _certificates(name: str, path: str) -> list[_Facts]:
-    blocks = _PEM.findall(_read(name, path))
+    blocks = pem_blocks(_read(name, path))
     if not blocks:
         raise ConfigError(f"{name}: no PEM certificate in it")
     try:
         return [_facts(_decode(block)) for block in blocks]
     except (ValueError, IndexError) as exc:
         raise ConfigError(f"{name}: a certificate in it is damaged") from exc
+
+
+def pem_blocks(content: bytes) -> list[bytes]:
+    """What is between each begin and the next end; in one pass, whatever is in the file."""
+    return [content[begin:end] for (_, begin), (end, _) in pem_places(content, _BEGIN, _END)]
+
+
+def pem_places(
+    content: bytes, begin: re.Pattern[bytes], end: re.Pattern[bytes]
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where blocks begin and end: the spans of both lines."""
+    at = 0
+    while (first := begin.search(content, at)) is not None:
+        last = end.search(content, first.end())
+        if last is None:
+            return
+        yield first.span(), last.span()
+        at = last.end()
 
 
 def _decode(block: bytes) -> bytes:

@@ -13,10 +13,16 @@ import socket
 from collections.abc import Callable, Sequence
 
 from isthmus.errors import DialFailure
+from isthmus.net.descriptors import as_it_is, for_a_peer
 from isthmus.net.poller import IN, OUT, RDHUP, Poller
 
 #: RFC 8305 §5: start the next address when the one before has not answered for this long.
 NEXT_ADDRESS_S = 0.25
+
+#: With less than this left when it began, a dial that is late says so, and blames nobody else.
+SHORT_S = 0.02
+#: Why a dial failed that had no time at all.
+SPENT = "the deadline of the dial had passed before it began"
 
 Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
 Connected = Callable[[socket.socket, int], None]
@@ -46,6 +52,16 @@ def literal(host: str, port: int) -> Address:
     return (socket.AF_INET6, (host, port)) if ":" in host else (socket.AF_INET, (host, port))
 
 
+def late(timeout_s: float, waited_for: str) -> str:
+    """Say why a dial that had ``timeout_s`` is late: for what it waited, or that it had no time."""
+    if timeout_s <= 0:
+        return SPENT
+    if timeout_s < SHORT_S:
+        left_ms = max(1, round(timeout_s * 1000))
+        return f"only {left_ms} ms were left of the deadline of the dial when it began"
+    return waited_for
+
+
 def _nobody(first: object, second: object) -> None:
     """Stand in for callbacks that were called."""
 
@@ -63,6 +79,7 @@ class Connecting:
         "_failure",
         "_loop",
         "_next",
+        "_open",
         "_poller",
         "_socks",
     )
@@ -76,11 +93,15 @@ class Connecting:
         timeout_s: float,
         connected: Connected,
         failed: Failed,
+        for_peer: bool = True,
     ) -> None:
         """Call ``connected(sock, events)`` or ``failed(why, detail)``, perhaps at once.
 
         ``events`` are those whose edge came with the connection and will not come again.
+        ``for_peer`` False is for a link of the program's own, which may take the descriptors that
+        are kept back.
         """
+        self._open = for_a_peer if for_peer else as_it_is
         self._loop = loop
         self._poller = poller
         self._addresses = list(addresses)
@@ -117,7 +138,7 @@ class Connecting:
     def _try(self, family: int, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
         """Start one address; False if it failed at once."""
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            sock = self._open(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         except OSError as exc:
             self._remember(exc.errno or 0, address)
             return False

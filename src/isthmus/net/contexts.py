@@ -13,13 +13,23 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import cast
 
 from isthmus.config.ciphers import OPENSSL_NAMES, TLS12, TLS13, TLS13_SUITES, openssl_ciphers
 from isthmus.errors import ConfigError
-from isthmus.net.certificates import Purpose, TlsFiles, check_files, load_pair
+from isthmus.net.certificates import (
+    Lifetime,
+    Purpose,
+    TlsFiles,
+    check_files,
+    load_authorities,
+    load_pair,
+)
 from isthmus.net.revocation import Revocations
 from isthmus.values import ANONYMOUS, Identity
+from isthmus.wire.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES, MAX_SANS
 
 __all__ = [
     "HotContext",
@@ -143,29 +153,33 @@ def _choose_ciphers(context: ssl.SSLContext, names: Sequence[str]) -> None:
 def _trust(context: ssl.SSLContext, files: TlsFiles) -> None:
     # As in Go, whatever the file holds is an anchor, an intermediate CA too.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    try:
-        context.load_verify_locations(cafile=files.ca)
-    except OSError as exc:
-        raise ConfigError(f"{files.labels[2]} {files.ca}: cannot be read as certificates") from exc
+    load_authorities(context, files)
 
 
 def peer_identity(ssl_object: ssl.SSLObject) -> Identity:
     """Tell who the verified certificate of the other side names: CN is the name, O the groups.
 
-    ANONYMOUS without a certificate, and without a CN as in Kubernetes. Of several CNs the last
-    one counts, as in Go.
+    ANONYMOUS without a certificate, and without a CN as in Kubernetes, though with its other names.
+    Of several CNs the last one counts, as in Go. A name or groups longer than text_limits.py allows
+    prove nobody, either.
     """
     certificate = ssl_object.getpeercert() or {}
     # The stubs have one type for every field; the subject is RDNs of (attribute, value) pairs.
     rdns = cast(tuple[tuple[tuple[str, str], ...], ...], certificate.get("subject", ()))
     subject = [pair for rdn in rdns for pair in rdn]
     names = [value for key, value in subject if key == "commonName"]
-    if not names or not names[-1]:
-        return ANONYMOUS
     found = cast(tuple[tuple[str, object], ...], certificate.get("subjectAltName", ()))
     # Other kinds say nothing that a rule could name.
-    sans = tuple(str(v) for k, v in found if k in ("DNS", "IP Address", "URI", "email"))
-    return Identity(names[-1], tuple(v for k, v in subject if k == "organizationName"), sans=sans)
+    said = (str(v) for k, v in found if k in ("DNS", "IP Address", "URI", "email"))
+    sans = tuple(islice((san for san in said if len(san) <= MAX_NAME_BYTES), MAX_SANS))
+    if not names or not names[-1]:
+        return replace(ANONYMOUS, sans=sans) if sans else ANONYMOUS
+    groups = tuple(v for k, v in subject if k == "organizationName")
+    if len(names[-1].encode()) > MAX_NAME_BYTES or len(groups) > MAX_GROUPS:
+        return ANONYMOUS
+    if sum(len(group.encode()) for group in groups) > MAX_GROUP_BYTES:
+        return ANONYMOUS
+    return Identity(names[-1], groups, sans=sans)
 
 
 Build = Callable[[TlsFiles], ssl.SSLContext]
@@ -184,7 +198,7 @@ class HotContext:
         self._build = build
         self._purpose: Purpose = purpose
         self._loaded = _stamp(files)
-        self._expiries: Mapping[str, float] = check_files(files, purpose=purpose)
+        self._lifetimes: Mapping[str, Lifetime] = check_files(files, purpose=purpose)
         self.current = build(files)
         self.failures = 0  # states of the files that were said to be bad
         self._failure = ""
@@ -195,7 +209,11 @@ class HotContext:
 
     def certificate_expiries(self) -> Mapping[str, float]:
         """Return when each file in use expires, by path, as POSIX timestamps; reads nothing."""
-        return self._expiries
+        return {path: it.not_after for path, it in self._lifetimes.items()}
+
+    def certificate_lifetimes(self) -> Mapping[str, Lifetime]:
+        """Return from when to when each file in use is good, by path; reads nothing."""
+        return self._lifetimes
 
     def check(self, now: float) -> bool:
         """Look at the files; True if they changed and the new context is in place.
@@ -208,14 +226,14 @@ class HotContext:
             self._failure, self._warned = "", None
             return False
         try:
-            expiries = check_files(self.files, purpose=self._purpose, now=now)
+            lifetimes = check_files(self.files, purpose=self._purpose, now=now)
             context = self._build(self.files)
         except ConfigError as exc:
             self._failed(stamp, str(exc))
             return False
         if stamp != _stamp(self.files):  # replaced while we read: it may be half old, half new
             return False
-        self.current, self._expiries, self._loaded = context, expiries, stamp
+        self.current, self._lifetimes, self._loaded = context, lifetimes, stamp
         self._failure, self._warned = "", None
         log.info("reloaded %s", ", ".join(self.files.given))
         return True

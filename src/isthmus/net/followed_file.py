@@ -7,11 +7,13 @@ files belong together.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from isthmus.errors import ConfigError
+from isthmus.net.plain_file import read_bytes, read_part
 
 LOOK_S = 1.0
 T = TypeVar("T")
@@ -31,11 +33,13 @@ def read_text(path: str, *, what: str = "", most_chars: int = -1) -> str:
     """Read a file, or so much of it; ``what`` stands before its name when it cannot be read.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, is no file, or is larger than 16 MiB.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(most_chars)
+        # UTF-8 has four bytes for a character at most.
+        raw = read_part(path, 4 * most_chars + 4) if most_chars >= 0 else read_bytes(path)
+        with io.TextIOWrapper(io.BytesIO(raw), "utf-8") as reader:
+            return reader.read(most_chars)
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or no path"
         raise ConfigError(f"{what}{path}: {why}") from exc

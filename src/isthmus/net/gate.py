@@ -11,8 +11,9 @@ import socket
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from ipaddress import IPv6Address
+from ipaddress import IPv4Address, IPv6Address
 
+from isthmus.core.addresses import plain_address
 from isthmus.core.places import HERE, Full, Places
 
 _UCRED = struct.Struct("3i")
@@ -147,8 +148,8 @@ def source_named(host: str) -> str:
     """The source that an address belongs to: itself, or a /64 of IPv6."""
     if ":" not in host:
         return host
-    address = IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
+    address = plain_address(host)
+    if isinstance(address, IPv4Address):
+        return str(address)
     # Whoever has one address of a /64 has all of them.
     return f"{IPv6Address(int(address) >> 64 << 64)}/64"

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from isthmus.config.bind import check_interface
 from isthmus.errors import ConfigError
+from isthmus.net.child_endings import ending_of, was_killed
 
 TOOL_TIMEOUT_S = 15.0
 _BEFORE_FILTERS = -10
@@ -263,5 +264,7 @@ def _run(argv: Sequence[str], text: str = "") -> str:
         raise ConfigError(f"{argv[0]}: {error}") from error
     if done.returncode:
         first = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "")
-        raise ConfigError(f"{argv[0]}: {first or f'exit code {done.returncode}'}")
+        crashed = was_killed(done.returncode)
+        why = first if first and not crashed else ending_of(done.returncode)
+        raise ConfigError(f"{argv[0]}: {why}")
     return done.stdout

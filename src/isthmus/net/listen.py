@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable
 
 from isthmus.errors import ConfigError
+from isthmus.net.descriptors import is_kept_back
 from isthmus.net.gate import Guest
 from isthmus.net.poller import IN, Poller
 from isthmus.net.systemd import PASSED, PassedSocket
@@ -176,6 +177,7 @@ class Listener:
         self._family = sock.family
         self._is_tcp = sock.family != socket.AF_UNIX
         self._resting: asyncio.TimerHandle | None = None
+        self._short = False  # of descriptors, when one was accepted last
         self._quiet_until = float("-inf")
         self._path = "" if self._is_tcp else str(sock.getsockname())
         #: The path of a UNIX socket, or the address and port that were bound.
@@ -238,6 +240,8 @@ class Listener:
         for _ in range(_ACCEPTS_PER_EVENT):
             if self._stopped or self._resting is not None:  # it looks again when it wakes
                 return
+            if self._short and self._still_short():
+                return
             try:
                 # What accept() calls before it makes a plain socket, of which another would have to
                 # be made: accepting and closing takes 13.8 µs this way, and 16.6 that way (timeit).
@@ -250,6 +254,7 @@ class Listener:
                 self._rest(exc)
                 return
             self.accepted += 1
+            self._short = is_kept_back(fd)
             sock = Guest(self._family, fd)
             sock.setblocking(False)
             if self._is_tcp:
@@ -260,6 +265,19 @@ class Listener:
                 self._poller.again(self._accept)  # those that wait made their edge already
                 raise
         self._poller.again(self._accept)
+
+    def _still_short(self) -> bool:
+        """Whether only such descriptors are left as are not for peers; then whoever comes waits."""
+        try:
+            probe = os.dup(self._sock.fileno())
+        except OSError as exc:
+            self._rest(exc)
+            return True
+        os.close(probe)
+        self._short = is_kept_back(probe)
+        if self._short:
+            self._rest(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        return self._short
 
     def _rest(self, exc: OSError) -> None:
         # Out of descriptors: the connection stays in the queue, and its edge came already.

@@ -7,8 +7,11 @@ plain ends are net/socket_end.py, TLS is net/tls.py.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from collections import deque
 from itertools import islice
 
@@ -85,6 +88,20 @@ class RawSocket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         events = IN | RDHUP | OUT if self.always_out else IN | RDHUP
         poller.register(self.fd, events, self.on_events)
+
+    @property
+    def kernel_bytes(self) -> int:
+        """What the kernel has and the peer's kernel has not taken (SIOCOUTQ, tcp(7)).
+
+        On a UNIX socket with what the kernel needs to keep it; 0 where it does not tell.
+        """
+        if self.closed:
+            return 0
+        try:
+            answer = fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0")
+        except OSError:
+            return 0
+        return int.from_bytes(answer, sys.byteorder, signed=True)
 
     # What subclasses say.
 

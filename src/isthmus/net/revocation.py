@@ -22,7 +22,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus.errors import ConfigError
+from isthmus.net.certificates import pem_places
 from isthmus.net.followed_file import stamp_of
+from isthmus.net.plain_file import TooLargeError, read_bytes
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -34,7 +36,8 @@ REVOKED = "CERTIFICATE_REVOKED"
 UNREADABLE = "CERTIFICATE_UNREADABLE"
 # A list of a million certificates has about 40 MB.
 _MAX_FILE_BYTES = 128 * 1024 * 1024
-_PEM = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+_BEGIN = re.compile(rb"-----BEGIN X509 CRL-----")
+_END = re.compile(rb"-----END X509 CRL-----")
 _LOOK_S = 1.0
 _Stamp = tuple[tuple[int, ...], ...]
 #: Who made a certificate, and its number: no two have both.
@@ -243,13 +246,18 @@ def _crls(files: CrlFiles) -> list[x509.CertificateRevocationList]:
     from cryptography import x509
 
     content = _read(str(files), files.crl)
-    blocks = _PEM.findall(content)
+    blocks = pem_blocks(content)
     try:
         if blocks:
             return [x509.load_pem_x509_crl(block) for block in blocks]
         return [x509.load_der_x509_crl(content)]
     except ValueError as exc:
         raise ConfigError(f"{files}: no list of revoked certificates, in PEM or DER") from exc
+
+
+def pem_blocks(content: bytes) -> list[bytes]:
+    """The blocks of a file, with their first and last lines."""
+    return [content[begin:end] for (begin, _), (_, end) in pem_places(content, _BEGIN, _END)]
 
 
 def _authorities(files: CrlFiles) -> list[x509.Certificate]:
@@ -299,14 +307,12 @@ def _check_kind(files: CrlFiles, crl: x509.CertificateRevocationList) -> None:
 
 def _read(name: str, path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+        return read_bytes(path, most_bytes=_MAX_FILE_BYTES)
+    except TooLargeError as exc:
+        raise ConfigError(f"{name}: is too large") from exc
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "no path"
         raise ConfigError(f"{name}: {(why or str(exc)).lower()}") from exc
-    if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{name}: is too large")
-    return content
 
 
 def _stamp(files: CrlFiles) -> _Stamp:

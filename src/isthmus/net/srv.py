@@ -19,7 +19,9 @@ async def srv_targets(name: str) -> list[HostPort]:
     import dns.exception
 
     try:
-        answer = await dns.asyncresolver.resolve(name, "SRV", lifetime=_LOOKUP_S)
+        # Not the default resolver, which reads resolv.conf once and for all.
+        resolver = dns.asyncresolver.Resolver()
+        answer = await resolver.resolve(name, "SRV", lifetime=_LOOKUP_S)
     except dns.exception.DNSException as exc:
         raise OSError(f"SRV {name}: {exc}") from exc
     records = sorted(answer, key=lambda record: (record.priority, -record.weight))

@@ -9,8 +9,11 @@ Which proxy is asked for which host is core/proxies.py.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
+import threading
+import time
 
 from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import DialFailure, LinkError, LinkStage, ProtocolError
@@ -26,6 +29,7 @@ from isthmus.values import HostPort
 from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
 
 TIMEOUT_S = 10.0
+SYSTEM_CAS_S = 60.0
 #: How long a proxy may take for the last bytes of a user who has left.
 LINGER_S = 10.0
 _TCP_NOTSENT_LOWAT = 25
@@ -49,6 +53,7 @@ async def connect_through(
     *,
     context: ssl.SSLContext | None = None,
     timeout_s: float = TIMEOUT_S,
+    for_peer: bool = False,
 ) -> socket.socket:
     """Connect to a target through a proxy; the proxy looks the target's name up.
 
@@ -62,8 +67,9 @@ async def connect_through(
         resolver: looks the proxy's name up.
         proxy: whom to ask.
         target: whom to ask for.
-        context: for https proxies; None trusts the system's CAs, as they are now.
+        context: for https proxies; None trusts the system's CAs.
         timeout_s: for everything, from the look-up to the answer.
+        for_peer: it takes none of the descriptors that are kept back (net/descriptors.py).
 
     Raises:
         LinkError: there is no way through; the sentence names the proxy, and has its status line
@@ -72,17 +78,48 @@ async def connect_through(
     try:
         async with asyncio.timeout(timeout_s):
             if proxy.scheme == "https" and context is None:
-                context = await asyncio.to_thread(system_context)
-            sock = await _reach(loop, poller, resolver, proxy, timeout_s)
+                context = SYSTEM_CAS.kept() or await asyncio.to_thread(SYSTEM_CAS.read)
+            sock = await _reach(loop, poller, resolver, proxy, timeout_s, for_peer)
             return await _ask(loop, poller, sock, context, proxy, target)
     except TimeoutError:
         # Not a stage of its own: what the metrics call timed out is a server that said nothing.
         raise _error(proxy, f"no way to {target} within {timeout_s:g} s") from None
 
 
-def system_context() -> ssl.SSLContext:
-    """Make a context for https proxies that trusts the system's CAs; reads files."""
-    return client_context(TlsFiles("", "", ""), alpn=("http/1.1",))
+class SystemCas:
+    """A context for https proxies that trusts the system's CAs, read again once a minute.
+
+    Reading takes some 20 ms of a thread: with one for every connection, whoever opens many would
+    keep the threads busy that certificates and lists are read in.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: tuple[float, list[str | None], ssl.SSLContext] | None = None
+
+    def kept(self) -> ssl.SSLContext | None:
+        """What was read in the last minute, where OpenSSL looks for it now."""
+        if self._read is None:
+            return None
+        read_at, where, context = self._read
+        is_old = time.monotonic() - read_at >= SYSTEM_CAS_S
+        return None if is_old or where != _where_cas_are() else context
+
+    def read(self) -> ssl.SSLContext:
+        """Read the files, unless somebody else just did; call it in a thread."""
+        with self._lock:
+            context = self.kept()
+            if context is None:
+                context = client_context(TlsFiles("", "", ""), alpn=("http/1.1",))
+                self._read = (time.monotonic(), _where_cas_are(), context)
+            return context
+
+
+def _where_cas_are() -> list[str | None]:
+    return [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+
+
+SYSTEM_CAS = SystemCas()
 
 
 def _error(proxy: ProxyAddress, why: str, stage: LinkStage = LinkStage.CONNECT) -> LinkError:
@@ -95,6 +132,7 @@ async def _reach(
     resolver: Resolver,
     proxy: ProxyAddress,
     timeout_s: float,
+    for_peer: bool,
 ) -> socket.socket:
     """Connect to the proxy itself."""
     try:
@@ -114,8 +152,9 @@ async def _reach(
             reached.set_exception(_error(proxy, f"{failure.value}: {detail}"))
 
     attempt = Connecting(
-        loop, poller, addresses, timeout_s=timeout_s, connected=connected, failed=failed
-    )
+        loop, poller, addresses, timeout_s=timeout_s, connected=connected, failed=failed,
+        for_peer=for_peer,
+    )  # fmt: skip
     try:
         return await reached
     except asyncio.CancelledError:

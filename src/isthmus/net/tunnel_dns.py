@@ -21,6 +21,9 @@ from isthmus.values import HostPort
 LOOKUP_S = 5.0
 IDLE_S = 10.0
 OTHER_FAMILY_S = 1.0
+#: A lookup that is younger is not given up for another one.
+YOUNG_S = 1.0
+TOO_MANY = "too many lookups are waiting for answers"
 _MOST_NAMES = 4096
 _MOST_PENDING = 512
 _MOST_ALIASES = 8
@@ -42,11 +45,13 @@ class Found:
 class _Pending:
     """One lookup under way, for everybody who wants it."""
 
-    __slots__ = ("task", "waiters")
+    __slots__ = ("began_at", "given_up", "task", "waiters")
 
-    def __init__(self, task: asyncio.Task[Found]) -> None:
+    def __init__(self, task: asyncio.Task[Found], began_at: float) -> None:
         self.task = task
         self.waiters = 0
+        self.began_at = began_at
+        self.given_up = False
 
 
 class TunnelDns:
@@ -107,20 +112,35 @@ class TunnelDns:
         key = (server, name)
         pending = self._pending.get(key)
         if pending is None:
-            if len(self._pending) >= self._most_pending:
-                raise DnsError("too many lookups are waiting for answers")
+            if len(self._pending) >= self._most_pending and not self._make_room():
+                raise DnsError(TOO_MANY)
             task = self._loop.create_task(self._ask(server, name), name=f"dns:{name}")
-            pending = self._pending[key] = _Pending(task)
+            pending = self._pending[key] = _Pending(task, self._loop.time())
             task.add_done_callback(lambda done: self._done(key, done))
         pending.waiters += 1
         try:
             return await asyncio.shield(pending.task)
+        except asyncio.CancelledError:
+            waiter = asyncio.current_task()
+            if pending.given_up and waiter is not None and not waiter.cancelling():
+                raise DnsError(TOO_MANY) from None
+            raise
         finally:
             pending.waiters -= 1
             if not pending.waiters and self._pending.get(key) is pending:
                 # Before it has ended: whoever comes now must not wait for what is cancelled.
                 del self._pending[key]
                 pending.task.cancel()
+
+    def _make_room(self) -> bool:
+        """Give up the oldest lookup, the likeliest to never be answered, unless it is young."""
+        key = next(iter(self._pending), None)
+        if key is None or self._loop.time() - self._pending[key].began_at < YOUNG_S:
+            return False
+        oldest = self._pending.pop(key)
+        oldest.given_up = True
+        oldest.task.cancel()
+        return True
 
     def _done(self, key: _Key, task: asyncio.Task[Found]) -> None:
         pending = self._pending.get(key)

@@ -167,6 +167,14 @@ class Gone(Early):
 GONE = Gone()
 
 
+def unsent(end: End) -> int:
+    """How many bytes an end has taken and not passed on."""
+    if isinstance(end, Early):
+        return len(getattr(end, "buffer", b""))  # nobody's peer yet, or nobody's any more
+    waiting = getattr(end, "backlog_bytes", None)
+    return int(waiting if waiting is not None else getattr(end, "out_bytes", 0))
+
+
 def nobody_listens(end: End, ending: Ending) -> None:
     """Do nothing: the ``on_done`` of an end that nobody asks about."""
 

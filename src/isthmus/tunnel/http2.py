@@ -16,9 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.http2_calls import Calls
 from isthmus.tunnel.http2_limits import KIB, MIB, Http2Limits
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
+from isthmus.tunnel.http2_table import STREAM_BYTES
 from isthmus.tunnel.session import Carrier
 from isthmus.wire import http2
 from isthmus.wire.http2 import (
@@ -87,8 +89,12 @@ class Http2Connection(Calls):
         clock: Callable[[], float],
         on_request: Callable[[Http2Stream, Headers], Handler] | None = None,
         limits: Http2Limits = _LIMITS,
+        account: Account | None = None,
     ) -> None:
-        super().__init__(carrier, limits, client=client, clock=clock, on_request=on_request)
+        """``account`` pays for the streams of this connection; its owner closes it."""
+        super().__init__(
+            carrier, limits, client=client, clock=clock, on_request=on_request, account=account
+        )
         self.remote_draining = False
         self.peer_max_streams = MAX_STREAM_ID
         self._ping_at: float | None = None
@@ -106,6 +112,7 @@ class Http2Connection(Calls):
         if not self.can_open:
             return None
         stream_id, self._next_id = self._next_id, self._next_id + 2
+        self.account.hold(STREAM_BYTES)
         stream = self.streams[stream_id] = Http2Stream(self, stream_id, handler)
         return stream
 
@@ -130,6 +137,7 @@ class Http2Connection(Calls):
         if self.closed:
             return
         self.closed = True
+        self._gathered()
         self._out.clear()
         self._turns = None
         for stream in list(self.streams.values()):
@@ -299,4 +307,7 @@ class Http2Connection(Calls):
         if now - max(self._last_ping, self.last_heard) >= self.limits.ping_every_s:
             self.ping()
         self._end_lingering(now)
+        if self.holders or self._stuck:
+            self._reset_stuck(now)
+        self.account.budget.look_again()
         return True

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.http2_headers import Block
 from isthmus.tunnel.http2_limits import Http2Limits
 from isthmus.tunnel.http2_reader import FrameReader
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
+from isthmus.tunnel.http2_table import STREAM_BYTES
 from isthmus.tunnel.session import Carrier
 from isthmus.wire import http2
 from isthmus.wire.http2 import ErrorCode, Headers, Http2Error, StreamError, rst_stream
@@ -29,14 +31,18 @@ class Calls(FrameReader):
         client: bool,
         clock: Callable[[], float],
         on_request: Callable[[Http2Stream, Headers], Handler] | None,
+        account: Account | None,
     ) -> None:
-        super().__init__(carrier, limits, client=client, clock=clock)
+        super().__init__(carrier, limits, client=client, clock=clock, account=account)
         self.on_request = on_request
         self.draining = False
 
     def _block(self, block: Block | None) -> None:
         if block is None:
+            self._gather()
             return
+        if self._gathering:
+            self._gathered()
         stream_id, headers, end, _ = block
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -73,6 +79,10 @@ class Calls(FrameReader):
         if fault or self_dependent:
             self._flood("malformed requests")
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR, end)
+            return
+        if not self.account.take(STREAM_BYTES):
+            self._flood("refused streams")
+            self._refuse(stream_id, ErrorCode.ENHANCE_YOUR_CALM, end)
             return
         assert self.on_request is not None
         stream = self.streams[stream_id] = Http2Stream(self, stream_id, NOBODY)

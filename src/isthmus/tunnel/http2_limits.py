@@ -16,15 +16,17 @@ class Http2Limits:
     max_streams: int = 16_384
     stream_window_bytes: int = 256 * KIB
     connection_window_bytes: int = 4 * MIB
-    max_held_bytes: int = 64 * MIB
     max_header_list_bytes: int = 16 * KIB
     max_continuations: int = 8
     max_waiting_control_bytes: int = MIB
     batch_bytes: int = 256 * KIB
     ping_every_s: float = 10.0
     dead_after_s: float = 20.0
-    #: How long the last bytes of an ended stream may wait without any of them being taken.
-    linger_s: float = 60.0
+    #: How long the last bytes of an ended stream may wait without any of them being taken: as long
+    #: as a socket's (app/tunnels.py).
+    linger_s: float = 300.0
+    #: While the budget is exhausted: a reader that takes nothing for so long is reset.
+    stuck_s: float = 300.0
 
     def __post_init__(self) -> None:
         for window in (self.stream_window_bytes, self.connection_window_bytes):

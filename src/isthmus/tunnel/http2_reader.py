@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.http2_headers import HeaderBlocks
 from isthmus.tunnel.http2_limits import Http2Limits
 from isthmus.tunnel.http2_stream import Http2Stream
@@ -29,6 +30,9 @@ from isthmus.wire.http2 import (
     window_update,
 )
 
+#: Of a frame that is not data and came in two pieces: what is hardly worth counting.
+_SMALL_FRAME = 1024
+
 
 class FrameReader(StreamTable):
     """The receiving half of a connection."""
@@ -38,6 +42,7 @@ class FrameReader(StreamTable):
         "_body",
         "_body_flags",
         "_client_magic",
+        "_gathering",
         "_head",
         "_into",
         "_owed",
@@ -48,15 +53,22 @@ class FrameReader(StreamTable):
     )
 
     def __init__(
-        self, carrier: Carrier, limits: Http2Limits, *, client: bool, clock: Callable[[], float]
+        self,
+        carrier: Carrier,
+        limits: Http2Limits,
+        *,
+        client: bool,
+        clock: Callable[[], float],
+        account: Account | None,
     ) -> None:
-        super().__init__(carrier, limits, client=client, clock=clock)
+        super().__init__(carrier, limits, client=client, clock=clock, account=account)
         self.got_settings = False
         self.receive_credit = limits.connection_window_bytes
         self._owed = 0
         self._client_magic = b"" if client else PREFACE
         # The rest of a data frame, or a frame that is not whole yet.
         self._head = bytearray()
+        self._gathering = False  # a frame or a header block that is paid for
         self._body = self._body_flags = self._pad = 0
         self._into: Http2Stream | None = None
         self._touched: list[Http2Stream] = []
@@ -119,6 +131,8 @@ class FrameReader(StreamTable):
                     pos += size
                 else:
                     self._check_size(size)
+                    if size > _SMALL_FRAME:
+                        self._gather()
                     self._head += view[pos:end]
                     pos = end
             else:
@@ -147,13 +161,29 @@ class FrameReader(StreamTable):
             self._begin_data(stream_id, flags, size)
             return pos
         self._check_size(size)
+        if size > _SMALL_FRAME:
+            self._gather()
         taken = min(HEADER_BYTES + size - len(head), end - pos)
         head += view[pos : pos + taken]
         if len(head) == HEADER_BYTES + size:
+            self._gathered()
             payload = bytes(head[HEADER_BYTES:])
             head.clear()
             self._whole(kind, flags, stream_id, payload)
         return pos + taken
+
+    def _gather(self) -> None:
+        """A frame or a header block is kept until it is whole: it is paid for first."""
+        if not self._gathering:
+            if not self.account.take(self.limits.max_header_list_bytes):
+                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "memory budget exceeded")
+            self._gathering = True
+
+    def _gathered(self) -> None:
+        """It is whole, unless more of a header block has to follow; or the connection is gone."""
+        if self._gathering and (self.closed or self._blocks.gathered is None):
+            self._gathering = False
+            self.account.give_back(self.limits.max_header_list_bytes)
 
     def _check_size(self, size: int) -> None:
         if size > MIN_MAX_FRAME:  # we never allow more
@@ -198,8 +228,8 @@ class FrameReader(StreamTable):
 
     def _credit_used(self, stream: Http2Stream | None, size: int) -> None:
         # The connection's window is given back at once: it would otherwise let one stream that
-        # nobody reads stop all others. What is kept is bounded by the streams' own windows and,
-        # in sum, by max_held_bytes.
+        # nobody reads stop all others. What is kept is bounded by the streams' own windows, and
+        # charged to their account.
         self.receive_credit -= size
         self._owed += size
         if self.receive_credit < 0:

@@ -27,6 +27,9 @@ from isthmus.wire.http2 import (
 if TYPE_CHECKING:
     from isthmus.tunnel.http2_table import StreamTable
 
+#: What a peer may have under way on a stream whose account is over its share, and while nothing
+#: at all is left of the budget.
+SLOW_WINDOW, LEAST_WINDOW = 64 * 1024, 4 * 1024
 #: What a stream may send before another one that waits.
 TURN_BYTES = 64 * 1024
 
@@ -62,10 +65,12 @@ class Http2Stream:
     __slots__ = (
         "_ending",
         "_out",
+        "account",
         "answered",
         "connection",
         "content_left",
         "credit",
+        "full_window",
         "got_headers",
         "handler",
         "headers_sent",
@@ -79,6 +84,7 @@ class Http2Stream:
         "open",
         "out_bytes",
         "owed",
+        "paced",
         "patient",
         "receive_credit",
         "remote_done",
@@ -88,6 +94,7 @@ class Http2Stream:
 
     def __init__(self, connection: StreamTable, stream_id: int, handler: Handler) -> None:
         self.connection = connection
+        self.account = connection.account.join()  # who pays for what it holds
         self.id = stream_id
         self.handler = handler
         self.open = True
@@ -104,6 +111,8 @@ class Http2Stream:
         self._ending: bytes | None = None  # trailers (or b"") that follow what waits
         # Receiving.
         self.window = self.receive_credit = connection.limits.stream_window_bytes
+        self.full_window = self.window  # less while its account is over its share
+        self.paced = False  # its handler slows it down itself (tunnel/packet_brake.py)
         self.owed = 0
         self.unconsumed = 0
         self.held = 0  # of that, what a full sink has not taken
@@ -257,15 +266,54 @@ class Http2Stream:
         self.unconsumed -= size
         self.owed += size
         if self.owed * 2 >= self.window and self.open and not self.remote_done:
+            if self.account.over_share and not self.paced:
+                self._slow_down()
+                return
+            if self.window < self.full_window:
+                self.owed += self.full_window - self.window
+                self.window = self.full_window
             self.receive_credit += self.owed
             self.connection.emit(window_update(self.id, self.owed))
             self.owed = 0
 
+    def _slow_down(self) -> None:
+        """Give back less credit than was used: the sender gets slower.
+
+        Never nothing, where the sink takes what comes: it would have to be woken.
+        """
+        budget = self.account.budget
+        budget.over_share += 1
+        most = LEAST_WINDOW if budget.exhausted else SLOW_WINDOW
+        given = min(self.owed, max(0, most - self.receive_credit - self.unconsumed))
+        self.window -= self.owed - given
+        self.owed = 0
+        if given:
+            self.receive_credit += given
+            self.connection.emit(window_update(self.id, given))
+
+    def give(self, size: int) -> None:
+        """Somebody took so many bytes, or will: tell the peer at once, however little it is."""
+        self.unconsumed -= size
+        self.owed += size
+        if self.owed > 0 and self.open and not self.remote_done:
+            self.receive_credit += self.owed
+            self.connection.emit(window_update(self.id, self.owed))
+            self.owed = 0
+
+    def shrink_window(self, window: int) -> None:
+        """Let the peer send no more than this ahead, once it has used what it may send now."""
+        if window < self.full_window:
+            less = max(0, self.window - window)  # it may be slowed down already
+            self.owed -= less
+            self.window -= less
+            self.full_window = window
+
     def grow_window(self, window: int) -> None:
         """Let the peer send so many bytes ahead from now on."""
-        if window > self.window:
-            self.owed += window - self.window
-            self.window = window
+        if window > self.full_window:
+            self.owed += window - self.full_window
+            self.window += window - self.full_window
+            self.full_window = window
             self.consumed(0)
 
     def ended_by_peer(self) -> None:

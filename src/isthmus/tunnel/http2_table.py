@@ -1,13 +1,16 @@
 """The streams of an HTTP/2 connection: which there are, which there were, and what they keep.
 
 The second layer of tunnel/http2.py. It bounds what a peer can make us keep and do: the bytes that
-sinks have not taken, the floods, the memory of streams that are over.
+sinks have not taken, which are charged to an account (tunnel/budget.py), the floods, the memory of
+streams that are over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from isthmus.tunnel.budget import UNBOUNDED, Account
+from isthmus.tunnel.end import unsent
 from isthmus.tunnel.http2_floods import Floods
 from isthmus.tunnel.http2_limits import Http2Limits
 from isthmus.tunnel.http2_output import Output
@@ -17,6 +20,10 @@ from isthmus.wire.http2 import DEFAULT_WINDOW, ErrorCode, Http2Error, StreamErro
 
 #: Streams that are over and whose ending we still know.
 REMEMBERED = 64
+#: What a stream costs besides the bytes that it holds.
+STREAM_BYTES = 1024
+#: What a sink that says full keeps besides, and does not speak of (net/raw.py).
+FULL_SINK_BYTES = 64 * 1024
 
 
 class StreamTable(Output):
@@ -27,6 +34,8 @@ class StreamTable(Output):
         "_lingering",
         "_next_id",
         "_recent",
+        "_stuck",
+        "account",
         "client",
         "clock",
         "held",
@@ -38,9 +47,16 @@ class StreamTable(Output):
     )
 
     def __init__(
-        self, carrier: Carrier, limits: Http2Limits, *, client: bool, clock: Callable[[], float]
+        self,
+        carrier: Carrier,
+        limits: Http2Limits,
+        *,
+        client: bool,
+        clock: Callable[[], float],
+        account: Account | None,
     ) -> None:
         super().__init__(carrier, limits)
+        self.account = account if account is not None else UNBOUNDED.account("http2")
         self.client = client
         self.clock = clock
         self.streams: dict[int, Http2Stream] = {}
@@ -55,6 +71,7 @@ class StreamTable(Output):
         # Memory: what sinks have not taken and messages that are not whole, of all streams.
         self.held = 0
         self.holders: dict[Http2Stream, None] = {}
+        self._stuck: dict[Http2Stream, tuple[int, float]] | None = None
 
     # Streams that are over.
 
@@ -62,10 +79,11 @@ class StreamTable(Output):
         """Drop a finished stream, but remember for a while who ended it."""
         if self.streams.pop(stream.id, None) is None:
             return
-        if stream.held or stream.kept:
-            self.held -= stream.held + stream.kept
-            stream.held = stream.kept = 0
-        self.holders.pop(stream, None)  # also one that was full of nothing
+        account = stream.account
+        if stream in self.holders:
+            self._holds(stream, 0, 0)
+        account.give_back(STREAM_BYTES)
+        account.close()
         if self._lingering:
             self._lingering.pop(stream, None)
         self._remember(stream.id, stream.remote_done)
@@ -124,37 +142,66 @@ class StreamTable(Output):
     # Memory.
 
     def hold(self, stream: Http2Stream) -> None:
-        """Count what a sink has not taken; over the bound the largest holder is reset."""
-        if not stream.open:
-            return  # closed from inside the very write that filled its sink
-        self.holders[stream] = None
-        self.held += stream.unconsumed - stream.held
-        stream.held = stream.unconsumed
-        self._keep_budget()
+        """Count what a sink has not taken, and charge whoever the stream is for.
+
+        No credit is given for it; whose account is over its share gets less for what sinks take.
+        """
+        if stream.open:  # else closed from inside the very write that filled its sink
+            self._holds(stream, stream.unconsumed, stream.kept)
 
     def release(self, stream: Http2Stream) -> None:
         """The sink took what was held."""
-        self.held -= stream.held
-        stream.held = 0
-        if not stream.kept:
-            self.holders.pop(stream, None)
+        self._holds(stream, 0, stream.kept)
 
     def keep(self, stream: Http2Stream, size: int) -> None:
         """Count a message that is gathered until it is whole; 0: it is."""
-        if not stream.open:
-            return
-        self.held += size - stream.kept
-        stream.kept = size
-        if size:
-            self.holders[stream] = None
-            self._keep_budget()
-        elif not stream.held:
-            self.holders.pop(stream, None)
+        if stream.open and size != stream.kept:
+            self._holds(stream, stream.held, size)
 
-    def _keep_budget(self) -> None:
-        while self.held > self.limits.max_held_bytes and self.holders:
-            largest = max(self.holders, key=lambda holder: holder.held + holder.kept)
-            self._fail_stream(largest, ErrorCode.ENHANCE_YOUR_CALM, "memory budget exceeded")
+    def _holds(self, stream: Http2Stream, held: int, kept: int) -> None:
+        size = held + kept - stream.held - stream.kept
+        stream.held, stream.kept = held, kept
+        self.held += size
+        if not held and not kept:
+            if stream in self.holders:
+                del self.holders[stream]
+                stream.account.give_back(FULL_SINK_BYTES - size)
+            return
+        if stream not in self.holders:
+            self.holders[stream] = None
+            size += FULL_SINK_BYTES
+        if size >= 0:
+            stream.account.hold(size)
+        else:
+            stream.account.give_back(-size)
+
+    def charge(self, stream: Http2Stream, account: Account) -> None:
+        """Another account pays for a stream from now on; of it the stream becomes a user."""
+        before, stream.account = stream.account, account.join()
+        size = STREAM_BYTES
+        if stream in self.holders:
+            size += stream.held + stream.kept + FULL_SINK_BYTES
+        account.hold(size)
+        before.give_back(size)
+        before.close()
+
+    def _reset_stuck(self, now: float) -> None:
+        """Reset readers that take nothing while there is nothing left for anybody."""
+        # Slowing comes first: nobody is reset who is inside their share, or takes a byte at times.
+        seen, self._stuck = self._stuck or {}, {}
+        for stream in list(self.holders):
+            account = stream.account
+            if not account.budget.exhausted or not account.over_share:
+                continue
+            peer = getattr(stream.handler, "peer", None)
+            waits = stream.kept + (unsent(peer) if peer is not None else stream.held)
+            since = now
+            if stream in seen and seen[stream][0] == waits:
+                since = seen[stream][1]
+            if now - since < self.limits.stuck_s:
+                self._stuck[stream] = (waits, since)
+            else:
+                self._fail_stream(stream, ErrorCode.ENHANCE_YOUR_CALM, "memory budget exhausted")
 
     def linger(self, stream: Http2Stream) -> None:
         """An ended stream has bytes to send: not for ever, if nobody takes them."""

@@ -13,11 +13,12 @@ class Limits:
 
     max_streams: int = 16_384
     growth_pool_bytes: int = 64 * MIB
-    max_held_bytes: int = 128 * MIB
     no_growth_above_held_bytes: int = 64 * MIB
     max_waiting_control_bytes: int = MIB
     batch_bytes: int = 256 * 1024
     stall_s: float = 1.0
+    #: While the budget is exhausted: a reader that takes nothing for so long is reset.
+    stuck_s: float = 300.0
     half_closed_idle_s: float = 300.0
     ping_every_s: float = 10.0
     dead_after_s: float = 20.0

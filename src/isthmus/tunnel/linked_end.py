@@ -11,6 +11,7 @@ from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
 from isthmus.wire.packet import CLOSE_RSP, DATA, DataHead, close_response, end_of_data
 
 if TYPE_CHECKING:
+    from isthmus.tunnel.budget import Account
     from isthmus.tunnel.packet_link import PacketLink
 
 Told = Callable[[str | None], None]
@@ -27,6 +28,7 @@ class LinkedEnd(BaseEnd):
         "_eof_sent",
         "_head",
         "_left",
+        "account",
         "backlog_bytes",
         "connect_id",
         "in_turn",
@@ -48,6 +50,8 @@ class LinkedEnd(BaseEnd):
         self.random = random
         self.connect_id = 0
         self.told: Told | None = None
+        #: Who pays for what its full sink keeps; None: the link's account.
+        self.account: Account | None = None
         self.reached = ""  # the address, where the accepter says it
         self.pieces: list[memoryview | bytes] | None = None
         self.backlog_bytes = 0
@@ -91,6 +95,8 @@ class LinkedEnd(BaseEnd):
             return True
         self.bytes_written += size
         link = self.link
+        if link.watching:
+            link.spoke(self)
         if self._backlog is None and not link.blocked and size <= TURN_BYTES:
             assert self._head is not None
             link.sent[DATA] += 1
@@ -188,14 +194,16 @@ class LinkedEnd(BaseEnd):
             self.backlog_bytes = 0
             self.pieces = None
             self.told = None
-            self.link.forget(self)
+            self.link.forget(self, ending)
+            if self.account is not None:
+                self.account.close()
             self.finish(ending)
 
     def pause_reading(self) -> None:
         """The sink's False answers do the work."""
 
     def resume_reading(self) -> None:
-        """The sink has room again: let go of the brake."""
+        """The sink has room again: it brakes no longer."""
         self.link.relieved(self)
 
     # From the other program.
@@ -204,6 +212,7 @@ class LinkedEnd(BaseEnd):
         """It half-closed, which only our own programs can say."""
         if not self._eof_in:
             self._eof_in = True
+            self.link.nothing_more(self)
             self.peer.write_eof()
             if self._eof_sent:
                 self.over(Ending.CLEAN)
@@ -218,6 +227,7 @@ class LinkedEnd(BaseEnd):
         self.backlog_bytes = 0
         if not self._eof_in:
             self._eof_in = True
+            self.link.nothing_more(self)
             self.peer.write_eof()
         if self._eof_out:
             self.over(Ending.CLEAN)

@@ -1,133 +1,400 @@
-"""The brake of a call that carries many connections: what to do when a sink is full.
+"""The brake of a call that carries many connections: a slow reader is slowed, never reset.
 
-The protocol has no flow control of a connection's own. A full sink brakes the whole call, which
-slows its sender down, for as long as its reader is quick: then nobody waits long for it. A reader
-that is slower than that brakes once, for BRAKE_S, and from then on gets a budget; when that is
-used up its connection is ended. Nobody else ever waits longer.
+The protocol has no flow control per connection, only HTTP/2's for the whole call. So what a full
+sink has not taken is *withheld*: the call's sender gets no credit for it.
+
+- While nobody else uses the call, credit comes back as the sink takes bytes, as in Go's programs.
+- While others are active, the sink is also lent some: PULSE_BYTES every PULSE_S, credit for bytes
+  that it has not taken and that are kept here. Others wait for a pulse or two, not for the reader.
+  Who sends is seen at once (``PacketLink.watching``); who only waits to be heard is let through by
+  a probe now and then.
+- What sinks keep is charged to an account (tunnel/budget.py). When its share is used up, and until
+  it is well inside it again, nothing is lent: the call goes at the pace of its slow readers, as in
+  Go's programs, with a window of REDUCED_WINDOW_BYTES so that little is ahead of everybody else.
+
+Nothing is done per packet but counting what a full sink was given. Everything else is done by
+looks, every few milliseconds and only while a sink is full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from isthmus.tunnel.end import Early, End, Ending
+from isthmus.tunnel.budget import Account, Budget
+from isthmus.tunnel.end import End, Ending
+from isthmus.tunnel.end import unsent as unsent
 
 if TYPE_CHECKING:
     from isthmus.tunnel.linked_end import LinkedEnd
+    from isthmus.tunnel.packet_link import PacketLink
 
-#: How long the others may wait for a reader that turns out to be slow or gone.
-BRAKE_S = 0.050
-#: A reader is quick if it takes so much in that time (8 MB/s).
-QUICK_BYTES = 400 * 1024
-#: A sink that has no more than this left to send brakes no longer.
-LOW_BYTES = 64 * 1024
+KIB, MIB = 1024, 1024 * 1024
+#: What a call without a budget of its program divides: the share of its only peer is half of it.
+PRIVATE_BUDGET_BYTES = 256 * MIB
+#: While others are active, each slow reader is lent this much (a turn of a sender) this often.
+PULSE_S = 0.002
+PULSE_BYTES = 64 * KIB
+#: How long a connection counts as active after it sent or got something.
+ACTIVE_S = 0.2
+#: A call that stands still lets this much through (a turn, and a small packet behind it), at first
+#: this often and then less: an answer that took so long anyway waits for about as long again.
+PROBE_BYTES = 68 * KIB
+PROBE_S = 0.1
+MOST_PROBE_S = 0.5
+#: How far the sender may be ahead when the share is used up.
+REDUCED_WINDOW_BYTES = 64 * KIB
+#: In little pieces, so that others wait for little. Less waits for more.
+_WORTH_A_FRAME_BYTES = 4 * KIB
 _LOOK_S = 0.005
-#: What a slow reader may make us keep, and all of them together.
-BUDGET_BYTES = 16 * 1024 * 1024
-TOTAL_BUDGET_BYTES = 128 * 1024 * 1024
+_IDLE_LOOK_S = 0.020
+#: Sinks that get nothing more are only charged for what they keep.
+_LEAVING_LOOK_S = 0.100
+_IDLE_LOOKS = 20
+_MOST_GAP_S = 0.050
+#: Asking so many sinks costs about 1 µs each: no more than 1 % of the time.
+_SCAN_S_EACH = 0.000_1
+#: A loop's timers may come this much early.
+_EARLY_S = 0.001
+
+
+class _Sink:
+    """What was last seen of a sink that was full, and what was charged for it."""
+
+    __slots__ = ("account", "charged", "end", "moved_at", "passed")
+
+    def __init__(self, end: End, account: Account, now: float) -> None:
+        self.end = end
+        self.account = account
+        self.charged = 0
+        self.passed = end.bytes_written - unsent(end)
+        self.moved_at = now
+
+    def charge(self, size: int) -> None:
+        more = size - self.charged
+        self.charged = size
+        if more > 0:
+            self.account.hold(more)
+        elif more:
+            self.account.give_back(-more)
 
 
 class Brake:
-    """The full sinks of one call.
-
-    ``ease_later(delay_s)`` has ``ease`` called then; ``let_go`` is called when nobody brakes.
-    """
+    """The full sinks of one call, and what its sender gets no credit for because of them."""
 
     __slots__ = (
-        "_checked_at",
-        "_clock",
-        "_ease_later",
-        "_easing",
-        "_let_go",
-        "_slow",
-        "braking",
+        "_due",
+        "_far_over",
+        "_feeding",
+        "_full_window",
+        "_given_at",
+        "_held",
+        "_idle",
+        "_leaving",
+        "_link",
+        "_looked_at",
+        "_other_at",
+        "_probe_s",
+        "_scan_at",
+        "_sinks",
+        "_timers",
+        "behind",
+        "exhausted",
+        "withheld",
     )
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        ease_later: Callable[[float], None],
-        let_go: Callable[[], None],
-    ) -> None:
-        self._clock = clock
-        self._ease_later = ease_later
-        self._let_go = let_go
-        self._easing = False  # a timer runs: one is enough
-        #: Since when each brakes, and how much its sink had passed on by then.
-        self.braking: dict[LinkedEnd, tuple[float, int]] = {}
-        self._slow: dict[LinkedEnd, None] = {}
-        self._checked_at = float("-inf")
+    def __init__(self, link: PacketLink) -> None:
+        self._link = link
+        #: The connections whose sink is full, with what each has not taken: as of the last look,
+        #: and what came since.
+        self.behind: dict[LinkedEnd, int] = {}
+        self._held = 0  # by all of them
+        #: Of what came, what the sender gets no credit for yet.
+        self.withheld = 0
+        self._sinks: dict[LinkedEnd, _Sink] = {}
+        #: Connections that get nothing more, and whose sink still keeps something.
+        self._leaving: dict[LinkedEnd, None] = {}
+        #: The share is used up: the call goes at the pace of its slow readers.
+        self.exhausted = False
+        self._far_over = False
+        self._full_window = 0  # while it is reduced
+        self._feeding = 1  # how many slow readers take turns in being sent to
+        self._other_at = float("-inf")
+        self._given_at = float("-inf")
+        self._probe_s = PROBE_S
+        self._timers = 0
+        self._due = 0.0
+        self._looked_at = 0.0
+        self._scan_at = 0.0
+        self._idle = 0
 
     @property
     def held(self) -> int:
         """Bytes that full sinks have not taken."""
-        return sum(unsent(end.peer) for end in (*self.braking, *self._slow))
+        leaving = sum(unsent(self._sinks[end].end) for end in self._leaving)
+        return leaving + sum(unsent(end.peer) for end in self.behind)
 
-    def full(self, end: LinkedEnd) -> None:
-        """A sink said that it is full."""
-        if end in self._slow:
-            if unsent(end.peer) > BUDGET_BYTES:
-                self._stall(end)
-            elif len(self._slow) * BUDGET_BYTES > TOTAL_BUDGET_BYTES:
-                self._check_total()
-        elif end not in self.braking:
-            self.braking[end] = (self._clock(), _passed_on(end.peer))
-            self._ease_soon()
+    def stalled(self, for_s: float) -> Iterator[LinkedEnd]:
+        """The connections whose full sink has taken nothing for so long.
 
-    def _check_total(self) -> None:
-        # Asking all of them for every packet would cost more than the packets.
-        now = self._clock()
-        if now - self._checked_at < _LOOK_S:
+        For whoever resets them when the budget is exhausted; nothing here does.
+        """
+        since = self._link.clock() - for_s
+        return iter([end for end, sink in self._sinks.items() if sink.moved_at <= since])
+
+    # What happens to sinks.
+
+    def full(self, end: LinkedEnd, size: int) -> None:
+        """A sink took so many bytes and said that it is full."""
+        behind = self.behind
+        self.withheld += size
+        self._held += size
+        if end in behind:
+            behind[end] += size
             return
-        self._checked_at = now
-        while self.held > TOTAL_BUDGET_BYTES:
-            self._stall(max((*self.braking, *self._slow), key=lambda it: unsent(it.peer)))
+        if not behind:
+            self._begin()
+        behind[end] = size
+        self._look_in(_LOOK_S)
 
-    def _stall(self, end: LinkedEnd) -> None:
-        peer = end.peer
-        end.abort(Ending.STALLED)
-        peer.abort(Ending.STALLED)
+    def _begin(self) -> None:
+        link = self._link
+        self._given_at = self._looked_at = now = link.clock()
+        self._probe_s = PROBE_S
+        self._scan_at = self._idle = 0
+        link.watching = len(link.ends) + len(link.dials) < 2
+        if not link.watching:  # nobody watched until now: somebody may wait for an answer
+            self._other_at = now
 
-    def relieved(self, end: LinkedEnd) -> None:
-        """A sink has room again, or is no more."""
-        self._slow.pop(end, None)
-        if self.braking.pop(end, None) is not None and not self.braking:
+    def resumed(self, end: LinkedEnd) -> None:
+        """A sink has room again."""
+        if self._leaving and end in self._leaving:
+            del self._leaving[end]
+            self._sinks.pop(end).charge(0)
+        elif end in self.behind:
+            self._drop(end)
+            if end in self._sinks:
+                self._sinks.pop(end).charge(0)
+            if self.behind:
+                self.other(end)
+
+    def ended(self, end: LinkedEnd, ending: Ending) -> None:
+        """A connection is over; after a clean end its sink may still keep what came before."""
+        if ending is Ending.CLEAN:
+            self.nothing_more(end)
+            return
+        self._leaving.pop(end, None)
+        sink = self._sinks.pop(end, None)
+        if sink is not None:
+            sink.charge(0)
+        if end in self.behind:
+            self._drop(end)
+
+    def nothing_more(self, end: LinkedEnd) -> None:
+        """Nothing more comes for a sink: it brakes nobody, but what it keeps is still charged."""
+        if end in self.behind:
+            waiting = unsent(end.peer)
+            self._sink(end, self._link.clock()).charge(waiting)
+            if waiting:
+                self._leaving[end] = None
+                self._look_in(_LEAVING_LOOK_S)
+            else:
+                del self._sinks[end]
+            self._drop(end)
+
+    def lost(self) -> None:
+        """The link is gone: nobody looks any more."""
+        for sink in self._sinks.values():
+            sink.charge(0)
+        self._sinks.clear()
+        self._leaving.clear()
+
+    def _drop(self, end: LinkedEnd) -> None:
+        self._held -= self.behind.pop(end)
+        if not self.behind:
             self._let_go()
+        elif self.withheld > self._held:
+            self._give(self.withheld - self._held)
+
+    def _let_go(self) -> None:
+        self.withheld = self._held = 0
+        self._link.watching = self.exhausted = False
+        self._widen()
+        self._link.give_credit()
+
+    # Who else is there.
+
+    def other(self, end: LinkedEnd | None) -> None:
+        """Somebody sends or is sent something; only asked for while a sink is full."""
+        if end in self.behind:
+            return
+        now = self._link.clock()
+        was_active = self._active(now)
+        self._other_at = now
+        self._link.watching = False
+        self._probe_s = PROBE_S
+        if not was_active and not self.exhausted:
+            self._give(min(self.withheld, PULSE_BYTES))
+            self._looked_at = now
+            self._look_in(PULSE_S)
+
+    def _active(self, now: float) -> bool:
+        return now - self._other_at <= ACTIVE_S
+
+    # Credit.
+
+    def batch_over(self, touched: list[LinkedEnd]) -> None:
+        """Give credit for what a batch brought, but not for what is withheld."""
+        behind = self.behind
+        for end in touched:
+            if end not in behind:
+                self.other(end)
+                break
+        stream = self._link.stream
+        stream.consumed(stream.unconsumed - self.withheld)
+
+    def _give(self, size: int) -> None:
+        """Withhold so much less, and tell the sender at once."""
+        self.withheld -= size
+        stream = self._link.stream
+        stream.give(size)
+        self._given_at = self._link.clock()
+
+    def _narrow(self) -> None:
+        stream = self._link.stream
+        more = stream.window - REDUCED_WINDOW_BYTES
+        if not self._full_window and more > 0:
+            self._full_window = stream.full_window
+            stream.shrink_window(REDUCED_WINDOW_BYTES)
+            # What fills the window now is kept anyway: it is that part that goes.
+            size = min(more, self.withheld)
+            self.withheld -= size
+            stream.consumed(size)
+
+    def _widen(self) -> None:
+        if self._full_window:
+            window, self._full_window = self._full_window, 0
+            self._link.stream.grow_window(window)
+
+    # Looks.
+
+    def _look_in(self, delay_s: float) -> None:
+        """Have ``ease`` called then, or before."""
+        due = self._link.clock() + delay_s
+        if not self._timers or due < self._due:
+            self._timers += 1
+            self._due = due
+            self._link.owner.ease_later(delay_s)
 
     def ease(self) -> None:
-        """Let go of those that are nearly done, and of those that turned out to be slow."""
-        self._easing = False
-        if not self.braking:
-            return
-        now = self._clock()
-        for end, (since, before) in list(self.braking.items()):
-            passed = _passed_on(end.peer)
-            if unsent(end.peer) <= LOW_BYTES:
-                del self.braking[end]
-            elif passed - before >= QUICK_BYTES:
-                self.braking[end] = (now, passed)
-            elif now - since >= BRAKE_S:
-                del self.braking[end]
-                self._slow[end] = None
-        if self.braking:
-            self._ease_soon()
-        else:
-            self._let_go()
+        """Look at the sinks: the time is over that was asked for with ``ease_later``."""
+        if self._timers:
+            self._timers -= 1
+        now = self._link.clock()
+        if self._timers and now + _EARLY_S < self._due:
+            return  # an older timer; the one that counts is still to come
+        self._due = float("inf")
+        took = 0
+        if (self.behind or self._leaving) and now >= self._scan_at:
+            took = self._scan(now)
+        if self.behind:
+            self._look_in(self._look(now, took))
+        elif self._leaving:
+            self._look_in(_LEAVING_LOOK_S)
 
-    def _ease_soon(self) -> None:
-        if not self._easing:
-            self._easing = True
-            self._ease_later(_LOOK_S)
+    def _look(self, now: float, took: int) -> float:
+        """Give as much credit as may be now; gives the time until the next look."""
+        gap_s = min(now - self._looked_at, _MOST_GAP_S)
+        self._looked_at = now
+        active = self._active(now)
+        self._link.watching = not active
+        self._idle = 0 if took else self._idle + 1
+        credit = self._link.stream.receive_credit
+        self._release(self.withheld - self._held)
+        delay_s = _LOOK_S if self._idle < _IDLE_LOOKS else _IDLE_LOOK_S
+        if self.exhausted:
+            # Far over it the half of that, so that it shrinks, and still nobody stands still.
+            size = min(took // 2 if self._far_over else took, self.withheld)
+            if size >= _WORTH_A_FRAME_BYTES:
+                self._give(size)
+            else:
+                self._release(size)
+        elif active:
+            lent = int(gap_s / PULSE_S * PULSE_BYTES) * self._feeding
+            self._give(min(self.withheld, took + lent))
+            return PULSE_S
+        elif now - self._given_at >= self._probe_s:
+            self._give(min(self.withheld, PROBE_BYTES))
+            self._probe_s = min(2 * self._probe_s, MOST_PROBE_S)
+        if self._link.stream.receive_credit > credit:
+            self._given_at = now
+        return delay_s
+
+    def _release(self, size: int) -> None:
+        """Withhold so much less; the sender hears of it when it is worth a frame."""
+        size = min(size, self.withheld)
+        if size > 0:
+            self.withheld -= size
+            self._link.stream.consumed(size)
+
+    def _scan(self, now: float) -> int:
+        """See what each sink keeps, and have it paid for; gives what they took since the last."""
+        took = feeding = 0
+        self._held = 0
+        behind = self.behind
+        for end, before in list(behind.items()):
+            sink = self._sink(end, now)
+            # A sink that is full and cannot say of how much: of all that came.
+            waiting = unsent(sink.end) or before
+            passed = sink.end.bytes_written - waiting
+            if passed > sink.passed:
+                took += passed - sink.passed
+                sink.moved_at = now
+            sink.passed = passed
+            feeding += waiting > sink.charged
+            sink.charge(waiting)
+            behind[end] = waiting
+            self._held += waiting
+        if self._leaving:
+            self._scan_leaving(now)
+        self._feeding = max(feeding, self._feeding * 3 // 4, 1)
+        self._scan_at = now + _SCAN_S_EACH * len(self._sinks)
+        accounts = {self._sinks[end].account for end in behind}
+        self._far_over = any(map(_far_over, accounts))
+        if any(account.over_share for account in accounts):
+            self.exhausted = True
+            self._narrow()
+        elif self.exhausted and all(account.has_room for account in accounts):
+            self.exhausted = False
+            self._widen()
+        return took
+
+    def _scan_leaving(self, now: float) -> None:
+        for end in list(self._leaving):
+            sink = self._sinks[end]
+            waiting = unsent(sink.end) if getattr(sink.end, "ending", None) is None else 0
+            sink.charge(waiting)
+            passed = sink.end.bytes_written - waiting
+            if passed != sink.passed:
+                sink.passed, sink.moved_at = passed, now
+            if not waiting:
+                del self._leaving[end], self._sinks[end]
+
+    def _sink(self, end: LinkedEnd, now: float) -> _Sink:
+        sink = self._sinks.get(end)
+        if sink is None or sink.end is not end.peer:  # joined since: another keeps its bytes
+            if sink is not None:
+                sink.charge(0)
+            account = end.account or self._link.account
+            sink = self._sinks[end] = _Sink(end.peer, account, now)
+        return sink
 
 
-def _passed_on(end: End) -> int:
-    return end.bytes_written - unsent(end)
+def _far_over(account: Account) -> bool:
+    share = account.budget.share_bytes
+    return account.used_bytes > share + share // 8
 
 
-def unsent(end: End) -> int:
-    """How many bytes an end has taken and not passed on."""
-    if isinstance(end, Early):
-        return len(getattr(end, "buffer", b""))  # nobody's peer yet, or nobody's any more
-    waiting = getattr(end, "backlog_bytes", None)
-    return int(waiting if waiting is not None else getattr(end, "out_bytes", 0))
+def private_account() -> Account:
+    """An account for a call whose program has no budget."""
+    return Budget(PRIVATE_BUDGET_BYTES).account("call")

@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.errors import ProtocolError
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass, Turns
 from isthmus.tunnel.connect_ids import ConnectIds
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.linked_end import LinkedEnd, Told
-from isthmus.tunnel.packet_brake import BRAKE_S, BUDGET_BYTES, TOTAL_BUDGET_BYTES, Brake, unsent
+from isthmus.tunnel.packet_brake import Brake, private_account, unsent
 from isthmus.tunnel.packet_owner import Owner
 from isthmus.tunnel.packet_reader import PacketReader
 from isthmus.tunnel.packet_replies import REPLY_PAUSE_S, Replies
@@ -46,10 +48,7 @@ from isthmus.wire.packet import (
 )
 
 __all__ = [
-    "BRAKE_S",
-    "BUDGET_BYTES",
     "REPLY_PAUSE_S",
-    "TOTAL_BUDGET_BYTES",
     "TURN_BYTES",
     "LinkedEnd",
     "Owner",
@@ -58,6 +57,8 @@ __all__ = [
     "unsent",
 ]
 
+#: As of the streams of other sessions (tunnel/limits.py).
+STUCK_S = Limits().stuck_s
 #: Packets that wait for a peer that asks and does not read; data is braked long before.
 MOST_WAITING_BYTES = 8 * 1024 * 1024
 
@@ -75,7 +76,9 @@ class PacketLink:
         received: list[int],
         sent: list[int],
         half_closes: bool = False,
+        account: Account | None = None,
     ) -> None:
+        """``account`` pays for what full sinks keep, unless a connection has one of its own."""
         self.stream = stream
         self.owner = owner
         self.agent = agent
@@ -94,7 +97,11 @@ class PacketLink:
         self._ids = ConnectIds(agent=agent)
         self._told_over = False
         self._credit_since = 0.0
-        self._brake = Brake(clock, owner.ease_later, self._give_credit)
+        self.account = account if account is not None else private_account()
+        stream.paced = True
+        #: Whether the brake wants to hear of the next connection that sends something.
+        self.watching = False
+        self.brake = Brake(self)
         self._replies = Replies(clock)
         #: Connections that the peer closed and whose other side here is not done yet.
         self._departed: set[LinkedEnd] = set()
@@ -106,7 +113,7 @@ class PacketLink:
     @property
     def held(self) -> int:
         """Bytes that full sinks have not taken."""
-        return self._brake.held
+        return self.brake.held
 
     # Dials.
 
@@ -119,14 +126,18 @@ class PacketLink:
         *,
         ours: bytes = b"",
         traffic: TrafficClass = NORMAL,
+        account: Account | None = None,
     ) -> LinkedEnd:
         """Ask the peer for a connection; ``told(None)`` or ``told(error)`` once.
 
-        ``told("")`` means that the link is gone: another may be asked. ``ours`` is for a program of
-        ours, which says as ``reached`` of the end what it reached.
+        ``told("")`` means that the link is gone: another may be asked. ``ours`` is for an Isthmus
+        program, which says as ``reached`` of the end what it reached. ``account`` pays for what a
+        full sink keeps; None: the link's.
         """
         end = LinkedEnd(self, random, early, opener=True)
+        end.account = account.join() if account is not None else None
         end.traffic = traffic
+        self.spoke(end)
         if self.closed:
             end.over(Ending.LINK_LOST)
             told("")
@@ -143,18 +154,21 @@ class PacketLink:
         *,
         reached: str = "",
         traffic: TrafficClass = NORMAL,
+        account: Account | None = None,
     ) -> LinkedEnd:
         """Say that a target is reached, to the peer that asked; gives the end to join.
 
-        The address is told to a program of ours only.
+        The address is told to Isthmus programs only. ``account`` is as of ``dial``.
         """
         if self.closed:
             return self.unwanted(random, Ending.LINK_LOST)
         end = LinkedEnd(self, random, early, opener=False)
+        end.account = account.join() if account is not None else None
         end.traffic = traffic
         connect_id = self._ids.give(self.ends)
         end.opened(connect_id)
         self.ends[connect_id] = end
+        self.spoke(end)
         reached = reached if self.half_closes else ""
         self.say(DIAL_RSP, dial_response(random, connect_id, reached=reached))
         return end
@@ -197,8 +211,13 @@ class PacketLink:
         if self._ids.first_close(connect_id):
             self.say(CLOSE_REQ, close_request(connect_id))
 
-    def forget(self, end: LinkedEnd) -> None:
-        """Drop a finished connection."""
+    def spoke(self, end: LinkedEnd | None) -> None:
+        """A connection sends something, or something is said about one."""
+        if self.watching:
+            self.brake.other(end)
+
+    def forget(self, end: LinkedEnd, ending: Ending) -> None:
+        """Drop a connection that is finishing."""
         # By identity: a peer may have given its id, or we its number, to another.
         if self.dials.get(end.random) is end:
             del self.dials[end.random]
@@ -206,7 +225,7 @@ class PacketLink:
             del self.ends[end.connect_id]
         self._replies.forget(end)
         self._departed.discard(end)
-        self._brake.relieved(end)
+        self.brake.ended(end, ending)
 
     def departed(self, end: LinkedEnd) -> None:
         """The peer closed a connection whose other side may still live for a while."""
@@ -214,16 +233,20 @@ class PacketLink:
 
     def relieved(self, end: LinkedEnd) -> None:
         """A sink has room again."""
-        self._brake.relieved(end)
+        self.brake.resumed(end)
+
+    def nothing_more(self, end: LinkedEnd) -> None:
+        """The peer sends nothing more to a sink, which may still have bytes to take."""
+        self.brake.nothing_more(end)
 
     def ease(self) -> None:
         """The time is over that the owner was asked for with ``ease_later``."""
         if self._fault:
             self._call_over(self._fault)
             return
-        self._brake.ease()
+        self.brake.ease()
 
-    def _give_credit(self) -> None:
+    def give_credit(self) -> None:
         """Everything was taken: let the peer send more, and further ahead if it waits for us."""
         stream = self.stream
         credit = stream.receive_credit
@@ -245,6 +268,7 @@ class PacketLink:
                 told("")
         for end in [*self.ends.values(), *self._departed]:
             end.lost(reason)
+        self.brake.lost()
 
     # Turns.
 
@@ -314,12 +338,14 @@ class PacketLink:
             end.pieces.append(piece)
 
     def batch_over(self, stream: Http2Stream) -> None:
-        """Hand on what each connection got; give credit unless a full sink brakes."""
+        """Hand on what each connection got; give credit, but not for what full sinks got."""
         touched, self._touched = self._touched, []
         for end in touched:
             self._hand_on(end)
-        if not self._brake.braking:
-            self._give_credit()
+        if self.brake.behind:
+            self.brake.batch_over(touched)
+        else:
+            self.give_credit()
 
     def _hand_on(self, end: LinkedEnd) -> None:
         pieces, end.pieces = end.pieces, None
@@ -327,13 +353,14 @@ class PacketLink:
             return
         data = b"".join(pieces) if len(pieces) > 1 else bytes(pieces[0])
         if not end.peer.write(data) and end.ending is None:
-            self._brake.full(end)
+            self.brake.full(end, len(data))
 
     def got_packet(self, packet: Packet) -> None:
         """Take a packet that is not plain data."""
         kind = packet.type
         if 0 <= kind < len(self.received):
             self.received[kind] += 1
+        self.spoke(None)
         if kind == DATA:
             self._odd_data(packet)
         elif kind == DIAL_REQ:
@@ -438,6 +465,16 @@ class PacketLink:
             peer.write_eof()
 
     def tick(self) -> None:
-        """Look after replies, about once a second."""
+        """Look after replies and stuck readers, about once a second."""
         for end in self._replies.paused():
             self.reply_unwanted(end)
+        if self.account.budget.exhausted:
+            self._reset_stuck()
+
+    def _reset_stuck(self) -> None:
+        """Reset readers that took nothing for minutes while nothing is left for anybody."""
+        for end in self.brake.stalled(STUCK_S):
+            if (end.account or self.account).over_share:
+                peer = end.peer
+                end.abort(Ending.STALLED)
+                peer.abort(Ending.STALLED)

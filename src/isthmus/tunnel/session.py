@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from isthmus.errors import ProtocolError
+from isthmus.tunnel.budget import UNBOUNDED, Account
 from isthmus.tunnel.classes import BULK, NORMAL, TrafficClass, Turns
-from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.end import Early, Ending, unsent
 from isthmus.tunnel.http2_floods import Floods
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.stream import FULL_SINK_BYTES, STREAM_BYTES, Stream
 from isthmus.wire.yamux import (
     ACK,
     DATA,
@@ -69,7 +70,9 @@ class Session:
         on_stream: Callable[[Stream], None],
         limits: Limits = Limits(),
         explain_reset: Callable[[Stream, Ending], None] = no_reason,
+        account: Account | None = None,
     ) -> None:
+        """``account`` pays for the streams that the peer opens; its owner closes it."""
         self.carrier = carrier
         self.client = client
         self.clock = clock
@@ -98,8 +101,10 @@ class Session:
         self._fin_after = False
         # Memory.
         self._growth_left = self._least_growth_left = limits.growth_pool_bytes
+        self.account = account if account is not None else UNBOUNDED.account("session")
         self.held = 0
         self._holders: dict[Stream, None] = {}
+        self._stuck: dict[Stream, tuple[int, float]] = {}
         self._half: dict[Stream, tuple[int, float]] = {}
         # Liveness.
         self._next_id = 1 if client else 2
@@ -120,12 +125,18 @@ class Session:
         early: Early | None = None,
         first: bytes = b"",
         traffic: TrafficClass = NORMAL,
+        account: Account | None = None,
     ) -> Stream | None:
-        """Open a stream, ``first`` being its first bytes; None when there can be no more."""
+        """Open a stream, ``first`` being its first bytes; None when there can be no more.
+
+        ``account`` pays for it, from now on and until it is over: of it the stream is a user.
+        """
         if not self.can_open:
             return None
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        stream = self.streams[stream_id] = Stream(self, stream_id, early)
+        account = (account if account is not None else self.account).join()
+        account.hold(STREAM_BYTES)
+        stream = self.streams[stream_id] = Stream(self, stream_id, account, early)
         stream.traffic = traffic
         size = len(first)
         if 0 < size <= min(self.room, stream.credit):
@@ -180,9 +191,12 @@ class Session:
         self.streams.pop(stream.id, None)
         self._half.pop(stream, None)
         self.reasons.pop(stream.id, None)
+        account = stream.account
         if stream.held:
             self.release(stream, stream.held)
             stream.held = 0
+        account.give_back(STREAM_BYTES)
+        account.close()
 
     # Sending.
 
@@ -368,14 +382,20 @@ class Session:
         if stream_id == 0 or bool(stream_id & 1) == self.client:
             raise ProtocolError(f"yamux: stream id {stream_id} is not the peer's to open")
         if self.draining or len(self.streams) >= self.limits.max_streams:
-            self._flood("streams that are refused")
-            self.emit(pack(0, WINDOW_UPDATE, RST, stream_id, 0), b"", 0)
+            self._refuse(stream_id)
             return
-        stream = self.streams[stream_id] = Stream(self, stream_id)
+        if not self.account.take(STREAM_BYTES):
+            self._refuse(stream_id)
+            return
+        stream = self.streams[stream_id] = Stream(self, stream_id, self.account.join())
         # ACK at SYN, not with the dial's answer: a Go peer gives up on a session whose stream is
         # not acknowledged for 75 s, and stops opening at 256 that wait.
         self.emit(pack(0, WINDOW_UPDATE, ACK, stream_id, 0), b"", 0)
         self.on_stream(stream)
+
+    def _refuse(self, stream_id: int) -> None:
+        self._flood("streams that are refused")
+        self.emit(pack(0, WINDOW_UPDATE, RST, stream_id, 0), b"", 0)
 
     def _told_to_go(self, code: int) -> None:
         if code == GoAwayCode.NORMAL:
@@ -412,19 +432,49 @@ class Session:
         return self.limits.growth_pool_bytes - self._least_growth_left
 
     def hold(self, stream: Stream, size: int) -> None:
-        """Count bytes that a sink could not take; over the bound the largest holder is reset."""
-        self._holders[stream] = None
+        """Count bytes that a sink could not take, and charge whoever the stream is for.
+
+        No credit is given for them; whose account is over its share gets less for what sinks take.
+        """
         self.held += size
-        while self.held > self.limits.max_held_bytes:
-            largest = max(self._holders, key=lambda holder: holder.held)
-            peer = largest.peer
-            largest.abort(Ending.STALLED)
-            peer.abort(Ending.STALLED)
+        if stream not in self._holders:
+            self._holders[stream] = None
+            size += FULL_SINK_BYTES
+        stream.account.hold(size)
 
     def release(self, stream: Stream, size: int) -> None:
         """The sink took what was held."""
-        self._holders.pop(stream, None)
+        del self._holders[stream]
         self.held -= size
+        stream.account.give_back(size + FULL_SINK_BYTES)
+
+    def charge(self, stream: Stream, account: Account) -> None:
+        """Another account pays for a stream from now on; of it the stream becomes a user."""
+        before, stream.account = stream.account, account.join()
+        size = STREAM_BYTES
+        if stream in self._holders:
+            size += stream.held + FULL_SINK_BYTES
+        account.hold(size)
+        before.give_back(size)
+        before.close()
+
+    def _reset_stuck(self, now: float) -> None:
+        """Reset readers that take nothing while there is nothing left for anybody."""
+        # Slowing comes first: nobody is reset who is inside their share, or takes a byte at times.
+        seen, self._stuck = self._stuck, {}
+        for stream in list(self._holders):
+            account = stream.account
+            if not account.budget.exhausted or not account.over_share:
+                continue
+            waits, since = unsent(stream.peer), now
+            if stream in seen and seen[stream][0] == waits:
+                since = seen[stream][1]
+            if now - since < self.limits.stuck_s:
+                self._stuck[stream] = (waits, since)
+            else:
+                peer = stream.peer
+                stream.abort(Ending.STALLED)
+                peer.abort(Ending.STALLED)
 
     # Liveness. The owner calls tick about once a second.
 
@@ -458,7 +508,7 @@ class Session:
             self._ping_at = None
 
     def tick(self) -> bool:
-        """Ping, and reset half-closed streams that went quiet; False when the peer is dead."""
+        """Ping, and reset streams that went quiet or are stuck; False when the peer is dead."""
         now = self.clock()
         if now - self.last_heard > self.limits.dead_after_s:
             return False
@@ -472,4 +522,7 @@ class Session:
                 peer = stream.peer
                 stream.abort(Ending.TIMED_OUT)
                 peer.abort(Ending.TIMED_OUT)
+        if self._holders or self._stuck:
+            self._reset_stuck(now)
+        self.account.budget.look_again()
         return True

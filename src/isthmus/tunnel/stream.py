@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
 from isthmus.wire.yamux import DATA, FIN, INITIAL_WINDOW, RST, WINDOW_UPDATE, pack
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 
 MAX_FRAME = TURN_BYTES
 MAX_WINDOW = 4 * 1024 * 1024
+#: What a stream costs besides the bytes that it holds.
+STREAM_BYTES = 1024
+#: What a sink that says full keeps besides, and does not speak of (net/raw.py).
+FULL_SINK_BYTES = 64 * 1024
+#: What a sender may have under way for a client that is over its share of the memory budget.
+SLOW_WINDOW = 64 * 1024
+#: The same while nothing at all is left of the budget.
+LEAST_WINDOW = 4 * 1024
 #: Half a window consumed within so many round trips lets it grow. On a clean line 1 would do; where
 #: one frame in a hundred is lost, nearly every window waits for one that is sent again. Downloads
 #: over 100 ms, 1 % loss and 50 Mbit/s with bbr ran at 7 to 20 Mbit/s with 1, 20 to 35 with 2 and
@@ -51,8 +60,10 @@ class Stream(BaseEnd):
         "_backlog",
         "_fin_sent",
         "_fin_wanted",
+        "_reserved",
         "_update_at",
         "_window_since",
+        "account",
         "backlog_bytes",
         "credit",
         "got_fin",
@@ -69,12 +80,16 @@ class Stream(BaseEnd):
         "window",
     )
 
-    def __init__(self, session: Session, stream_id: int, early: Early | None = None) -> None:
+    def __init__(
+        self, session: Session, stream_id: int, account: Account, early: Early | None = None
+    ) -> None:
         self.init_end(early)
         self.session = session
+        self.account = account  # who pays for what it holds
         self.id = stream_id
-        # Sending. A peer of ours asks us to begin with less than yamux's 256 KiB; the rest of the
-        # window is kept in reserve until its first update.
+        # Sending. An Isthmus peer asks us to begin with less than yamux's 256 KiB; the rest of the
+        # window is kept in reserve until its first update of half of that or more. With less it
+        # says that it is short of memory.
         self.credit = session.first_window
         self.reserve = INITIAL_WINDOW - session.first_window
         self._backlog: deque[bytes | memoryview] | None = None
@@ -88,6 +103,7 @@ class Stream(BaseEnd):
         self.window = INITIAL_WINDOW
         self.receive_credit = INITIAL_WINDOW
         self.owed = 0
+        self._reserved = INITIAL_WINDOW - 2 * session.first_update_bytes  # by the sender, likewise
         self._update_at = session.first_update_bytes
         self.held = 0
         self.sink_full_since = 0.0
@@ -171,9 +187,11 @@ class Stream(BaseEnd):
         return bool(self._backlog) and self.credit > 0 and self.ending is None
 
     def credited(self, delta: int) -> None:
-        """Take the peer's window update, and the reserve with the first."""
-        self.credit += delta + self.reserve
-        self.reserve = 0
+        """Take the peer's window update, and the reserve with the first that is not small."""
+        self.credit += delta
+        if self.reserve and delta >= self.session.first_window // 2:
+            self.credit += self.reserve
+            self.reserve = 0
         if self._backlog:
             self.session.want_turn(self)
 
@@ -220,17 +238,45 @@ class Stream(BaseEnd):
 
     def _return_credit(self) -> None:
         session = self.session
+        if self.account.over_share:
+            self._slow_down()
+            return
         now = session.clock()
         grown = 0
-        if wants_growth(now - self._window_since, session.round_trip_s):
+        if self.window < INITIAL_WINDOW:  # it was slowed down
+            grown = INITIAL_WINDOW - self.window
+            self.window = INITIAL_WINDOW
+        elif wants_growth(now - self._window_since, session.round_trip_s) and self.account.has_room:
             grown = session.grow(min(self.window, MAX_WINDOW - self.window))
             self.window += grown
         self._window_since = now
         self._update_at = self.window // 2
+        self._reserved = 0
         delta = self.owed + grown
         self.owed = 0
         self.receive_credit += delta
         session.emit(pack(0, WINDOW_UPDATE, 0, self.id, delta), b"", 0)
+
+    def _slow_down(self) -> None:
+        """Give back less credit than was used: the sender gets slower, and growth goes back.
+
+        Never nothing, where the sink takes what comes: it would have to be woken.
+        """
+        budget = self.account.budget
+        budget.over_share += 1
+        most = LEAST_WINDOW if budget.exhausted else SLOW_WINDOW
+        most += self._reserved
+        given = min(self.owed, max(0, most - self.receive_credit - self.held))
+        if self._reserved:
+            given = min(given, self.session.first_update_bytes - 1)
+        before, self.window = self.window, self.window - (self.owed - given)
+        if before > INITIAL_WINDOW:
+            self.session.ungrow(before - max(self.window, INITIAL_WINDOW))
+        self._update_at = (self.window - self._reserved) // 2
+        self.owed = 0
+        if given:
+            self.receive_credit += given
+            self.session.emit(pack(0, WINDOW_UPDATE, 0, self.id, given), b"", 0)
 
     def _maybe_shrink(self) -> None:
         """A stream that stalled for long gives its growth back by not returning that credit."""

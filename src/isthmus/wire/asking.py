@@ -19,12 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote_to_bytes
 
+from isthmus.wire.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES
 from isthmus.wire.trace_context import is_traceparent, is_tracestate
 
 #: In UTF-8. All of it has to fit into the first message of a stream (links/dials.py).
-MAX_VALUE_BYTES = 1024
-MAX_GROUPS = 32
-MAX_GROUP_BYTES = 4096  # of all groups together
+MAX_VALUE_BYTES = MAX_NAME_BYTES
 
 _NETWORK = b"isthmus-network"
 _USER = b"isthmus-user"

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.errors import ProtocolError
+from isthmus.wire.text_limits import MAX_ALPN_NAMES, MAX_SERVER_NAME_BYTES
 
 #: A larger one is not looked at; post-quantum key shares make one of about 2 KiB.
 MAX_HELLO_BYTES = 16 * 1024
 # Real ones come in one record, or in two; browsers have some twenty extensions.
 MAX_RECORDS = 4
 _MAX_EXTENSIONS = 64
-_MAX_NAMES = 16
 _RECORD_HEADER = 5
 _HANDSHAKE_HEADER = 4
 _MAX_FRAGMENT_BYTES = 1 << 14
@@ -27,7 +27,6 @@ _HOST_NAME = 0
 _VERSION_BYTES = 2
 _RANDOM_BYTES = 32
 _FIXED_BYTES = _VERSION_BYTES + _RANDOM_BYTES  # RFC 8446 §4.1.2
-_MAX_HOST_BYTES = 255
 _LOOKED_AT = (_SERVER_NAME_EXTENSION, _ALPN_EXTENSION)
 _NOTHING = memoryview(b"")
 
@@ -157,7 +156,7 @@ def _server_name(content: memoryview | None) -> str:
 
 
 def _ascii(name: memoryview) -> str:
-    if not 0 < len(name) <= _MAX_HOST_BYTES or any(not 0x20 < byte < 0x7F for byte in name):
+    if not 0 < len(name) <= MAX_SERVER_NAME_BYTES or any(not 0x20 < byte < 0x7F for byte in name):
         raise ProtocolError("TLS: the server name is no host name")
     return bytes(name).decode("ascii")
 
@@ -170,8 +169,8 @@ def _names(content: memoryview) -> tuple[str, ...]:
         raise ProtocolError("TLS: bytes after the ALPN names")
     found: list[str] = []
     while names:
-        if len(found) == _MAX_NAMES:
-            raise ProtocolError(f"TLS: more than {_MAX_NAMES} ALPN names")
+        if len(found) == MAX_ALPN_NAMES:
+            raise ProtocolError(f"TLS: more than {MAX_ALPN_NAMES} ALPN names")
         name, names = _vector(names, 1)
         if not name:
             raise ProtocolError("TLS: an empty ALPN name")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from isthmus.errors import ProtocolError
+from isthmus.wire.text_limits import MAX_STATUS_BYTES, MAX_STATUS_CHARS, cut, shown
 
 MESSAGE_HEAD = 5
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # what Go's programs take unless told otherwise
@@ -24,6 +25,7 @@ _CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?[ \t]*(;.*)?", re.IGNORE
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _NOT_PLAIN = re.compile(rb"[^ -$&-~]")
+_CUT_ESCAPE = re.compile(rb"%[0-9A-F]?\Z")
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
@@ -108,7 +110,7 @@ def _too_large(size: int) -> MessageTooLarge:
 
 
 def status_headers(status: Status, message: str = "") -> list[tuple[bytes, bytes]]:
-    """Write the trailers that end a call ("Status" and "Status-Message")."""
+    """Write the trailers that end a call ("Status" and "Status-Message"); a long message is cut."""
     headers = [(b"grpc-status", b"%d" % status)]
     if message:
         headers.append((b"grpc-message", _percent_encode(message)))
@@ -121,7 +123,7 @@ def read_status(headers: Headers) -> tuple[Status, str]:
     number = fields.get(b"grpc-status")
     if number is None:
         return Status.UNKNOWN, "no grpc-status"
-    message = _percent_decode(fields.get(b"grpc-message", b""))
+    message = _percent_decode(fields.get(b"grpc-message", b"")[: 3 * MAX_STATUS_BYTES])
     if not number.isdigit() or len(number) > 10 or (code := int(number)) > max(Status):
         return Status.UNKNOWN, message
     return Status(code), message
@@ -134,13 +136,18 @@ def status_of_http(http_status: int) -> Status:
 
 def _percent_encode(text: str) -> bytes:
     # "Percent-Byte-Unencoded → 1*( %x20-%x24 / %x26-%x7E ) ; space and VCHAR, except %"
-    return _NOT_PLAIN.sub(lambda found: b"%%%02X" % ord(found[0]), text.encode("utf-8", "replace"))
+    raw = cut(text, MAX_STATUS_CHARS).encode("utf-8", "replace")
+    encoded = _NOT_PLAIN.sub(lambda found: b"%%%02X" % ord(found[0]), raw)
+    if len(encoded) <= MAX_STATUS_BYTES:
+        return encoded
+    # Three bytes stand for one; whoever decodes it puts a mark where a character was cut in two.
+    return _CUT_ESCAPE.sub(b"", encoded[:MAX_STATUS_BYTES])
 
 
 def _percent_decode(raw: bytes) -> str:
     # "When decoding invalid values, implementations MUST NOT error or throw away the message."
     whole = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode("ascii")), raw)
-    return whole.decode("utf-8", "replace")
+    return cut(whole.decode("utf-8", "replace"), MAX_STATUS_CHARS)
 
 
 # Requests and responses.
@@ -171,18 +178,18 @@ def request_problem(headers: Headers) -> Refusal | None:
     fields = dict(headers)
     kind, method = fields.get(b"content-type", b""), fields.get(b":method", b"")
     if not _CONTENT_TYPE.fullmatch(kind):
-        text = f"invalid gRPC request content-type {_shown(kind)}"
+        text = f"invalid gRPC request content-type {shown(kind)}"
         return Refusal(http_status=415, status=Status.INVALID_ARGUMENT, message=text)
     if method != b"POST":
-        text = f"the :method is {_shown(method)} and should be POST"
+        text = f"the :method is {shown(method)} and should be POST"
         return Refusal(http_status=405, status=Status.INTERNAL, message=text)
     timeout = fields.get(b"grpc-timeout")
     if timeout is not None and read_timeout(timeout) is None:
-        text = f"malformed grpc-timeout {_shown(timeout)}"
+        text = f"malformed grpc-timeout {shown(timeout)}"
         return Refusal(http_status=400, status=Status.INTERNAL, message=text)
     encoding = fields.get(b"grpc-encoding", b"identity")
     if encoding not in (b"identity", b""):
-        text = f"grpc-encoding {_shown(encoding)} is not supported"
+        text = f"grpc-encoding {shown(encoding)} is not supported"
         return Refusal(http_status=200, status=Status.UNIMPLEMENTED, message=text)
     return None
 
@@ -196,10 +203,10 @@ def response_problem(headers: Headers) -> tuple[Status, str] | None:
     if is_grpc and (http_status == b"200" or b"grpc-status" in fields):
         return None
     if http_status == b"200":
-        return Status.UNKNOWN, f"the response has content-type {_shown(kind)}, not gRPC's"
+        return Status.UNKNOWN, f"the response has content-type {shown(kind)}, not gRPC's"
     known = http_status.isdigit() and len(http_status) == 3
     status = status_of_http(int(http_status)) if known else Status.UNKNOWN
-    return status, f"the response has HTTP status {_shown(http_status)}"
+    return status, f"the response has HTTP status {shown(http_status)}"
 
 
 def read_timeout(value: bytes) -> float | None:
@@ -209,7 +216,3 @@ def read_timeout(value: bytes) -> float | None:
     """
     found = _TIMEOUT.fullmatch(value)
     return int(found[1]) * _UNIT_S[found[2]] if found else None
-
-
-def _shown(value: bytes) -> str:
-    return repr(value[:100].decode("ascii", "backslashreplace"))

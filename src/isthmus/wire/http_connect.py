@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from http import HTTPStatus
 
 import h11
@@ -19,10 +18,13 @@ import h11
 from isthmus.errors import ProtocolError
 from isthmus.values import HostPort
 from isthmus.wire.asking import HALF_CLOSE, NOTHING, Asking, asking_in
+from isthmus.wire.short_cache import short_cache
+from isthmus.wire.text_limits import MAX_HEADERS, MAX_HOST_CHARS
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # without its line feed
-MAX_HEADER_LINES = 128
+MAX_HEADER_LINES = MAX_HEADERS
+_MAX_METHOD_BYTES = 256
 
 # RFC 9110 §9.3.6: a 2xx reply to CONNECT has neither Content-Length nor Transfer-Encoding; the
 # bytes after the blank line are the target's. The phrase is the one Go's konnectivity sends.
@@ -115,11 +117,72 @@ def take_connect(
         BadRequest: the head breaks a rule or a bound; the buffer is left as it was. The verdict
             depends on the bytes alone, not on how they were cut into reads.
     """
-    if buffer.find(b"\r\n\r\n", 0, min(_PLAIN_BYTES, max_head_bytes)) >= 0:
-        request = _take_plain(buffer)
-        if request is not None:
+    return HeadReader().take(buffer, max_head_bytes=max_head_bytes)
+
+
+class HeadReader:
+    """Takes a head that comes in pieces, and looks at each byte of it once.
+
+    ``take`` is ``take_connect`` for a buffer that only grows between two calls.
+    """
+
+    __slots__ = ("_count", "_has_method", "_line", "_searched")
+
+    def __init__(self) -> None:
+        self._line = 0  # where the first line begins that is not whole yet
+        self._count = 0  # how many are before it
+        self._searched = 0
+        self._has_method = False
+
+    def take(
+        self, buffer: bytearray, *, max_head_bytes: int = MAX_HEAD_BYTES
+    ) -> ConnectRequest | None:
+        """See take_connect."""
+        searched = self._searched
+        if buffer.find(b"\r\n\r\n", max(0, searched - 3), min(_PLAIN_BYTES, max_head_bytes)) >= 0:
+            request = _take_plain(buffer)
+            if request is not None:
+                return request
+        return self._take_any(buffer, max_head_bytes)
+
+    def _take_any(self, buffer: bytearray, max_head_bytes: int) -> ConnectRequest | None:
+        """Take any head that h11 reads and our rules allow; None when it is not all here."""
+        scope = min(len(buffer), max_head_bytes)
+        size = self._find_end(buffer, scope) if scope else 0
+        if size:
+            request = _read_head(bytes(buffer[:size]))
+            del buffer[:size]
             return request
-    return _take_any(buffer, max_head_bytes)
+        if scope == max_head_bytes:
+            raise BadRequest(431, f"the request head is larger than {max_head_bytes} bytes")
+        self._searched = scope
+        return None
+
+    def _find_end(self, buffer: bytearray, stop: int) -> int:
+        """Return the size of the head in the first ``stop`` bytes, or 0 when its end is not there.
+
+        Goes line by line and raises at the first byte that is too much, which is what makes the
+        verdict independent of how the bytes were cut. Like h11 it takes a bare line feed for a line
+        end, which RFC 9112 §2.2 allows.
+        """
+        if not self._has_method:
+            self._has_method = _has_method(buffer, stop)
+        while True:
+            start = self._line
+            feed = buffer.find(b"\n", max(start, self._searched), stop)
+            length = (stop if feed < 0 else feed) - start
+            if length > MAX_LINE_BYTES:
+                what, status = ("header", 431) if self._count else ("request", 400)
+                raise BadRequest(status, f"the {what} line is longer than {MAX_LINE_BYTES} bytes")
+            if feed < 0:
+                return 0
+            if length == 0 or (length == 1 and buffer[start] == 0x0D):
+                return feed + 1
+            if self._count == 0:
+                _split_request_line(bytes(buffer[:feed]))
+            elif self._count > MAX_HEADER_LINES:
+                raise BadRequest(431, f"more than {MAX_HEADER_LINES} header lines")
+            self._line, self._count = feed + 1, self._count + 1
 
 
 def established(connection_id: str = "", *, keeps_half_close: bool = False) -> bytes:
@@ -167,52 +230,19 @@ def _take_plain(buffer: bytearray) -> ConnectRequest | None:
     return request
 
 
-def _take_any(buffer: bytearray, max_head_bytes: int) -> ConnectRequest | None:
-    """Take any head that h11 reads and our rules allow; None when it is not all here."""
-    scope = min(len(buffer), max_head_bytes)
-    size = _find_end(buffer, scope) if scope else 0
-    if size:
-        request = _read_head(bytes(buffer[:size]))
-        del buffer[:size]
-        return request
-    if scope == max_head_bytes:
-        raise BadRequest(431, f"the request head is larger than {max_head_bytes} bytes")
-    return None
+def _has_method(buffer: bytearray, stop: int) -> bool:
+    """Refuse a start that no method and space can come of, without waiting for a line end.
 
-
-def _find_end(buffer: bytearray, stop: int) -> int:
-    """Return the size of the head in the first ``stop`` bytes, or 0 when its end is not there.
-
-    Goes line by line and raises at the first byte that is too much, which is what makes the
-    verdict independent of how the bytes were cut. Like h11 it takes a bare line feed for a line
-    end, which RFC 9112 §2.2 allows.
+    Tells whether both are there.
     """
-    _check_method(buffer, min(stop, MAX_LINE_BYTES + 1))
-    start = count = 0
-    while True:
-        feed = buffer.find(b"\n", start, stop)
-        length = (stop if feed < 0 else feed) - start
-        if length > MAX_LINE_BYTES:
-            what, status = ("header", 431) if count else ("request", 400)
-            raise BadRequest(status, f"the {what} line is longer than {MAX_LINE_BYTES} bytes")
-        if feed < 0:
-            return 0
-        if length == 0 or (length == 1 and buffer[start] == 0x0D):
-            return feed + 1
-        if count == 0:
-            _split_request_line(bytes(buffer[:feed]))
-        elif count > MAX_HEADER_LINES:
-            raise BadRequest(431, f"more than {MAX_HEADER_LINES} header lines")
-        start, count = feed + 1, count + 1
-
-
-def _check_method(buffer: bytearray, stop: int) -> None:
-    """Refuse a start that no method and space can come of, without waiting for a line end."""
-    token = _TOKEN.match(buffer, 0, stop)
+    token = _TOKEN.match(buffer, 0, min(stop, _MAX_METHOD_BYTES))
     after = token.end() if token else 0
-    if after < stop and (not token or buffer[after] != 0x20):
+    if after == stop:
+        return False
+    if not token or buffer[after] != 0x20:
         why = _NOT_HTTP.get(buffer[0], "it does not start with a method")
         raise BadRequest(400, f"not an HTTP request: {why}")
+    return True
 
 
 def _split_request_line(line: bytes) -> tuple[bytes, bytes, bytes]:
@@ -254,7 +284,7 @@ def _says_more(lines: bytes) -> bool:
 
 
 # kube-apiserver dials the same kubelets and webhooks over and over; a HostPort never changes.
-@lru_cache(maxsize=1024)
+@short_cache(1024, MAX_HOST_CHARS + 256)
 def _target(authority: bytes) -> HostPort:
     """Read ``host:port``, the only request target that CONNECT has (RFC 9112 §3.2.3)."""
     match = _AUTHORITY.fullmatch(authority)

@@ -81,6 +81,7 @@ def read_request(event: h11.Request) -> PlainRequest:
     Raises:
         BadRequest: it is for nobody that we could reach; the sentence says why.
     """
+    _check_framing(event)
     match = _ABSOLUTE.fullmatch(event.target)
     if match is None:
         # RFC 9112 §3.2.2: to a proxy, the target is a whole URL.
@@ -105,8 +106,6 @@ def read_request(event: h11.Request) -> PlainRequest:
         (raw, value)
         for raw, value in end_to_end(event.headers)
         if raw.lower() != b"host"
-        # RFC 9112 §6.3: where both are, chunked counts, and a proxy sends no length along.
-        and not (chunked and raw.lower() == b"content-length")
         # RFC 9110 §10.1.1: of an older client there is no 100 to wait for.
         and not (raw.lower() == b"expect" and event.http_version < b"1.1")
     ]
@@ -121,6 +120,26 @@ def read_request(event: h11.Request) -> PlainRequest:
         has_body=chunked or any(int(value) for value in lengths),
         upgrade=upgrade,
     )
+
+
+def _check_framing(event: h11.Request) -> None:
+    """Refuse a request whose end two readers could see at two places (RFC 9112 §6.1).
+
+    Raises:
+        BadRequest: it is one; whoever answers with it closes the connection, and nothing behind
+            the head is read.
+    """
+    if not any(name == b"transfer-encoding" for name, _ in event.headers):
+        return
+    if has_both_lengths(event.headers):
+        raise BadRequest(400, "both Content-Length and Transfer-Encoding: this may be an attack")
+    if event.http_version < b"1.1":
+        raise BadRequest(400, "Transfer-Encoding in a request of HTTP/1.0: this may be an attack")
+
+
+def has_both_lengths(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Tell whether a message has both Content-Length and Transfer-Encoding."""
+    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}
 
 
 def _target(authority: bytes) -> HostPort:

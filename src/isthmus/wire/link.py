@@ -6,13 +6,30 @@ The messages themselves are declared in link.proto; link_pb2.py is generated fro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.wire.link_pb2 import DialResult
+from isthmus.wire.link_pb2 import Control, Dial, DialResult, Refusal, Welcome
+from isthmus.wire.text_limits import (
+    MAX_ADDRESS_CHARS,
+    MAX_AGENT_ID_CHARS,
+    MAX_DETAIL_CHARS,
+    MAX_DIAL_BYTES,
+    MAX_GROUP_BYTES,
+    MAX_GROUPS,
+    MAX_KIND_CHARS,
+    MAX_NAME_BYTES,
+    MAX_NETWORK_CHARS,
+    MAX_SERVER_ID_CHARS,
+    MAX_TRACEPARENT_CHARS,
+    MAX_TRACESTATE_CHARS,
+    MAX_VERSION_CHARS,
+    cut,
+    first_too_long,
+)
 
 ALPN = "isthmus/1"
 #: The same protocol between two servers, one of which passes dials to its agents. A name of its
@@ -22,6 +39,34 @@ MAX_MESSAGE_BYTES = 64 * 1024
 _PREFIX_BYTES = 4
 # A name of ALPN has 255 bytes (RFC 7301 §3.1), and this goes into logs and flags as it is.
 _ASKABLE = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
+
+#: Texts that decide something: a longer one breaks the protocol. What a Hello says is refused by
+#: links/hello.py, in words that its agent hears; a host is refused with its dial.
+_REFUSED: dict[type[Message], tuple[tuple[str, int], ...]] = {
+    Dial: (
+        ("network", MAX_NETWORK_CHARS),
+        ("requester", MAX_NAME_BYTES),
+        ("requester_kind", MAX_KIND_CHARS),
+        ("user", MAX_NAME_BYTES),
+        ("tenant", MAX_NAME_BYTES),
+        ("object", MAX_NAME_BYTES),
+        ("traceparent", MAX_TRACEPARENT_CHARS),
+        ("tracestate", MAX_TRACESTATE_CHARS),
+    ),
+    Welcome: (("server_id", MAX_SERVER_ID_CHARS),),
+}
+#: Texts that are only shown.
+_CUT: dict[type[Message], tuple[tuple[str, int], ...]] = {
+    DialResult: (
+        ("detail", MAX_DETAIL_CHARS),
+        ("address", MAX_ADDRESS_CHARS),
+        ("agent_id", MAX_AGENT_ID_CHARS),
+    ),
+    Welcome: (("version", MAX_VERSION_CHARS),),
+    Refusal: (("reason", MAX_DETAIL_CHARS),),
+}
+#: In a message this short no text is too long: most are, and are looked at no further.
+_SHORT_BYTES = min(most for fields in (*_REFUSED.values(), *_CUT.values()) for _, most in fields)
 
 M = TypeVar("M", bound=Message)
 
@@ -65,14 +110,17 @@ def to_bytes(message: Message, known: bytes = b"") -> bytes:
 def take_message(buffer: bytearray, kind: type[M]) -> M | None:
     """Consume one message from the front of the buffer, or return None if not all is here yet.
 
+    Its texts are within text_limits.py.
+
     Raises:
         ProtocolError: too long, or not a message of this kind.
     """
     if len(buffer) < _PREFIX_BYTES:
         return None
     size = int.from_bytes(buffer[:_PREFIX_BYTES], "big")
-    if size > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"link: message of {size} bytes, at most {MAX_MESSAGE_BYTES}")
+    most = MAX_MESSAGE_BYTES if kind is Control else MAX_DIAL_BYTES
+    if size > most:
+        raise ProtocolError(f"link: message of {size} bytes, at most {most}")
     end = _PREFIX_BYTES + size
     if len(buffer) < end:
         return None
@@ -81,7 +129,39 @@ def take_message(buffer: bytearray, kind: type[M]) -> M | None:
     except DecodeError as exc:
         raise ProtocolError(f"link: not a {kind.__name__} message") from exc
     del buffer[:end]
+    if size > _SHORT_BYTES:
+        bound_texts(message)
     return message
+
+
+def bound_texts(message: Message) -> None:
+    """Cut the texts of a message that are only shown.
+
+    Raises:
+        ProtocolError: one that decides something is too long.
+    """
+    if isinstance(message, Control):
+        kind = message.WhichOneof("message")
+        if kind is None:
+            return
+        message = getattr(message, kind)
+    of = type(message)
+    fields = _REFUSED.get(of, ())
+    fault = first_too_long((name, getattr(message, name), most) for name, most in fields)
+    if not fault and isinstance(message, Dial):
+        fault = _groups_fault(message.requester_groups) or _groups_fault(message.user_groups)
+    if fault:
+        raise ProtocolError(f"link: {of.__name__}: {fault}")
+    for name, most in _CUT.get(of, ()):
+        text = getattr(message, name)
+        if len(text) > most:
+            setattr(message, name, cut(text, most))
+
+
+def _groups_fault(groups: Sequence[str]) -> str:
+    if len(groups) > MAX_GROUPS or sum(map(len, groups)) > MAX_GROUP_BYTES:
+        return f"more than {MAX_GROUPS} groups, or {MAX_GROUP_BYTES} characters of them"
+    return ""
 
 
 def failure_of(result: DialResult) -> DialFailure | None:

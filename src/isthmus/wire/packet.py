@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from isthmus.errors import ProtocolError
 from isthmus.wire.grpc import message_head
 from isthmus.wire.konnectivity_pb2 import Packet
+from isthmus.wire.text_limits import MAX_ADDRESS_CHARS, MAX_DETAIL_CHARS, MAX_PACKET_BYTES, cut
 
 # Plain ints, as packet.type gives them: comparing an IntEnum member costs four times as much.
 DIAL_REQ, DIAL_RSP, CLOSE_REQ, CLOSE_RSP, DATA, DIAL_CLS, DRAIN = range(7)
@@ -106,15 +107,37 @@ def parse(message: bytes | memoryview) -> Packet:
     """Read any packet.
 
     ``type`` and the payload that is set need not agree, and the type may be one that we do not
-    know. A payload that is not set reads as one of zeros, as in Go; ``HasField`` tells.
+    know. A payload that is not set reads as one of zeros, as in Go; ``HasField`` tells. Texts are
+    cut to what text_limits.py allows: an address that had to be is none any more.
 
     Raises:
-        ProtocolError: it is no packet.
+        ProtocolError: it is no packet, or one without data of more than MAX_PACKET_BYTES.
     """
     try:
-        return Packet.FromString(bytes(message))
+        packet = Packet.FromString(bytes(message))
     except (DecodeError, ValueError) as exc:  # ValueError: a text that is not UTF-8
         raise ProtocolError(f"konnectivity: {len(message)} bytes that are no packet") from exc
+    if packet.type != DATA and len(message) > MAX_ADDRESS_CHARS:
+        if len(message) > MAX_PACKET_BYTES:
+            raise ProtocolError(
+                f"konnectivity: a packet of type {packet.type} of {len(message)} bytes"
+            )
+        _cut_texts(packet)
+    return packet
+
+
+def _cut_texts(packet: Packet) -> None:
+    kind = packet.WhichOneof("payload")
+    if kind == "dialRequest":
+        dial = packet.dialRequest
+        dial.address = cut(dial.address, MAX_ADDRESS_CHARS)
+        dial.protocol = cut(dial.protocol, MAX_ADDRESS_CHARS)
+    elif kind == "dialResponse":
+        answer = packet.dialResponse
+        answer.error = cut(answer.error, MAX_DETAIL_CHARS)
+        answer.isthmus_address = cut(answer.isthmus_address, MAX_ADDRESS_CHARS)
+    elif kind == "closeResponse":
+        packet.closeResponse.error = cut(packet.closeResponse.error, MAX_DETAIL_CHARS)
 
 
 # Writing. Every function here returns the gRPC message with its head.

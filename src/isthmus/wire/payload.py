@@ -19,6 +19,7 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.values import HostPort
 from isthmus.wire.grpc import Status, message_head
 from isthmus.wire.kep1281_pb2 import ConnectOptions, Payload
+from isthmus.wire.short_cache import short_cache
 
 PATH = b"/ProxyService/Proxy"
 #: "metadata["x-kube-net-proxy"] = base64.Encode(proto.Marshal(connectOptions))" (KEP-1281).
@@ -54,6 +55,8 @@ MOST_PREFIX = 5
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_-]*={0,2}")
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 _MOST_SHOWN = 100
+#: The longest target there can be, in base64, and what a key counts besides.
+_SHORT_OPTIONS_BYTES = 512
 
 
 # The metadata.
@@ -65,7 +68,7 @@ def connect_options(target: HostPort) -> bytes:
     return binascii.b2a_base64(options.SerializeToString(), newline=False)
 
 
-@lru_cache(maxsize=1024)
+@short_cache(1024, _SHORT_OPTIONS_BYTES)
 def read_connect_options(value: bytes) -> HostPort:
     """Read the target from the value of CONNECT_OPTIONS.
 

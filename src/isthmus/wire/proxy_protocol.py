@@ -14,10 +14,11 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from isthmus.errors import ProtocolError
+from isthmus.wire.text_limits import MAX_PROXY_HEADER_BYTES
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 #: A longer header is not read; real ones have less than 1 KiB.
-MAX_HEADER_BYTES = 8 * 1024
+MAX_HEADER_BYTES = MAX_PROXY_HEADER_BYTES
 
 # Types of TLVs (§2.2). Those from 0xE0 to 0xEF are for whoever agrees on them; HyperShift's shared
 # ingress has the id of a cluster in 0x20.

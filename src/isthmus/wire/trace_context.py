@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+# §3.3.1.5: at least 512 characters of a tracestate are to be passed on.
+from isthmus.wire.text_limits import MAX_TRACEPARENT_CHARS, MAX_TRACESTATE_CHARS
+
 SAMPLED = 0x01
-MAX_TRACESTATE_CHARS = 512  # §3.3.1.5: at least so many are to be passed on
-MAX_TRACEPARENT_CHARS = 255
 
 # §3.2.2: lower-case hex, and version ff is forbidden; a later version may add fields after a dash.
 _PARENT = re.compile(

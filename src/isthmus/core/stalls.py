@@ -1,0 +1,153 @@
+"""Why a tunnel does not move, or moves slowly: what a reader took between two looks, in a sentence.
+
+Bytes that wait say nothing by themselves: a slow reader's wait all the time. So whoever looks
+remembers what the reader had taken the last time (``Pace``), the kernel's queue included, and only
+a reader that took nothing has stopped. Pure: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+STALLED_AFTER_S = 5.0
+#: A reader that takes less has its rate told; one that takes more is nobody's concern.
+SLOW_BELOW_BYTES_S = 1_000_000
+#: Rates are those of the last so many looks, which are at least a second apart.
+_LOOKS = 16
+_APART_S = 1.0
+#: However long a reader's pauses have been, after this one it has stopped.
+_MOST_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes waiting in one direction, and for how long none of them moved.
+
+    ``full_s`` is how long there have been some. ``rate`` is what is taken in a second, None before
+    a second look. ``no_credit``: they wait for the far side of the link to grant window, so the
+    reader is behind the agent and not at this socket. ``patience_s``: how long a pause may be that
+    is like the last ones.
+    """
+
+    bytes: int = 0
+    for_s: float = 0.0
+    no_credit: bool = False
+    full_s: float = 0.0
+    rate: float | None = None
+    patience_s: float = 0.0
+
+    def stopped(self, after_s: float) -> bool:
+        """Nothing moved for this long, and for longer than between the last bytes that did."""
+        return bool(self.bytes) and self.for_s >= max(after_s, self.patience_s)
+
+    def slow(self, after_s: float) -> bool:
+        """Bytes have waited all this time, and some moved, though few."""
+        return (
+            bool(self.bytes)
+            and self.full_s >= after_s
+            and not self.stopped(after_s)
+            and self.rate is not None
+            and 0 < self.rate < SLOW_BELOW_BYTES_S
+        )
+
+
+class Pace:
+    """What one reader took, from look to look, while bytes waited for it."""
+
+    __slots__ = ("_gaps", "_moved_at", "_points", "_rests_since", "_seen", "started_at")
+
+    def __init__(self, *, now: float) -> None:
+        self.started_at = self._moved_at = self._rests_since = now
+        self._seen: tuple[int, int] | None = None
+        self._gaps = (0.0, 0.0)
+        self._points: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
+
+    def look(self, *, passed: int, queued: int, now: float) -> None:
+        """See how many bytes went into the kernel so far, and how many of them are still there."""
+        if self._seen is not None and self._seen != (passed, queued):
+            # Credit comes back in pieces: what is usual between two of them is no stall.
+            self._gaps = (self._gaps[1], now - self._moved_at)
+            self._moved_at = now
+        self._seen = (passed, queued)
+        if not self._points or now - self._points[-1][0] >= _APART_S:
+            self._points.append((now, passed - queued))
+
+    def rest(self, *, now: float) -> bool:
+        """Nothing waits now; True if nothing has for so long that all this can be forgotten."""
+        if self._seen is not None:
+            self._seen, self._rests_since = None, now
+        self.started_at = self._moved_at = now
+        rested_s = now - self._rests_since
+        if rested_s >= STALLED_AFTER_S:  # until then it is a reader that caught up for a moment
+            self._points.clear()
+        return rested_s >= _MOST_PATIENCE_S
+
+    def held(
+        self, waiting: int, *, now: float, full_since: float | None = None, no_credit: bool = False
+    ) -> Held:
+        """Say what it amounts to, with so many bytes that wait."""
+        since = self.started_at if full_since is None else full_since
+        return Held(
+            bytes=waiting,
+            for_s=now - self._moved_at,
+            no_credit=no_credit,
+            full_s=now - since,
+            rate=self._rate(),
+            patience_s=min(2 * max(self._gaps), _MOST_PATIENCE_S),
+        )
+
+    def _rate(self) -> float | None:
+        (began, first), (ended, last) = self._points[0], self._points[-1]
+        return max(0, last - first) / (ended - began) if ended > began else None
+
+
+_NOTHING = Held()
+
+
+def why_stalled(
+    *,
+    to_client: Held = _NOTHING,
+    to_target: Held = _NOTHING,
+    link_stuck_s: float = 0.0,
+    after_s: float = STALLED_AFTER_S,
+) -> str:
+    """Say in one sentence why a tunnel does not move; empty if it does.
+
+    A link that makes no progress is named alone: everything on it waits, whoever reads.
+    """
+    if link_stuck_s >= after_s:
+        waiting = to_client.bytes + to_target.bytes
+        return f"link makes no progress; {waiting} bytes held for {link_stuck_s:.0f} s"
+    return " and ".join(
+        f"{who} stopped reading{_where(held)}; {held.bytes} bytes held for {held.for_s:.0f} s"
+        for who, held in _sides(to_client, to_target)
+        if held.stopped(after_s)
+    )
+
+
+def why_slow(
+    *, to_client: Held = _NOTHING, to_target: Held = _NOTHING, after_s: float = STALLED_AFTER_S
+) -> str:
+    """Say in one sentence whose reading keeps bytes waiting; empty if nobody's does."""
+    return " and ".join(
+        f"{who} reads slowly{_where(held)}, {_speed(held.rate or 0.0)}; {held.bytes} bytes wait"
+        for who, held in _sides(to_client, to_target)
+        if held.slow(after_s)
+    )
+
+
+def _sides(to_client: Held, to_target: Held) -> Iterator[tuple[str, Held]]:
+    yield "client", to_client
+    yield "target", to_target
+
+
+def _where(held: Held) -> str:
+    return " (no credit on the link)" if held.no_credit else ""
+
+
+def _speed(rate: float) -> str:
+    # Two digits: what a reader takes changes a little from look to look.
+    rounded = float(f"{rate:.2g}")
+    return f"{rounded / 1000:g} kB/s" if rounded >= 1000 else f"{rounded:.0f} B/s"
