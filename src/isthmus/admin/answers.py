@@ -22,7 +22,23 @@ Routes = Mapping[str, Handler]
 #: What stands before the path of a change.
 POST = "POST "
 #: What every answer carries.
-HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+#: What a page of this port may do: use what comes from this very port, and nothing else.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+#: What pages carry, and refusals, which a browser may show in place of one.
+SAFE_HEADERS = {
+    **HEADERS,
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,11 @@ async def settled(given: T | Awaitable[T]) -> T:
 def reply(status: int, text: str) -> web.Response:
     """Make an answer of plain text."""
     return web.Response(status=status, text=text, headers=HEADERS)
+
+
+def refuse(status: int, text: str) -> web.Response:
+    """Make an answer to whoever gets nothing else, with the headers of a page."""
+    return web.Response(status=status, text=text, headers=SAFE_HEADERS)
 
 
 def json_reply(body: bytes | str, status: int = 200) -> web.Response:

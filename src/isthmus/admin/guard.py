@@ -13,19 +13,20 @@ import os
 from collections.abc import Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from isthmus.admin.answers import reply
+from isthmus.admin.answers import refuse
 from isthmus.admin.owner import Owner, descriptors_of, is_of_others, owner_of
 from isthmus.admin.token import TokenFile
+from isthmus.core.addresses import is_loopback
 from isthmus.core.audit import cut
+from isthmus.core.roles import Admits, Role
 from isthmus.net.contexts import peer_identity
 from isthmus.net.poller import is_carried
 from isthmus.observe.logs import OncePer
-from isthmus.values import ANONYMOUS
+from isthmus.values import ANONYMOUS, Identity
 
 #: Says what is meant. A browser sends it to another origin only after a preflight, and none is
 #: ever allowed. Its value is the last word of the path.
@@ -34,6 +35,8 @@ PROBES = frozenset({"/healthz", "/livez", "/readyz", "/ready"})
 _operator: ContextVar[str] = ContextVar("operator")
 _QUIET_S = 60.0
 _ROOT = 0
+#: Everybody with a certificate, but those that isthmus pki made for agents and servers.
+ANYBODY = Admits(role=Role.CLIENT, flag="--admin-client-names")
 _log = logging.getLogger("isthmus.ports")
 
 
@@ -46,28 +49,49 @@ class Guard:
     """What an admin port was opened with.
 
     ``host`` is the loopback host that it was told to bind; None where clients prove who they are,
-    by a certificate or by the ``token``. ``open_paths`` need no token.
+    by a certificate that it ``admits`` or by the ``token``. ``open_paths`` need no token.
     """
 
     host: str | None
+    admits: Admits = ANYBODY
     token: TokenFile | None = None
     open_paths: Collection[str] = ()
     once: OncePer = field(default_factory=OncePer)
+    #: Whoever connects may ask, and answers are looked for in all of /proc: one at a time, as the
+    #: threads are for others, too.
+    looking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1), compare=False)
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
         """Refuse to answer, or None."""
         if self.host is not None and not _names_us(self.host, request):
-            return reply(403, "this port answers only to the name of a loopback host\n")
+            return refuse(403, "this port answers only to the name of a loopback host\n")
+        # Such a page could read nothing, but profiles and snapshots cost time, and a browser that
+        # has a certificate shows it to everybody. Changes have a sentence of their own.
+        looks = request.method in ("GET", "HEAD")
+        if looks and not self._is_open(request) and is_from_elsewhere(request):
+            return refuse(403, "this is not for pages of other sites\n")
+        refusal = self._role_refusal(request)
+        if refusal:
+            self.once.log(
+                "role", _QUIET_S, _log, logging.WARNING, "admin request refused",
+                client=str(request.remote), reason=refusal,
+            )  # fmt: skip
+            return refuse(403, f"{refusal}\n")
         if self.token is None or self._is_open(request) or _shows(self.token, request):
             return None
         if "Authorization" in request.headers:
             self.once.log(
                 "token", _QUIET_S, _log, logging.WARNING, "admin request with a wrong token",
-                client=str(request.remote),
+                client=request.remote,
             )  # fmt: skip
-        response = reply(401, "this port wants the header Authorization: Bearer TOKEN\n")
+        response = refuse(401, "this port wants the header Authorization: Bearer TOKEN\n")
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
+
+    def _role_refusal(self, request: web.BaseRequest) -> str:
+        """Why its certificate is not good here; empty: it is, or it shows none."""
+        identity = _identity(request)
+        return self.admits.refusal(identity) if identity is not None else ""
 
     def _is_open(self, request: web.BaseRequest) -> bool:
         path = request.path
@@ -80,9 +104,9 @@ class Guard:
         except NotAllowed as why:
             self.once.log(
                 str(why), _QUIET_S, _log, logging.WARNING, "change refused",
-                path=request.path, client=str(request.remote), reason=str(why),
+                path=request.path, client=request.remote, reason=str(why),
             )  # fmt: skip
-            return reply(403, f"{why}\n")
+            return refuse(403, f"{why}\n")
         return None
 
     async def _operator(self, request: web.BaseRequest) -> str:
@@ -96,14 +120,18 @@ class Guard:
 
     async def _user(self, request: web.BaseRequest) -> str:
         ends = [_end(request, name) for name in ("peername", "sockname")]
-        owner, held = await asyncio.to_thread(_look_up, *ends)
+        async with self.looking:
+            owner, held = await asyncio.to_thread(_look_up, *ends)
+            of_others = owner is not None and (
+                any(map(is_carried, held)) or await asyncio.to_thread(is_of_others, owner.inode)
+            )
         if owner is None:
             raise NotAllowed(
                 "whose process asks cannot be told; show the token of --admin-token-file or a"
                 " certificate"
             )
         # A tunnel to our own loopback ends in a socket of our own user.
-        if any(map(is_carried, held)) or await asyncio.to_thread(is_of_others, owner.inode):
+        if of_others:
             raise NotAllowed("this came through a connection that this program made for others")
         if owner.uid not in (_ROOT, os.geteuid()):
             raise NotAllowed(
@@ -123,12 +151,18 @@ def _check_intent(request: web.BaseRequest) -> None:
     word = request.path.rpartition("/")[2]
     if request.headers.getall(INTENT, []) != [word]:
         raise NotAllowed(f"a change needs the header {INTENT}: {word}")
+    if is_from_elsewhere(request):
+        raise NotAllowed("a page of another site may change nothing here")
+
+
+def is_from_elsewhere(request: web.BaseRequest) -> bool:
+    """Tell whether a page of another site makes a browser ask this; tools do not say."""
     # Both of these a browser sets by itself, and no page can make it lie (Fetch §3.2, §3.6).
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-        raise NotAllowed("a page of another site may change nothing here")
-    origin = request.headers.get("Origin")
-    if origin is not None and _authority(origin) != request.headers.get("Host", "").lower():
-        raise NotAllowed("a page of another site may change nothing here")
+    sites = request.headers.getall("Sec-Fetch-Site", ["none"])
+    if not all(site in ("same-origin", "none") for site in sites):
+        return True
+    here = request.headers.get("Host", "").lower()
+    return any(_authority(origin) != here for origin in request.headers.getall("Origin", []))
 
 
 def _authority(origin: str) -> str | None:
@@ -138,13 +172,20 @@ def _authority(origin: str) -> str | None:
         return None
 
 
-def _certificate(request: web.BaseRequest) -> str:
+def _identity(request: web.BaseRequest) -> Identity | None:
+    """Who the certificate of a connection names; None: it has none."""
     transport = request.transport
     connection = transport.get_extra_info("ssl_object") if transport is not None else None
     if connection is None or not connection.getpeercert():
+        return None
+    return peer_identity(connection)
+
+
+def _certificate(request: web.BaseRequest) -> str:
+    identity = _identity(request)
+    if identity is None:
         return ""
-    identity = peer_identity(connection)
-    return "with a nameless certificate" if identity is ANONYMOUS else f"CN={cut(identity.name)}"
+    return "with a nameless certificate" if identity == ANONYMOUS else f"CN={cut(identity.name)}"
 
 
 def _end(request: web.BaseRequest, name: str) -> tuple[str, int]:
@@ -183,15 +224,3 @@ def host_only(authority: str) -> str:
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
     return authority.partition(":")[0]
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether this is a name or an address of the machine's loopback."""
-    if host.lower().removesuffix(".") == "localhost":
-        return True
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

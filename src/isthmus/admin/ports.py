@@ -18,10 +18,14 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from isthmus.admin.answers import POST, Handler, Routes, reply
-from isthmus.admin.guard import Guard, is_loopback
+from isthmus.admin.guard import ANYBODY, Guard
 from isthmus.admin.token import TokenFile
+from isthmus.core.addresses import is_loopback
+from isthmus.core.places import Allowance
+from isthmus.core.roles import Admits
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import HotContext
+from isthmus.net.gate import source_named
 from isthmus.net.http_site import BACKLOG, HttpSite, Refused, Visitors
 from isthmus.net.listen import not_listening
 from isthmus.net.systemd import PASSED
@@ -32,6 +36,9 @@ MAX_LINE_BYTES = 8190
 MAXHEADERS = 64
 SHUTDOWN_S = 2.0
 _QUIET_S = 60.0
+#: What a request counts for in the allowance of its source (core/places.py): 400 in every second,
+#: behind a burst of 20,000.
+_REQUEST_S = 0.0005
 
 _LOGGER = logging.getLogger("isthmus.ports")
 
@@ -71,6 +78,7 @@ async def serve(
     tls: HotContext | None = None,
     refused: Refused = lambda _: None,
     admin: bool = False,
+    admits: Admits = ANYBODY,
     token: TokenFile | None = None,
     open_paths: Collection[str] = (),
 ) -> Port:
@@ -101,11 +109,14 @@ async def serve(
     sockets = [*passed] or _bind(addresses, port, f"{port_flag}: port {port}", where)
     guard = Guard(
         host=None if mutual or token is not None else host,
+        admits=admits,
         token=token,
         open_paths=open_paths,
     )
+    # Whoever showed a certificate may ask as often as it likes.
+    allowance = None if mutual else Allowance(asyncio.get_running_loop().time)
     server = web.Server(
-        partial(_dispatch, routes, guard if admin else None),
+        partial(_dispatch, routes, guard if admin else None, allowance),
         access_log=None,
         logger=_QuietLog(),
         keepalive_timeout=IDLE_S,
@@ -201,9 +212,14 @@ def _bind(
 
 
 async def _dispatch(
-    routes: Routes, guard: Guard | None, request: web.BaseRequest
+    routes: Routes, guard: Guard | None, allowance: Allowance | None, request: web.BaseRequest
 ) -> web.StreamResponse:
     """Answer a request, if the guard lets it; without one nothing is changed."""
+    source = source_named(request.remote) if request.remote else ""
+    if allowance is not None and not allowance.spend(source, _REQUEST_S):
+        response = reply(429, "too many requests from this address\n")
+        response.force_close()
+        return response
     refused = guard.refusal(request) if guard is not None else None
     if refused is not None:
         return refused

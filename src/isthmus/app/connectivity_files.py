@@ -1,7 +1,8 @@
-"""Configurations of the connectivity service from files, and the files that they name.
+"""Configurations of the connectivity service from files, and the files and dialers that they name.
 
-The reading itself is config/connectivity.py. Here is what needs a disk: opening, and whether
-certificates and keys are there, may be read and fit together. As in kube-apiserver, a relative path
+The reading itself is config/connectivity.py. Here is what needs a disk: opening, whether
+certificates and keys are there, may be read and fit together, and whether custom dialers are
+installed. As in kube-apiserver, a relative path
 in a configuration is relative to the working directory, not to the file that says it.
 """
 
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 
 from isthmus.config.connectivity import Part, combine, read_part
 from isthmus.config.connectivity_parts import Draft, NamedFile
-from isthmus.config.located import MAX_CHARS
+from isthmus.config.located import MAX_CHARS, near, short
 from isthmus.core.connectivity import ConnectivityConfig
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import TlsFiles, client_context
+from isthmus.net.plain_file import read_part as read_beginning
 
 STDIN = "-"
 
@@ -41,7 +43,7 @@ class Loaded:
 def read_files(paths: Sequence[str], *, check_files: bool = True) -> ConnectivityConfig:
     """Read one configuration out of one or several files; ``-`` is standard input.
 
-    ``check_files`` also looks at the certificates and keys that it names.
+    ``check_files`` also looks at the certificates, keys and dialers that it names.
 
     Raises:
         ConfigError: one line for each thing that is wrong, ``path:line:column: field: what``.
@@ -93,6 +95,7 @@ def _text(path: str) -> str:
 
 def _check(draft: Draft) -> list[str]:
     """Look at the files of a network; errors are noted at their fields, warnings returned."""
+    _check_dialer(draft)
     tls = draft.tls
     if tls is None:
         return []
@@ -117,13 +120,27 @@ def _check(draft: Draft) -> list[str]:
     return warnings
 
 
+def _check_dialer(draft: Draft) -> None:
+    name = draft.network.connection.dialer
+    if not name or draft.connection_at is None:
+        return
+    from isthmus.dialers.custom import installed
+
+    there = sorted(installed())
+    if name in there:
+        return
+    known = f"installed are {', '.join(there)}" if there else "none is installed"
+    draft.connection_at.error(
+        f"dialer {short(name)} is not installed: install the package that offers it"
+        f" ({known}{near(name, there)})",
+        at=name,
+    )
+
+
 def _unreadable(path: str) -> str:
     """Why a file cannot be read; empty when it can."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return "is not a regular file"
-        with open(path, "rb") as file:
-            file.read(1)
+        read_beginning(path, 1)
     except OSError as error:
         return error.strerror or str(error)
     except ValueError as error:  # a zero byte in the path

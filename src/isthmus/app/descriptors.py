@@ -1,19 +1,13 @@
-"""How many files and sockets this process may open."""
+"""How many files and sockets this process may open; what is kept back is net/descriptors.py."""
 
 from __future__ import annotations
 
 import resource
 
-#: What "unlimited" is taken for, and more than which is not asked for.
-_MANY = 1_048_576
-#: Those that are not connections': listeners, HTTP ports, files.
-_OTHERS = 64
+from isthmus.net.descriptors import MANY, MOST_KEPT_BACK, descriptors, kept_back
 
-
-def descriptors() -> int:
-    """How many may be open at once."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MANY if soft == resource.RLIM_INFINITY else soft
+#: Those that a program has from its start: listeners, files, the event loop's.
+_FIRST = 32
 
 
 def allow_all() -> None:
@@ -22,14 +16,15 @@ def allow_all() -> None:
     It is 1,024 on most systems for the sake of select(2), which is not used here.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MANY if hard == resource.RLIM_INFINITY else min(hard, _MANY)
+    wanted = MANY if hard == resource.RLIM_INFINITY else min(hard, MANY)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def most_connections(asked: int) -> int:
     """How many connections the descriptors of this process allow, each with two; at most asked."""
-    return max(1, min(asked, (descriptors() - _OTHERS) // 2))
+    limit = descriptors()
+    return max(1, min(asked, (limit - kept_back(limit) - _FIRST) // 2))
 
 
 def places(asked: int, share: int) -> int:
@@ -40,7 +35,7 @@ def places(asked: int, share: int) -> int:
 def allow_connections(connections: int) -> None:
     """Raise the soft limit of this process as far as so many connections want and it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections + _OTHERS
+    wanted = 2 * connections + _FIRST + MOST_KEPT_BACK
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -17,6 +17,7 @@ from isthmus.admin.answers import PING, Check, Snapshot
 from isthmus.admin.watched import Watched
 from isthmus.app.handed import Handed
 from isthmus.app.health import Health
+from isthmus.app.memory import open_budget
 from isthmus.app.operator_ports import Door, OperatorPorts
 from isthmus.app.supervised import counted
 from isthmus.app.tunnels import TunnelTable
@@ -77,6 +78,7 @@ class Forwarder:
         self.handed = handed
         self.settings = settings
         self.metrics = metrics
+        self.budget = open_budget(settings)
         self.loop = asyncio.get_running_loop()
         self.started_at = self.loop.time()
         self.draining = False
@@ -186,6 +188,7 @@ class Forwarder:
     def _set_gauges(self) -> None:
         gauges = self.metrics.gauges
         gauges.tunnels = lambda: len(self.connections.tunnels)
+        gauges.budget = self.budget
         gauges.reload_failures = lambda: sum(context.failures for context in self.all_contexts)
         gauges.draining = lambda: int(self.draining)
         gauges.lines_suppressed = lambda: self.once.suppressed

@@ -128,6 +128,11 @@ class Face:
         return unsent(self.sink)
 
     @property
+    def ending(self) -> Ending | None:
+        """How the sink finished: then it keeps nothing."""
+        return getattr(self.sink, "ending", None)
+
+    @property
     def held(self) -> bool:
         """It waits for a debt to be paid."""
         return self._held

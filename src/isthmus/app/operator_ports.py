@@ -109,6 +109,7 @@ class OperatorPorts:
             tls=self.tls,
             refused=self._say_refused,
             admin=True,
+            admits=self._settings.admits_operators,
             token=self._token,
             open_paths=self._open_paths,
         )

@@ -1,4 +1,8 @@
-"""Makes the certificates of a small private PKI: one CA, three leaves.
+"""Makes the certificates of a small private PKI: two CAs, and leaves for server, agent and client.
+
+One CA signs for servers and agents, the other for clients: an agent's certificate is none
+of a client. As its organization each leaf says what it is for (core/roles.py). A directory from
+before has one CA, which then signs all.
 
 For trying Isthmus out and for clusters without a certificate authority of their own. Whether files
 are fit for a running server is net/certificates.py, describing them is app/pki_show.py, and the
@@ -24,10 +28,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 from isthmus.app.pki_show import CertificateInfo, KeyState, show
+from isthmus.core.roles import Role
 from isthmus.errors import ConfigError
 
 __all__ = ["CertificateInfo", "KeyState", "PkiFiles", "init", "show"]
 
+#: The files of the CA for clients, without their endings.
+CLIENT_CA = "client-ca"
 DEFAULT_SERVER_NAMES = ("localhost", "127.0.0.1", "::1")
 DEFAULT_DAYS = 365
 MAX_DAYS = 36_500
@@ -43,33 +50,55 @@ _Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PkiFiles:
-    """Where the files of one PKI directory are."""
+    """Where the files of one PKI directory are.
+
+    ``ca`` signs for servers and agents, ``client_ca`` for clients; in a directory that has one CA
+    they are the same. ``relay`` is there only if it was asked for.
+    """
 
     directory: Path
     ca_cert: Path
     ca_key: Path
+    client_ca_cert: Path
+    client_ca_key: Path
     server_cert: Path
     server_key: Path
     agent_cert: Path
     agent_key: Path
     client_cert: Path
     client_key: Path
+    relay_cert: Path
+    relay_key: Path
 
     @classmethod
     def in_directory(cls, directory: str | os.PathLike[str]) -> PkiFiles:
         """Name the files of a directory; none has to exist."""
         base = Path(directory)
+        one = (base / "ca.crt").exists() and not (base / f"{CLIENT_CA}.crt").exists()
+        return cls._named(base, "ca" if one else CLIENT_CA)
+
+    @classmethod
+    def _named(cls, base: Path, client_ca: str) -> PkiFiles:
         return cls(
             directory=base,
             ca_cert=base / "ca.crt",
             ca_key=base / "ca.key",
+            client_ca_cert=base / f"{client_ca}.crt",
+            client_ca_key=base / f"{client_ca}.key",
             server_cert=base / "server.crt",
             server_key=base / "server.key",
             agent_cert=base / "agent.crt",
             agent_key=base / "agent.key",
             client_cert=base / "client.crt",
             client_key=base / "client.key",
+            relay_cert=base / "relay.crt",
+            relay_key=base / "relay.key",
         )
+
+    @property
+    def has_one_ca(self) -> bool:
+        """One CA signs for agents and clients."""
+        return self.client_ca_cert == self.ca_cert
 
 
 class Signed(NamedTuple):
@@ -81,6 +110,7 @@ class Signed(NamedTuple):
 
 class _Leaf(NamedTuple):
     kind: str
+    role: Role
     usage: ObjectIdentifier
     names: Sequence[x509.GeneralName]
 
@@ -97,16 +127,20 @@ def init(
     server_names: Sequence[str] = (),
     agent_names: Sequence[str] = (),
     client_names: Sequence[str] = (),
+    relay_names: Sequence[str] = (),
     days: int = DEFAULT_DAYS,
     force: bool = False,
     keep_ca: bool = False,
+    one_ca: bool = False,
     now: datetime | None = None,
 ) -> PkiFiles:
-    """Make a CA and certificates for server, agent and client, valid for ``days``.
+    """Make CAs and certificates for server, agent and client, valid for ``days``.
 
     The names are DNS names and IP addresses for the certificates; a server without any is
-    localhost. With ``keep_ca`` the CA of the directory signs, and no leaf outlives it. Files
-    that exist are replaced only with ``force``; everything is checked before anything is written.
+    localhost. With ``relay_names`` there is one as well that servers show to other servers. With
+    ``keep_ca`` the CAs of the directory sign, and no leaf outlives them; with ``one_ca`` a new one
+    signs for clients, too. Files that exist are replaced only with ``force``; everything is checked
+    before anything is written.
 
     Raises:
         ConfigError: a name or a file is wrong, or a file exists.
@@ -115,20 +149,37 @@ def init(
         raise ConfigError(f"days must be between 1 and {MAX_DAYS}, not {days}")
     now = now or datetime.now(UTC)
     files = PkiFiles.in_directory(directory)
+    if not keep_ca:
+        files = PkiFiles._named(files.directory, "ca" if one_ca else CLIENT_CA)
     server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-    leaves = (
-        _Leaf("server", server, _general_names(server_names or DEFAULT_SERVER_NAMES)),
-        _Leaf("agent", client, _general_names(agent_names)),
-        _Leaf("client", client, _general_names(client_names)),
-    )
-    kinds = [*([] if keep_ca else ["ca"]), *(leaf.kind for leaf in leaves)]
-    _check_targets(files.directory, kinds, force=force)
-    authority = read_authority(files, now) if keep_ca else _new_authority(now, days)
-    new = [] if keep_ca else _pair(files.directory, "ca", authority)
+    leaves = [
+        _Leaf("server", Role.SERVER, server, _general_names(server_names or DEFAULT_SERVER_NAMES)),
+        _Leaf("agent", Role.AGENT, client, _general_names(agent_names)),
+        _Leaf("client", Role.CLIENT, client, _general_names(client_names)),
+    ]
+    if relay_names:
+        leaves.append(_Leaf("relay", Role.SERVER, client, _general_names(relay_names)))
+    made = [] if keep_ca else ["ca"] if files.has_one_ca else ["ca", CLIENT_CA]
+    _check_targets(files.directory, [*made, *(leaf.kind for leaf in leaves)], force=force)
+    authorities = _authorities(files, now, days, keep=keep_ca)
+    new = [file for kind in made for file in _pair(files.directory, kind, authorities[kind])]
     for leaf in leaves:
+        authority = authorities[files.client_ca_cert.stem if leaf.role is Role.CLIENT else "ca"]
         new += _pair(files.directory, leaf.kind, _issue(leaf, authority, now, days))
     _write(files.directory, new, force=force)
     return files
+
+
+def _authorities(files: PkiFiles, now: datetime, days: int, *, keep: bool) -> dict[str, Signed]:
+    """Those that sign, by the name of their files."""
+    places = {
+        files.ca_cert: files.ca_key,
+        files.client_ca_cert: files.client_ca_key,
+    }
+    return {
+        cert.stem: read_authority(cert, key, now) if keep else _new_authority(cert.stem, now, days)
+        for cert, key in places.items()
+    }
 
 
 def _general_names(names: Iterable[str]) -> list[x509.GeneralName]:
@@ -156,9 +207,9 @@ def _check_targets(directory: Path, kinds: Sequence[str], *, force: bool) -> Non
             raise ConfigError(f"{target}: already exists; --force replaces it")
 
 
-def _new_authority(now: datetime, days: int) -> Signed:
+def _new_authority(kind: str, now: datetime, days: int) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "isthmus-ca")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus-{kind}")])
     certificate = (
         _builder(name, name, key.public_key(), now, now + timedelta(days=max(days, CA_DAYS)))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -171,7 +222,12 @@ def _new_authority(now: datetime, days: int) -> Signed:
 def _issue(leaf: _Leaf, authority: Signed, now: datetime, days: int) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus-{leaf.kind}")])
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, leaf.role.value),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus-{leaf.kind}"),
+        ]
+    )
     until = min(now + timedelta(days=days), issuer.not_valid_after_utc)
     builder = (
         _builder(subject, issuer.subject, key.public_key(), now, until)
@@ -228,30 +284,39 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-def read_authority(files: PkiFiles, now: datetime) -> Signed:
-    """Read the CA of a directory, with its key.
+def read_authority(cert: Path, key_file: Path, now: datetime) -> Signed:
+    """Read a CA of a directory, with its key.
 
     Raises:
         ConfigError: a file is missing or wrong, or the CA is none or has expired.
     """
+    certificate = read_certificate(cert)
     try:
-        certificate = x509.load_pem_x509_certificate(read_file(files.ca_cert))
-    except ValueError as exc:
-        raise ConfigError(f"{files.ca_cert}: no PEM certificate in it") from exc
-    try:
-        key = serialization.load_pem_private_key(read_file(files.ca_key), password=None)
+        key = serialization.load_pem_private_key(read_file(key_file), password=None)
     except (ValueError, TypeError) as exc:
-        raise ConfigError(f"{files.ca_key}: not a PEM private key without passphrase") from exc
+        raise ConfigError(f"{key_file}: not a PEM private key without passphrase") from exc
     if not isinstance(key, _Key):
-        raise ConfigError(f"{files.ca_key}: neither an ECDSA nor an RSA key")
+        raise ConfigError(f"{key_file}: neither an ECDSA nor an RSA key")
     if key.public_key() != certificate.public_key():
-        raise ConfigError(f"{files.ca_key}: key does not match the certificate in {files.ca_cert}")
+        raise ConfigError(f"{key_file}: key does not match the certificate in {cert}")
     if certificate.not_valid_after_utc <= now:
         day = certificate.not_valid_after_utc.date()
-        raise ConfigError(f"{files.ca_cert}: certificate expired on {day}")
+        raise ConfigError(f"{cert}: certificate expired on {day}")
     if not _is_ca(certificate):
-        raise ConfigError(f"{files.ca_cert}: not a CA certificate")
+        raise ConfigError(f"{cert}: not a CA certificate")
     return Signed(certificate, key)
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Read a certificate.
+
+    Raises:
+        ConfigError: the file is missing or wrong.
+    """
+    try:
+        return x509.load_pem_x509_certificate(read_file(path))
+    except ValueError as exc:
+        raise ConfigError(f"{path}: no PEM certificate in it") from exc
 
 
 def _is_ca(certificate: x509.Certificate) -> bool:

@@ -1,4 +1,4 @@
-"""Takes certificates of a small private PKI back: writes the list that its CA signs (a CRL).
+"""Takes certificates of a small private PKI back: writes the lists that its CAs sign (CRLs).
 
 Making the certificates is app/pki.py; what servers and agents do with the list is
 net/revocation.py, and the command is cli/pki.py.
@@ -7,7 +7,8 @@ net/revocation.py, and the command is cli/pki.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,15 +20,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from isthmus.app.pki import (
     MAX_DAYS,
     PkiFiles,
+    Signed,
     authority_key_id,
     read_authority,
+    read_certificate,
     read_file,
     replace_file,
 )
 from isthmus.errors import ConfigError
 
 DEFAULT_DAYS = 30
-CRL_NAME = "ca.crl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +49,51 @@ def revoke(
     days: int = DEFAULT_DAYS,
     now: datetime | None = None,
 ) -> Revoked:
-    """Add certificates to the list of the CA in ``directory``, and sign it anew.
+    """As ``revoke_all``, of certificates that one CA signed; without any, its list of ``ca``."""
+    return revoke_all(certificates, directory=directory, days=days, now=now)[0]
 
-    What is in the list stays there; without any certificate it is only made anew, for ``days``.
+
+def revoke_all(
+    certificates: Sequence[str | os.PathLike[str]],
+    *,
+    directory: str | os.PathLike[str],
+    days: int = DEFAULT_DAYS,
+    now: datetime | None = None,
+) -> tuple[Revoked, ...]:
+    """Add certificates to the lists of the CAs in ``directory`` that signed them, signed anew.
+
+    A list is beside its CA: ``ca.crl``, ``client-ca.crl``. What is in it stays there; without any
+    certificate every list is only made anew, for ``days``.
 
     Raises:
-        ConfigError: a file cannot be read, or a certificate is not of this CA.
+        ConfigError: a file cannot be read, or a certificate is of none of these CAs.
     """
     if not 0 < days <= MAX_DAYS:
         raise ConfigError(f"days must be between 1 and {MAX_DAYS}, not {days}")
     now = (now or datetime.now(UTC)).replace(microsecond=0)
     files = PkiFiles.in_directory(directory)
-    authority = read_authority(files, now)
-    path = files.directory / CRL_NAME
+    pairs = {files.ca_cert: files.ca_key, files.client_ca_cert: files.client_ca_key}
+    known = {cert: read_certificate(cert) for cert in pairs}
+    found: dict[Path, list[x509.Certificate]] = {} if certificates else {cert: [] for cert in pairs}
+    for file in certificates:
+        certificate = read_certificate(Path(file))
+        found.setdefault(_signer(Path(file), certificate, known), []).append(certificate)
+    authorities = {cert: read_authority(cert, pairs[cert], now) for cert in found}
+    return tuple(
+        _sign(cert.with_suffix(".crl"), authorities[cert], found[cert], now, days) for cert in found
+    )
+
+
+def _sign(
+    path: Path,
+    authority: Signed,
+    certificates: Sequence[x509.Certificate],
+    now: datetime,
+    days: int,
+) -> Revoked:
     number, entries = _read_list(path, authority.certificate)
     added = []
-    for file in certificates:
-        certificate = _certificate(Path(file), authority.certificate)
+    for certificate in certificates:
         if certificate.serial_number not in entries:
             entries[certificate.serial_number] = now
             added.append(certificate.subject.rfc4514_string())
@@ -84,17 +114,16 @@ def revoke(
     return Revoked(path=path, added=tuple(added), total=len(entries), next_update=due)
 
 
-def _certificate(path: Path, authority: x509.Certificate) -> x509.Certificate:
-    try:
-        certificate = x509.load_pem_x509_certificate(read_file(path))
-    except ValueError as exc:
-        raise ConfigError(f"{path}: no PEM certificate in it") from exc
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature) as exc:
-        name = authority.subject.rfc4514_string()
-        raise ConfigError(f"{path}: the certificate is not of {name}") from exc
-    return certificate
+def _signer(
+    path: Path, certificate: x509.Certificate, authorities: Mapping[Path, x509.Certificate]
+) -> Path:
+    """Which of the authorities signed it, by their files."""
+    for cert, authority in authorities.items():
+        with suppress(ValueError, TypeError, InvalidSignature):
+            certificate.verify_directly_issued_by(authority)
+            return cert
+    names = " or ".join(it.subject.rfc4514_string() for it in authorities.values())
+    raise ConfigError(f"{path}: the certificate is not of {names}")
 
 
 def _read_list(path: Path, authority: x509.Certificate) -> tuple[int, dict[int, datetime]]:

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from isthmus.app.metered import Gate, MeteredTunnel
-from isthmus.core.snapshot import Held, RecentEndings, TunnelState, TunnelView, why_stalled
+from isthmus.core.snapshot import RecentEndings, TunnelState, TunnelView
+from isthmus.core.stalls import Held, Pace, why_slow, why_stalled
 from isthmus.observe.logs import log
 from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.end import BaseEnd, Ending
@@ -19,6 +20,10 @@ from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity, TunnelId
 
 SWEEP_S = 30.0
+#: How often readers are looked at: whether one has stopped shows between two looks.
+LOOK_S = 2.5
+#: Looking at one tunnel takes a microsecond or two; others go on after so many.
+_LOOKS_AT_ONCE = 500
 LEFTOVERS_S = 300.0
 _log = logging.getLogger("isthmus.tunnel")
 
@@ -35,8 +40,10 @@ class TunnelTable:
         # Tunnels of which one end is done and the other has bytes that nobody reads: how many, and
         # since when they did not move.
         self._leftovers: dict[TunnelId, tuple[int, float]] = {}
-        # What ends of tunnels over gRPC links had passed on, and since when it is no more.
-        self._still: dict[tuple[TunnelId, str], tuple[int, float]] = {}
+        # What half-closed tunnels over gRPC links had carried, and since when it is no more.
+        self._still: dict[TunnelId, tuple[int, float]] = {}
+        # What the readers take for whom bytes wait, by tunnel and side.
+        self._paces: dict[tuple[TunnelId, str], Pace] = {}
         self.endings = RecentEndings()
 
     def __len__(self) -> int:
@@ -135,10 +142,24 @@ class TunnelTable:
             await self._empty
 
     async def watch(self) -> None:
-        """Sweep for ever."""
+        """Look and sweep for ever."""
+        due = self._loop.time() + SWEEP_S
         while True:
-            await asyncio.sleep(SWEEP_S)
-            self.sweep(self._loop.time())
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+            if self._loop.time() >= due:
+                self.sweep(self._loop.time())
+                due = self._loop.time() + SWEEP_S
+
+    async def look(self) -> None:
+        """Remember what readers have taken, for those who ask later; others go on in between."""
+        tunnels = iter(self.all)
+        while batch := list(itertools.islice(tunnels, _LOOKS_AT_ONCE)):
+            now = self._loop.time()
+            for tunnel in batch:
+                if tunnel.id in self._open:
+                    self._sides(tunnel, now)
+            await asyncio.sleep(0)
 
     def sweep(self, now: float) -> None:
         """Reset the tunnels whose last bytes nobody has read for too long.
@@ -148,8 +169,8 @@ class TunnelTable:
         before, self._leftovers = self._leftovers, {}
         for tunnel in list(self._open.values()):
             end = tunnel.last_end
+            self._sides(tunnel, now)
             if end is None:
-                self._why(tunnel, now)  # remembers what did not move
                 if self._half_dead(tunnel, now):
                     tunnel.abort(Ending.TIMED_OUT)
                 continue
@@ -165,7 +186,7 @@ class TunnelTable:
     def _half_dead(self, tunnel: Tunnel, now: float) -> bool:
         """Half-closed without a byte for too long; a mux session watches its own streams."""
         ends = (tunnel.client, tunnel.far)
-        key = (tunnel.id, "half")
+        key = tunnel.id
         if not any(getattr(end, "half_closed", False) for end in ends) or any(
             isinstance(end, Stream) for end in ends
         ):
@@ -187,9 +208,10 @@ class TunnelTable:
 
     def _done(self, tunnel: Tunnel) -> None:
         del self._open[tunnel.id]
-        if self._still:
-            for side in ("client", "target", "half"):
-                self._still.pop((tunnel.id, side), None)
+        self._still.pop(tunnel.id, None)
+        if self._paces:
+            self._paces.pop((tunnel.id, "client"), None)
+            self._paces.pop((tunnel.id, "target"), None)
         now = self._loop.time()
         to_target, to_client = tunnel.far.bytes_written, tunnel.client.bytes_written
         duration_s = now - tunnel.opened_at
@@ -223,7 +245,9 @@ class TunnelTable:
             self._empty = None
 
     def _view(self, tunnel: Tunnel, now: float) -> TunnelView:
-        stalled = self._why(tunnel, now)
+        to_client, to_target = self._sides(tunnel, now)
+        stalled = why_stalled(to_client=to_client, to_target=to_target)
+        slow = "" if stalled else why_slow(to_client=to_client, to_target=to_target)
         client, far = tunnel.client, tunnel.far
         half = getattr(client, "half_closed", False) or getattr(far, "half_closed", False)
         state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
@@ -235,56 +259,67 @@ class TunnelTable:
             agent_id=AgentId(tunnel.agent_id),
             link_id=tunnel.link_id,
             relay=tunnel.relay,
-            state=TunnelState.STALLED if stalled else state,
+            state=TunnelState.STALLED if stalled else TunnelState.SLOW if slow else state,
             age_s=now - tunnel.opened_at,
             bytes_to_target=far.bytes_written,
             bytes_to_client=client.bytes_written,
             stalled=stalled,
+            slow=slow,
             connection_id=tunnel.connection_id,
         )
 
-    def _why(self, tunnel: Tunnel, now: float) -> str:
+    def _sides(self, tunnel: Tunnel, now: float) -> tuple[Held, Held]:
+        """What waits for the client and for the target; remembers what they have taken."""
         if isinstance(tunnel, MeteredTunnel) and tunnel.held:
-            return ""  # nothing is wrong: it waits for its share
-        if tunnel.last_end is not None:
-            unsent, since = self._leftovers.get(tunnel.id, (0, now))
-            left = Held(bytes=unsent, for_s=now - since)
-            if tunnel.last_end is tunnel.client:
-                return why_stalled(to_client=left)
-            return why_stalled(to_target=left)
-        for end in (tunnel.far, tunnel.client):
-            if isinstance(end, Stream):
-                return _why(tunnel, end)
-        return why_stalled(
-            to_client=self._waits(tunnel.id, "client", tunnel.client, now),
-            to_target=self._waits(tunnel.id, "target", tunnel.far, now),
+            return _NOTHING  # nothing is wrong: it waits for its share
+        client, far = tunnel.client, tunnel.far
+        if tunnel.last_end is None:
+            for end in (far, client):
+                if isinstance(end, Stream):
+                    return self._of_stream(tunnel, end, now)
+        return (
+            self._held(tunnel, "client", client, unsent(client), now),
+            self._held(tunnel, "target", far, unsent(far), now),
         )
 
-    def _waits(self, tunnel_id: TunnelId, side: str, end: BaseEnd, now: float) -> Held:
-        """What an end has not passed on, and since when, as far as anybody looked."""
-        key = (tunnel_id, side)
-        waiting = unsent(end)
-        passed = end.bytes_written - waiting
-        seen, since = self._still.get(key, (-1, now))
+    def _of_stream(self, tunnel: Tunnel, stream: Stream, now: float) -> tuple[Held, Held]:
+        """Ask the stream, which knows both what its sink and what its peer does not take."""
+        held, backlog = stream.held, stream.backlog_bytes
+        if not held and not backlog and not self._paces:
+            return _NOTHING  # nearly all; the rest is most of a snapshot
+        inward = stream is tunnel.far
+        sink, towards_sink = (tunnel.client, "client") if inward else (tunnel.far, "target")
+        taken = self._held(tunnel, towards_sink, sink, held, now, full_since=stream.sink_full_since)
+        waits = self._held(
+            tunnel, "target" if inward else "client", stream, backlog, now,
+            full_since=stream.waiting_since, no_credit=stream.credit <= 0,
+        )  # fmt: skip
+        return (taken, waits) if inward else (waits, taken)
+
+    def _held(
+        self,
+        tunnel: Tunnel,
+        side: str,
+        end: BaseEnd,
+        waiting: int,
+        now: float,
+        *,
+        full_since: float | None = None,
+        no_credit: bool = False,
+    ) -> Held:
+        """What waits for one side, and what it takes, as far as anybody looked."""
+        key = (tunnel.id, side)
+        pace = self._paces.get(key)
         if not waiting:
-            self._still.pop(key, None)
-        elif passed != seen:
-            since = now
-            self._still[key] = (passed, now)
-        return Held(bytes=waiting, for_s=now - since)
+            if pace is not None and pace.rest(now=now):
+                del self._paces[key]
+            return _NONE
+        if pace is None:
+            pace = self._paces[key] = Pace(now=now)
+        queued = getattr(end, "kernel_bytes", 0)
+        pace.look(passed=end.bytes_written - unsent(end), queued=queued, now=now)
+        return pace.held(waiting, now=now, full_since=full_since, no_credit=no_credit)
 
 
-def _why(tunnel: Tunnel, stream: Stream) -> str:
-    """Ask the stream, which knows both: what its sink does not take and what its peer does not."""
-    if not stream.held and not stream.backlog_bytes:  # nearly all; the rest is most of a snapshot
-        return ""
-    now = stream.session.clock()
-    sink = Held(bytes=stream.held, for_s=now - stream.sink_full_since if stream.held else 0.0)
-    wire = Held(
-        bytes=stream.backlog_bytes,
-        for_s=now - stream.waiting_since if stream.backlog_bytes else 0.0,
-        no_credit=stream.credit <= 0,
-    )
-    if stream is tunnel.far:
-        return why_stalled(to_client=sink, to_target=wire)
-    return why_stalled(to_client=wire, to_target=sink)
+_NONE = Held()
+_NOTHING = (_NONE, _NONE)

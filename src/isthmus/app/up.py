@@ -101,7 +101,7 @@ def _server_settings(directory: Path, files: PkiFiles) -> ServerSettings:
         server_bind_address=LOOPBACK,
         server_cert=str(files.server_cert),
         server_key=str(files.server_key),
-        server_ca_cert=str(files.ca_cert),
+        server_ca_cert=str(files.client_ca_cert),
         agent_port=0,
         agent_bind_address=LOOPBACK,
         cluster_cert=str(files.server_cert),

@@ -5,11 +5,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from isthmus.config.gates import GATES, GateSettings
+from isthmus.core.expiry import standing
 from isthmus.core.history import Tally
-from isthmus.core.snapshot import CertificateView, GateView, LinkState, LinkView, Totals
+from isthmus.core.snapshot import (
+    CertificateView,
+    GateView,
+    HolderView,
+    LinkState,
+    LinkView,
+    MemoryView,
+    Totals,
+)
 from isthmus.links.link import Link
 from isthmus.net.contexts import HotContext
 from isthmus.observe.program import ProgramMetrics
+from isthmus.tunnel.budget import Budget
+
+_MOST_HOLDERS = 10
+_MOST_PEER_CHARS = 256
 
 
 def link_view(link: Link, peer_id: str, now: float) -> LinkView:
@@ -29,6 +42,22 @@ def link_view(link: Link, peer_id: str, now: float) -> LinkView:
         received_bytes=link.carrier.bytes_in,
         window_growth_bytes=link.window_growth_bytes,
         window_growth_peak_bytes=link.window_growth_peak_bytes,
+    )
+
+
+def memory_view(budget: Budget) -> MemoryView:
+    """Show the memory budget, and who holds the most."""
+    return MemoryView(
+        budget_bytes=budget.total_bytes,
+        used_bytes=budget.used_bytes,
+        most_used_bytes=budget.most_used_bytes,
+        peers=budget.peers,
+        over_share=budget.over_share,
+        largest=tuple(
+            HolderView(peer=str(it.peer)[:_MOST_PEER_CHARS], bytes=it.used_bytes)
+            for it in budget.largest(_MOST_HOLDERS)
+            if it.used_bytes
+        ),
     )
 
 
@@ -90,8 +119,15 @@ def gate_views(settings: GateSettings) -> tuple[GateView, ...]:
 def certificates(contexts: list[HotContext]) -> tuple[CertificateView, ...]:
     """Show the certificate files in use."""
     found: dict[str, CertificateView] = {}
+    now = datetime.now(UTC)
     for context in contexts:
-        for path, not_after in context.certificate_expiries().items():
-            expiry = datetime.fromtimestamp(not_after, UTC)
-            found[path] = CertificateView(file=path, not_after=expiry)
+        for path, life in context.certificate_lifetimes().items():
+            start = datetime.fromtimestamp(life.not_before, UTC)
+            end = datetime.fromtimestamp(life.not_after, UTC)
+            found[path] = CertificateView(
+                file=path,
+                not_before=start,
+                not_after=end,
+                standing=standing(not_before=start, not_after=end, now=now),
+            )
     return tuple(found.values())

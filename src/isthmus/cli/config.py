@@ -50,7 +50,7 @@ def command() -> None:
 @click.option(
     "--skip-files",
     is_flag=True,
-    help="Check what is written only, not whether certificates and keys are there",
+    help="Check what is written only, not whether certificates, keys and dialers are there",
 )
 @click.option(
     "-o",

@@ -24,8 +24,11 @@ from isthmus.config.socks5_proxy import Socks5ProxySettings
 _FORMS = """\
 `--flag=value` and `--flag value` are the same; a boolean is `--flag` or `--flag=false`. Durations
 are Go's: `500ms`, `10s`, `1h30m`, or `0`. A list is separated by commas. When a flag comes twice
-the last one counts, except that those marked *repeatable* add up. The column *In konnectivity*
-says how the Go program differs; where it is empty, it is the same.
+the last one counts, so that one can be appended to override another. Flags marked *repeatable* add
+up. A flag for an address, for ranges of addresses, for a directory, a CRL, or a file of settings or
+rules, and not repeatable, is refused when it comes with two different values: neither is silently
+left out. The column *In konnectivity* says how the Go program differs; where it is empty, it is the
+same.
 """
 
 _SERVER = """\

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import click
 
 from isthmus.config.options import Kind, Option, given_in_vain, options_of
-from isthmus.config.parsing import load
+from isthmus.config.parsing import check_once, load
 
 
 class Settings(Protocol):
@@ -44,8 +44,18 @@ class FlagCommand(click.Command):
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line, Go's spelling of booleans included."""
-        return super().parse_args(ctx, go_style(args, self.declared))
+        """Read the command line, Go's spelling of booleans included.
+
+        Raises:
+            ConfigError: a flag that takes one value came with two.
+        """
+        args = go_style(args, self.declared)
+        if not ctx.resilient_parsing:
+            # Before anything that is missing is asked for.
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            for option in self.declared:
+                check_once(option, given.get(option.attribute) or ())
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags under the headings of their groups, the ignored ones in one line."""

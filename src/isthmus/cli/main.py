@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import click
 
@@ -58,6 +59,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 #: What becomes of output on a full disk, or on one that fails; a closed pipe is click's part.
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+_TEXTS = (click.types.StringParamType, click.Path)
+_WATCHED: WeakSet[click.Command] = WeakSet()
+
 
 class LazyGroup(click.Group):
     """A group whose commands are modules, imported when they are needed."""
@@ -74,6 +78,7 @@ class LazyGroup(click.Group):
         module = import_module(f"isthmus.cli.{module_name}")
         command = getattr(module, "command", None) or getattr(module, module_name)
         assert isinstance(command, click.Command), f"{module.__name__} has no command"
+        refuse_twice(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -104,6 +109,34 @@ class LazyGroup(click.Group):
             for name, says in COMMANDS.items()
             if name.startswith(incomplete)
         ] + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def refuse_twice(command: click.Command) -> None:
+    """Have a command, and those below it, refuse a text that comes a second time.
+
+    click would take the last and say nothing. Settings decide by themselves (``Option.takes_one``).
+    """
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        refuse_twice(each)
+    if command in _WATCHED or hasattr(command, "declared"):
+        return
+    _WATCHED.add(command)
+    parse = command.parse_args
+
+    def parse_once(ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _check_once(command, ctx, args)
+        return parse(ctx, args)
+
+    command.parse_args = parse_once  # type: ignore[method-assign]  # click has no hook for it
+
+
+def _check_once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
+    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
+    for param in given:
+        single = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
+        if single and isinstance(param.type, _TEXTS) and given.count(param) > 1:
+            raise ConfigError(f"{param.opts[-1]} is given more than once and takes one value")
 
 
 @click.group(

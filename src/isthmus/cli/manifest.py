@@ -162,10 +162,16 @@ def _server(**given: tuple[str, ...]) -> int:
     typed, flags = _split(given, ServerManifestSettings)
     manifest = load(ServerManifestSettings, own_defaults(typed), {})
     manifest.validate()
-    flags = with_defaults(flags, manifest.form)
+    made = not flags.get("lease_namespace") and manifest.namespace.startswith("kube-")
+    flags = with_defaults(
+        flags,
+        manifest.form,
+        client_ca=bool(manifest.client_ca_config_map),
+        namespace=manifest.namespace,
+    )
     settings = load(ServerSettings, with_examples(flags), {})
     settings.validate()
-    plan = ServerPlan(manifest=manifest, settings=settings, given=flags)
+    plan = ServerPlan(manifest=manifest, settings=settings, given=flags, makes_lease_namespace=made)
     text = server_manifest(plan)
     said = manifest.form_warnings(typed) + plan_warnings(plan)
     return _print(text, said, given_in_vain(ServerSettings, flags))

@@ -36,7 +36,7 @@ def command() -> None:
     """
 
 
-@command.command(short_help="Make a CA and certificates for server, agent and client")
+@command.command(short_help="Make CAs and certificates for server, agent and client")
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option(
     "--server-name",
@@ -61,27 +61,36 @@ def command() -> None:
     help="Put a DNS name or IP address into the client's certificate; repeatable",
 )
 @click.option(
+    "--relay-name",
+    "relay_names",
+    multiple=True,
+    metavar="NAME",
+    help="Make a certificate with this name for servers to show to other servers, too; repeatable",
+)
+@click.option(
     "--days",
     type=click.IntRange(1, 36_500),
     default=365,
     show_default=True,
-    help="Set how long the certificates are valid; the CA lasts ten years at least",
+    help="Set how long the certificates are valid; a CA lasts ten years at least",
 )
 @click.option("--force", is_flag=True, help="Replace files that exist")
-@click.option("--keep-ca", is_flag=True, help="Sign with the CA that is in DIR")
+@click.option("--keep-ca", is_flag=True, help="Sign with the CAs that are in DIR")
 def init(
     directory: str,
     server_names: tuple[str, ...],
     agent_names: tuple[str, ...],
     client_names: tuple[str, ...],
+    relay_names: tuple[str, ...],
     days: int,
     force: bool,
     keep_ca: bool,
 ) -> None:
-    """Make a CA and certificates for server, agent and client
+    """Make CAs and certificates for server, agent and client
 
-    Writes ca, server, agent and client .crt and .key into DIR. Nothing that exists is replaced
-    without --force. To renew the certificates of a CA, use --keep-ca --force.
+    Writes ca, client-ca, server, agent and client .crt and .key into DIR. The first CA signs for
+    servers and agents, the other for clients. Nothing that exists is replaced without --force. To
+    renew the certificates, use --keep-ca --force; a DIR with one CA keeps it.
 
     \b
     Example:
@@ -95,18 +104,29 @@ def init(
         server_names=server_names,
         agent_names=agent_names,
         client_names=client_names,
+        relay_names=relay_names,
         days=days,
         force=force,
         keep_ca=keep_ca,
     )
-    rows = (
+    authorities = [
         ("CA", files.ca_cert, files.ca_key),
+        ("client CA", files.client_ca_cert, files.client_ca_key),
+    ]
+    leaves = [
         ("server", files.server_cert, files.server_key),
         ("agent", files.agent_cert, files.agent_key),
         ("client", files.client_cert, files.client_key),
-    )
-    for what, cert, key in rows[1:] if keep_ca else rows:
-        click.echo(f"{what:<7} {cert}  {key}")
+        ("relay", files.relay_cert, files.relay_key),
+    ]
+    for what, cert, key in [*([] if keep_ca else authorities), *leaves[: 4 if relay_names else 3]]:
+        click.echo(f"{what:<10} {cert}  {key}")
+    if files.has_one_ca:
+        click.echo(
+            f"{files.ca_cert} signs for agents and clients; docs/pki.md has the steps to a CA for"
+            " each",
+            err=True,
+        )
 
 
 @command.command(short_help="Take certificates back: sign a list of those that are revoked")
@@ -116,8 +136,8 @@ def init(
     "directory",
     metavar="DIR",
     type=click.Path(),
-    help="Sign with the CA in this directory, and keep the list there as ca.crl"
-    " [default: that of the first FILE]",
+    help="Sign with the CAs in this directory, and keep the lists there: ca.crl of servers and"
+    " agents, client-ca.crl of clients [default: that of the first FILE]",
 )
 @click.option(
     "--days",
@@ -130,7 +150,7 @@ def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
     """Take certificates back: sign a list of those that are revoked
 
     Servers and agents that follow the list (--cluster-crl-file, --server-crl-file, --crl-file)
-    refuse these certificates from then on, and cut what is open. Without FILE the list is only
+    refuse these certificates from then on, and cut what is open. Without FILE the lists are only
     made anew, for another while.
 
     \b
@@ -143,11 +163,11 @@ def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
     from isthmus.app import pki_revoke
 
     base = directory or (str(Path(files[0]).parent) if files else ".")
-    made = pki_revoke.revoke(files, directory=base, days=days)
-    for name in made.added:
-        click.echo(f"revoked {name}")
-    due = made.next_update.strftime("%Y-%m-%d")
-    click.echo(f"{made.path}: {made.total} revoked, the next list is due on {due}")
+    for made in pki_revoke.revoke_all(files, directory=base, days=days):
+        for name in made.added:
+            click.echo(f"revoked {name}")
+        due = made.next_update.strftime("%Y-%m-%d")
+        click.echo(f"{made.path}: {made.total} revoked, the next list is due on {due}")
 
 
 @command.command(short_help="Show certificates, their dates and whether their keys match")

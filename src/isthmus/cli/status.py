@@ -31,7 +31,7 @@ def command(admin: AdminFlags, output: str) -> int:
     """Show on one screen how the programs here are
 
     Readiness, agents, links and tunnels, dials and traffic of the last five minutes, what is
-    stalled and why, certificates that end within 30 days, and what to look at. Exit code 0 when
+    stalled and why, certificates to be renewed, and what to look at. Exit code 0 when
     everything is ready, 1 when something is not or one of several does not answer, 2 when nothing
     answers.
 

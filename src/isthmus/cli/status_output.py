@@ -12,6 +12,7 @@ from isthmus.cli.status_report import Recent, Report, ends_when
 from isthmus.cli.tables import coloured
 from isthmus.cli.texts import one_line
 from isthmus.cli.units import age, bars, counted, rate
+from isthmus.core.expiry import Standing
 
 _MOST_STALLED = 5
 _LABEL_CHARS = 14
@@ -49,7 +50,12 @@ def report_json(report: Report) -> dict[str, Any]:
             for each, target, why in report.stalled
         ],
         "certificates": [
-            {"file": each.file, "notAfter": each.not_after, "daysLeft": each.days_left}
+            {
+                "file": each.file,
+                "notAfter": each.not_after,
+                "daysLeft": each.days_left,
+                "standing": each.standing.value,
+            }
             for each in report.certificates
         ],
         "featureGates": list(report.gates),
@@ -109,7 +115,8 @@ def _rows(report: Report, wide: bool) -> Iterator[tuple[str, str]]:
         yield "stalled", f"and {hidden} more: isthmus tunnels --stalled"
     for certificate in report.certificates if wide else report.ending_soon:
         text = one_line(f"{certificate.file} {ends_when(certificate)}")
-        yield "certificate", text if certificate.days_left >= 30 else coloured(text, "yellow")
+        well = certificate.standing is Standing.OK
+        yield "certificate", text if well else coloured(text, "yellow")
     if report.gates:
         yield "feature gates", one_line(", ".join(report.gates))
     for line in report.hints:

@@ -14,8 +14,8 @@ from typing import Any
 
 from isthmus.cli.looking import items, number, text
 from isthmus.cli.units import age, counted
+from isthmus.core.expiry import Standing, standing
 
-SOON_DAYS = 30
 STEPS_SHOWN = 30  # five minutes, in steps of ten seconds
 RATE_STEPS = 3
 _FAILED = re.compile(r"\[-\](?P<name>\S+) failed: (?P<why>.*)")
@@ -43,6 +43,7 @@ class Certificate:
     file: str
     not_after: str
     days_left: int
+    standing: Standing = Standing.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +101,8 @@ class Report:
 
     @property
     def ending_soon(self) -> tuple[Certificate, ...]:
-        """The certificates that end within 30 days."""
-        return tuple(each for each in self.certificates if each.days_left < SOON_DAYS)
+        """The certificates that have to be renewed, by the rule of core/expiry.py."""
+        return tuple(each for each in self.certificates if each.standing is not Standing.OK)
 
 
 def report(heard: Heard, *, now: datetime) -> Report:
@@ -185,10 +186,13 @@ def _certificates(snapshot: dict[str, Any], now: datetime) -> tuple[Certificate,
     for each in items(snapshot, "certificates"):
         ends = _time(text(each, "notAfter"))
         if ends is not None:
-            days = (ends - now) // timedelta(days=1)
+            starts = _time(text(each, "notBefore"))  # which older programs do not say
             found.append(
                 Certificate(
-                    file=text(each, "file"), not_after=text(each, "notAfter"), days_left=days
+                    file=text(each, "file"),
+                    not_after=text(each, "notAfter"),
+                    days_left=(ends - now) // timedelta(days=1),
+                    standing=standing(not_before=starts, not_after=ends, now=now),
                 )
             )
     return tuple(sorted(found, key=lambda each: each.not_after))

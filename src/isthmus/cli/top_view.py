@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from isthmus.cli.looking import Seen, items, number
+from isthmus.cli.looking import Seen, items, number, text
 from isthmus.cli.tables import GAP, table_lines
 from isthmus.cli.texts import one_line
 from isthmus.cli.top_state import HELP, Mode, TopState
@@ -39,6 +40,11 @@ class Line:
     look: str = "plain"
 
 
+#: Programs whose clients reach targets through a server.
+_BEFORE_A_SERVER = frozenset({"socks5-proxy", "https-proxy"})
+_WORKER = re.compile(r"-w\d+$")
+
+
 @dataclass(slots=True)
 class Counts:
     """Dials per second of all programs, from one look to the next."""
@@ -51,7 +57,7 @@ class Counts:
     def take(self, programs: Sequence[Seen], *, now: float) -> None:
         """Count anew; a program that was not there before, or began anew, does not count."""
         totals = {}
-        for seen in programs:
+        for seen in _counting(programs):
             found = seen.snapshot.get("totals")
             if isinstance(found, dict):
                 totals[seen.client.url] = number(found, "dials"), number(found, "dialsFailed")
@@ -65,6 +71,22 @@ class Counts:
         self.dials_s = sum(dials for dials, _ in moved) / over_s if known else None
         self.failed_s = sum(failed for _, failed in moved) / over_s if known else None
         self._before, self._at_s = totals, now
+
+
+def _counting(programs: Sequence[Seen]) -> list[Seen]:
+    """Those whose dials count: a dial that went through several programs is the server's."""
+    servers = {each.id for each in programs if each.program == "server"}
+
+    def counts(each: Seen) -> bool:
+        if each.program in _BEFORE_A_SERVER:
+            return not servers
+        if each.program != "agent":
+            return True
+        peers = (text(link, "peerId") for link in items(each.snapshot, "links"))
+        # A worker of a server is a server of its own to agents.
+        return not any(peer in servers or _WORKER.sub("", peer) in servers for peer in peers)
+
+    return list(filter(counts, programs))
 
 
 def summary(
@@ -206,7 +228,7 @@ def _bottom(state: TopState) -> Line:
             pass
     if state.message:
         return Line(state.message, "bad")
-    under = state.rows[state.line].stalled if state.rows else ""
+    under = state.rows[state.line].why if state.rows else ""
     words = [
         "paused" if state.paused else "",
         f"filter: {state.filter}" if state.filter else "",

@@ -38,11 +38,17 @@ class TunnelRow:
     connection_id: str
     relay: str = ""
     rate: float | None = None
+    slow: str = ""
 
     @property
     def key(self) -> Key:
         """What tells it from every other."""
         return self.url, self.id
+
+    @property
+    def why(self) -> str:
+        """Why it does not move, or who is slow; empty when all is well."""
+        return self.stalled or self.slow
 
     @property
     def bytes(self) -> int:
@@ -58,7 +64,7 @@ SORTS: dict[str, Callable[[TunnelRow], Any]] = {
     "id": lambda row: (row.server, len(row.id), row.id),
     "target": lambda row: row.target,
     "agent": lambda row: row.agent,
-    "state": lambda row: (row.state != "stalled", row.state),
+    "state": lambda row: (row.state != "stalled", row.state != "slow", row.state),
 }
 
 
@@ -103,6 +109,7 @@ def _row(url: str, server: str, tunnel: dict[str, Any]) -> TunnelRow:
         to_client=int(number(tunnel, "bytesToClient")),
         connection_id=text(tunnel, "connectionId"),
         relay=text(tunnel, "relay"),
+        slow=text(tunnel, "slow"),
     )
 
 

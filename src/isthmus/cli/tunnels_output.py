@@ -89,7 +89,7 @@ class TunnelPrinter:
             "RELAY": row.relay,
             "REQUESTER": row.requester,
             "CONNECTION": row.connection_id,
-            "STALLED": row.stalled,
+            "STALLED": row.why,
         }
         return [by_head[head] for head in self._heads()]
 

@@ -15,15 +15,15 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 from isthmus import __version__
 from isthmus.client.admin_errors import AdminError, Trouble, explain, first_line
+from isthmus.core.addresses import is_loopback
 from isthmus.errors import ConfigError
 
-__all__ = ["AdminClient", "AdminError", "Answer", "Trouble", "is_loopback", "read_token"]
+__all__ = ["AdminClient", "AdminError", "Answer", "Trouble", "read_token"]
 
 MOST_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
@@ -255,16 +255,6 @@ def read_token(path: str) -> str:
     if not text or len(token) > _MOST_TOKEN_BYTES:
         raise ConfigError(f"--token-file {path}: {'too large for' if text else 'has'} no token")
     return text
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine by its name or address."""
-    if host.lower().removesuffix(".") == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read_url(text: str) -> tuple[bool, str, int, str]:

@@ -16,6 +16,7 @@ from isthmus.client.errors import UnknownNetworkError
 from isthmus.client.ways import Ground, Way, describe
 from isthmus.core.connectivity import ConnectivityConfig, NetworkConfig
 from isthmus.errors import ConfigError, DialFailure
+from isthmus.net.plain_file import TooLargeError, read_bytes
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import BaseEnd, End, Ending
@@ -181,11 +182,10 @@ def read_file(path: str | Path) -> ConnectivityConfig:
     from isthmus.config.connectivity import read
 
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_FILE_BYTES + 1)
-        if len(data) > _MOST_FILE_BYTES:
-            raise ConfigError(f"{path}: too large for a configuration")
+        data = read_bytes(path, most_bytes=_MOST_FILE_BYTES)
         return read(data.decode("utf-8"), name=str(path))
+    except TooLargeError as exc:
+        raise ConfigError(f"{path}: too large for a configuration") from exc
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.core.connectivity import ClientTls, Connection, NetworkConfig, Protocol
+from isthmus.core.metadata import NO_METADATA_BY_NAME
 from isthmus.dialers.through_server import ServerPlace
 from isthmus.errors import ConfigError
 from isthmus.net.connect import Failed
@@ -110,7 +111,7 @@ def _dialer(connection: Connection, ground: Ground) -> AnyDialer:
         case Protocol.DIRECT:
             from isthmus.dialers.direct import DirectDialer
 
-            return DirectDialer(loop, poller, resolver)
+            return DirectDialer(loop, poller, resolver, metadata=NO_METADATA_BY_NAME)
         case Protocol.HTTP_CONNECT:
             from isthmus.dialers.through_connect import ConnectDialer
 

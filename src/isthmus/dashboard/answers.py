@@ -11,23 +11,14 @@ import os
 
 from aiohttp import web
 
+from isthmus.admin.answers import SAFE_HEADERS
+from isthmus.admin.guard import is_from_elsewhere
 from isthmus.admin.owner import owner_of
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
-    " img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_SAFE = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 #: Of what is confidential, or new each time.
-PAGE_HEADERS = {**_SAFE, "Cache-Control": "no-store"}
+PAGE_HEADERS = SAFE_HEADERS
 #: Of the page's own files: kept by browsers, and asked for each time whether they are still so.
-FILE_HEADERS = {**_SAFE, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+FILE_HEADERS = {**PAGE_HEADERS, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
 
 
 def say(status: int, sentence: str) -> web.Response:
@@ -47,9 +38,7 @@ def from_elsewhere(request: web.BaseRequest) -> web.Response | None:
     Such a page could read nothing, but its requests would fill the room that there is for viewers.
     Browsers say where a request comes from (Fetch Metadata, ``Sec-Fetch-Site``); tools do not.
     """
-    if request.headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none"):
-        return None
-    return say(403, "this is not for pages of other sites")
+    return say(403, "this is not for pages of other sites") if is_from_elsewhere(request) else None
 
 
 async def not_ours(request: web.BaseRequest) -> web.Response | None:

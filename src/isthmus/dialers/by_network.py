@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from isthmus.core.classes import class_of
 from isthmus.core.networks import AgentsByNetwork, ClusterNetwork, Networks
-from isthmus.core.policy import BY_NETWORK, Decision, Policy, Question, decide
+from isthmus.core.policy import BY_AUDIT, BY_NETWORK, Decision, Policy, Question, decide
 from isthmus.dialers.direct import DirectDialer
 from isthmus.dialers.through_agent import AgentDial, AgentDialer, Dialing
 from isthmus.dialers.through_server import Reached, ServerDialer
 from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
-from isthmus.net.connect import Address, Failed
-from isthmus.net.resolver import Found, Resolver
+from isthmus.net.connect import SPENT, Address, Failed
+from isthmus.net.resolver import Cancel, Found, Resolver
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import HostPort, Identity
@@ -57,7 +57,9 @@ class InsideOnly(Resolver):
         super().__init__(loop)
         self._network = network
 
-    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+    def lookup(
+        self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+    ) -> Cancel:
         """See Resolver; a name with no address in the network is denied."""
 
         def checked(addresses: Sequence[Address]) -> None:
@@ -70,7 +72,7 @@ class InsideOnly(Resolver):
                 DialFailure.DENIED, f"{target.host} is {shown}, outside of network {self._network}"
             )
 
-        super().lookup(target, checked, failed)
+        return super().lookup(target, checked, failed, client)
 
 
 def _nobody(host: str) -> Sequence[str]:
@@ -119,12 +121,20 @@ class WayDial(AgentDial):
         """Dial, in the time that is left."""
         way, who = self.way, self.who
         assert way is not None and who is not None  # or there is nothing to try
-        left_s = max(self.started_at + self._dialer.timeout_s - time.monotonic(), 0.001)
+        left_s = self.started_at + self._dialer.timeout_s - time.monotonic()
+        if left_s <= 0:
+            self._fail(DialFailure.TIMED_OUT, SPENT)
+            return
         dial: Cancellable
         if isinstance(way, ServerDialer):
             dial = way.dial(
                 self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
                 asking=passed_on(who.pass_on(), self.requester),
+            )  # fmt: skip
+        elif isinstance(way, DirectDialer):
+            dial = way.dial(
+                self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
+                client=self.requester,
             )  # fmt: skip
         else:
             dial = way.dial(
@@ -182,6 +192,7 @@ class ByNetwork:
     ``networks`` and ``agents`` come together; without them only the policy is asked, and everything
     goes through the agents of ``dialer``. ``ways`` has a dialer for every network with a ``via``.
     ``admit`` is asked about what is allowed: why it is too much for its requester, or None.
+    ``unaudited`` says why nothing may be dialed at all, because nobody could write it down.
     """
 
     def __init__(
@@ -194,8 +205,10 @@ class ByNetwork:
         policy: Callable[[], Policy | None],
         denied: Callable[[Decision], None],
         admit: Callable[[Dialing, HostPort, Identity, str], Decision | None] | None = None,
+        unaudited: Callable[[], str] | None = None,
     ) -> None:
         self._admit = admit
+        self._unaudited = unaudited
         self._dialer = dialer
         self._networks = networks
         self._agents = agents
@@ -210,6 +223,8 @@ class ByNetwork:
 
     def decide(self, target: HostPort, requester: Identity, asked: str) -> Decision:
         """Find the network, and whether it may be dialed there."""
+        if self._unaudited is not None and (why := self._unaudited()):
+            return Decision(allowed=False, rule=BY_AUDIT, why=why)
         return decide(
             self._networks,
             self._policy(),

@@ -31,9 +31,7 @@ _UNTOLD_STREAMS = 100
 _NEVER = float("inf")
 # Readers that stop keep their windows: there is room for those of 256 streams over TCP, of all
 # streams over a UNIX socket. Beyond it the one that keeps most is reset.
-_UDS_LIMITS = Http2Limits(
-    max_streams=1000, max_held_bytes=256 * MIB, ping_every_s=_NEVER, dead_after_s=_NEVER
-)
+_UDS_LIMITS = Http2Limits(max_streams=1000, ping_every_s=_NEVER, dead_after_s=_NEVER)
 # A round trip over the network is longer than one over a UNIX socket.
 _TCP_LIMITS = replace(_UDS_LIMITS, stream_window_bytes=MIB, connection_window_bytes=16 * MIB)
 _ANYWHERE = HostPort("localhost", 1)  # connecting to the server asks for no target

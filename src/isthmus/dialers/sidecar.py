@@ -16,6 +16,7 @@ from typing import Any
 
 from isthmus.config.sidecar import GRPC, SidecarSettings
 from isthmus.core.cloud_apis import CloudApis
+from isthmus.core.metadata import MetadataGuard
 from isthmus.core.name_order import NameRules, Resolution, Source, Way
 from isthmus.core.proxies import ProxyRules
 from isthmus.core.service_names import ServiceName
@@ -79,7 +80,8 @@ class SidecarDialer:
         #: The certificates of the connectivity server's connections; None at a UNIX socket.
         self.context = self._context()
         self.tunnel = self._tunnel()
-        self.direct = DirectDialer(loop, poller, self.resolver)
+        self.metadata = MetadataGuard(settings.metadata_allowed)
+        self.direct = DirectDialer(loop, poller, self.resolver, metadata=self.metadata)
         self._dns = TunnelDns(loop, self.tunnel)
         self.services = ServiceWatch(kube.services()) if kube is not None else None
         if self.services is None and settings.needs_kube:

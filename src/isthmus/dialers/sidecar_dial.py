@@ -15,7 +15,7 @@ from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.through_proxy import ProxyRefused, connect_through
 from isthmus.tunnel.end import BaseEnd
-from isthmus.values import HostPort
+from isthmus.values import HostPort, is_address
 
 if TYPE_CHECKING:
     from isthmus.dialers.sidecar import SidecarDialer
@@ -121,6 +121,12 @@ class SidecarDial:
         usable = way is resolution.way or resolution.source is Source.ADDRESS
         hosts = resolution.addresses if usable else ()
         self._addresses = [HostPort(host, port) for host in hosts or (resolution.host,)]
+        denied = [why for it in self._addresses if (why := self._denied(it))]
+        if denied:
+            self._addresses = [it for it in self._addresses if not self._denied(it)]
+            if not self._addresses:
+                self._fail(DialFailure.DENIED, denied[0])
+                return
         match way:
             case Way.TUNNEL:
                 self._try_next()
@@ -128,6 +134,9 @@ class SidecarDial:
                 self._dial_directly()
             case Way.PROXIED:
                 self._dial_cloud(self._addresses[0])
+
+    def _denied(self, at: HostPort) -> str:
+        return self._dialer.metadata.refuse(at.host) if is_address(at.host) else ""
 
     @property
     def _left_s(self) -> float:
@@ -197,6 +206,7 @@ class SidecarDial:
                     proxy,
                     target,
                     timeout_s=left_s + _LATER_S,
+                    for_peer=True,
                 )
         except TimeoutError:
             self._task = None

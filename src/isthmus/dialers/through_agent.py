@@ -20,7 +20,9 @@ from isthmus.dialers.through_peer import PeerLinks
 from isthmus.errors import DialFailure
 from isthmus.links.peer_side import PeerLink
 from isthmus.links.server_side import AgentLink
+from isthmus.net.connect import SPENT
 from isthmus.net.deadlines import Deadlines
+from isthmus.tunnel.budget import OVER_SHARE, Account
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
@@ -31,7 +33,6 @@ from isthmus.wire.link_pb2 import DialResult
 MOST_TRIES = 3
 #: How often pending dials are looked at: a link has a tick a second.
 _LOOK_S = 1.0
-_MAX_ID_CHARS = 253
 #: What another server answers when it has done nothing: somebody else may be asked.
 _NOT_DONE = frozenset({DialFailure.NO_AGENT, DialFailure.AGENT_LOST})
 
@@ -51,6 +52,9 @@ class Dialing(Protocol):
 
     def pass_on(self) -> Asking:
         """Somebody is asked now: what to tell them, the trace included."""
+
+    def payer(self) -> Account:
+        """Open the account that pays for the tunnel; whoever asks closes it."""
 
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
         """The target is reached; the stream may be joined. None: by a way without agents.
@@ -122,9 +126,22 @@ class AgentDial:
 
     def attempt(self) -> None:
         """Ask the best link that was not asked yet."""
-        dialer, who = self._dialer, self.who
+        who = self.who
         assert who is not None  # or nobody would go on
+        account = who.payer()
+        if account.may_not_open:
+            account.close()
+            self._fail(DialFailure.TOO_MANY, OVER_SHARE)
+            return
+        self._attempt(who, account)
+        account.close()
+
+    def _attempt(self, who: Dialing, account: Account) -> None:
+        dialer = self._dialer
         left_s = self.started_at + dialer.timeout_s - time.monotonic()
+        if left_s <= 0:
+            self._fail(DialFailure.TIMED_OUT, SPENT)
+            return
         while (link := self._choose()) is not None:
             self._link = link
             asking = who.pass_on()
@@ -133,12 +150,13 @@ class AgentDial:
             self._stream = link.open_dial(
                 self.target,
                 dial_id=self.id,
-                timeout_s=max(left_s, 0.001),
+                timeout_s=left_s,
                 requester=self.requester,
                 told=self._told,
                 connection_id=who.connection_id,
                 asking=asking,
                 traffic=self.traffic,
+                account=account,
             )
             if self._stream is not None and not self._lost_at_once:
                 return
@@ -234,11 +252,7 @@ class AgentDial:
             self.attempt()
             return
         self.answered = True
-        by = (
-            link.agent_id
-            if isinstance(link, AgentLink)
-            else AgentId(result.agent_id[:_MAX_ID_CHARS])
-        )
+        by = link.agent_id if isinstance(link, AgentLink) else AgentId(result.agent_id)
         if isinstance(link, PeerLink):
             self.relay = link.server_id
         if failure is None:

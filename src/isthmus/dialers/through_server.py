@@ -24,9 +24,17 @@ from dataclasses import dataclass
 
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.links.go_errors import failure_in
-from isthmus.net.connect import FAILURE_OF_ERRNO, Address, Connecting, Failed, literal
+from isthmus.net.connect import (
+    FAILURE_OF_ERRNO,
+    SPENT,
+    Address,
+    Connecting,
+    Failed,
+    literal,
+)
+from isthmus.net.descriptors import for_a_peer
 from isthmus.net.poller import Poller
-from isthmus.net.resolver import Resolver
+from isthmus.net.resolver import Cancel, Resolver
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort, is_address
 from isthmus.wire.asking import NOTHING, Asking
@@ -116,7 +124,8 @@ class _Knocking:
     def _knock(self) -> None:
         self._again = None
         try:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            sock = for_a_peer(socket.socket(socket.AF_UNIX, kind))
         except OSError as exc:
             self._failed(DialFailure.TOO_MANY, str(exc.strerror))
             return
@@ -180,6 +189,7 @@ class ServerDial:
         self._reached = reached
         self._failed = failed
         self._attempt: Connecting | _Knocking | None = None
+        self._cancel_lookup: Cancel | None = None
         self.done = False
         self._timeout_s = timeout_s
         self._deadline = self.loop.call_later(timeout_s, self._timed_out)
@@ -199,9 +209,11 @@ class ServerDial:
         elif is_address(place.tcp.host):
             self._try_each([literal(place.tcp.host, place.tcp.port)])
         else:
-            resolver.lookup(place.tcp, self._try_each, self._not_there)
+            cancel = resolver.lookup(place.tcp, self._try_each, self._not_there)
+            self._cancel_lookup = None if self.done or self._attempt is not None else cancel
 
     def _try_each(self, addresses: Sequence[Address]) -> None:
+        self._cancel_lookup = None
         if not self.done:
             self._attempt = Connecting(
                 self.loop,
@@ -278,6 +290,9 @@ class ServerDial:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.cancel()
+        cancel, self._cancel_lookup = self._cancel_lookup, None
+        if cancel is not None:
+            cancel()
         self.drop()
 
 
@@ -318,7 +333,10 @@ class ServerDialer:
         """
         dial = self.make_dial(target, timeout_s=timeout_s, reached=reached, failed=failed)
         dial.asking = asking
-        dial.begin(self.resolver)
+        if timeout_s <= 0:
+            dial.fail(DialFailure.TIMED_OUT, SPENT)
+        else:
+            dial.begin(self.resolver)
         return dial
 
 

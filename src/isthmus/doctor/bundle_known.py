@@ -16,6 +16,7 @@ from isthmus.doctor.files import placed
 from isthmus.doctor.layout import named_files
 from isthmus.doctor.patient import Patient
 from isthmus.errors import IsthmusError
+from isthmus.net.plain_file import read_part
 
 _MOST_BYTES = 1024 * 1024
 _SECRET_NAME = re.compile(
@@ -88,8 +89,7 @@ def _of_headers(text: str) -> Iterator[str]:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8", "surrogateescape")
+        return read_part(path, _MOST_BYTES).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from isthmus import __version__
 from isthmus.config.shown import blanked
+from isthmus.net.plain_file import MOST_BYTES, read_part
 from isthmus.nodeproxy.backend import ApplyError
 from isthmus.nodeproxy.commands import run
 
@@ -157,7 +158,7 @@ def read(path: Path) -> str:
         MissingError: it cannot be read.
     """
     try:
-        return path.read_text(errors="replace")
+        return read_part(path, MOST_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise MissingError(f"{path}: {error.strerror}") from error
 

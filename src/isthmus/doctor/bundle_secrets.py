@@ -12,6 +12,7 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from urllib.parse import quote
 
 BLANK = "[redacted]"
@@ -19,15 +20,19 @@ BLANK = "[redacted]"
 SHORTEST = 6
 _PIECE_CHARS = 1 << 16
 _WORDS = (
-    "token", "secret", "pass", "pwd", "credential", "cookie", "client-key-data",
+    "token", "secret", "pass", "pwd", "pw", "credential", "cookie", "client-key-data",
     *(f"{word}{sign}key" for word in ("api", "access", "private") for sign in ("", "_", "-")),
 )  # fmt: skip
 # Names that say it, up to their end: secretAccessKey is one, and a token-file is not.
 _KEY_WORD = (
     r"(?:(?:token|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|"
-    r"private[_-]?key|client-key-data|cookie)(?:[_-]?(?:access|key|value|data|text|string|hash))*"
-    r"s?|(?<![a-z])pass|(?<![a-z])pwd)"
+    r"private[_-]?key|client-key-data|cookie)"
+    # Bounded: without that, a text of such words alone would be read once for each of them.
+    r"(?:[_-]?(?:access|key|value|data|text|string|hash)){0,4}"
+    r"s?|(?<![a-z])pass|(?<![a-z])pwd?)"
 )
+# Where a word may begin: also behind what stands for a sign in JSON or in a URL, as in \nAKIA.
+_START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2})|(?<=_))"
 # Behind the name: its own end if that is quoted, and what opens a list or an object such as
 # {"value": …}.
 _IS = r"\\*[\"']?\s*[:=]\s*(?:[\[{]\s*(?:\\*[\"']value\\*[\"']\s*:\s*)?)?"
@@ -42,8 +47,9 @@ _VALUE = (
 _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     # A key, also with its lines written as \n in JSON.
     (
-        ("private key-----",),
-        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
+        ("private key",),
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+        r".*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
     ),
     # A header, as a line or as JSON: everything behind the scheme.
     (
@@ -53,10 +59,29 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("cookie",), r"cookie\\*[\"']?\s*:\s*\\*[\"']?(?P<secret>[^\r\n\"']+)"),
     (("bearer",), r"\bbearer[\s:=]+(?P<secret>[\w.~+/=-]{6,})"),
     (("basic",), r"\bbasic\s+(?P<secret>[A-Za-z0-9+/=]{8,})"),
-    # A JSON web token: base64 of '{"'.
-    (("eyj",), r"\beyJ[\w-]{8,}\.[\w-]{8,}\.?[\w-]*"),
     # A bootstrap token of Kubernetes.
-    ((".",), r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"),
+    ((".",), rf"{_START}[a-z0-9]{{6}}\.[a-z0-9]{{16}}(?![A-Za-z0-9])"),
+    # What says by its first letters whose it is: AWS, GitHub, GitLab, Slack, Google, Stripe, npm,
+    # Vault, DigitalOcean, SendGrid and age.
+    (
+        ("akia", "asia", "aroa", "aida", "agpa", "anpa", "anva", "abia", "acca"),
+        rf"{_START}(?-i:A(?:KIA|SIA|ROA|IDA|GPA|NPA|NVA|BIA|CCA)[A-Z0-9]{{16}})(?![A-Za-z0-9])",
+    ),
+    (("gh", "github_pat_"), rf"{_START}(?:gh[pousr]_|github_pat_)[A-Za-z0-9_]{{20,255}}"),
+    (("gl",), rf"{_START}gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|soat)-[\w.-]{{16,255}}"),
+    (("xox", "xapp-", "xwfp-"), rf"{_START}(?:xox[a-z](?:\.xox[a-z])?|xapp|xwfp)-[\w-]{{8,255}}"),
+    (("hooks.slack.com",), r"hooks\.slack\.com/(?:services|workflows)/(?P<secret>[\w/-]{8,255})"),
+    (("aiza", "ya29.", "gocspx-"), rf"{_START}(?:AIza|ya29\.|GOCSPX-)[\w-]{{20,512}}"),
+    (("k_live_", "k_test_"), rf"{_START}[sr]k_(?:live|test)_\w{{10,255}}"),
+    (("npm_", "dop_v1_"), rf"{_START}(?:npm|dop_v1|doo_v1|dor_v1)_\w{{20,255}}"),
+    (("hvs.", "hvb.", "hvr."), rf"{_START}hv[sbr]\.[\w-]{{20,512}}"),
+    (("sg.",), rf"{_START}SG\.[\w-]{{16,64}}\.[\w-]{{16,128}}"),
+    (("age-secret-key-",), rf"{_START}AGE-SECRET-KEY-1[A-Z0-9]{{20,128}}"),
+    # A word that says it, in a sentence.
+    (
+        _WORDS,
+        r"\b(?:password|passphrase|passwd|secret|token)\s{1,8}(?:is|was)\s{1,8}(?P<secret>\S{4,512})",
+    ),
     # Who one is, in a URL: all before the last @, whatever signs a password has.
     (("@",), r"://(?P<secret>(?:(?!://)[^\s\"']){1,512})(?=@)"),
     # The same without a scheme, as in proxy variables.
@@ -79,6 +104,16 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
 _PATTERNS = tuple(
     (words, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for words, pattern in _FORMS
 )
+# A secret key of AWS has no sign but its length and its letters; 40 of hexadecimal are a digest.
+_AWS_KEY = re.compile(
+    r"(?:(?<![A-Za-z0-9/+])|(?<=\\[nrtbf])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2}))"
+    r"(?=[^A-Z]{0,39}[A-Z])(?=[^a-z]{0,39}[a-z])"
+    r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
+)
+# Words with dots between them. A JSON web token is some of these: each is read once, whatever it
+# has in it.
+_DOTTED = re.compile(r"(?<![\w-])[\w-]++(?:\.[\w-]*+)++")
+_JWT_START, _JWT_PART_CHARS = "eyJ", 8  # base64 of '{"'
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}")
 
 
@@ -100,6 +135,9 @@ class Scrubber:
             text = text.replace(form, BLANK)
         for pattern in _possible(text):
             text = pattern.sub(self._blank, text)
+        if _JWT_START in text:
+            text = _DOTTED.sub(self._blank_jwt, text)
+        text = _AWS_KEY.sub(self._blank_whole, text)
         return _BASE64.sub(self._blank_encoded, text)
 
     def leaks(self, text: str) -> bool:
@@ -114,6 +152,17 @@ class Scrubber:
             have = {piece[i : i + SHORTEST] for i in range(len(piece) - SHORTEST + 1)}
             starts |= self._known.keys() & have
         return {form for start in starts for form in self._known[start] if form in text}
+
+    def _blank_whole(self, match: re.Match[str]) -> str:
+        self.removed += 1
+        return BLANK
+
+    def _blank_jwt(self, match: re.Match[str]) -> str:
+        at = _jwt_in(match[0])
+        if at < 0:
+            return match[0]
+        self.removed += 1
+        return match[0][:at] + BLANK
 
     def _blank(self, match: re.Match[str]) -> str:
         groups = match.groupdict()
@@ -134,8 +183,7 @@ class Scrubber:
         inside = _decoded(match[0])
         if inside is None:
             return match[0]
-        looks = any(pattern.search(inside) for pattern in _possible(inside))
-        if not looks and not self._known_in(inside):
+        if not _looks_secret(inside) and not self._known_in(inside):
             return match[0]
         self.removed += 1
         return BLANK
@@ -145,6 +193,30 @@ def _possible(text: str) -> Iterator[re.Pattern[str]]:
     """The patterns that may be found in a text."""
     small = text.lower()
     return (pattern for words, pattern in _PATTERNS if any(word in small for word in words))
+
+
+def _looks_secret(text: str) -> bool:
+    """Whether something in a text has a form of secrets."""
+    return (
+        any(pattern.search(text) for pattern in _possible(text))
+        or any(_jwt_in(found[0]) >= 0 for found in _DOTTED.finditer(text))
+        or _AWS_KEY.search(text) is not None
+    )
+
+
+def _jwt_in(dotted: str) -> int:
+    """Where a JSON web token begins among words with dots between them; -1 where none does."""
+    if _JWT_START not in dotted:
+        return -1
+    parts, start = dotted.split("."), 0
+    for part, following in pairwise(parts):
+        at = part.find(_JWT_START)
+        # The first of them is the longest.
+        enough = len(part) - at >= len(_JWT_START) + _JWT_PART_CHARS
+        if at >= 0 and enough and len(following) >= _JWT_PART_CHARS:
+            return start + at
+        start += len(part) + 1
+    return -1
 
 
 def _decoded(text: str) -> str | None:

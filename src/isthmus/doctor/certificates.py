@@ -8,19 +8,22 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from isthmus.app.pki_show import CertificateInfo, show
+from isthmus.config.role_warnings import TODO, role_warnings
+from isthmus.core.expiry import Standing, standing
 from isthmus.doctor.files import placed
 from isthmus.doctor.finding import Asked, Check, Finding
 from isthmus.doctor.layout import TlsUse, tls_uses
 from isthmus.doctor.patient import Patient
 from isthmus.doctor.trial import verdict
 from isthmus.errors import ConfigError
-from isthmus.net.certificates import Purpose, TlsFiles
+from isthmus.net.certificates import Purpose, TlsFiles, authorities
 
-_WARN, _FAIL = timedelta(days=30), timedelta(days=7)
-# A certificate that lives for a day is renewed every few hours; it never has 30 days left.
-_WARN_SHARE, _FAIL_SHARE = 3, 10
 _USAGE_CODE = 26  # X509_V_ERR_INVALID_PURPOSE
 _NAME_CODES = frozenset({62, 64})  # of a host name, of an address
+#: Of an issuer that is not there: X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT and the like.
+_FOREIGN_CODES = frozenset({18, 19, 20, 21})
+#: Certificates of clients, and what those are shown: the other side has another authority.
+_ACROSS = frozenset({"--server-cert", "--admin-cert", "--tls-cert-path", "--client-cert"})
 _MOST_NAMES = 8
 
 
@@ -70,6 +73,16 @@ def _see_pair(use: TlsUse, named: TlsFiles) -> Iterator[Finding]:
         yield from _see_names(about, use, own)
 
 
+def see_roles(patient: Patient) -> Iterator[Finding]:
+    """See whether an agent's certificate could pass for a client's, or the other way round."""
+    asked = Asked(Check.ROLES, "certificates", "compared the authorities of the ports")
+    found = role_warnings(patient.settings, lambda path: authorities(str(placed(patient, path))))
+    for sentence in found:
+        yield asked.warn(sentence.removesuffix(f"; {TODO}"), TODO)
+    if not found:
+        yield asked.ok("those of agents, clients and operators are told apart")
+
+
 def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Finding:
     """Is it made for this side of TLS? One that says nothing is for everything."""
     asked = Asked(Check.USAGE, about, "read its extended key usage")
@@ -86,6 +99,9 @@ def judge_chain(about: str, ca: str, use: TlsUse, code: int, words: str) -> Find
     asked = Asked(Check.CHAIN, about, f"verified it in memory with the authorities of {ca}")
     if code in (0, _USAGE_CODE):
         return asked.ok("they have signed it")
+    if use.files.labels[0] in _ACROSS and code in _FOREIGN_CODES:
+        these = "clients" if use.purpose == "server" else "servers"
+        return asked.ok(f"another authority has signed it, which is usual: these are for {these}")
     other = "agents" if use.purpose == "server" else "the server"
     return asked.warn(
         f"they have not signed it: {words}",
@@ -144,8 +160,7 @@ def _left(time: timedelta) -> str:
 
 
 def judge_expiry(asked: Asked, start: datetime, end: datetime, now: datetime) -> Finding:
-    """Is it valid, and for how long? Of a short life, a share has to be left and not days."""
-    life = end - start
+    """Is it valid, and for how long? What is too short is for core/expiry.py to say."""
     day = end.date().isoformat()
     left = f"{_left(end - now)} left, until {day}"
     if now < start:
@@ -155,8 +170,10 @@ def judge_expiry(asked: Asked, start: datetime, end: datetime, now: datetime) ->
         )
     if now > end:
         return asked.fail(f"it expired on {day}", "renew it; a running program picks the file up")
-    if end - now <= min(_FAIL, life / _FAIL_SHARE):
-        return asked.fail(left, "renew it now; a running program picks the new file up")
-    if end - now <= min(_WARN, life / _WARN_SHARE):
-        return asked.warn(left, "renew it; a running program picks the new file up")
-    return asked.ok(left)
+    match standing(not_before=start, not_after=end, now=now):
+        case Standing.BAD:
+            return asked.fail(left, "renew it now; a running program picks the new file up")
+        case Standing.WARN:
+            return asked.warn(left, "renew it; a running program picks the new file up")
+        case Standing.OK:
+            return asked.ok(left)

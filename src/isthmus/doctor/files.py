@@ -13,6 +13,7 @@ from isthmus.doctor.finding import Asked, Check, Finding
 from isthmus.doctor.layout import NamedFile, named_files
 from isthmus.doctor.patient import Patient
 from isthmus.errors import ConfigError
+from isthmus.net.plain_file import read_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,7 @@ def judge_file(asked: Asked, file: NamedFile, path: Path, user: User) -> Finding
 
 def _judge_content(asked: Asked, file: NamedFile, path: Path) -> Finding:
     try:
-        with path.open("rb") as opened:
-            opened.read(1)
+        read_part(path, 1)
         if file.certificates:
             count = len(show([path]))
             return asked.ok(f"{count} certificate{'s' * (count > 1)} in it")

@@ -25,6 +25,7 @@ class Check(Enum):
     NAMES = "certificate-names"
     USAGE = "certificate-usage"
     EXPIRY = "certificate-expiry"
+    ROLES = "certificate-roles"
     CLOCK = "clock"
     PORTS = "ports"
     SOCKETS = "unix-sockets"
@@ -69,6 +70,7 @@ FINDS: Mapping[Check, str] = {
     Check.NAMES: "a server certificate without the names and addresses that agents dial",
     Check.USAGE: "a certificate that is not made for a TLS server, or client",
     Check.EXPIRY: "certificates that expire soon, have expired, or are not valid yet",
+    Check.ROLES: "one authority for agents and clients, and no names that tell them apart",
     Check.CLOCK: "a clock that is more than 5 s off what the Kubernetes API says",
     Check.PORTS: "ports that somebody else has (and who), that need a privilege, or are not open",
     Check.SOCKETS: "UNIX sockets: paths too long, directories that are missing or open to all",
@@ -91,7 +93,7 @@ FINDS: Mapping[Check, str] = {
     Check.PERMISSIONS: "permissions for Leases, TokenReviews and what a node proxy watches",
     Check.BIND_ADDRESS: "a --bind-address that no interface has, or that is the node's own",
     Check.BIND_RULE: "the firewall rule of --bind-address gone",
-    Check.TOOLS: "iptables or nft missing or too old for --proxy-mode",
+    Check.TOOLS: "iptables missing or too old for --proxy-mode, an nft that crashes",
     Check.FORWARDING: "a node that does not forward packets",
     Check.LOCALNET: "node ports on localhost that cannot work (route_localnet)",
     Check.CONNTRACK: "a connection tracking table that is full, or nearly",

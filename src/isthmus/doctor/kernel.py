@@ -15,6 +15,8 @@ from isthmus.errors import ConfigError
 from isthmus.nodeproxy.sysctls import Sysctls, has_ipv6
 from isthmus.services.model import Family
 
+_NFT_LIMIT_S = 30.0
+_UPDATE_NFT = "update nft to 1.1.2 or later, or 1.0.6.1, to list rules"
 _NEARLY, _FULL = 0.8, 0.95
 _FORWARD = {
     Family.IPV4: "net/ipv4/ip_forward",
@@ -38,6 +40,40 @@ def see_tools(patient: Patient) -> Iterator[Finding]:
             )
         else:
             yield asked.ok("they have it")
+    if settings.mode == NFTABLES:
+        yield _see_nft()
+
+
+def _see_nft() -> Finding:
+    """Have nft read the sets of every table, as it does before it lists or writes anything."""
+    from isthmus.nodeproxy.backend import ApplyError
+    from isthmus.nodeproxy.nftables_programs import CrashError, NftProgram
+
+    program = NftProgram(limit_s=_NFT_LIMIT_S)
+    version = why = ""
+    try:
+        version = program.version().strip()
+        program.lists_sets()
+    except CrashError as error:
+        return judge_nft(version, crash=str(error))
+    except ApplyError as error:
+        why = str(error)
+    return judge_nft(version, refusal=why)
+
+
+def judge_nft(version: str, *, crash: str = "", refusal: str = "") -> Finding:
+    """Can rules be listed here? The node proxy's own do not go through nft."""
+    from isthmus.nodeproxy.nftables_programs import crashes_on_later_sets
+
+    asked = Asked(Check.TOOLS, "nft", "asked it for its version and for all sets")
+    update = f"{_UPDATE_NFT}; the node proxy's own rules do not go through nft"
+    if crash:
+        return asked.warn(f"{version}: {crash.partition(';')[0]}: a later nft made a set", update)
+    if not version:
+        return asked.ok(f"{refusal}: only listing rules, and some detectors, need it")
+    if crashes_on_later_sets(version):
+        return asked.warn(f"{version} crashes as soon as a later nft makes a set here", update)
+    return asked.warn(refusal, "run as root") if refusal else asked.ok(version)
 
 
 def _families() -> list[Family]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from isthmus.doctor.finding import Asked, Check, Finding
 from isthmus.doctor.metrics import Metrics
 from isthmus.doctor.patient import Patient
+from isthmus.net.descriptors import kept_back
 
 #: A tunnel takes two; below the first a program hardly starts, below the second it is soon full.
 _LEAST_FILES, _FEW_FILES = 1024, 8192
@@ -80,7 +81,8 @@ def judge_files(asked: Asked, files: Files) -> Finding:
     seen = f"{most}{used}"
     if files.hard < _LEAST_FILES:
         return asked.fail(f"{seen}: hardly enough to start", todo)
-    if files.used is not None and files.used > _FULL * files.soft:
+    full = min(_FULL * files.soft, files.soft - kept_back(files.soft))
+    if files.used is not None and files.used > full:
         return asked.fail(f"{seen}: new connections will be refused", todo)
     if files.used is not None and files.used > _NEARLY * files.soft:
         return asked.warn(seen, todo)

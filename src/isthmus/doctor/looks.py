@@ -34,6 +34,7 @@ LOOKS: tuple[Look, ...] = (
         programs=_ADMIN,
         see=certificates.see_certificates,
     ),
+    Look(checks=(Check.ROLES,), programs=frozenset({"server"}), see=certificates.see_roles),
     Look(checks=(Check.PORTS,), programs=ALL, see=ports.see_ports),
     Look(
         checks=(Check.SOCKETS,), programs=frozenset({"server"}) | _SIDECARS, see=ports.see_sockets

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from isthmus.client.admin import AdminClient, AdminError, is_loopback
+from isthmus.client.admin import AdminClient, AdminError
 from isthmus.config.options import options_of
 from isthmus.config.parsing import load
 from isthmus.config.shown import BLANK
+from isthmus.core.addresses import is_loopback
 from isthmus.core.bootstrap import State
 from isthmus.doctor.finding import Asked, Check, Finding
 from isthmus.doctor.holders import holder_of, holders

@@ -16,10 +16,9 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
-from isthmus.core.places import Full, Strangers
+from isthmus.core.places import STRANGER_S, Allowance, Full, Strangers
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.frontends import payload
 from isthmus.frontends.backend import CONNECTION_ID, Backend, Dial, new_connection_id
@@ -31,16 +30,19 @@ from isthmus.net.deadlines import Deadlines
 from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer
+from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget, Deposit
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.packets import Packets
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
-from isthmus.values import HostPort, Identity
+from isthmus.values import ANONYMOUS, HostPort, Identity
 from isthmus.wire.asking import HALF_CLOSE, Asking, asking_in
 from isthmus.wire.grpc import Refusal, Status, request_problem
 from isthmus.wire.http2 import ErrorCode, Headers, goaway, header, literal_header, settings
 from isthmus.wire.payload import names_target
+from isthmus.wire.short_cache import short_cache
+from isthmus.wire.text_limits import MAX_SHOWN_CHARS, cut, plain
 
 PATH = b"/ProxyService/Proxy"
 #: From the connection (or the handshake) to the preface.
@@ -52,6 +54,9 @@ _PONG_S = 20.0
 _SWEEP_S = 10.0
 _QUIET_S = 60.0
 _MOST_CONNECT_ID = 2**28
+#: Longer headers and addresses are read anew each time: no cache keeps them.
+_SHORT_HEADERS_BYTES = 8192
+_SHORT_TARGET_BYTES = 512
 #: Calls within this time are one crowd, and the longest that one makes a target's first bytes wait.
 _MOMENT_S = 0.25
 _LONGEST_SETTLE_S = 0.5
@@ -68,7 +73,7 @@ class Said(NamedTuple):
     half_closes: bool
 
 
-@lru_cache(maxsize=256)
+@short_cache(128, _SHORT_HEADERS_BYTES)
 def _said(headers: Headers) -> Said:
     """Read the headers of a call; a client that is not traced sends the same again and again."""
     return Said(
@@ -112,6 +117,7 @@ class ProxyCall:
     def wants(self, protocol: str, address: str) -> None:
         """The client asks for a connection."""
         if protocol not in ("tcp", ""):
+            protocol = cut(protocol, MAX_SHOWN_CHARS)
             self._not_served(f"protocol {protocol} is not supported, only tcp", address)
             return
         try:
@@ -126,7 +132,7 @@ class ProxyCall:
     def _not_served(self, why: str, address: str) -> None:
         end, self._end = self._end, None
         assert end is not None
-        reason = f"cannot dial {address}: {why}"
+        reason = f"cannot dial {cut(address, MAX_SHOWN_CHARS)}: {why}"
         self._connection.frontend.backend.refused(400, self, reason)
         end.refuse(reason)
 
@@ -168,7 +174,7 @@ class ProxyCall:
         self._connection.frontend.complain(what)
 
 
-@lru_cache(maxsize=1024)
+@short_cache(1024, _SHORT_TARGET_BYTES)
 def _target(address: str) -> HostPort:
     """Read a target; the same ones are dialed again and again."""
     return HostPort.parse(address)
@@ -208,22 +214,26 @@ class Refused:
 class ClientConnection:
     """One client's connection; the owner of its carrier."""
 
-    __slots__ = ("carrier", "frontend", "http2", "identity")
+    __slots__ = ("_handshake", "account", "carrier", "frontend", "http2", "identity")
 
-    def __init__(self, frontend: GrpcFrontend) -> None:
+    def __init__(self, frontend: GrpcFrontend, peer: Identity | str) -> None:
         self.frontend = frontend
         self.identity = Identity("unknown")
+        self.account = frontend.budget.account(peer)
+        self._handshake = Deposit(self.account, HANDSHAKE_BYTES)
         self.carrier: PlainCarrier | TlsCarrier
         self.http2: Http2Connection | None = None
 
     def begin(self, limits: Http2Limits) -> None:
         """Bytes may flow: greet the client."""
+        self._handshake.close()
         self.http2 = Http2Connection(
             self.carrier,
             client=False,
             clock=time.monotonic,
             on_request=self._request,
             limits=limits,
+            account=self.account,
         )
         self.carrier.session = self.http2
         if self.frontend.draining:
@@ -233,7 +243,7 @@ class ClientConnection:
         said = _said(headers)
         refusal = said.refusal
         if refusal is None and header(headers, b":path") != PATH:
-            path = header(headers, b":path").decode("ascii", "replace")
+            path = plain(header(headers, b":path"))
             refusal = Refusal(
                 http_status=200, status=Status.UNIMPLEMENTED, message=f"unknown method {path}"
             )
@@ -254,7 +264,10 @@ class ClientConnection:
         """The client has proved who it is."""
         assert isinstance(self.carrier, TlsCarrier)
         self.identity = peer_identity(self.carrier.tls)
-        self.frontend.known(self)
+        if self.identity is not ANONYMOUS:
+            before, self.account = self.account, self.frontend.budget.account(self.identity)
+            before.close()
+        self.frontend.known(self, proved=True)
         self.begin(self.frontend.tcp_limits)
 
     def insecure(self, error: ssl.SSLError) -> None:
@@ -275,12 +288,16 @@ class ClientConnection:
         """The connection is gone: so are its calls."""
         self.carrier.close()
         frontend = self.frontend
-        frontend.connections.discard(self)
+        if self not in frontend.connections:
+            return
+        frontend.connections.remove(self)
         frontend.strangers.remove(self)
         frontend.known(self)
         frontend.goodbyes.remove(self)
         if self.http2 is not None:
             self.http2.lost(why)
+        self._handshake.close()
+        self.account.close()
 
     def greeted(self) -> None:
         """The time for the preface is over."""
@@ -328,7 +345,9 @@ class GrpcFrontend:
         compat: str = "",
         context: Callable[[], ssl.SSLContext] | None = None,
         keepalive_s: float = 3600.0,
+        budget: Budget = UNBOUNDED,
     ) -> None:
+        self.budget = budget
         self.loop = loop
         self.backend = backend
         self.compat = compat
@@ -343,6 +362,7 @@ class GrpcFrontend:
             loop, GOODBYE_S, lambda connection: connection.lost("ended")
         )
         self._unproven: Strangers[ClientConnection] = Strangers(MOST_STRANGERS)
+        self._allowance = Allowance(loop.time)
         self._poller = poller
         self._once = once
         self._context = context
@@ -370,8 +390,9 @@ class GrpcFrontend:
 
     def accept(self, sock: socket.socket) -> None:
         """Take a connection from a UNIX socket."""
-        connection = ClientConnection(self)
-        connection.identity = uds_identity(sock)
+        identity = uds_identity(sock)
+        connection = ClientConnection(self, identity)
+        connection.identity = identity
         connection.carrier = PlainCarrier(connection, sock, self._poller)
         self.connections.add(connection)
         connection.begin(self._limits)
@@ -384,24 +405,34 @@ class GrpcFrontend:
         """Take a connection from a TCP port."""
         assert self._context is not None
         source = source_of(sock)
-        if self._unproven.is_full_for(source):
-            sock.close()  # as many as this cannot all be about to show who they are
-            self.backend.no_place(Full.CROWD, source)
+        # As many as this cannot all be about to show who they are.
+        full = Full.CROWD if self._unproven.is_full_for(source) else None
+        if full is None and not self._allowance.spend(source, STRANGER_S):
+            full = Full.TOO_FAST
+        if full is not None:
+            sock.close()
+            self.backend.no_place(full, source)
+            return
+        if not self.budget.allows(source, HANDSHAKE_BYTES):
+            sock.close()
+            self.backend.no_place(Full.MEMORY, source)
             return
         crowded_out = self._unproven.must_leave()
         if crowded_out is not None:
             self.backend.no_place(Full.CROWD, source_of(crowded_out.carrier.sock))
             crowded_out.lost("crowded out")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = ClientConnection(self)
+        connection = ClientConnection(self, source)
         connection.carrier = TlsCarrier(connection, sock, self._poller, self._context())
         self.connections.add(connection)
         self.strangers.add(connection)
         self._unproven.add(connection, source)
 
-    def known(self, connection: ClientConnection) -> None:
+    def known(self, connection: ClientConnection, *, proved: bool = False) -> None:
         """A client of a TCP port has shown who it is, or is gone."""
-        self._unproven.remove(connection)
+        source = self._unproven.remove(connection)
+        if proved:
+            self._allowance.give_back(source, STRANGER_S)
 
     def drain(self) -> None:
         """Take no new calls; what is open goes on."""

@@ -14,10 +14,10 @@ import ssl
 import time
 from collections.abc import Callable
 
-from isthmus.core.places import Full, Strangers
+from isthmus.core.places import STRANGER_S, Allowance, Full, Strangers
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import Backend, Dial, new_connection_id
-from isthmus.frontends.peers import peer_address, uds_identity
+from isthmus.frontends.peers import payer_of, peer_address, uds_identity
 from isthmus.frontends.statuses import explain, status_for
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
@@ -27,12 +27,15 @@ from isthmus.net.raw import READ_BYTES
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.observe.logs import OncePer
-from isthmus.tunnel.end import BaseEnd, Discard, Early, Ending
+from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget, Deposit
+from isthmus.tunnel.end import EARLY_BYTES, BaseEnd, Discard, Early, Ending
 from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.http_connect import (
     CONNECTION_ID,
     BadRequest,
+    ConnectRequest,
+    HeadReader,
     established,
     reply,
     take_connect,
@@ -55,7 +58,9 @@ class ConnectClient(Early):
         "_dial",
         "_frontend",
         "_half_closes",
+        "_head",
         "_head_done",
+        "_kept",
         "accepted_at",
         "asking",
         "connection_id",
@@ -68,9 +73,12 @@ class ConnectClient(Early):
     def __init__(self, frontend: ConnectFrontend) -> None:
         super().__init__()
         self._frontend = frontend
+        self._head: HeadReader | None = None  # of one that comes in pieces
         self._head_done = False
         self._half_closes = False
         self._dial: Dial | None = None
+        #: For a handshake, a head that is not whole, or what comes before the dial's answer.
+        self._kept: Deposit | None = None
         self.end: SocketEnd | TlsEnd | None = None
         self.target: HostPort | None = None
         self.asking: Asking = NOTHING
@@ -100,7 +108,7 @@ class ConnectClient(Early):
         self.buffer += data
         if not self._head_done:
             try:
-                request = take_connect(self.buffer)
+                request = self._take()
             except BadRequest as exc:
                 self._frontend.once.log(
                     ("bad request", exc.status), _QUIET_S, _log, logging.WARNING,
@@ -111,8 +119,8 @@ class ConnectClient(Early):
                 self._goodbye(exc.to_bytes())
                 return True
             if request is not None:
-                self._head_done = True
-                self._frontend.heard(self)
+                self._head_done, self._head = True, None
+                self._frontend.heard(self, proved=True)
                 self.target = request.target
                 self.asking = request.asking
                 self._half_closes = request.half_closes
@@ -121,7 +129,29 @@ class ConnectClient(Early):
                 if self.end is None:  # answered at once
                     return True
                 self._dial = dial
+        if self.buffer and self._kept is None and self.end is not None:
+            self.keep(payer_of(self.requester, self), EARLY_BYTES)
         return len(self.buffer) < self.limit
+
+    def keep(self, peer: Identity | str, size: int) -> None:
+        """Charge what is kept of it, or soon will be."""
+        account = self._frontend.budget.account(peer)
+        self._kept = Deposit(account, size)
+        account.close()
+
+    def kept(self) -> None:
+        """It is not any more."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _take(self) -> ConnectRequest | None:
+        if self._head is not None:
+            return self._head.take(self.buffer)
+        request = take_connect(self.buffer)
+        if request is None:
+            self._head = HeadReader()
+        return request
 
     def write_eof(self) -> None:
         """Before the head is whole nobody is there to serve; after it, it is a half-close."""
@@ -137,6 +167,7 @@ class ConnectClient(Early):
         """The client is gone: take its dial back."""
         super().abort(reason)
         self._frontend.heard(self)
+        self.kept()
         dial, self._dial = self._dial, None
         if dial is not None:
             self._frontend.backend.abandoned()
@@ -145,6 +176,7 @@ class ConnectClient(Early):
 
     def established(self) -> BaseEnd | None:
         """Say 200; give the end that may now be joined, or None if the client is gone."""
+        self.kept()
         end, self.end, self._dial = self.end, None, None
         if end is None or end.ending is not None:
             return None
@@ -168,6 +200,7 @@ class ConnectClient(Early):
 
     def leave(self, why: Ending = Ending.DRAINED) -> None:
         """The server stops, say: reset a client that did not say yet what it wants."""
+        self.kept()
         if self.end is not None:
             self.end.abort(why)
             self.end = None
@@ -175,6 +208,7 @@ class ConnectClient(Early):
     def _goodbye(self, answer: bytes) -> None:
         """Answer and close, reading on for a moment: unread bytes would turn FIN into a reset."""
         self._frontend.heard(self)
+        self.kept()
         self._head_done = True
         end, self.end = self.end, None
         if end is None or end.ending is not None:
@@ -191,6 +225,7 @@ class ConnectClient(Early):
 
     def _close(self) -> None:
         self._frontend.heard(self)
+        self.kept()
         end, self.end = self.end, None
         if end is not None:
             end.write_eof()
@@ -208,7 +243,9 @@ class ConnectFrontend:
         compat: str = "",
         once: OncePer,
         context: Callable[[], ssl.SSLContext] | None = None,
+        budget: Budget = UNBOUNDED,
     ) -> None:
+        self.budget = budget
         self._poller = poller
         self._context = context
         self.backend = backend
@@ -216,6 +253,7 @@ class ConnectFrontend:
         self.once = once
         self.heads: Deadlines[ConnectClient] = Deadlines(loop, HEAD_S, ConnectClient.too_slow)
         self.strangers: Strangers[ConnectClient] = Strangers(MOST_HEADS)
+        self._allowance = Allowance(loop.time)
         self.goodbyes: Deadlines[SocketEnd | TlsEnd] = Deadlines(loop, GOODBYE_S, _leave)
 
     def accept(self, sock: socket.socket) -> None:
@@ -240,9 +278,17 @@ class ConnectFrontend:
         """Take a connection from a TCP port."""
         assert self._context is not None
         source = source_of(sock)
-        if self.strangers.is_full_for(source):
-            sock.close()  # as many as this cannot all be about to say what they want
-            self.backend.no_place(Full.CROWD, source)
+        # As many as this cannot all be about to say what they want.
+        full = Full.CROWD if self.strangers.is_full_for(source) else None
+        if full is None and not self._allowance.spend(source, STRANGER_S):
+            full = Full.TOO_FAST
+        if full is not None:
+            sock.close()
+            self.backend.no_place(full, source)
+            return
+        if not self.budget.allows(source, HANDSHAKE_BYTES):
+            sock.close()
+            self.backend.no_place(Full.MEMORY, source)
             return
         crowded_out = self.strangers.must_leave()
         if crowded_out is not None:
@@ -253,13 +299,17 @@ class ConnectFrontend:
         client = ConnectClient(self)
         self.heads.add(client)
         self.strangers.add(client, source)
+        client.keep(source, HANDSHAKE_BYTES)
         client.end = FrontendTls(sock, self._poller, self._context(), client)
         client.end.on_handshake_failed = self.backend.handshake_failed
 
-    def heard(self, client: ConnectClient) -> None:
-        """A client has said what it wants, or is gone."""
+    def heard(self, client: ConnectClient, *, proved: bool = False) -> None:
+        """A client has said what it wants, and shown who it is, or is gone."""
         self.heads.remove(client)
-        self.strangers.remove(client)
+        source = self.strangers.remove(client)
+        if proved:
+            self._allowance.give_back(source, STRANGER_S)
+        client.kept()
 
     def close(self) -> None:
         """Reset the clients that have no tunnel yet."""

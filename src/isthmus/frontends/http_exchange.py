@@ -14,7 +14,7 @@ from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import DialFailure
 from isthmus.tunnel.end import BaseEnd, Early, Ending, join
 from isthmus.wire.http_connect import MAX_HEAD_BYTES
-from isthmus.wire.http_forward import PlainRequest, end_to_end
+from isthmus.wire.http_forward import PlainRequest, end_to_end, has_both_lengths
 
 if TYPE_CHECKING:
     from isthmus.frontends.http_proxy import HttpClient
@@ -223,6 +223,9 @@ class Exchange:
                 if self.proxy is not None and event.status_code == _PROXY_AUTHENTICATION:
                     self.refused(f"proxy {self.proxy}: answered 407: --http-proxy needs a password")
                     return False
+                if has_both_lengths(event.headers):
+                    # RFC 9112 §6.3: it might be an attempt at response splitting.
+                    raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
                 self.answered = True
                 self.client.answered(event.status_code)
                 headers = end_to_end(event.headers)

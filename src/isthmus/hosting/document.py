@@ -116,6 +116,7 @@ class _Azure(NamedTuple):
 
 def _cluster(known: Known) -> HostedCluster:
     _check_version(known)
+    known.check_words()
     for path in ("metadata.name", "spec.platform.type"):
         if path not in known:
             known.missing(path)

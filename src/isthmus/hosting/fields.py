@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TypeVar
 
 from isthmus.config.located import Located
-from isthmus.hosting.known_fields import DOCUMENT, Tree
+from isthmus.hosting.known_fields import DOCUMENT, WORDS, Tree
 from isthmus.hosting.model import Place
 
 T = TypeVar("T")
@@ -106,6 +106,13 @@ class Known:
         """A whole number in a range."""
         node = self.get(path)
         return default if node is None else node.integer(low, high)
+
+    def check_words(self) -> None:
+        """Look at fields that have one of a few words, and that nothing here depends on."""
+        for path, words in WORDS.items():
+            node = self.get(path)
+            if node is not None:
+                node.word(words)
 
     def member(self, path: str, kind: type[E]) -> E | None:
         """One of the words of an enumeration."""

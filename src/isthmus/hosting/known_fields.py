@@ -212,6 +212,15 @@ DOCUMENT: Final[Mapping[str, Tree]] = {
 }
 
 
+#: The words that a field can have, where the API has a closed list of them that no plan depends on.
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "spec.networking.networkType": ("OVNKubernetes", "OpenShiftSDN", "Calico", "Other"),
+    "spec.etcd.managementType": ("Managed", "Unmanaged"),
+    "spec.olmCatalogPlacement": ("management", "guest"),
+    "spec.secretEncryption.type": ("kms", "aescbc"),
+}
+
+
 def paths(tree: Tree = DOCUMENT, below: str = "") -> list[str]:
     """Every known field as a path, lists as ``[]``."""
     if isinstance(tree, list):

@@ -277,6 +277,7 @@ def _server() -> tuple[str, ...]:
         for side in ("server", "cluster")
         for kind, placeholder in _SERVER_FILES.items()
     }
+    files["server_ca_cert"] = ("{client_ca_cert}",)
     flags = {
         **server_flags(Choices(replicas=1)),
         **files,

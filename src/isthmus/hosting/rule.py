@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
+from isthmus.core.addresses import reached
 from isthmus.hosting.model import (
     Finding,
     HostedCluster,
@@ -104,7 +105,7 @@ def words(values: Iterable[Strategy | Service]) -> str:
 
 def contains(cidr: str, address: str) -> bool:
     """Whether an address is in a range."""
-    return ip_address(address) in ip_network(cidr)
+    return any(each in ip_network(cidr) for each in reached(address))
 
 
 def overlap(one: str, other: str) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Final
 
+from isthmus.core.addresses import reached, reached_address
 from isthmus.hosting.model import HostedCluster, Publishing, Strategy, Weight
 from isthmus.hosting.rule import BOTH, CONTROLLER, CRD, Broken, Rule, contains, of_section
 from isthmus.values import is_address
@@ -81,16 +81,13 @@ def _nowhere(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 def _means_itself(address: str) -> bool:
-    parsed = ip_address(address)
-    return (
-        parsed.is_loopback or parsed.is_unspecified or parsed.is_link_local or parsed.is_multicast
-    )
+    return any(it.is_loopback or it.is_link_local or it.is_multicast for it in reached(address))
 
 
 def _advertised(cluster: HostedCluster) -> Iterator[Broken]:
     mine = cluster.advertise_address
     for entry in _at_addresses(cluster):
-        if mine and ip_address(mine) == ip_address(entry.node_address):
+        if mine and reached_address(mine) == reached_address(entry.node_address):
             yield Broken(
                 f"{entry.node_address} is the advertise address too, which every node has on its"
                 f" lo: no node could reach {entry.service.value}",

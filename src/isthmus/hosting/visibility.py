@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 
+from isthmus.core.addresses import reached_address
 from isthmus.hosting.model import (
     Access,
     Endpoint,
@@ -87,7 +87,7 @@ def seen_at_node(address: str) -> frozenset[From]:
 
     A name may stand for any address, so it counts as one of the internet.
     """
-    if is_address(address) and not ip_address(address).is_global:
+    if is_address(address) and not reached_address(address).is_global:
         return GUEST_SIDE
     return EVERYWHERE
 

@@ -11,7 +11,6 @@ import hashlib
 import ssl
 import traceback
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,12 +23,16 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
 from lightkube.core.generic_client import GenericAsyncClient
 
+from isthmus.core.addresses import is_loopback
 from isthmus.errors import ConfigError
+from isthmus.net.plain_file import read_bytes
 
 _EXEC_VERSIONS = frozenset(
     f"client.authentication.k8s.io/{version}" for version in ("v1alpha1", "v1beta1")
 )
 
+#: A kubeconfig with the certificates of a hundred clusters has 2 MB.
+MOST_BYTES = 4 * 1024 * 1024
 _NO_POD = "that means the service account of a pod, and this is not a pod"
 
 
@@ -92,7 +95,7 @@ def connect(access: Access, kubeconfig: str, timeout: httpx2.Timeout) -> Generic
         ConfigError: a certificate, key or authentication method cannot be used.
     """
     host = urlsplit(access.config.cluster.server).hostname or ""
-    params = ConnectionParams(timeout=timeout, trust_env=not _is_loopback(host), proxy=access.proxy)
+    params = ConnectionParams(timeout=timeout, trust_env=not is_loopback(host), proxy=access.proxy)
     try:
         return GenericAsyncClient(params, access.config)
     except Exception as exc:  # certificates fail in many ways: ssl, base64, files
@@ -110,14 +113,15 @@ def fingerprint(config: SingleConfig, kubeconfig: str) -> bytes:
     paths += [Path(config.abs_file(name)) for name in named if name]
     for path in paths:
         try:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            content = read_bytes(path, most_bytes=MOST_BYTES)
+            digest.update(hashlib.sha256(content).digest())
         except OSError:
             digest.update(b"missing")
     return digest.digest()
 
 
 def _from_file(path: Path) -> Access:
-    content = yaml.safe_load(path.read_bytes())
+    content = yaml.safe_load(read_bytes(path, most_bytes=MOST_BYTES))
     config = KubeConfig.from_dict(content, fname=path).get()
     if config is None:
         raise LightkubeError("no current-context")
@@ -144,13 +148,6 @@ def _in_cluster() -> Access:
         raise LightkubeError(f"{_NO_POD} (no {why})") from exc
     assert config is not None  # it has one context, which is the current one
     return Access(config=config)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check(config: SingleConfig, where: str) -> None:

@@ -10,8 +10,8 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from ipaddress import ip_address
 
+from isthmus.core.addresses import reached_address
 from isthmus.core.service_names import Service, ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change
@@ -77,7 +77,7 @@ class ServiceWatch:
 
     def has_address(self, address: str) -> bool:
         """The address, however it is written, is a cluster IP of a Service."""
-        return str(ip_address(address)) in self._addresses
+        return str(reached_address(address)) in self._addresses
 
     async def find(self, at: ServiceName) -> Service | None:
         """Find a Service; None when there is none.

@@ -1,8 +1,10 @@
 """Agent authentication by service account token: what the API says of it, and what we make of that.
 
-A token is never logged and not kept here; accepted ones are remembered for seconds by their hash,
-because thousands of agents that lost a server come back at once and would drown the API. Those of
-agents that are linked are kept, and asked about again, by app/server/token_watch.py.
+A token is never logged and not kept here. Verdicts are remembered for seconds by its hash: accepted
+ones because thousands of agents that lost a server come back at once and would drown the API,
+rejections because whoever was rejected comes again at once. The API's time is divided fairly by
+where tokens come from (core/turns.py): whoever sends many that are no good waits for itself. Tokens
+of agents that are linked are kept, and asked about again, by app/server/token_watch.py.
 """
 
 from __future__ import annotations
@@ -12,14 +14,20 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from isthmus.core.tokens import MOST_CHARS
+from isthmus.core.turns import Turns
 from isthmus.errors import KubeError
 from isthmus.kube.api import TokenReviews, TokenStatus
 from isthmus.values import Identity
 
 IDENTITY_KIND = "token"
 
-_MAX_TOKEN_CHARS = 64 * 1024
+#: The source of questions about agents that are linked; no address is called so.
+LINKED = "linked agents"
+
+_MAX_REASON_CHARS = 300
 _BLANK = "[redacted]"
 _POD = "authentication.kubernetes.io/pod-name"
 _NODE = "authentication.kubernetes.io/node-name"
@@ -58,7 +66,15 @@ class Unavailable:
     reason: str
 
 
-Reviewed = Accepted | Rejected | Unavailable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowded:
+    """The API was not asked: too many tokens of the same source wait already."""
+
+    reason: str = "too many tokens from the same address wait for their review"
+
+
+Reviewed = Accepted | Rejected | Unavailable | Crowded
+Kept = TypeVar("Kept", Accepted, Rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +114,66 @@ def _only(status: TokenStatus, key: str) -> str:
     return values[0] if len(values) == 1 else ""
 
 
+class _Memory(Generic[Kept]):
+    """Verdicts by the hash of their token, each for a while, and at most so many."""
+
+    def __init__(self, keep_s: float, most: int, clock: Callable[[], float]) -> None:
+        self._keep_s = keep_s
+        self._most = most
+        self._clock = clock
+        self._kept: dict[bytes, tuple[float, Kept]] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def recall(self, key: bytes) -> Kept | None:
+        """The verdict, while it is remembered."""
+        until, verdict = self._kept.get(key, (0.0, None))
+        return verdict if until > self._clock() else None
+
+    def remember(self, key: bytes, verdict: Kept) -> None:
+        """Keep a verdict, and drop what is over or too much."""
+        now = self._clock()
+        self._kept.pop(key, None)
+        self._kept[key] = (now + self._keep_s, verdict)
+        while self._kept:
+            oldest = next(iter(self._kept))
+            if self._kept[oldest][0] > now and len(self._kept) <= self._most:
+                break
+            del self._kept[oldest]
+
+
+class _Review:
+    """A token that waits for the API, or is being asked about."""
+
+    __slots__ = ("also", "asking", "key", "source", "token", "verdict", "waiters")
+
+    def __init__(self, key: bytes, token: str, source: str) -> None:
+        self.key = key
+        self.token = token
+        self.source = source
+        self.verdict: asyncio.Future[Reviewed] = asyncio.get_running_loop().create_future()
+        self.waiters = 0
+        self.asking: asyncio.Task[None] | None = None
+        self.also: list[_Review] = []  # of the same token, from elsewhere
+
+    def __repr__(self) -> str:
+        return f"<review for {self.source}>"  # never the token itself
+
+    def answer(self, verdict: Reviewed) -> None:
+        """Tell everybody who waits."""
+        for review in (self, *self.also):
+            if not review.verdict.done():
+                review.verdict.set_result(verdict)
+
+
 class TokenReviewer:
-    """Reviews tokens: so many at once, and each at most once in a few seconds."""
+    """Reviews tokens: so many at once, fair by source, each at most once in a few seconds.
+
+    At most ``max_at_once`` are asked about at once, and ``max_per_source`` of one source; at most
+    ``max_waiting_per_source`` of one wait, and ``max_waiting`` of all. The same token is asked
+    about once, however many wait for it.
+    """
 
     def __init__(
         self,
@@ -107,35 +181,111 @@ class TokenReviewer:
         expected: Expected,
         *,
         max_at_once: int = 16,
+        max_per_source: int = 8,
+        max_waiting: int = 1024,
+        max_waiting_per_source: int = 256,
         remember_s: float = 10.0,
         max_remembered: int = 16_384,
+        max_rejections: int = 4096,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reviews = reviews
         self._expected = expected
-        self._turns = asyncio.Semaphore(max_at_once)
-        self._remember_s = remember_s
-        self._max_remembered = max_remembered
-        self._clock = clock
-        self._accepted: dict[bytes, tuple[float, Accepted]] = {}  # oldest first
+        self._turns: Turns[_Review] = Turns(
+            most=max_at_once,
+            most_of_one=min(max_per_source, max_at_once),
+            waiting=max_waiting,
+            waiting_of_one=max_waiting_per_source,
+        )
+        self._accepted: _Memory[Accepted] = _Memory(remember_s, max_remembered, clock)
+        # Apart, so that no number of bad tokens makes a good one forgotten.
+        self._rejected: _Memory[Rejected] = _Memory(remember_s, max_rejections, clock)
+        self._waiting: dict[tuple[str, bytes], _Review] = {}
+        self._asking: dict[bytes, _Review] = {}
 
     def __repr__(self) -> str:
         return f"<TokenReviewer {self._expected.username} for {self._expected.audience}>"
 
-    async def review(self, token: str) -> Reviewed:
-        """Ask whose the token is. Never raises, and every request to the API has a deadline."""
+    async def review(self, token: str, source: str = "") -> Reviewed:
+        """Ask whose the token is. Never raises, and every request to the API has a deadline.
+
+        ``source`` is where it comes from. Whoever stops waiting gives its place back.
+        """
         token = token.strip()
         if not token:
             return Rejected(reason="the token is empty")
-        if len(token) > _MAX_TOKEN_CHARS or not token.isascii() or not token.isprintable():
+        if len(token) > MOST_CHARS or not token.isascii() or not token.isprintable():
             return Rejected(reason="this is not a token: too long, or not plain characters")
         key = hashlib.sha256(token.encode()).digest()
-        async with self._turns:
-            known = self._recall(key)
-            verdict = known or await self._ask(token)
-        if known is None and isinstance(verdict, Accepted):
-            self._remember(key, verdict)
-        return verdict
+        known = self._recall(key)
+        if known is not None:
+            return known
+        review = self._asking.get(key) or self._waiting.get((source, key))
+        if review is None:
+            review = self._wait(_Review(key, token, source))
+        del token
+        review.waiters += 1
+        try:
+            return await asyncio.shield(review.verdict)
+        finally:
+            review.waiters -= 1
+            if not review.waiters and review.asking is None:
+                self._forget(review)
+
+    def close(self) -> None:
+        """Ask nothing more; whoever waits is told that the API cannot be asked."""
+        for review in list(self._waiting.values()):
+            self._forget(review)
+            review.answer(Unavailable(reason="the server stops"))
+        for review in list(self._asking.values()):
+            if review.asking is not None:
+                review.asking.cancel()
+
+    def _wait(self, review: _Review) -> _Review:
+        self._waiting[review.source, review.key] = review
+        gone = self._turns.come(review.source, review)
+        if gone is not None:
+            self._forget(gone)
+            gone.answer(Crowded())
+        self._begin()
+        return review
+
+    def _forget(self, review: _Review) -> None:
+        self._turns.leave(review.source, review)
+        if self._waiting.get((review.source, review.key)) is review:
+            del self._waiting[review.source, review.key]
+
+    def _begin(self) -> None:
+        """Ask about those whose turn it is."""
+        while (review := self._turns.begin()) is not None:
+            self._forget(review)
+            known, asked = self._recall(review.key), self._asking.get(review.key)
+            if known is not None or asked is not None:
+                # Somebody from elsewhere came with the same one: that is nobody's turn.
+                self._turns.over(review.source)
+                if known is not None:
+                    review.answer(known)
+                elif asked is not None:
+                    asked.also.append(review)
+                continue
+            self._asking[review.key] = review
+            review.asking = asyncio.get_running_loop().create_task(
+                self._ask_for(review), name="token review"
+            )
+
+    async def _ask_for(self, review: _Review) -> None:
+        verdict: Reviewed = Unavailable(reason="the server stops")
+        try:
+            verdict = await self._ask(review.token)
+        finally:
+            if isinstance(verdict, Accepted):
+                self._accepted.remember(review.key, verdict)
+            elif isinstance(verdict, Rejected) and verdict.judged:
+                self._rejected.remember(review.key, verdict)
+            del self._asking[review.key]
+            review.answer(verdict)
+            self._turns.over(review.source)
+            self._begin()
 
     async def _ask(self, token: str) -> Reviewed:
         # Whoever is behind the API may quote what it was given: that is cut out of every reason.
@@ -149,19 +299,8 @@ class TokenReviewer:
             return Unavailable(reason=reason)
         verdict = judge(status, self._expected)
         if isinstance(verdict, Rejected):
-            return Rejected(reason=verdict.reason.replace(token, _BLANK))
+            return Rejected(reason=verdict.reason.replace(token, _BLANK)[:_MAX_REASON_CHARS])
         return verdict
 
-    def _recall(self, key: bytes) -> Accepted | None:
-        until, verdict = self._accepted.get(key, (0.0, None))
-        return verdict if until > self._clock() else None
-
-    def _remember(self, key: bytes, verdict: Accepted) -> None:
-        now = self._clock()
-        self._accepted.pop(key, None)
-        self._accepted[key] = (now + self._remember_s, verdict)
-        while self._accepted:
-            oldest = next(iter(self._accepted))
-            if self._accepted[oldest][0] > now and len(self._accepted) <= self._max_remembered:
-                break
-            del self._accepted[oldest]
+    def _recall(self, key: bytes) -> Accepted | Rejected | None:
+        return self._accepted.recall(key) or self._rejected.recall(key)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from isthmus.core.metadata import NO_METADATA_BY_NAME
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.lab.balancing import DOWN_S, By, Outages, pick
@@ -112,7 +113,7 @@ class Balancer:
         self._loop = loop = asyncio.get_running_loop()
         self._poller = Poller(loop)
         self._resolver = Resolver(loop)
-        self.dialer = DirectDialer(loop, self._poller, self._resolver)
+        self.dialer = DirectDialer(loop, self._poller, self._resolver, metadata=NO_METADATA_BY_NAME)
         self._outages = Outages(down_s=settings.down_s)
         self._listeners: list[Listener] = []
         self._passages: set[Passage] = set()

@@ -50,7 +50,8 @@ hosts:
       server: >
         isthmus server --v=$v --mode=http-connect
         --server-port={FRONTEND.port} --server-bind-address={FRONTEND.host}
-        --server-cert={{server_cert}} --server-key={{server_key}} --server-ca-cert={{ca_cert}}
+        --server-cert={{server_cert}} --server-key={{server_key}}
+        --server-ca-cert={{client_ca_cert}}
         --cluster-cert={{server_cert}} --cluster-key={{server_key}} --cluster-ca-cert={{ca_cert}}
         --health-bind-address={LOOPBACK} --admin-port={ADMIN.port}
   {FAR}:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PKI_FILES = (
     "ca_cert",
     "ca_key",
+    "client_ca_cert",
+    "client_ca_key",
     "server_cert",
     "server_key",
     "agent_cert",

@@ -33,6 +33,7 @@ from dataclasses import asdict
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from isthmus.core.metadata import NO_METADATA_BY_NAME
 from isthmus.dialers.direct import DirectDialer
 from isthmus.errors import DialError, IsthmusError
 from isthmus.lab import attempts
@@ -61,7 +62,9 @@ class Probe:
         self._answer = answer
         self._poller = Poller(loop)
         self._resolver = Resolver(loop)
-        self._direct = DirectDialer(loop, self._poller, self._resolver)
+        self._direct = DirectDialer(
+            loop, self._poller, self._resolver, metadata=NO_METADATA_BY_NAME
+        )
         self._shared_dialers: dict[tuple[Way, TlsFiles], PooledDialer] = {}
         self._traffic: dict[str, Background] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -14,6 +14,8 @@ from isthmus.errors import ConfigError
 from isthmus.manifests.systemd import HARDENING, SUPERVISION, Lines, command_line, unit
 from isthmus.manifests.volumes import File
 
+#: What ends and restarts the unit; 40 % of it are for what peers make the agent keep.
+_MOST_MEMORY = "512M"
 _UNSEEN = tuple(map(PurePosixPath, ("/tmp", "/var/tmp")))
 _HOMES = tuple(map(PurePosixPath, ("/home", "/root", "/run/user")))
 _COMMENTS = (
@@ -100,6 +102,7 @@ def _running(
         ("TimeoutStopSec", f"{grace_s}s"),
         ("LimitNOFILE", "65536"),
         ("OOMScoreAdjust", "-999"),
+        ("MemoryMax", _MOST_MEMORY),
     ]
 
 

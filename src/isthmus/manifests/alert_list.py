@@ -6,20 +6,26 @@ docs/how-to/monitoring.md and a case in the tests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from isthmus.manifests.alert import CRITICAL, INFO, WARNING, Alert
 from isthmus.manifests.indicators import (
     GO,
     OBJECTIVE,
     THEIR_FAILURES,
     fault_ratio_name,
+    node_failure_name,
+    node_failures,
 )
 
 _BUDGET = 1 - OBJECTIVE
 
 
-def _burns(short: str, long: str, factor: float) -> str:
+def _burns(
+    short: str, long: str, factor: float, name: Callable[[str], str] = fault_ratio_name
+) -> str:
     limit = f"{factor * _BUDGET:.4g}"
-    return f"{fault_ratio_name(short)} > {limit} and {fault_ratio_name(long)} > {limit}"
+    return f"{name(short)} > {limit} and {name(long)} > {limit}"
 
 
 def _any(suffix: str) -> str:
@@ -186,6 +192,15 @@ ALERTS = (
         description="It cannot be written, or not quickly enough: look at its disk.",
     ),
     Alert(
+        name="IsthmusAuditNotWritten",
+        expr="max by (job, instance) (isthmus_server_audit_failing) > 0",
+        lasting="1m",
+        severity=CRITICAL,
+        summary=f"{_AT} cannot write its audit log",
+        description="Its disk is full, or the file cannot be opened. With --audit-on-failure=deny"
+        " it refuses every new connection until it can.",
+    ),
+    Alert(
         name="IsthmusFilesRunOut",
         expr="process_open_fds / process_max_fds > 0.8"
         " and on (job, instance) isthmus_build_info",
@@ -205,12 +220,23 @@ ALERTS = (
     ),
     Alert(
         name="IsthmusNodesCutOff",
-        expr="sum by (job) (rate(isthmus_agent_node_dials_unanswered_total[10m])"
-        " + rate(isthmus_agent_node_dials_lost_total[10m])) > 0.1",
-        lasting="10m",
-        severity=WARNING,
-        summary="Connections from nodes to the control plane of {{ $labels.job }} get no answer",
-        description="Servers do not carry them, or links are lost: see the agents' readiness.",
+        expr=f"{node_failures('10m', 'job, instance')} > 0.5"
+        " or max by (job, instance) (isthmus_agent_node_traffic_ready) == 0",
+        lasting="5m",
+        severity=CRITICAL,
+        summary=f"The node of {_AT} cannot reach the control plane",
+        description="Most of its connections fail, or none can be served: they are denied, refused"
+        " or not answered, or no server carries them. Its /readyz and its log say why.",
+    ),
+    Alert(
+        name="IsthmusNodeConnectionsFail",
+        expr=_burns("5m", "1h", 14.4, node_failure_name),
+        lasting="2m",
+        severity=CRITICAL,
+        summary="{{ $value | humanizePercentage }} of connections from nodes of {{ $labels.job }}"
+        " to the control plane fail",
+        description="For whatever reason. At this rate a month's budget (objective 99.9 %) is gone"
+        " in two days.",
     ),
     Alert(
         name="IsthmusUpstreamDown",

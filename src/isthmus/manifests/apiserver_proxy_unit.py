@@ -12,6 +12,8 @@ from isthmus.manifests.agent_unit import check_seen, protect_home
 from isthmus.manifests.systemd import SUPERVISION, Lines, command_line, hardening, unit
 from isthmus.manifests.volumes import File
 
+#: What ends and restarts the unit; 40 % of it are for what peers make the proxy keep.
+_MOST_MEMORY = "512M"
 _COMMENTS = (
     "The address of kube-apiserver on this node, which leads to a control plane elsewhere.",
     "",
@@ -51,6 +53,7 @@ def proxy_unit(
                 ("TimeoutStopSec", f"{grace_s}s"),
                 ("LimitNOFILE", str(max_files)),
                 ("OOMScoreAdjust", "-999"),
+                ("MemoryMax", _MOST_MEMORY),
                 ("DynamicUser", "yes"),
                 ("SupplementaryGroups", group),
                 *hardening(capabilities),

@@ -62,6 +62,11 @@ def user(name: str) -> Manifest:
     return {"apiGroup": RBAC, "kind": "User", "name": name}
 
 
+def namespace(owner: Owner, name: str) -> Manifest:
+    """A namespace for what belongs to a workload."""
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": owner.metadata(name, namespace="")}
+
+
 def service_account(owner: Owner) -> Manifest:
     """An account for pods, whose token is mounted only where a pod asks for it."""
     return {
@@ -218,6 +223,11 @@ def to_dns() -> Manifest:
 def blocks(cidrs: Iterable[str]) -> list[dict[str, Any]]:
     """The peers of a rule."""
     return [{"ipBlock": {"cidr": str(cidr(text))}} for text in cidrs]
+
+
+def in_namespace(name: str) -> dict[str, Any]:
+    """A peer of a rule: the pods of a namespace, by the label that every one has."""
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
 def _port(protocol: str, port: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.manifests.grafana import Panel, Query, Row, dashboard
-from isthmus.manifests.indicators import GO, OUR_FAILURES
+from isthmus.manifests.indicators import GO, NODE_FAILURES, OUR_FAILURES
 
 _AT = 'job=~"$job",instance=~"$instance"'
 _RATE = "[$__rate_interval]"
@@ -37,6 +37,9 @@ def _quantiles(metric: str) -> tuple[Query, ...]:
 _DIALS = f"{GO}server_dial_duration_seconds"
 _FAILED = "isthmus_server_dial_failures_total"
 _OURS = f',reason=~"{OUR_FAILURES}"'
+_NODES = "isthmus_agent_node_connections_total"
+_LOST = f',result=~"{NODE_FAILURES}"'
+_TRIED = f',result=~"joined|{NODE_FAILURES}"'
 
 OVERVIEW = Row(
     title="Is all well?",
@@ -275,6 +278,18 @@ NODES = Row(
             queries=(
                 Query(
                     expr=_sum("isthmus_agent_node_connections_total", "result"), legend="{{result}}"
+                ),
+            ),
+        ),
+        Panel(
+            title="Connections from nodes that fail",
+            says="The share of them, for whatever reason; the objective is 0.1 %.",
+            unit="percentunit",
+            queries=(
+                Query(
+                    expr=f"{_sum(_NODES, 'job', labels=_LOST)} / "
+                    f"{_sum(_NODES, 'job', labels=_TRIED)}",
+                    legend="{{job}}",
                 ),
             ),
         ),

@@ -26,6 +26,25 @@ def fault_ratio_name(window: str) -> str:
     return f"isthmus:server_dial_faults:ratio_rate{window}"
 
 
+#: What becomes of connections from nodes that fail, for whatever reason. Who leaves at once, as a
+#: probe does, and who comes from outside is nobody whom we failed.
+NODE_FAILURES = "denied|failed|no_server|unanswered|too_many|gave_up|drained"
+
+
+def node_failures(window: str, by: str) -> str:
+    """The share of connections from nodes to the control plane that fail."""
+    name = "isthmus_agent_node_connections_total"
+    return (
+        f'sum by ({by}) (rate({name}{{result=~"{NODE_FAILURES}"}}[{window}])) / '
+        f'sum by ({by}) (rate({name}{{result=~"joined|{NODE_FAILURES}"}}[{window}]))'
+    )
+
+
+def node_failure_name(window: str) -> str:
+    """What the share of connections from nodes that failed is recorded as."""
+    return f"isthmus:agent_node_connection_failures:ratio_rate{window}"
+
+
 WINDOWS = ("5m", "30m", "1h", "6h")
 
 
@@ -33,6 +52,15 @@ def recorded() -> list[dict[str, Any]]:
     """Rules that only compute: the indicators that objectives are held against."""
     return [
         *({"record": fault_ratio_name(window), "expr": _fault_ratio(window)} for window in WINDOWS),
+        *(
+            {"record": node_failure_name(window), "expr": node_failures(window, "job")}
+            for window in WINDOWS
+        ),
+        {
+            "record": "isthmus:agent_node_dial_duration_seconds:p99_rate5m",
+            "expr": "histogram_quantile(0.99, sum by (job, le)"
+            " (rate(isthmus_agent_node_dial_duration_seconds_bucket[5m])))",
+        },
         {
             "record": "isthmus:server_dial_duration_seconds:p99_rate5m",
             "expr": "histogram_quantile(0.99, sum by (job, le)"

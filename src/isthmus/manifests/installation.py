@@ -17,7 +17,13 @@ from isthmus.manifests.agent import check_agent, cluster_objects
 from isthmus.manifests.alerts import rules
 from isthmus.manifests.around import Owner
 from isthmus.manifests.installation_agent import agent_plan
-from isthmus.manifests.installation_server import check_server, server_objects, server_plan
+from isthmus.manifests.installation_server import (
+    check_server,
+    has_rights,
+    leases_in,
+    server_objects,
+    server_plan,
+)
 from isthmus.manifests.pods import Manifest
 
 
@@ -28,7 +34,7 @@ def installation(values: Tree, namespace: str) -> list[Manifest]:
         ConfigError: values do not go together; one sentence.
     """
     image = image_of(values["image"])
-    found: list[Manifest] = []
+    found = _lease_namespace(values, namespace)
     if values["server"]["enabled"]:
         check_server(values)
         found += server_objects(server_plan(values, namespace, image))
@@ -37,6 +43,17 @@ def installation(values: Tree, namespace: str) -> list[Manifest]:
         check_agent(plan)
         found += cluster_objects(plan)
     return [*found, *_monitors(values, namespace), *_rules(values, namespace)]
+
+
+def _lease_namespace(values: Tree, namespace: str) -> list[Manifest]:
+    """The namespace of the Leases, where one is made and anybody here gets rights in it."""
+    server, agent = values["server"], values["agent"]
+    kept = server["enabled"] and server["leases"]["enabled"] and has_rights(values)
+    counted = agent["enabled"] and agent["countServerLeases"]
+    where = leases_in(server["leases"], namespace)
+    if server["leases"]["namespace"] or where == namespace or not (kept or counted):
+        return []
+    return [around.namespace(Owner(name=server["name"], namespace=namespace), where)]
 
 
 def image_of(image: Mapping[str, str]) -> str:
@@ -97,7 +114,11 @@ def needed_objects(values: Tree) -> Sequence[tuple[str, str, Sequence[str]]]:
         found.append(("Secret", server["kubeconfig"]["secret"], ("kubeconfig",)))
     if agent["enabled"] and by_certificate:
         found.append(("Secret", agent["secret"], pair))
-    trusts = agent["enabled"] or (inside and (by_certificate or server["kind"] == "deployment"))
+    clients = values["certificates"]["clientCaConfigMap"]
+    one_ca = server["kind"] == "deployment" and not clients
+    trusts = agent["enabled"] or (inside and (by_certificate or one_ca))
     if trusts:
         found.append(("ConfigMap", values["certificates"]["caConfigMap"], ("ca.crt",)))
+    if inside and server["kind"] == "deployment" and clients:
+        found.append(("ConfigMap", clients, ("ca.crt",)))
     return found

@@ -12,6 +12,7 @@ from isthmus.errors import ConfigError
 from isthmus.manifests.agent import AgentPlan
 from isthmus.manifests.arguments import with_examples
 from isthmus.manifests.installation_pods import Given, extras_of, with_arguments, yes
+from isthmus.manifests.installation_server import leases_in
 
 CA = "/etc/isthmus/ca/ca.crt"
 TOKEN = "/var/run/secrets/isthmus/token"
@@ -76,7 +77,7 @@ def _flags(values: dict[str, Any], namespace: str) -> Given:
         given["service_account_token_path"] = (TOKEN,)
     if agent["countServerLeases"]:
         given["count_server_leases"] = yes(True)
-        given["lease_namespace"] = (leases["namespace"],)
+        given["lease_namespace"] = (leases_in(leases, namespace),)
         given["lease_label_selector"] = (leases["label"],)
     return given
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from isthmus.config.manifest import DAEMON_SET, DEPLOYMENT, STATIC_POD
 from isthmus.config.manifest_server import ServerManifestSettings
-from isthmus.config.manifest_server_forms import FLAGS, SIDECAR
+from isthmus.config.manifest_server_forms import FLAGS, SIDECAR, lease_namespace
 from isthmus.config.manifest_values import TOKEN
 from isthmus.config.parsing import load
 from isthmus.config.server import ServerSettings
@@ -23,6 +23,7 @@ from isthmus.manifests.server_forms import check_form, workload
 from isthmus.manifests.server_plan import ServerPlan
 
 KUBECONFIG = "/etc/isthmus/kube/kubeconfig"
+CLIENT_CA = "/etc/isthmus/client-ca/ca.crt"
 FORMS = {
     "daemonset": DAEMON_SET,
     "deployment": DEPLOYMENT,
@@ -73,6 +74,7 @@ def server_plan(values: dict[str, Any], namespace: str, image: str) -> ServerPla
         "server_secret": (server["frontend"]["secret"],),
         "cluster_secret": (server["secret"],),
         "ca_config_map": (values["certificates"]["caConfigMap"],),
+        "client_ca_config_map": (values["certificates"]["clientCaConfigMap"],),
         "secret": (server["kubeconfig"]["secret"],),
         "kubeconfig_user": (server["kubeconfig"]["user"],),
         "replicas": (str(server["replicas"]),),
@@ -80,6 +82,8 @@ def server_plan(values: dict[str, Any], namespace: str, image: str) -> ServerPla
         "host_network": yes(server["hostNetwork"]),
         "network_policy": yes(server["networkPolicy"]["enabled"]),
         "allow_cidr": tuple(server["networkPolicy"]["allowCidrs"]),
+        "apiserver_cidr": tuple(server["networkPolicy"]["apiserverCidrs"]),
+        "apiserver_namespace": (server["networkPolicy"]["apiserverNamespace"],),
         "disruption_budget": yes(server["podDisruptionBudget"]["enabled"]),
         "service_type": (server["service"]["type"],),
         "workload": (server["sidecar"]["workload"],),
@@ -108,6 +112,8 @@ def _flags(values: dict[str, Any], namespace: str) -> Given:
     given = dict(FLAGS[FORMS[server["kind"]] if server["kind"] != "sidecar" else DAEMON_SET])
     if server["kind"] == "deployment":
         given["server_port"] = (str(server["frontend"]["port"]),)
+        if values["certificates"]["clientCaConfigMap"]:
+            given["server_ca_cert"] = (CLIENT_CA,)
     else:
         given["uds_name"] = (server["frontend"]["socket"],)
     given |= {
@@ -125,16 +131,27 @@ def _flags(values: dict[str, Any], namespace: str) -> Given:
     if values["auth"]["mode"] == TOKEN:
         del given["cluster_ca_cert"]
         given |= _tokens(values, namespace)
-    return given | _leases(server)
+    return given | _leases(server, namespace)
 
 
-def _leases(server: dict[str, Any]) -> Given:
+def has_rights(values: dict[str, Any]) -> bool:
+    """Whether rights are given here: to the pods' account, or to who a node's kubeconfig says."""
+    server = values["server"]
+    return server["kind"] == "staticPod" or not server["kubeconfig"]["secret"]
+
+
+def leases_in(leases: dict[str, Any], namespace: str) -> str:
+    """Where the Leases are, by the values about them, for a release in this namespace."""
+    return str(leases["namespace"] or lease_namespace(namespace))
+
+
+def _leases(server: dict[str, Any], namespace: str) -> Given:
     leases = server["leases"]
     if not leases["enabled"]:
         return {}
     found: Given = {
         "enable_lease_controller": yes(True),
-        "lease_namespace": (leases["namespace"],),
+        "lease_namespace": (leases_in(leases, namespace),),
         "lease_label": (leases["label"],),
     }
     if leases["advertise"]:

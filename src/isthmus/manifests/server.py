@@ -22,6 +22,7 @@ from isthmus.config.manifest_server import (
 )
 from isthmus.config.manifest_server_forms import SIDECAR
 from isthmus.config.manifest_sidecar import PATCH, POD_SPEC
+from isthmus.config.role_warnings import role_warnings
 from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, egress, objects, patches, server_volumes
@@ -181,7 +182,11 @@ _WRITERS: Mapping[str, Callable[[ServerPlan], str]] = {
 def plan_warnings(plan: ServerPlan) -> list[str]:
     """What is not wrong and may still not be meant, each a sentence."""
     manifest, settings = plan.manifest, plan.settings
-    found = settings.warnings()
+    # The same file is the same authority; whether two files are is known where they are.
+    found = [
+        *settings.warnings(),
+        *role_warnings(settings, lambda path: frozenset({path.encode()})),
+    ]
     if manifest.form != SIDECAR:
         return [*found, *form_warnings(plan)]
     if manifest.written not in (PATCH, POD_SPEC):

@@ -45,6 +45,8 @@ def _rights(plan: ServerPlan, owner: Owner) -> list[Manifest]:
         return []
     found = []
     if settings.enable_lease_controller:
+        if plan.makes_lease_namespace:
+            found.append(around.namespace(owner, settings.lease_namespace))
         found += around.lease_rights(
             owner, subject, namespace=settings.lease_namespace, verbs=SERVER_VERBS
         )
@@ -68,7 +70,7 @@ def _services(plan: ServerPlan, owner: Owner) -> list[Manifest]:
 
 
 def _policy(plan: ServerPlan, owner: Owner) -> Manifest:
-    """Agents from where they are, kube-apiserver and probes from anywhere.
+    """Agents and kube-apiserver from where they are, probes from anywhere.
 
     Servers hand agents on to each other, at the same port, so they come from the pods as well.
     What goes out is open: the Kubernetes API, other servers, and what ``via=direct`` and
@@ -78,5 +80,14 @@ def _policy(plan: ServerPlan, owner: Owner) -> Manifest:
     agents = around.from_networks(plan.manifest.allow_cidr, settings.agent_port)
     if "from" in agents:
         agents["from"].append({"podSelector": {"matchLabels": owner.selector}})
-    others = around.to_ports(*plan.frontend_ports.values(), settings.health_port)
-    return around.network_policy(owner, [agents, others])
+    ports = plan.frontend_ports.values()
+    front = [{"from": _apiserver(plan), **around.to_ports(*ports)}] if ports else []
+    return around.network_policy(owner, [agents, *front, around.to_ports(settings.health_port)])
+
+
+def _apiserver(plan: ServerPlan) -> list[Manifest]:
+    """Where kube-apiserver is: at addresses, in a namespace, or both; else beside the server."""
+    manifest = plan.manifest
+    found: list[Manifest] = [*around.blocks(manifest.apiserver_cidr)]
+    name = manifest.apiserver_namespace or ("" if found else manifest.namespace)
+    return [*found, *([around.in_namespace(name)] if name else [])]

@@ -26,12 +26,16 @@ LEAVE_S = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """Where a server is put, and its flags: ``given`` as typed, ``settings`` what they mean."""
+    """Where a server is put, and its flags: ``given`` as typed, ``settings`` what they mean.
+
+    ``makes_lease_namespace``: the namespace of the Leases is made with it, and nobody else's.
+    """
 
     manifest: ServerManifestSettings
     settings: ServerSettings
     given: Given
     extras: Extras = NOTHING
+    makes_lease_namespace: bool = False
 
     @property
     def args(self) -> list[str]:

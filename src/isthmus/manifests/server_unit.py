@@ -16,6 +16,8 @@ from isthmus.manifests.systemd import SUPERVISION, Lines, command_line, hardenin
 from isthmus.manifests.volumes import File
 from isthmus.values import HostPort
 
+#: What ends and restarts the unit; 40 % of it are for what peers make the server keep.
+_MOST_MEMORY = "2G"
 _RUN = PurePosixPath("/run")
 _LOGS = PurePosixPath("/var/log")
 _COMMENTS = (
@@ -73,6 +75,7 @@ def server_unit(
                 ("TimeoutStopSec", f"{grace_s}s"),
                 ("LimitNOFILE", "1048576"),
                 ("OOMScoreAdjust", "-999"),
+                ("MemoryMax", _MOST_MEMORY),
                 # No dynamic user: a directory that stays would be below /run/private, where only
                 # root gets to. Its own group and not only one more: it is the socket's as well.
                 ("User", group),

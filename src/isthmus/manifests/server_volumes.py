@@ -42,9 +42,18 @@ def file_volumes(plan: ServerPlan) -> list[Volume]:
     mounted: dict[str, Volume] = {}
     for attribute in _AUTHORITIES:
         file = file_of(attribute, getattr(settings, attribute))
-        if file is not None:
-            volume = objects.config_map("konnectivity-ca", manifest.ca_config_map, {CA: file})
-            mounted[volume.mount] = volume
+        if file is None:
+            continue
+        name, source = "konnectivity-ca", manifest.ca_config_map
+        if attribute == "server_ca_cert" and manifest.client_ca_config_map:
+            name, source = "konnectivity-client-ca", manifest.client_ca_config_map
+        volume = objects.config_map(name, source, {CA: file})
+        other = mounted.setdefault(volume.mount, volume)
+        if other != volume:
+            raise ConfigError(
+                f"{file.flag} {file.path} needs a directory of its own: --client-ca-config-map and"
+                " --ca-config-map cannot both be mounted there"
+            )
     return [*found, *mounted.values(), *_others(plan)]
 
 

@@ -10,9 +10,9 @@ from isthmus.config.https_proxy import HttpsProxySettings
 from isthmus.config.manifest_sidecar import SidecarManifestSettings
 from isthmus.config.options import Kind, Option, options_of
 from isthmus.config.parsing import load
-from isthmus.config.sidecar import is_loopback
 from isthmus.config.sidecar_presets import DUAL, HTTPS, SOCKS5
 from isthmus.config.socks5_proxy import Socks5ProxySettings
+from isthmus.core.addresses import is_loopback
 from isthmus.errors import ConfigError
 from isthmus.manifests.arguments import Given, arguments, with_examples
 from isthmus.values import HostPort

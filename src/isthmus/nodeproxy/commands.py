@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isthmus.net.child_endings import ending_of, was_killed
 from isthmus.nodeproxy.backend import ApplyError
 
 #: iptables-restore of a large cluster takes minutes.
@@ -22,10 +23,18 @@ class Done:
     err: str
 
     @property
+    def killed(self) -> bool:
+        """Whether a signal ended it, as a crash does: what it did until then is not known."""
+        return was_killed(self.code)
+
+    @property
     def complaint(self) -> str:
-        """What went wrong, in the program's own words, on one line."""
+        """What went wrong, in the program's own words, on one line; a crash is named first."""
         said = " ".join((self.err or self.out).split())
-        return said or f"exit code {self.code}"
+        ending = ending_of(self.code)
+        if self.killed:
+            return f"{ending}: {said}" if said else ending
+        return said or ending
 
 
 def run(argv: Sequence[str], *, input: str = "", timeout_s: float = TIMEOUT_S) -> Done:

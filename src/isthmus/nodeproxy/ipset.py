@@ -77,7 +77,9 @@ def restore(lines: list[str]) -> None:
         return
     at = _IN_LINE.search(done.complaint)
     number = int(at[1]) if at else 0
-    run([_IPSET, "restore", "-exist"], input="\n".join([*undone(lines[: number - 1]), ""]))
+    # Of a program that crashed nobody knows how far it came: what was there before stays.
+    if number > 1:
+        run([_IPSET, "restore", "-exist"], input="\n".join([*undone(lines[: number - 1]), ""]))
     rule = lines[number - 1] if 0 < number <= len(lines) else ""
     raise ApplyError(f"ipset restore: {done.complaint}", rule=rule)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from isthmus.errors import ConfigError
+from isthmus.net.child_endings import ending_of, was_killed
 from isthmus.nodeproxy.backend import ApplyError
 from isthmus.nodeproxy.commands import run
 from isthmus.services.model import Family
@@ -86,7 +87,7 @@ class Commands:
         """Run iptables; why it failed, or nothing."""
         wait = ("-w", str(LOCK_WAIT_S))
         done = run((*self.programs.command(), *wait, *arguments), timeout_s=COMMAND_TIMEOUT_S)
-        return (_short(done.err) or f"exit {done.code}") if done.code else ""
+        return _why(done.code, done.err) if done.code else ""
 
     def rules(self, table: str, chain: str) -> list[str] | None:
         """The rules of a chain; None if there is no such chain.
@@ -102,7 +103,7 @@ class Commands:
         # iptables(8): 4 is a problem with resources, as a lock that another holds.
         if done.code == 1:
             return None
-        raise ApplyError(f"{self.programs.command()[-1]} failed: {_short(done.err)}")
+        raise ApplyError(f"{self.programs.command()[-1]} failed: {_why(done.code, done.err)}")
 
     def save(self) -> str:
         """What is in the kernel, in all tables.
@@ -113,7 +114,7 @@ class Commands:
         command = self.programs.command("save")
         done = run(command, timeout_s=COMMAND_TIMEOUT_S)
         if done.code:
-            raise ApplyError(f"{command[-1]} failed: {_short(done.err)}")
+            raise ApplyError(f"{command[-1]} failed: {_why(done.code, done.err)}")
         return done.out
 
     def restore(self, text: str) -> None:
@@ -126,7 +127,7 @@ class Commands:
         arguments = ("-w", str(LOCK_WAIT_S), "--noflush", "--counters")
         done = _run_quietly((*command, *arguments), text)
         if done.returncode:
-            error = _short(done.stderr) or f"exit {done.returncode}"
+            error = _why(done.returncode, done.stderr)
             raise ApplyError(f"{command[-1]} failed: {error}", rule=rule_meant(done.stderr, text))
 
 
@@ -163,6 +164,14 @@ def rule_meant(error: str, text: str) -> str:
     named = _NAMED.search(error)
     ends = f"-j {named[1]}" if named else ""
     return next((each for each in lines[:number] if ends and each.endswith(ends)), "")
+
+
+def _why(code: int, error: str) -> str:
+    """Why a program failed: in its own words, and by which signal if one ended it."""
+    said = _short(error)
+    if was_killed(code):
+        return f"{ending_of(code)}: {said}" if said else ending_of(code)
+    return said or ending_of(code)
 
 
 def _short(error: str) -> str:

@@ -1,34 +1,28 @@
 """Programs the kernel by nftables: one table per family, with kube-proxy's names and shapes.
 
 What to write is decided in ``isthmus.services.nftables``; how it gets into the kernel is in
-nftables_programs.py. A change is one small transaction, and the ruleset is never read for it.
-A full sync writes all of it at once. It reads names first, so that what is there already, also by
-a kube-proxy that ran before us, stays hooked into the kernel, and clients stay with the endpoints
-that they are bound to. Only a table that is not fit for that is replaced.
+nftables_kernel.py. A change is one small transaction, and nobody's rules are read for it; nft runs
+only for what a detector of another package says in words that we do not know. A full sync writes
+everything at once. It reads names first, so that what is there already, also by a kube-proxy that
+ran before us, stays hooked into the kernel, and clients stay with the endpoints that they are bound
+to. Only a table that is not fit for that is replaced.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
+import struct
 import time
 from collections.abc import Callable
-from typing import Any
 
 from isthmus.errors import ConfigError
 from isthmus.nodeproxy.backend import ApplyError, SyncReport
+from isthmus.nodeproxy.nftables_kernel import NftTransactions, found_in
 from isthmus.nodeproxy.nftables_looks import has_rules, has_table
-from isthmus.nodeproxy.nftables_programs import NftLibrary, NftProgram
+from isthmus.nodeproxy.nftables_programs import CrashError, NftProgram, version_of
 from isthmus.services.model import Family, Update
-from isthmus.services.nftables.base import hooked
-from isthmus.services.nftables.names import (
-    AFFINITY,
-    MARKER_CHAIN,
-    NFT_FAMILY,
-    TABLE,
-    bridge_table,
-)
+from isthmus.services.nftables.compiling import ForeignRuleError, RuleValueError, compiled
+from isthmus.services.nftables.names import MARKER_CHAIN, NFT_FAMILY, TABLE, bridge_table
 from isthmus.services.nftables.renderer import Renderer
 from isthmus.services.nftables.ruleset import Changes
 from isthmus.services.nftables.text import Found, difference, rebuilt, renewed
@@ -38,7 +32,6 @@ from isthmus.services.settings import RuleSettings
 # own limits, and its way around them).
 _OLDEST_NFT, _OLDEST_KERNEL = (1, 0, 1), (5, 13)
 _SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 # Kernels before 6.2 take that long to see that no element names a chain any more.
 _STALE_S = 1.0
 
@@ -46,7 +39,7 @@ _STALE_S = 1.0
 class NftablesBackend:
     """The rules of one family in nftables.
 
-    ``library`` False runs the program for every change, as where libnftables is not installed.
+    ``program`` is for what we cannot write ourselves; ``always_nft`` has it do everything.
     """
 
     def __init__(
@@ -54,15 +47,16 @@ class NftablesBackend:
         family: Family,
         *,
         program: NftProgram | None = None,
-        library: bool = True,
+        always_nft: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.family = family
         self._word = NFT_FAMILY[family]
         self._bridge = bridge_table(family)
         self._program = program or NftProgram()
-        self._library: NftLibrary | None = None
-        self._try_library = library
+        self._program_fits = False
+        self._always_nft = always_nft
+        self._transactions: NftTransactions | None = None
         self._clock = clock
         self._renderer: Renderer | None = None
         #: The kernel has what the renderer has.
@@ -71,24 +65,19 @@ class NftablesBackend:
         self._stale: dict[str, float] = {}
 
     def start(self) -> None:
-        """Look whether nft and the kernel can do it.
+        """Look whether the kernel can do it.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: it cannot.
         """
         try:
-            said = self._program.version()
             has_table(self._word, TABLE)
-        except ApplyError as exc:
-            raise ConfigError(f"proxy mode nftables: {exc}") from exc
         except OSError as exc:
             raise ConfigError(
                 f"proxy mode nftables: the kernel's nf_tables cannot be used: {exc.strerror}"
             ) from exc
-        if _version(said) < _OLDEST_NFT:
-            raise ConfigError(f"proxy mode nftables needs nft 1.0.1 or later, not {said.strip()}")
         kernel = os.uname().release
-        if _version(kernel) < _OLDEST_KERNEL and not os.environ.get(_SKIP_KERNEL_CHECK):
+        if version_of(kernel) < _OLDEST_KERNEL and not os.environ.get(_SKIP_KERNEL_CHECK):
             raise ConfigError(f"proxy mode nftables needs Linux 5.13 or later, not {kernel}")
 
     def sync(self, update: Update, settings: RuleSettings, *, full: bool) -> SyncReport:
@@ -131,16 +120,16 @@ class NftablesBackend:
         """Remove the table and the bridge's; what could not be removed, in words."""
         self._renderer, self._current = None, False
         self._stale.clear()
-        if self._library is not None:
-            self._library.close()
-            self._library = None
         said = []
         for family, table in ((self._word, TABLE), ("bridge", self._bridge)):
             try:
                 if has_table(family, table):
-                    self._program.apply(f"delete table {family} {table}\n")
+                    self._apply(f"delete table {family} {table}\n")
             except (ApplyError, OSError) as exc:
                 said.append(f"table {family} {table} of nftables is still there: {exc}")
+        if self._transactions is not None:
+            self._transactions.close()
+            self._transactions = None
         return said
 
     def _write_whole(self, renderer: Renderer) -> None:
@@ -149,13 +138,15 @@ class NftablesBackend:
         found = self._found()
         if found is not None:
             try:
-                self._program.apply(renewed(ruleset, found, bridge_there=bridge_there))
+                self._apply(renewed(ruleset, found, bridge_there=bridge_there))
+            except CrashError:
+                raise
             except ApplyError:
                 pass  # somebody made it what it cannot be made from: everything anew
             else:
                 self._stale = dict.fromkeys(found.stale(ruleset), self._clock())
                 return
-        self._program.apply(rebuilt(ruleset, bridge_there=bridge_there))
+        self._apply(rebuilt(ruleset, bridge_there=bridge_there))
         self._stale = {}
 
     def _write_changes(self, changes: Changes) -> None:
@@ -180,11 +171,30 @@ class NftablesBackend:
     def _apply(self, text: str) -> None:
         if not text:
             return
-        if self._try_library and self._library is None:
-            self._library = NftLibrary.open()
-            self._try_library = self._library is not None
-        if self._library is None or not self._library.apply(text):
-            self._program.apply(text)  # it says which rule
+        if self._always_nft:
+            self._apply_by_nft(text)
+            return
+        try:
+            batch = compiled(text)
+        except ForeignRuleError:
+            self._apply_by_nft(text)
+            return
+        except RuleValueError as exc:
+            raise ApplyError(f"these rules are not valid, {exc}", rule=exc.rule) from exc
+        if self._transactions is None:
+            try:
+                self._transactions = NftTransactions()
+            except OSError as exc:
+                raise ApplyError(f"the kernel's netfilter cannot be used: {exc.strerror}") from exc
+        self._transactions.apply(batch, text)
+
+    def _apply_by_nft(self, text: str) -> None:
+        if not self._program_fits:
+            said = self._program.version()
+            if version_of(said) < _OLDEST_NFT:
+                raise ApplyError(f"these rules need nft 1.0.1 or later, not {said.strip()}")
+            self._program_fits = True
+        self._program.apply(text)
 
     def _there(self, family: str, table: str) -> bool:
         try:
@@ -197,38 +207,6 @@ class NftablesBackend:
         if not self._there(self._word, TABLE):
             return None
         try:
-            sets = self._listed("sets", "set")
-            affinity = {
-                each["name"]: each["timeout"]
-                for each in sets
-                if each["name"].startswith(AFFINITY) and isinstance(each.get("timeout"), int)
-            }
-            chains = self._listed("chains", "chain")
-            return Found(
-                chains=frozenset(each["name"] for each in chains),
-                heads={each["name"]: _head(each) for each in chains if "hook" in each},
-                sets=frozenset(each["name"] for each in sets),
-                maps=frozenset(each["name"] for each in self._listed("maps", "map")),
-                affinity=affinity,
-            )
-        except (ApplyError, KeyError):
+            return found_in(self._word, TABLE)
+        except (OSError, KeyError, struct.error):
             return None
-
-    def _listed(self, what: str, kind: str) -> list[dict[str, Any]]:
-        try:
-            found = json.loads(self._program.listing(what, self._word))["nftables"]
-            each = [entry[kind] for entry in found if kind in entry]
-            return [one for one in each if one["table"] == TABLE]
-        except (ValueError, KeyError, TypeError) as exc:
-            raise ApplyError(f"nft listed {what} in no known way") from exc
-
-
-def _head(chain: dict[str, Any]) -> str:
-    head = hooked(chain["type"], chain["hook"], chain["prio"])
-    # Ours let pass what no rule is about. One that does not is somebody's.
-    return head if chain.get("policy") == "accept" else f"{head} policy {chain.get('policy')} ;"
-
-
-def _version(text: str) -> tuple[int, ...]:
-    found = _VERSION.search(text)
-    return tuple(int(part or 0) for part in found.groups()) if found else ()

@@ -1,41 +1,34 @@
-"""Two ways to hand a transaction to the kernel: the program ``nft``, and the library behind it.
+"""Runs ``nft`` for what we cannot write ourselves: the words of detectors of other packages.
 
-Measured with n Services of ten endpoints each, on two cores, for one that changed:
-
-========  =======  =======================  ===============
-Services  program  library, context kept    the kernel's own
-========  =======  =======================  ===============
-1,000     24 ms    4.5 ms                   0.9 ms
-3,000     50 ms    17 ms                    4 ms
-========  =======  =======================  ===============
-
-The program pays for its start, and for its socket: closing one waits until the kernel has
-destroyed what transactions removed, so that a library context made anew each time takes 19 ms
-and 31. What is left above the kernel's own is nft reading the names of chains and sets; talking
-netlink without it would save that, and cost a second spelling of every rule. Whole rulesets go
-through the program: they need 80 MB at 3,000 Services, which end with it.
+Our own rules go to the kernel by netlink (nftables_kernel.py). nft is a process of its own: an nft
+that crashes, as versions before 1.1.2 do beside sets of later ones, is an error with the signal's
+name, nothing is changed by it, and the next sync starts another.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import subprocess
 import tempfile
-import threading
 from collections.abc import Sequence
 from typing import Final
 
+from isthmus.net.child_endings import ending_of, was_killed
 from isthmus.nodeproxy.backend import ApplyError
 
 NFT: Final = "nft"
 _MAX_SAID_BYTES = 64 * 1024
-_MAX_LISTED_BYTES = 64 * 1024 * 1024
+_MAX_PRINTED_BYTES = 4096
 _MAX_RULE_CHARS = 300
 # "/dev/stdin:12:3-40: Error: …"; the program names what it reads, the text itself has no names.
 _PLACE = re.compile(r"^\S*:(\d+):(\d+)-(\d+): Error: (.*)$", re.MULTILINE)
+_VERSION = re.compile(r"\d+\.\d+(?:\.\d+){0,2}")
 _FAULT = re.compile(r"^(?:Error|netlink): (.*)$", re.MULTILINE)
+
+
+class CrashError(ApplyError):
+    """nft was ended by a signal."""
 
 
 class NftProgram:
@@ -51,19 +44,22 @@ class NftProgram:
             ApplyError: it was refused, and nothing changed; or there is no program.
         """
         code, _, said = self._run(["-f", "-"], text.encode())
+        if was_killed(code):
+            raise CrashError(crash(code))
         if code:
             raise refusal(said, text)
 
-    def listing(self, *words: str) -> str:
-        """What ``nft --json --terse list …`` prints.
+    def lists_sets(self) -> None:
+        """Have it read the sets of every table, as it does before it writes.
 
         Raises:
-            ApplyError: it could not be listed.
+            ApplyError: it cannot.
         """
-        code, printed, said = self._run(["--json", "--terse", "list", *words], b"")
-        if code or len(printed) > _MAX_LISTED_BYTES:
-            raise ApplyError(f"nft cannot list {' '.join(words)}: {_first_fault(said)}")
-        return printed.decode()
+        code, _, said = self._run(["--terse", "list", "sets"], b"")
+        if was_killed(code):
+            raise CrashError(crash(code))
+        if code:
+            raise ApplyError(f"nft cannot list sets: {_first_fault(said)}")
 
     def version(self) -> str:
         """What it says of its version.
@@ -73,7 +69,8 @@ class NftProgram:
         """
         code, printed, said = self._run(["--version"], b"")
         if code:
-            raise ApplyError(f"nft does not run: {_first_fault(said)}")
+            why = ending_of(code) if was_killed(code) else _first_fault(said)
+            raise ApplyError(f"nft does not run: {why}")
         return printed.decode(errors="replace")
 
     def _run(self, words: Sequence[str], text: bytes) -> tuple[int, bytes, str]:
@@ -94,54 +91,32 @@ class NftProgram:
             said.seek(0)
             return (
                 done.returncode,
-                printed.read(_MAX_LISTED_BYTES + 1),
+                printed.read(_MAX_PRINTED_BYTES),
                 said.read(_MAX_SAID_BYTES).decode(errors="replace"),
             )
 
 
-class NftLibrary:
-    """libnftables with one kept context; it belongs to the namespace of the thread that made it."""
+def crash(code: int) -> str:
+    """What to say of an nft that a signal ended, and what to do."""
+    return (
+        f"nft was {ending_of(code)}; nft before 1.1.2 crashes where a later"
+        " nft made a set in any table: update nft"
+    )
 
-    # Two contexts at once are not promised to be safe.
-    _lock = threading.Lock()
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._context = library.nft_ctx_new(0)
-        if not self._context:
-            raise OSError("libnftables gave no context")
-        library.nft_ctx_buffer_output(self._context)
-        library.nft_ctx_buffer_error(self._context)
+def version_of(text: str) -> tuple[int, ...]:
+    """The first version that a text has, of up to four numbers; empty for none."""
+    found = _VERSION.search(text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
-    @classmethod
-    def open(cls) -> NftLibrary | None:
-        """Load it; None where it is not installed or cannot be used."""
-        try:
-            library = ctypes.CDLL("libnftables.so.1")
-            library.nft_ctx_new.restype = ctypes.c_void_p
-            library.nft_ctx_new.argtypes = [ctypes.c_uint32]
-            for name in ("nft_ctx_free", "nft_ctx_buffer_output", "nft_ctx_buffer_error"):
-                getattr(library, name).argtypes = [ctypes.c_void_p]
-            library.nft_run_cmd_from_buffer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-            with cls._lock:
-                return cls(library)
-        except (OSError, AttributeError):
-            return None
 
-    def apply(self, text: str) -> bool:
-        """Hand over one transaction; False when it was refused, and nothing changed.
+def crashes_on_later_sets(version: str) -> bool:
+    """Whether this nft dies of sets that nft 1.1.2 and later make; distributions may have fixed it.
 
-        It does not say where: the program does.
-        """
-        with self._lock:
-            return not self._library.nft_run_cmd_from_buffer(self._context, text.encode())
-
-    def close(self) -> None:
-        """Give the context back."""
-        with self._lock:
-            context, self._context = self._context, None
-            if context:
-                self._library.nft_ctx_free(context)
+    The fix came with 1.1.2, and for those who stay with 1.0.6 with 1.0.6.1.
+    """
+    found = version_of(version)
+    return () < found < (1, 1, 2) and found[:4] != (1, 0, 6, 1)
 
 
 def refusal(said: str, text: str) -> ApplyError:

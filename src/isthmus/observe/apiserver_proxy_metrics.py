@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 
+from isthmus.core.merge import Merge
 from isthmus.observe.counters import (
     Family,
     Samples,
@@ -99,17 +100,20 @@ class ApiserverProxyMetrics(ProgramMetrics):
                 "Connections joined to an upstream or dialing one now, by upstream.",
                 lambda: by_name(self.open_by_upstream())(),
                 ("upstream",),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}connections_waiting",
                 "Connections for which an upstream is dialed.",
                 one(lambda: self.waiting()),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}upstream_up",
                 "1 while the checks of an upstream say that it is well, else 0.",
                 lambda: by_name(self.up())(),
                 ("upstream",),
+                merge=Merge.MIN,
             ),
             counter(
                 f"{ours}health_checks_total",
@@ -143,10 +147,12 @@ class ApiserverProxyMetrics(ProgramMetrics):
                 f"{ours}config_reloads_total",
                 "Changed configuration files that were taken.",
                 one(lambda: self.reloads),
+                merge=Merge.MAX,
             ),
             counter(
                 f"{ours}config_reload_failures_total",
                 "Changed configuration files that could not be used.",
                 one(lambda: self.reload_failures),
+                merge=Merge.MAX,
             ),
         ]

@@ -121,6 +121,11 @@ class AuditLog:
         """How many records were written and dropped, and how often writing failed."""
         return self.written, self.dropped, self.errors
 
+    @property
+    def failing(self) -> bool:
+        """Records cannot be written now, or some are missing since the last that was queued."""
+        return self._complained or self._missing > 0
+
     def reopen(self) -> None:
         """Open the file again before the next line: somebody has moved it."""
         self._reopen = True

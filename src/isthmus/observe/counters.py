@@ -28,6 +28,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from isthmus.core.merge import OF_NUMBERS, Merge
+
 Samples = Iterable[tuple[tuple[str, ...], float]]
 _TOTAL = "_total"
 _E = TypeVar("_E", bound=Enum)
@@ -77,16 +79,24 @@ class Histogram:
 class Family:
     """One metric: its name, what it means, and how to read its numbers at scrape time.
 
-    Every family has exactly one of ``read``, ``histogram`` and ``by_labels``.
+    Every family has exactly one of ``read``, ``histogram`` and ``by_labels``. ``merge`` says how
+    the numbers of several workers become one.
     """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
+    merge: Merge
     labels: tuple[str, ...] = ()
     read: Callable[[], Samples] | None = None
     histogram: Histogram | None = None
     by_labels: Callable[[], Iterable[tuple[tuple[str, ...], Histogram]]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.merge not in OF_NUMBERS:
+            raise ValueError(f"{self.name}: not a merge rule of metrics: {self.merge}")
+        if self.kind == "histogram" and self.merge is not Merge.SUM:
+            raise ValueError(f"{self.name}: buckets can only be summed")
 
     def collect_open(self) -> Metric:
         """Read the numbers for OpenMetrics: with exemplars, and kinds as that format has them."""
@@ -118,22 +128,36 @@ class Family:
 
 
 def counter(
-    name: str, help: str, read: Callable[[], Samples], labels: tuple[str, ...] = ()
+    name: str,
+    help: str,
+    read: Callable[[], Samples],
+    labels: tuple[str, ...] = (),
+    *,
+    merge: Merge = Merge.SUM,
 ) -> Family:
-    """Declare a number that only grows."""
-    return Family(name=name, kind="counter", help=help, labels=labels, read=read)
+    """Declare a number that only grows.
+
+    Workers' counts add up, unless each of them counts the same event, such as a file that changed:
+    that is ``Merge.MAX``.
+    """
+    return Family(name=name, kind="counter", help=help, labels=labels, read=read, merge=merge)
 
 
 def gauge(
-    name: str, help: str, read: Callable[[], Samples], labels: tuple[str, ...] = ()
+    name: str,
+    help: str,
+    read: Callable[[], Samples],
+    labels: tuple[str, ...] = (),
+    *,
+    merge: Merge,
 ) -> Family:
     """Declare a number that goes up and down."""
-    return Family(name=name, kind="gauge", help=help, labels=labels, read=read)
+    return Family(name=name, kind="gauge", help=help, labels=labels, read=read, merge=merge)
 
 
 def histogram(name: str, help: str, of: Histogram) -> Family:
     """Declare a distribution."""
-    return Family(name=name, kind="histogram", help=help, histogram=of)
+    return Family(name=name, kind="histogram", help=help, histogram=of, merge=Merge.SUM)
 
 
 def histograms(
@@ -143,7 +167,9 @@ def histograms(
     by_labels: Callable[[], Iterable[tuple[tuple[str, ...], Histogram]]],
 ) -> Family:
     """Declare distributions, one for each value of the labels that was seen."""
-    return Family(name=name, kind="histogram", help=help, labels=labels, by_labels=by_labels)
+    return Family(
+        name=name, kind="histogram", help=help, labels=labels, by_labels=by_labels, merge=Merge.SUM
+    )
 
 
 def one(number: Callable[[], float]) -> Callable[[], Samples]:
@@ -161,6 +187,20 @@ def by_enum(counts: Mapping[_E, int]) -> Callable[[], Samples]:
     return lambda: [((member.name.lower(),), number) for member, number in counts.items()]
 
 
+def counted(read: Callable[[], Samples]) -> Callable[[], Samples]:
+    """Leave out what was not counted yet: a label's value is there from its first event, as in Go.
+
+    For names that others gave: their dashboards and tests expect it. Names of ours begin at 0, so
+    that a rate sees the first event.
+    """
+    return lambda: [sample for sample in read() if sample[1]]
+
+
+def _shown(metrics: Iterator[Metric]) -> Iterator[Metric]:
+    # A family of Go's without any value is not there at all, not even by its head.
+    return (it for it in metrics if it.samples or it.name.startswith("isthmus_"))
+
+
 class _OpenFamilies(Collector):
     """The same families, as OpenMetrics has them."""
 
@@ -169,7 +209,19 @@ class _OpenFamilies(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read every family."""
-        return (family.collect_open() for family in self._families)
+        return _shown(family.collect_open() for family in self._families)
+
+
+#: The rules of what prometheus_client tells of the process itself. Descriptors are limited per
+#: process: what counts is how full the fullest is.
+PROCESS_MERGE = {
+    "process_virtual_memory_bytes": Merge.SUM,
+    "process_resident_memory_bytes": Merge.SUM,
+    "process_start_time_seconds": Merge.MIN,
+    "process_cpu_seconds_total": Merge.SUM,
+    "process_open_fds": Merge.MAX,
+    "process_max_fds": Merge.MIN,
+}
 
 
 class Families(Collector):
@@ -189,7 +241,7 @@ class Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read every family."""
-        return (family.collect() for family in self.families)
+        return _shown(family.collect() for family in self.families)
 
     def render_open(self) -> bytes:
         """Write everything in the OpenMetrics text format 1.0.0, with exemplars."""

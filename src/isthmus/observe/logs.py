@@ -20,9 +20,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TextIO
 
+from isthmus.wire.text_limits import MAX_LOGGED_CHARS
+
 Format = Literal["text", "json"]
 
-_MAX_CHARS = 1024
+_MAX_CHARS = MAX_LOGGED_CHARS
+#: As much is looked at behind the cut: a secret that begins before it is known by then.
+_WINDOW_CHARS = _MAX_CHARS + 256
 _MAX_TRACE_LINES = 60
 RECENT_LINES = 1000
 RECENT_BYTES = 1024 * 1024
@@ -30,13 +34,19 @@ RECENT_BYTES = 1024 * 1024
 _SECRET_KEY = re.compile(
     r"(token|secret|password|authorization|cookie|private_?key)$", re.IGNORECASE
 )
+# Linear on any text: possessive, and what one alternative has looked at in vain is taken along, so
+# that nothing is looked at again from inside it. A JSON web token begins with base64 of '{"'.
 _SECRET_VALUE = re.compile(
-    r"\bbearer\s+[\w.~+/=-]{8,}"
-    r"|\bauthorization:[^\r\n]*"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token: base64 of '{"'
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    r"\bbearer\s++[\w.~+/=-]{8,}+"
+    r"|\bauthorization:[^\r\n]*+"
+    r"|\b(?P<begun>eyJ[\w-]*+)(?P<token>\.[\w-]{8,}+\.[\w-]*+)?"
+    r"|-----BEGIN [A-Z0-9 ]{0,64}?PRIVATE KEY-----"
+    r".*?(?:-----END [A-Z0-9 ]{0,64}?PRIVATE KEY-----|\Z)",
     re.IGNORECASE | re.DOTALL,
 )
+_SHORTEST_BEGUN = 11
+#: The rest of a text that was cut somewhere in a token.
+_CUT_TOKEN = re.compile(r"(?:\.[\w-]*+)?")
 _BLANK = "[redacted]"
 _RESERVED = frozenset({"ts", "level", "logger", "msg", "stack"})
 
@@ -98,13 +108,38 @@ def escape(text: str) -> str:
 
     Backslashes are doubled, so that nothing can pretend to be an escape or swallow a quote.
     """
-    text = _SECRET_VALUE.sub(_BLANK, text)
-    if len(text) > _MAX_CHARS:
-        text = f"{text[:_MAX_CHARS]}…(+{len(text) - _MAX_CHARS})"
+    text = _cut(text, len(text))
     text = text.replace("\\", "\\\\")
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escape_char(c) for c in text)
+
+
+def _cut(text: str, chars: int) -> str:
+    """Blank the secrets in a text and cut it; ``chars`` is how long it was before it came here."""
+    text = text[:_WINDOW_CHARS]
+    parts: list[str] = []
+    at = 0
+    for found in _SECRET_VALUE.finditer(text):
+        if found.start() >= _MAX_CHARS:
+            break
+        if found["begun"] is not None and not _is_token(found, cut=chars > len(text)):
+            continue
+        parts += (text[at : found.start()], _BLANK)
+        at = found.end()
+    parts.append(text[at:_MAX_CHARS])
+    if chars > max(at, _MAX_CHARS):
+        parts.append(f"…(+{chars - max(at, _MAX_CHARS)})")
+    return "".join(parts)
+
+
+def _is_token(found: re.Match[str], *, cut: bool) -> bool:
+    if len(found["begun"]) < _SHORTEST_BEGUN:
+        return False
+    # Of a token that goes on behind the window nobody can tell whether it has all three parts.
+    return found["token"] is not None or (
+        cut and _CUT_TOKEN.fullmatch(found.string, found.end()) is not None
+    )
 
 
 def _escape_char(char: str) -> str:
@@ -123,13 +158,21 @@ def _safe_value(key: str, value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
-        value = bytes(value[:_MAX_CHARS]).decode("latin-1")
+        value = bytes(value[: _WINDOW_CHARS + 1]).decode("latin-1")
     return escape(str(value))
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
+def _safe(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
+    """The message and the fields of a record, escaped once for all who write it."""
     given: Mapping[str, object] = getattr(record, "fields", {})
-    return {key: _safe_value(key, value) for key, value in given.items()}
+    done = getattr(record, "escaped", None)
+    if done is not None and done[0] is given:
+        return done[1], done[2]
+    message = escape(record.getMessage())
+    # What is not known is left out: "uds=None" tells nobody anything.
+    fields = {key: _safe_value(key, value) for key, value in given.items() if value is not None}
+    record.escaped = given, message, fields
+    return message, fields
 
 
 def _stack(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
@@ -149,11 +192,12 @@ class TextFormatter(logging.Formatter):
             record.levelname, "I"
         )
         name = record.name.removeprefix("isthmus.")
+        message, fields = _safe(record)
         parts = [
             f"{letter}{time.strftime('%m%d %H:%M:%S', at)}.{int(record.msecs):03d} {name}] ",
-            escape(record.getMessage()),
+            message,
         ]
-        parts.extend(f" {key}={_quoted(value)}" for key, value in _fields(record).items())
+        parts.extend(f" {key}={_quoted(value)}" for key, value in fields.items())
         parts.extend(f"\n    | {line}" for line in _stack(self, record))
         return "".join(parts)
 
@@ -170,13 +214,14 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write the record."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        message, fields = _safe(record)
         line: dict[str, Any] = {
             "ts": at.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "msg": escape(record.getMessage()),
+            "msg": message,
         }
-        for key, value in _fields(record).items():
+        for key, value in fields.items():
             line[f"{key}_" if key in _RESERVED else key] = value
         if stack := _stack(self, record):
             line["stack"] = stack

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum
 
+from isthmus.core.merge import Merge
 from isthmus.core.places import Full
 from isthmus.core.policy import Decision
 from isthmus.core.shares import Limit
@@ -21,6 +22,7 @@ from isthmus.observe.counters import (
     Samples,
     by_enum,
     by_name,
+    counted,
     counter,
     gauge,
     histogram,
@@ -107,6 +109,10 @@ GO_DIAL_FAILURE = {
 REFUSAL_STATUSES = ("400", "403", "405", "408", "413", "414", "431", "501", "505", "other")
 
 
+#: The gRPC methods of konnectivity, and the packets that their calls bring.
+GRPC_SEGMENTS = {"Proxy": "from_client", "Connect": "from_agent"}
+
+
 class ServerMetrics(ProgramMetrics):
     """Everything a server counts."""
 
@@ -124,6 +130,7 @@ class ServerMetrics(ProgramMetrics):
         self.hand_ons = dict.fromkeys(HandOn, 0)
         #: Records written, records dropped, failed writes; replaced where there is an audit log.
         self.audit_counts: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
+        self.audit_failing: Callable[[], bool] = lambda: False
         self.policy_denials: dict[str, int] = {}
         self.policy_reload_failures = 0
         self.revocation = RevocationMetrics()
@@ -134,6 +141,7 @@ class ServerMetrics(ProgramMetrics):
         self.node_dials = Histogram(SERVER_DIAL_BUCKETS_S)
         self.node_dial_failures = dict.fromkeys(DialFailure, 0)
         self.relays = RelayMetrics()
+        self._grpc_methods: set[str] = set()
         super().__init__(SERVER_DIAL_BUCKETS_S)
 
     def dial_failed(self, failure: DialFailure, seconds: float, *, answered: bool = True) -> None:
@@ -208,6 +216,16 @@ class ServerMetrics(ProgramMetrics):
         key = (segment, code)
         self.stream_errors[key] = self.stream_errors.get(key, 0) + 1
 
+    def _grpc_calls(self) -> Samples:
+        # From its first call on a method stays, with 0 when none is open; see counters.counted().
+        calls, packets = self.gauges.grpc_calls(), self.gauges.packets()
+        self._grpc_methods.update(
+            method
+            for method, segment in GRPC_SEGMENTS.items()
+            if calls.get(method) or any(packets.get(segment, ()))
+        )
+        return [((method,), calls.get(method, 0)) for method in sorted(self._grpc_methods)]
+
     def _stream_errors(self) -> Samples:
         # A call ends between packets: there is no type to name.
         return [
@@ -245,6 +263,12 @@ class ServerMetrics(ProgramMetrics):
                 "Failed attempts to write the audit log.",
                 one(lambda: self.audit_counts()[2]),
             ),
+            gauge(
+                f"{ours}failing",
+                "1 while records cannot be written to the audit log.",
+                one(lambda: self.audit_failing()),
+                merge=Merge.MAX,
+            ),
         ]
 
     def _node_families(self) -> list[Family]:
@@ -266,11 +290,13 @@ class ServerMetrics(ProgramMetrics):
                 f"{ours}pending_dials",
                 "Dials from nodes to the control plane that are under way.",
                 one(lambda: gauges.node_dials()),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}tunnels",
                 "Tunnels from nodes to the control plane that are open.",
                 one(lambda: gauges.node_tunnels()),
+                merge=Merge.SUM,
             ),
         ]
 
@@ -297,6 +323,7 @@ class ServerMetrics(ProgramMetrics):
                 "Dials under way and open tunnels, by share.",
                 lambda: by_name(self.share_tunnels())(),
                 ("share",),
+                merge=Merge.SUM,
             ),
         ]
 
@@ -326,6 +353,7 @@ class ServerMetrics(ProgramMetrics):
                 "Connections that are open, by port; --max-connections bounds them.",
                 lambda: by_name(self.gauges.connections())(),
                 ("port",),
+                merge=Merge.SUM,
             ),
             counter(
                 "isthmus_server_requests_refused_total",
@@ -350,12 +378,14 @@ class ServerMetrics(ProgramMetrics):
                 "isthmus_server_policy_reload_failures_total",
                 "Changed policy files that could not be used.",
                 one(lambda: self.policy_reload_failures),
+                merge=Merge.MAX,
             ),
             gauge(
                 "isthmus_server_agent_connections_passing",
                 "Connections of agents that pass through to other servers now; each takes two"
                 " descriptors.",
                 one(lambda: self.gauges.handed_on()),
+                merge=Merge.SUM,
             ),
         ]
 
@@ -376,12 +406,14 @@ class ServerMetrics(ProgramMetrics):
                 f"{go}http_connections",
                 "Number of current HTTP CONNECT connections",
                 one(lambda: gauges.http_connections()),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{go}grpc_connections",
                 "Number of current grpc connections, partitioned by service method.",
-                lambda: by_name(gauges.grpc_calls())(),
+                self._grpc_calls,
                 ("service_method",),
+                merge=Merge.SUM,
             ),
             self.packet_family(go),
             counter(
@@ -397,28 +429,32 @@ class ServerMetrics(ProgramMetrics):
                 "Number of konnectivity agent connected to the proxy server. DEPRECATED, please"
                 " use ready_backends",
                 one(lambda: gauges.ready_agents()),
+                merge=Merge.MAX,
             ),
             gauge(
                 f"{go}ready_backends",
                 "Number of konnectivity agent connected to the proxy server",
                 lambda: by_name(gauges.ready_by_strategy())(),
                 ("proxy_strategy",),
+                merge=Merge.MAX,
             ),
             gauge(
                 f"{go}pending_backend_dials",
                 "Current number of pending backend dial requests",
                 one(lambda: gauges.pending_dials()),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{go}established_connections",
                 "Current number of established end-to-end connections (post-dial).",
                 one(lambda: gauges.tunnels()),
+                merge=Merge.SUM,
             ),
             counter(
                 f"{go}dial_failure_count",
                 "Number of dial failures observed. Multiple failures can occur for a single dial"
                 " request.",
-                by_enum(self.go_dial_failures),
+                counted(by_enum(self.go_dial_failures)),
                 ("reason",),
             ),
         ]
@@ -455,7 +491,7 @@ class AgentMetrics(ProgramMetrics):
             counter(
                 f"{go}endpoint_dial_failure_total",
                 "Number of failures dialing the remote endpoint, by reason (example: timeout).",
-                self._go_dial_failures,
+                counted(self._go_dial_failures),
                 ("reason",),
             ),
             self.packet_family(go),
@@ -464,16 +500,19 @@ class AgentMetrics(ProgramMetrics):
                 f"{go}open_server_connections",
                 "Current number of open server connections.",
                 one(lambda: gauges.links()),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{go}known_server_count",
                 "Current number of servers agent is trying to connect to.",
                 one(lambda: gauges.known_servers()),
+                merge=Merge.MAX,
             ),
             gauge(
                 f"{go}open_endpoint_connections",
                 "Current number of open endpoint connections.",
                 one(lambda: gauges.tunnels()),
+                merge=Merge.SUM,
             ),
             counter(
                 "isthmus_agent_endpoint_denials_total",

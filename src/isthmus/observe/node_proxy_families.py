@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from isthmus.core.merge import Merge
 from isthmus.observe.counters import (
     Family,
     Samples,
@@ -49,12 +50,14 @@ def _sync_families(of: NodeProxyMetrics) -> list[Family]:
             "The last time a sync of proxy rules was queued",
             by_name(of.last_queued),
             _BY_FAMILY,
+            merge=Merge.MAX,
         ),
         gauge(
             f"{sync}last_timestamp_seconds",
             "The last time proxy rules were successfully synced",
             by_name(of.last_synced),
             _BY_FAMILY,
+            merge=Merge.MIN,
         ),
         _timings(
             "kubeproxy_network_programming_duration_seconds",
@@ -66,6 +69,7 @@ def _sync_families(of: NodeProxyMetrics) -> list[Family]:
             "Number of services with a Local traffic policy and no endpoints",
             _by_labels(of.no_local_endpoints),
             ("traffic_policy", "ip_family"),
+            merge=Merge.SAME,
         ),
     ]
 
@@ -77,6 +81,7 @@ def _change_families(of: NodeProxyMetrics) -> list[Family]:
             f"{sync}endpoint_changes_pending",
             "Pending proxy rules Endpoint changes",
             one(lambda: of.endpoints_pending()),
+            merge=Merge.SUM,
         ),
         counter(
             f"{sync}endpoint_changes_total",
@@ -87,6 +92,7 @@ def _change_families(of: NodeProxyMetrics) -> list[Family]:
             f"{sync}service_changes_pending",
             "Pending proxy rules Service changes",
             one(lambda: of.services_pending()),
+            merge=Merge.SUM,
         ),
         counter(
             f"{sync}service_changes_total",
@@ -129,12 +135,14 @@ def _iptables_families(of: NodeProxyMetrics) -> list[Family]:
             "Total number of iptables rules owned by kube-proxy",
             _by_labels(of.rules),
             ("table", "ip_family"),
+            merge=Merge.SAME,
         ),
         gauge(
             f"{sync}last",
             "Number of iptables rules written by kube-proxy in last sync",
             _by_labels(of.rules_written),
             ("table", "ip_family"),
+            merge=Merge.SAME,
         ),
         *_conntrack_families(of),
         _packet_family(
@@ -232,6 +240,7 @@ def sli_families(of: NodeProxyMetrics) -> list[Family]:
             "This metric records the result of a single healthcheck.",
             lambda: ((("ping", "healthz"), 1),) if of.pings else (),
             ("name", "type"),
+            merge=Merge.SAME,
         ),
         counter(
             "kubernetes_healthchecks_total",

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 
+from isthmus.core.merge import Merge
 from isthmus.errors import DialFailure
 from isthmus.observe.counters import (
     Family,
     Histogram,
+    Samples,
     by_enum,
     by_name,
     counter,
@@ -31,7 +33,8 @@ class NodeResult(Enum):
     UNANSWERED = "no server answered in time"
     TOO_MANY = "too many others wait or are open"
     OUTSIDE = "it came in by an uplink, from another machine"
-    LEFT = "the client left while it waited"
+    LEFT = "the client left at once"
+    GAVE_UP = "the client left after it had waited for a second or longer"
     DRAINED = "the agent stops"
 
 
@@ -52,6 +55,8 @@ class NodeMetrics:
         self.connections: Callable[[], Mapping[str, float]] = _none
         self.servers: Callable[[], Mapping[str, float]] = _none
         self.listening: Callable[[], int] = lambda: 0
+        #: Whether such connections can be served; None where there is no such traffic.
+        self.ready: Callable[[], bool] | None = None
 
     def joined(self, seconds: float, connection_id: str) -> None:
         """Count a connection that became a tunnel, so long after it was accepted."""
@@ -65,6 +70,9 @@ class NodeMetrics:
     def dial_failed(self, failure: DialFailure) -> None:
         """Count a server's answer that it could not, or would not."""
         self.failures[failure] += 1
+
+    def _ready(self) -> Samples:
+        return () if self.ready is None else (((), int(self.ready())),)
 
     def families(self) -> list[Family]:
         """Everything, as Prometheus sees it."""
@@ -81,6 +89,7 @@ class NodeMetrics:
                 "Connections from the node now: waiting for a server, or open.",
                 lambda: by_name(self.connections())(),
                 ("state",),
+                merge=Merge.SUM,
             ),
             histogram(
                 f"{ours}dial_duration_seconds",
@@ -109,11 +118,20 @@ class NodeMetrics:
                 f"{ours}listeners",
                 "Ports at which connections from the node are accepted now.",
                 one(lambda: self.listening()),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}traffic_ready",
+                "1 while connections from the node can be served, else 0; not there without"
+                " --target.",
+                self._ready,
+                merge=Merge.MIN,
             ),
             gauge(
                 f"{ours}servers",
                 "Connected servers, by whether they carry connections from the node.",
                 lambda: by_name(self.servers())(),
                 ("carries",),
+                merge=Merge.SUM,
             ),
         ]

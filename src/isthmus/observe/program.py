@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import isthmus
 from isthmus.config.gates import GATES
+from isthmus.core.merge import Merge
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.observe.counters import (
     Families,
@@ -20,12 +21,14 @@ from isthmus.observe.counters import (
     Samples,
     by_enum,
     by_name,
+    counted,
     counter,
     gauge,
     histogram,
     one,
 )
 from isthmus.observe.leases import LeaseMetrics
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.end import Ending
 
 LAG_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 5.0, 30.0)
@@ -82,6 +85,8 @@ class Gauges:
     #: Open calls of each gRPC method, and packets by segment, each by type.
     grpc_calls: Callable[[], Mapping[str, float]] = _none
     packets: Callable[[], Mapping[str, Sequence[int]]] = _no_packets
+    #: What is kept on behalf of peers.
+    budget: Budget = UNBOUNDED
 
 
 class ProgramMetrics:
@@ -148,7 +153,7 @@ class ProgramMetrics:
             f"{go}stream_packets_total",
             "Count of packets processed, by segment and packet type"
             " (example: from_client, DIAL_REQ)",
-            self._packets,
+            counted(self._packets),
             ("segment", "packet_type"),
         )
 
@@ -193,6 +198,7 @@ class ProgramMetrics:
         return [
             *(self._tunnel_families() if self.carries else ()),
             *(self._link_families() if self.has_links else ()),
+            *(self._memory_families() if self.carries else ()),
             *(self._certificate_families() if self.carries else ()),
             histogram(
                 f"{ours}loop_lag_seconds",
@@ -216,12 +222,14 @@ class ProgramMetrics:
                 "This metric records the data about the stage and enablement of a k8s feature.",
                 self._gates,
                 ("name", "stage"),
+                merge=Merge.SAME,
             ),
             gauge(
                 "isthmus_build_info",
                 "Always 1; the labels say which program and version this is.",
                 lambda: (((self.program, isthmus.__version__), 1),),
                 ("program", "version"),
+                merge=Merge.SAME,
             ),
         ]
 
@@ -259,13 +267,14 @@ class ProgramMetrics:
                 f"isthmus_{self.program}_draining",
                 "1 while no new dials are taken, else 0.",
                 one(lambda: int(self.gauges.draining())),
+                merge=Merge.MAX,
             )
         ]
 
     def _link_families(self) -> list[Family]:
         ours, gauges = f"isthmus_{self.program}_", self.gauges
         return [
-            gauge(f"{ours}links", "Links open now.", one(lambda: gauges.links())),
+            gauge(f"{ours}links", "Links open now.", one(lambda: gauges.links()), merge=Merge.SUM),
             counter(
                 f"{ours}links_opened_total",
                 "Links whose greeting succeeded.",
@@ -281,11 +290,47 @@ class ProgramMetrics:
                 f"{ours}held_bytes",
                 "Bytes received and not yet taken by the reader's kernel, over all links.",
                 one(lambda: gauges.held_bytes()),
+                merge=Merge.SUM,
             ),
             counter(
                 f"{ours}streams_reset_for_budget_total",
-                "Streams reset because their link held too many bytes.",
+                "Streams reset because their reader took nothing for 5 minutes while the memory"
+                " budget was exhausted.",
                 one(lambda: self.streams_reset_for_budget),
+            ),
+        ]
+
+    def _memory_families(self) -> list[Family]:
+        ours, gauges = f"isthmus_{self.program}_memory_budget_", self.gauges
+        return [
+            gauge(
+                f"{ours}bytes",
+                "Memory for everything that is kept on behalf of peers (--memory-budget).",
+                one(lambda: gauges.budget.total_bytes),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}used_bytes",
+                "Bytes charged to peers now.",
+                one(lambda: gauges.budget.used_bytes),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}most_used_bytes",
+                "The most bytes that were charged to peers at any time.",
+                one(lambda: gauges.budget.most_used_bytes),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}peers",
+                "Peers that have an account in the budget now.",
+                one(lambda: gauges.budget.peers),
+                merge=Merge.SUM,
+            ),
+            counter(
+                f"{ours}over_share_total",
+                "Times that a peer over its share of the budget was slowed down or refused.",
+                one(lambda: gauges.budget.over_share),
             ),
         ]
 
@@ -300,10 +345,12 @@ class ProgramMetrics:
                 "When each certificate in use expires, as UNIX time.",
                 lambda: by_name(self.gauges.certificates())(),
                 ("file",),
+                merge=Merge.MIN,
             ),
             counter(
                 f"{ours}reload_failures_total",
                 "Changed certificate, key or CA files that could not be used.",
                 one(lambda: self.gauges.reload_failures()),
+                merge=Merge.MAX,
             ),
         ]

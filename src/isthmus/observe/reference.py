@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from isthmus.core.name_order import Outcome, Source, Way
 from isthmus.core.places import Full
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics, ProxyRefusal
+from isthmus.observe.apiserver_proxy_metrics import ProxyRefusal
 from isthmus.observe.counters import Family
+from isthmus.observe.every import by_program, every_family
 from isthmus.observe.metrics import (
     GO_DIAL_FAILURE,
-    AgentMetrics,
     HandOn,
-    ServerMetrics,
     TlsRefusal,
 )
 from isthmus.observe.node_proxy_metrics import (
@@ -28,9 +27,9 @@ from isthmus.observe.node_proxy_metrics import (
     NodeProxyMetrics,
 )
 from isthmus.observe.relays import Relayed, Retried
-from isthmus.observe.sidecar_metrics import HttpsProxyMetrics, Socks5ProxyMetrics, Unserved
-from isthmus.observe.sni_metrics import Refusal, SniRouterMetrics
-from isthmus.observe.worker_metrics import NotHanded, WorkersMetrics
+from isthmus.observe.sidecar_metrics import Unserved
+from isthmus.observe.sni_metrics import Refusal
+from isthmus.observe.worker_metrics import NotHanded
 from isthmus.tunnel.end import Ending
 
 _HEAD = """# Metrics
@@ -44,7 +43,12 @@ Names that start with `konnectivity_network_proxy_` mean what they mean in konne
 because they would mean nothing here: `frontend_write_duration_seconds`, `full_receive_channels`,
 `server_connection_failure_count`, and the agent's `stream_errors_total`. The server's
 `stream_errors_total` counts the calls of gRPC agents that were lost, always with the packet type
-`Unknown`. The usual `process_*` metrics are there too.
+`Unknown`. A value of a label of these appears with its first event, as in konnectivity: write
+`or vector(0)` where an expression needs a number before that. Names that start with `isthmus_`
+begin at 0. The usual `process_*` metrics are there too.
+
+The last column says what `/metrics` of a program with `--workers` shows: the sum over its workers,
+the greatest (max) or least (min) number, or that they are the same.
 """
 
 _NODE_PROXY = """
@@ -60,12 +64,15 @@ packets are there where nfacct is. `/metrics/slis` has kube-proxy's `kubernetes_
 """
 
 
+_TABLE = "| name | type | labels | meaning | workers |\n|---|---|---|---|---|\n"
+
+
 def reference() -> str:
     """Give the whole page."""
     parts = [_HEAD]
-    for title, families in _programs().items():
-        parts.append(f"\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n")
-        parts.extend(_row(family) for family in families)
+    for title, families in by_program().items():
+        parts.append(f"\n## {title}\n\n{_TABLE}")
+        parts.extend(_row(family, merged=True) for family in families)
         parts.append("\nBuckets, in seconds:\n\n")
         parts.extend(_buckets(families))
     parts.append(_node_proxy())
@@ -75,21 +82,7 @@ def reference() -> str:
 
 def every_name() -> frozenset[str]:
     """Give the names of all metrics, whatever program has them."""
-    node_proxies = (NodeProxyMetrics(mode).families for mode in MODES)
-    every = (*_programs().values(), *node_proxies)
-    return frozenset(family.name for families in every for family in families)
-
-
-def _programs() -> dict[str, tuple[Family, ...]]:
-    return {
-        "Server": ServerMetrics().families,
-        "Agent": AgentMetrics().families,
-        "SNI router": SniRouterMetrics().families,
-        "Apiserver proxy": ApiserverProxyMetrics().families,
-        "SOCKS5 sidecar": Socks5ProxyMetrics().families,
-        "HTTP proxy sidecar": HttpsProxyMetrics().families,
-        "Parent of workers": WorkersMetrics().families,
-    }
+    return frozenset(family.name for family in every_family())
 
 
 def _node_proxy() -> str:
@@ -111,9 +104,10 @@ def _node_proxy() -> str:
     return "".join(parts)
 
 
-def _row(family: Family) -> str:
+def _row(family: Family, *, merged: bool = False) -> str:
     labels = ", ".join(f"`{label}`" for label in family.labels)
-    return f"| `{family.name}` | {family.kind} | {labels} | {family.help.rstrip('.')} |\n"
+    rule = f" {family.merge.name.lower()} |" if merged else ""
+    return f"| `{family.name}` | {family.kind} | {labels} | {family.help.rstrip('.')} |{rule}\n"
 
 
 def _buckets(families: Iterable[Family]) -> Iterable[str]:

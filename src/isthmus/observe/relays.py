@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from isthmus.core.merge import Merge
 from isthmus.errors import DialFailure
 from isthmus.observe.counters import Family, Samples, by_enum, counter, gauge
 
@@ -84,6 +85,7 @@ class RelayMetrics:
                 " which they are taken.",
                 self._links,
                 ("direction",),
+                merge=Merge.SUM,
             ),
             counter(
                 "isthmus_server_dial_retries_total",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from isthmus.core.merge import Merge
 from isthmus.observe.counters import Family, by_name, counter, gauge, one
 
 if TYPE_CHECKING:
@@ -47,16 +48,19 @@ class RevocationMetrics:
                 "When a newer list of revoked certificates is due, as UNIX time.",
                 lambda: by_name(self._due())(),
                 ("file",),
+                merge=Merge.MIN,
             ),
             gauge(
                 f"{ours}crl_revoked_certificates",
                 "Certificates in the lists of revoked ones.",
                 lambda: by_name(self._listed())(),
                 ("file",),
+                merge=Merge.MIN,
             ),
             counter(
                 f"{ours}crl_reload_failures_total",
                 "Changed lists of revoked certificates that could not be used.",
                 one(lambda: sum(it.failures for it in self.files)),
+                merge=Merge.MAX,
             ),
         ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 
+from isthmus.core.merge import Merge
 from isthmus.core.name_order import Outcome, Source, Way
 from isthmus.observe.counters import (
     Family,
@@ -79,11 +80,13 @@ class SidecarMetrics(ProgramMetrics):
                 f"{ours}connections",
                 "Connections of clients now, whatever they do.",
                 one(lambda: self.connections()),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}handshakes",
                 "Connections that have not said yet what they want.",
                 one(lambda: self.waiting()),
+                merge=Merge.SUM,
             ),
             histogram(
                 f"{ours}dial_duration_seconds",
@@ -113,6 +116,7 @@ class SidecarMetrics(ProgramMetrics):
                 "0 while the guest cluster's DNS cannot be reached through the tunnel and names go"
                 " to the management cluster's, else 1.",
                 one(lambda: int(self.tunnel_works())),
+                merge=Merge.MIN,
             ),
         ]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 
+from isthmus.core.merge import Merge
 from isthmus.observe.counters import (
     Family,
     Histogram,
@@ -118,11 +119,13 @@ class SniRouterMetrics(ProgramMetrics):
                 "Connections joined to a backend or dialing one now, by route.",
                 lambda: by_name(self.open_by_route())(),
                 ("route",),
+                merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}hellos",
                 "Connections whose ClientHello is not here yet.",
                 one(lambda: self.waiting_hellos()),
+                merge=Merge.SUM,
             ),
             histogram(
                 f"{ours}hello_duration_seconds",
@@ -140,15 +143,17 @@ class SniRouterMetrics(ProgramMetrics):
                 self._backend_failures,
                 ("route", "backend"),
             ),
-            gauge(f"{ours}routes", "Routes in use.", one(lambda: self.routes())),
+            gauge(f"{ours}routes", "Routes in use.", one(lambda: self.routes()), merge=Merge.SAME),
             counter(
                 f"{ours}config_reloads_total",
                 "Changed files with routes that were taken.",
                 one(lambda: self.reloads),
+                merge=Merge.MAX,
             ),
             counter(
                 f"{ours}config_reload_failures_total",
                 "Changed files with routes that could not be used.",
                 one(lambda: self.reload_failures),
+                merge=Merge.MAX,
             ),
         ]

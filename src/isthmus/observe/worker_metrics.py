@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from isthmus.core.merge import Merge
 from isthmus.observe.counters import Family, Samples, by_enum, counter, gauge
 from isthmus.observe.program import ProgramMetrics
 
@@ -46,15 +47,44 @@ class WorkersMetrics(ProgramMetrics):
     def __init__(self) -> None:
         self.not_handed = dict.fromkeys(NotHanded, 0)
         self.workers: Callable[[], Iterable[WorkerCounts]] = tuple
+        #: Records written, records dropped, failed writes of the audit log, which the parent writes
+        #: for its workers; replaced where there is one.
+        self.audit_counts: Callable[[], tuple[int, int, int]] | None = None
         super().__init__((1.0,))
 
     def _each(self, number: Callable[[WorkerCounts], float]) -> Callable[[], Samples]:
         return lambda: [((str(it.index),), number(it)) for it in self.workers()]
 
+    def _audit(self, at: int) -> Callable[[], Samples]:
+        # Without an audit log there is nothing to say: the program may not be a server.
+        return lambda: () if self.audit_counts is None else (((), self.audit_counts()[at]),)
+
+    def _audit_families(self) -> list[Family]:
+        # Names and words of ServerMetrics: what a worker loses on the way here adds up with it.
+        ours = "isthmus_server_audit_"
+        return [
+            counter(
+                f"{ours}records_dropped_total",
+                "Audit records dropped because too many waited to be written.",
+                self._audit(1),
+            ),
+            counter(
+                f"{ours}write_errors_total",
+                "Failed attempts to write the audit log.",
+                self._audit(2),
+            ),
+        ]
+
     def _own_families(self) -> list[Family]:
         ours, labels = "isthmus_workers_", ("worker",)
         return [
-            gauge(f"{ours}up", "1 while the worker serves, else 0.", self._each(_up), labels),
+            gauge(
+                f"{ours}up",
+                "1 while the worker serves, else 0.",
+                self._each(_up),
+                labels,
+                merge=Merge.SUM,
+            ),
             counter(
                 f"{ours}restarts_total",
                 "How often the worker was started again.",
@@ -72,6 +102,7 @@ class WorkersMetrics(ProgramMetrics):
                 "Sockets and gRPC calls that the worker has open; clients go to the least.",
                 self._each(lambda it: it.open),
                 labels,
+                merge=Merge.SUM,
             ),
             counter(
                 f"{ours}cpu_seconds_total",
@@ -85,6 +116,7 @@ class WorkersMetrics(ProgramMetrics):
                 by_enum(self.not_handed),
                 ("reason",),
             ),
+            *self._audit_families(),
         ]
 
 

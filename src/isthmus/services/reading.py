@@ -132,9 +132,15 @@ def read_slice(given: Given, notes: list[str], *, from_file: bool = False) -> Sl
     family = _FAMILIES.get(found.address_type or "")
     if family is None or (labels is not None and labels.headless is not None):
         return None  # names instead of addresses; or pods that only DNS knows
-    service = service_name(namespace, (labels.service_name if labels is not None else None) or "")
+    labelled = labels.service_name if labels is not None else None
+    if not labelled:
+        # The API allows it, for uses of its own; in a file the label was forgotten.
+        if from_file:
+            said("no label kubernetes.io/service-name: no Service has it")
+        return None
+    service = service_name(namespace, labelled)
     if service is None or not name:
-        said("no namespace, name or label kubernetes.io/service-name of a Service")
+        said("no namespace or name, or a label kubernetes.io/service-name that names no Service")
         return None
     return SliceObject(
         namespace=service.namespace,
@@ -201,7 +207,7 @@ def _service_ports(ports: Iterable[ServicePortShape], said: Notes) -> Iterable[O
         protocol = _PROTOCOLS.get(each.protocol or "TCP")
         name, port = each.name or "", port_number(each.port)
         if protocol is None or not port or (name and not is_label(name)):
-            said(f"not a port: {cut(f'{name!r} {each.port} {each.protocol}')}")
+            said(f"not a port: {_given(name, each.port, each.protocol)}")
             continue
         yield ObjectPort(
             name=sys.intern(name),
@@ -241,9 +247,15 @@ def _slice_ports(found: SliceShape, said: Notes, *, unnamed: bool) -> Iterable[S
         if name is None:
             said("a port without a name")
         elif protocol is None or not port or (name and not is_label(name)):
-            said(f"not a port: {cut(f'{name!r} {each.port} {each.protocol}')}")
+            said(f"not a port: {_given(name, each.port, each.protocol)}")
         else:
             yield _slice_port(name, protocol, port)
+
+
+def _given(name: str, port: object, protocol: object) -> str:
+    """What a port says of itself, without what it leaves out."""
+    given = [repr(name), *(str(each) for each in (port, protocol) if each is not None)]
+    return cut(" ".join(given))
 
 
 # Slices are many and their ports, nodes and zones few: equal values are one object.

@@ -1,31 +1,25 @@
-"""Metrics of several processes as those of one: counters and histograms add up, gauges by kind.
+"""Metrics of several processes as those of one: each family by the rule that it declares.
 
-All of them are written by one version of the same program, so that a sample is the same line but
-for its number; what a line means is not looked into. Both text formats are read: Prometheus' 0.0.4
-and OpenMetrics 1.0.0, whose buckets may carry an example.
+All of them are written by the same program, so that a sample is the same line but for its number;
+what a line means is not looked into. Rules are those of observe/every.py. Both text formats are
+read: Prometheus' 0.0.4 and OpenMetrics 1.0.0, whose buckets may carry an example.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from isthmus.core.merge import Merge, merge_numbers
+from isthmus.observe.every import MERGE_RULES
 
 #: The bucket of a histogram with an example behind its number (OpenMetrics 1.0 §5.1.6.3).
 _EXAMPLE = re.compile(rb"(\S+_bucket\{.*\}) (\S+) # (.*)")
 _EOF = b"# EOF"
 _ADDED = frozenset({b"counter", b"histogram", b"unknown"})
-
-#: Gauges that do not add up, by the end of their name: what every worker sees alike, what is yes
-#: or no, and times. An agent has a link to each worker and is one agent.
-_MOST: tuple[bytes, ...] = (
-    b"_draining", b"_build_info", b"_feature_enabled", b"_ready_backends",
-    b"_ready_backend_connections", b"_tunnel_works", b"_routes", b"_known_server_count",
-)  # fmt: skip
-_LEAST: tuple[bytes, ...] = (
-    b"_timestamp_seconds", b"_start_time_seconds", b"_max_fds", b"_upstream_up",
-)  # fmt: skip
+_RULES = {name.encode(): rule for name, rule in MERGE_RULES.items()}
 
 
 @dataclass(slots=True)
@@ -40,21 +34,14 @@ class MetricFamily:
 
     @property
     def adds_up(self) -> bool:
-        """Its numbers only grow, and a dead worker's stay."""
+        """Its numbers only grow, and a worker's go on where those of its last life ended."""
         return self.kind in _ADDED
 
-    def together(self) -> Callable[[float, float], float]:
-        """How two numbers of it become one."""
-        if self.kind == b"gauge":
-            if self.name.endswith(_MOST):
-                return max
-            if self.name.endswith(_LEAST):
-                return min
-        return _sum
-
-
-def _sum(one: float, other: float) -> float:
-    return one + other
+    @property
+    def rule(self) -> Merge | None:
+        """How its numbers become one; None of a family that this version does not know."""
+        # OpenMetrics writes a counter's head without the ending of its samples.
+        return _RULES.get(self.name) or _RULES.get(self.name + b"_total")
 
 
 Exposition = dict[bytes, MetricFamily]
@@ -85,23 +72,34 @@ def read(text: bytes) -> Exposition:
     return found
 
 
-def add(total: Exposition, more: Exposition, *, only_counts: bool = False) -> None:
-    """Add what another process counted; ``only_counts`` leaves gauges out: it is gone."""
-    for name, family in more.items():
-        if only_counts and not family.adds_up:
-            continue
-        into = total.get(name)
-        if into is None:
-            into = total[name] = MetricFamily(name, family.kind, list(family.head))
-        if not into.head:
-            into.head = list(family.head)
-        together = into.together()
-        for key, number in family.samples.items():
-            # OpenMetrics has the time that a counter began; ours have none.
-            into.samples[key] = together(into.samples[key], number) if key in into.samples else (
-                number
-            )  # fmt: skip
+def keep(kept: Exposition, ended: Exposition) -> None:
+    """Add what a process had counted when it ended; its gauges speak of nothing any more."""
+    for name, family in ended.items():
+        if family.adds_up:
+            into = kept.setdefault(name, family_like(family))
+            for key, number in family.samples.items():
+                into.samples[key] = into.samples.get(key, 0.0) + number
+
+
+def merged(each: Sequence[Exposition]) -> Exposition:
+    """Merge what several processes say, each family by its rule."""
+    total: Exposition = {}
+    found: dict[bytes, dict[bytes, list[float]]] = {}
+    for family in (family for one in each for family in one.values()):
+        into = total.setdefault(family.name, family_like(family))
+        into.head = into.head or list(family.head)
         into.examples.update(family.examples)
+        numbers = found.setdefault(family.name, {})
+        for key, number in family.samples.items():
+            numbers.setdefault(key, []).append(number)
+    for name, family in list(total.items()):
+        rule = family.rule
+        if rule is None:  # of a worker that was started by a newer version than ours
+            del total[name]
+            continue
+        samples = found[name].items()
+        family.samples = {key: merge_numbers(rule, numbers) for key, numbers in samples}
+    return total
 
 
 def write(total: Exposition, *, open_metrics: bool = False) -> bytes:
@@ -119,7 +117,7 @@ def write(total: Exposition, *, open_metrics: bool = False) -> bytes:
 
 
 def add_gone(total: Exposition, gone: Exposition) -> None:
-    """Add what processes that are no more had counted, by sample: heads differ between formats."""
+    """Add what a worker had counted in earlier lives, by sample: heads differ between formats."""
     families = {key: family for family in total.values() for key in family.samples}
     for family in gone.values():
         into = total.get(family.name) or total.get(family.name.removesuffix(b"_total"))
@@ -136,12 +134,9 @@ def family_like(family: MetricFamily) -> MetricFamily:
     return MetricFamily(family.name, family.kind, list(family.head))
 
 
-def summed(each: Iterable[Exposition]) -> Exposition:
-    """Add several up."""
-    total: Exposition = {}
-    for one in each:
-        add(total, one)
-    return total
+def blank(like: Exposition) -> Exposition:
+    """The same families, of a process that says nothing."""
+    return {name: family_like(family) for name, family in like.items()}
 
 
 def _number(value: float) -> bytes:

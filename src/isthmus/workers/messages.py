@@ -46,6 +46,12 @@ class Hangup(Struct, frozen=True, kw_only=True, tag=True):
     """The parent was told to read its files again."""
 
 
+class Audit(Struct, frozen=True, kw_only=True, tag=True):
+    """Whether the parent fails to write the audit records of workers."""
+
+    failing: bool
+
+
 class Started(Struct, frozen=True, kw_only=True, tag=True):
     """The worker can be handed connections."""
 
@@ -88,5 +94,5 @@ class Answer(Struct, frozen=True, kw_only=True, tag=True):
     headers: dict[str, str] = {}
 
 
-ToWorker = Begin | Bound | Ask | Drain | Stop | Hangup
+ToWorker = Begin | Bound | Ask | Drain | Stop | Hangup | Audit
 ToParent = Started | Failed | Report | Answer

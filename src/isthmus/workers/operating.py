@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,6 @@ from isthmus.admin.debug_routes import PREFIX, debug_routes
 from isthmus.admin.routes import METRICS_TYPE, OPEN_METRICS_TYPE
 from isthmus.core.history import Tally
 from isthmus.core.snapshot import ProgramView, Totals
-from isthmus.observe.audit_log import AuditLog
 from isthmus.observe.worker_metrics import WorkersMetrics
 from isthmus.values import TunnelId
 from isthmus.workers import exposition
@@ -54,17 +53,17 @@ class Operating:
         self._draining = draining
         self._id = program_id
         self._started_at = clock()
-        self._gone: exposition.Exposition = {}
+        #: What each worker had counted in earlier lives.
+        self._gone: dict[int, exposition.Exposition] = {}
         self._gone_totals = Totals()
         self._gone_tally = Tally()
         self._last: ProgramView | None = None
-        self.audit: AuditLog | None = None
 
     def died(self, worker: Worker) -> None:
         """Keep what a worker had counted."""
         if worker.metrics:
-            kept = exposition.read(worker.metrics)
-            exposition.add(self._gone, kept, only_counts=True)
+            ended = exposition.read(worker.metrics)
+            exposition.keep(self._gone.setdefault(worker.index, {}), ended)
         view = worker.shown or (self._decoded(worker.view) if worker.view else None)
         if view is not None:
             self._gone_totals = add_totals([self._gone_totals, view.totals])
@@ -132,20 +131,24 @@ class Operating:
         }
 
     async def metrics(self) -> bytes:
-        """Sum up, in the Prometheus text format."""
-        texts = await self._texts("metrics")
-        return self._summed([*texts.values(), self._metrics.render()])
+        """Merge, in the Prometheus text format."""
+        return self._merged(await self._texts("metrics"), self._metrics.render())
 
     async def open_metrics(self) -> bytes:
-        """Sum up, in the OpenMetrics format."""
+        """Merge, in the OpenMetrics format."""
         texts = await self._texts("open_metrics")
-        own = self._metrics.render_open()
-        return self._summed([*texts.values(), own], open_metrics=True)
+        return self._merged(texts, self._metrics.render_open(), open_metrics=True)
 
-    def _summed(self, texts: Sequence[bytes], *, open_metrics: bool = False) -> bytes:
-        total = exposition.summed(map(exposition.read, texts))
-        # Counters have another name in the heads of OpenMetrics, and the same in their samples.
-        exposition.add_gone(total, self._gone)
+    def _merged(
+        self, texts: Mapping[int, bytes], own: bytes, *, open_metrics: bool = False
+    ) -> bytes:
+        each = {index: exposition.read(text) for index, text in texts.items()}
+        heads = next(iter(each.values()), {})
+        for index, gone in self._gone.items():
+            one = each.setdefault(index, exposition.blank(heads))
+            # Counters have another name in the heads of OpenMetrics, and the same in their samples.
+            exposition.add_gone(one, gone)
+        total = exposition.merged([*each.values(), exposition.read(own)])
         return exposition.write(total, open_metrics=open_metrics)
 
     async def _metrics_route(self, request: web.BaseRequest) -> web.Response:

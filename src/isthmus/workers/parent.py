@@ -24,11 +24,12 @@ from isthmus.config.workers import worker_id
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import watch
 from isthmus.net.poller import Poller
+from isthmus.observe.audit_log import AuditLog
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.worker_metrics import WorkerCounts, WorkersMetrics
 from isthmus.workers.doorman import Doorman
 from isthmus.workers.kind import Kind
-from isthmus.workers.messages import Bound, Drain, Hangup, Stop
+from isthmus.workers.messages import Audit, Bound, Drain, Hangup, Stop
 from isthmus.workers.operating import Operating
 from isthmus.workers.process import Birth, Worker, WorkerLost
 from isthmus.workers.records import Records
@@ -59,6 +60,8 @@ class Parent:
             suites=kind.cipher_suites,
         )
         self.records = Records.open(self.loop, kind.settings)
+        if self.records is not None:
+            self.metrics.audit_counts = self.records.log.counts
         birth = Birth(
             count=self.count,
             program_id=self.id,
@@ -155,6 +158,8 @@ class Parent:
             for worker in self.workers:
                 tasks.create_task(worker.watch(), name=f"worker:{worker.index}")
             tasks.create_task(self._sweep(), name="sweep")
+            if self.records is not None:
+                tasks.create_task(self._tell_audit(self.records.log), name="audit")
             tasks.create_task(self.kind.watch(), name=self.kind.name)
             if self.ports.tls is not None:
                 tasks.create_task(watch([self.ports.tls]), name="reload")
@@ -163,6 +168,18 @@ class Parent:
         while True:
             await asyncio.sleep(_SWEEP_S)
             self.doorman.hand_waiting()
+
+    async def _tell_audit(self, log: AuditLog) -> None:
+        """Tell workers, also those that are started later, whether their records are written."""
+        told: dict[int, tuple[int, bool]] = {}
+        while True:
+            for worker in self.workers:
+                now = worker.pid, log.failing
+                if worker.running and told.get(worker.index, (now[0], False)) != now:
+                    worker.tell(Audit(failing=log.failing))
+                if worker.running:
+                    told[worker.index] = now
+            await asyncio.sleep(_LOOK_S)
 
     async def drain(self, timeout_s: float) -> None:
         """Do as one server does, and let every worker finish what it has; see Program."""

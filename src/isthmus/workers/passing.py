@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Callable
 
+from isthmus.net.descriptors import for_a_peer
 from isthmus.net.poller import IN, OUT, Poller
 from isthmus.observe.logs import OncePer
 
@@ -108,22 +109,27 @@ class Taker:
             return False  # the parent is gone; channel.py tells
         self.taken += 1
         if not given:
-            self._once.log(
-                "lost", _QUIET_S, _log, logging.WARNING,
-                "a connection was lost: no descriptor is free",
-            )  # fmt: skip
+            self._lost()
             return True
         sock = socket.socket(fileno=_INT.unpack(given[0][2])[0])
         try:
+            for_a_peer(sock)
             sock.setblocking(False)
             self._take(flag.decode(), sock)
-        except OSError:
+        except OSError as exc:
+            if exc.errno == errno.EMFILE:
+                self._lost()
             with contextlib.suppress(OSError):
-                sock.close()  # its peer has gone meanwhile
+                sock.close()  # its peer has gone meanwhile, or there are too few descriptors
         except Exception:
             self._poller.again(self._some)  # those that wait made their edge already
             raise
         return True
+
+    def _lost(self) -> None:
+        self._once.log(
+            "lost", _QUIET_S, _log, logging.WARNING, "a connection was lost: no descriptor is free"
+        )
 
     def close(self) -> None:
         """Take nothing more."""

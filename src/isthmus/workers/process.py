@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from enum import Enum
 from isthmus.core.backoff import Backoff
 from isthmus.core.snapshot import ProgramView
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
+from isthmus.net.child_endings import ending_of
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import RECENT, log
 from isthmus.workers.channel import Channel
@@ -230,7 +230,7 @@ class Worker:
                 raise ConfigError(sentence)
             case _:
                 code = await self._bury()
-                raise WorkerLost(f"worker {self.index} did not start: {_ending(code)}")
+                raise WorkerLost(f"worker {self.index} did not start: {ending_of(code)}")
 
     async def _spawn(self) -> Channel[ToWorker, ToParent]:
         try:
@@ -324,7 +324,7 @@ class Worker:
         # Nothing is handed to it from now on, though it may take a moment to be gone.
         self.state = State.RESTING
         lived_s = asyncio.get_running_loop().time() - self._started_at
-        self.why = _ending(await self._bury())
+        self.why = ending_of(await self._bury())
         if lived_s >= _LIVED_S:
             self._backoff.reset()
 
@@ -413,12 +413,3 @@ class Worker:
 def own_command() -> list[str]:
     """The command line of this process, for another one of it."""
     return [sys.executable, *sys.orig_argv[1:]]
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"

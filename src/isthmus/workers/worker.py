@@ -28,6 +28,7 @@ from isthmus.workers.channel import Channel
 from isthmus.workers.kind import Kind, Place, WorkerProgram
 from isthmus.workers.messages import (
     Ask,
+    Audit,
     Begin,
     Bound,
     Drain,
@@ -182,6 +183,10 @@ class Life:
                     reload = getattr(self._program, "reload", None)
                     if reload is not None:
                         reload()
+                case Audit(failing=failing):
+                    told = getattr(self._program, "audit_fails_elsewhere", None)
+                    if told is not None:
+                        told(failing)
                 case Begin():
                     pass  # it came first, and comes once
         # Nobody accepts for us any more, and nobody would see what we do.

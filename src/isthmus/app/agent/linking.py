@@ -15,6 +15,7 @@ from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer
 from isthmus.observe.program import ProgramMetrics
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.values import HostPort, ServerId
@@ -41,6 +42,7 @@ class Linking:
         packets: Packets,
         only: str = "auto",
         alpn: Sequence[str] = (),
+        budget: Budget = UNBOUNDED,
     ) -> None:
         """``alpn`` is what the context offers; without it no server is asked for by its id."""
         self._loop = loop
@@ -54,6 +56,7 @@ class Linking:
         self._packets = packets
         self._only = only
         self._alpn = tuple(alpn)
+        self._budget = budget
 
     @property
     def can_ask(self) -> bool:
@@ -87,6 +90,7 @@ class Linking:
                 packets=self._packets,
                 through=places.through(place),
                 limits=self._limits,
+                budget=self._budget,
             )
         except LinkError as exc:
             self._metrics.link_failed(exc.stage)

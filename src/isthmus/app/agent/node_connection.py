@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from isthmus.app.agent.node_connections import NodeConnections
     from isthmus.observe.tracing import DialTrace
 
+#: A client that leaves sooner wanted nothing, as a probe; one that leaves later was failed.
+GIVES_UP_S = 1.0
+
 
 class NodeConnection(Early):
     """One local connection until its tunnel stands: the early peer of its end."""
@@ -85,6 +88,7 @@ class NodeConnection(Early):
             self._tried.append(link)
             self._link = link
             self._number += 1
+            account = table.budget.account(self.requester)
             stream = link.open_dial(
                 self.destination,
                 dial_id=table.next_id(),
@@ -93,7 +97,9 @@ class NodeConnection(Early):
                 told=partial(self._told, self._number),
                 connection_id=self.connection_id,
                 asking=NOTHING if self.trace is None else self.trace.ask(NOTHING),
+                account=account,
             )
+            account.close()
             if stream is not None and self._link is link:
                 self._stream = stream
                 self._asked_at = time.monotonic()
@@ -166,7 +172,10 @@ class NodeConnection(Early):
             self._drop_stream(Ending.CANCELLED)
             if self.trace is not None:
                 self.trace.cancelled()
-            self._table.metrics.ended(NodeResult.LEFT)
+            waited_s = time.monotonic() - self.accepted_at
+            self._table.metrics.ended(
+                NodeResult.GAVE_UP if waited_s >= GIVES_UP_S else NodeResult.LEFT
+            )
 
     def waited_enough(self) -> None:
         """No server came in time; one that is being asked may still answer."""

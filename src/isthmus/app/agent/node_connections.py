@@ -18,18 +18,20 @@ from dataclasses import replace
 from enum import Enum
 
 from isthmus.app.agent.node_connection import NodeConnection
-from isthmus.app.descriptors import descriptors
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.gates import CLUSTER_TO_MASTER
+from isthmus.core.denials import Denials
 from isthmus.core.snapshot import NodeFailureView
 from isthmus.frontends.peers import peer_address
 from isthmus.links.agent_side import ServerLink
 from isthmus.net.deadlines import Deadlines
+from isthmus.net.descriptors import descriptors
 from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.node_traffic import NodeMetrics, NodeResult
 from isthmus.observe.tracing import Tracing
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, DialId, HostPort, Identity
@@ -80,6 +82,7 @@ class NodeConnections:
         wait_s: float,
         dial_timeout_s: float,
         tracing: Callable[[], Tracing | None] = lambda: None,
+        budget: Budget = UNBOUNDED,
     ) -> None:
         """``wait_s`` is for finding a server, ``dial_timeout_s`` for the answer of each.
 
@@ -87,6 +90,7 @@ class NodeConnections:
         """
         self._loop = loop
         self._poller = poller
+        self.budget = budget
         self._links = links
         self._tunnels = tunnels
         self._once = once
@@ -97,7 +101,9 @@ class NodeConnections:
         self._ids = itertools.count(1)
         self._pending: set[NodeConnection] = set()
         self._failures: deque[NodeFailureView] = deque(maxlen=_MOST_FAILURES)
+        self._denials = Denials()
         self._nobody_waits = asyncio.Event()
+        self._leaving = False
         self._waits: Deadlines[NodeConnection] = Deadlines(
             loop, wait_s, NodeConnection.waited_enough
         )
@@ -125,6 +131,7 @@ class NodeConnections:
             self.refuse(destination, sock, NodeResult.TOO_MANY)
             return
         connection = NodeConnection(self, destination, _requester(sock))
+        connection.patient = not self._leaving
         connection.end = SocketEnd(sock, self._poller, connection)
         self._pending.add(connection)
         self._waits.add(connection)
@@ -167,6 +174,7 @@ class NodeConnections:
         """The destination is reached: join."""
         took_s = time.monotonic() - connection.accepted_at
         self.metrics.joined(took_s, connection.connection_id)
+        self._denials.other()
         self.open += 1
         self._tunnels.open(
             client=end,
@@ -186,6 +194,10 @@ class NodeConnections:
     def failed(self, connection: NodeConnection, result: NodeResult, reason: str) -> None:
         """A client was reset: count it, and say why, not too often."""
         self.metrics.ended(result)
+        if result is NodeResult.DENIED:
+            self._denials.denied(str(connection.destination), now=time.monotonic())
+        elif result not in (NodeResult.OUTSIDE, NodeResult.DRAINED):
+            self._denials.other()
         self._failures.appendleft(
             NodeFailureView(
                 client=connection.requester.name,
@@ -201,6 +213,10 @@ class NodeConnections:
             "reset a connection from the node", destination=str(connection.destination),
             reason=reason, client=connection.requester.name, connection=connection.connection_id,
         )  # fmt: skip
+
+    def denied(self) -> str:
+        """Say that every recent connection was denied; empty when that is not so."""
+        return self._denials.trouble(now=time.monotonic())
 
     def failures(self) -> tuple[NodeFailureView, ...]:
         """Those that were reset last, newest first."""
@@ -272,7 +288,8 @@ class NodeConnections:
     # The end.
 
     def leave(self) -> None:
-        """The agent stops: reset those that no server is asked for; the others may go on."""
+        """The agent drains: nobody waits for a server any more, as no new link is made."""
+        self._leaving = True
         for connection in [each for each in self._pending if not each.asks]:
             connection.reset(NodeResult.DRAINED, NodeResult.DRAINED.value, Ending.DRAINED)
         for connection in self._pending:

@@ -1,7 +1,8 @@
 """The local ports of node traffic: bound when the agent starts, listening once there is a server.
 
 A port that is bound and does not listen yet refuses connections, as if nobody were there; but
-whoever else wants it hears that it is taken, and so do we, before anything runs.
+whoever else wants it hears that it is taken, and so do we, before anything runs. A port that
+systemd passed in listens already: whoever connects while the agent restarts waits in its queue.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from isthmus.config.targets import FLAG, Target
 from isthmus.errors import ConfigError
 from isthmus.net.listen import Listener
 from isthmus.net.poller import Poller
+from isthmus.net.systemd import PASSED, PassedSocket
 from isthmus.observe.logs import log
 from isthmus.values import HostPort
 
@@ -29,11 +31,14 @@ Accept = Callable[[HostPort, socket.socket], None]
 
 
 def reserve(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
-    """Bind a port and do not listen yet.
+    """Bind a port and do not listen yet, or take the one that systemd passed in.
 
     Raises:
         OSError: it is not to be had.
     """
+    passed = PASSED.take_tcp(FLAG, lambda: (str(address), port))
+    if passed:
+        return passed[0]
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -61,6 +66,8 @@ def start_listening(sock: socket.socket) -> None:
     Raises:
         OSError: somebody else listens there by now.
     """
+    if isinstance(sock, PassedSocket):
+        return
     # Only now: what is accepted inherits it, and must not keep the agent that comes after us from
     # binding while it is in TIME_WAIT.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,7 +142,7 @@ class NodeListeners:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Accept nothing more; what waits to be accepted, the kernel resets."""
+        """Accept nothing more; what waits to be accepted, the kernel resets, or systemd keeps."""
         for listener in self._listeners.values():
             listener.stop()
         for sock in self._reserved.values():

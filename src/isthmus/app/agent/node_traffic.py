@@ -78,6 +78,7 @@ class NodeTraffic:
             wait_s=settings.target_wait_s,
             dial_timeout_s=settings.dial_timeout_s,
             tracing=lambda: agent.tracing,
+            budget=agent.budget,
         )
         self._listeners = NodeListeners(
             agent.loop,
@@ -107,6 +108,7 @@ class NodeTraffic:
         metrics.connections = self._counts
         metrics.servers = self._servers
         metrics.listening = lambda: len(self._listeners.listeners)
+        metrics.ready = lambda: not self.waits_for()
         log(
             _log, logging.INFO, "has an address for the node", address=str(self._address),
             interface=self._host_address.where,
@@ -191,7 +193,9 @@ class NodeTraffic:
                 f"waits for a server that carries node traffic: {_named(able)} did not answer, as"
                 " konnectivity's own servers do not"
             )
-        return "" if self._listeners.complete else "the ports do not listen yet"
+        if not self._listeners.complete:
+            return "the ports do not listen yet"
+        return self.connections.denied()
 
     def _counts(self) -> Mapping[str, float]:
         return {"waiting": self.connections.waiting, "open": self.connections.open}
@@ -229,9 +233,11 @@ class NodeTraffic:
     # The end.
 
     def drain(self) -> None:
-        """Accept nothing more; what is open goes on."""
-        self._closed = True
-        self._listeners.close()
+        """Serve new connections until the end, as long as a server is linked.
+
+        The kubelet and the pods have no other way: a port that closed when the drain began would
+        refuse them for as long as the last old connection takes.
+        """
         self.connections.leave()
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from isthmus.app.agent.target_dial import TargetDial
 from isthmus.app.agent.view import agent_view
 from isthmus.app.descriptors import allow_all
 from isthmus.app.health import Health
+from isthmus.app.memory import open_budget
 from isthmus.app.operator_ports import Door, OperatorPorts
 from isthmus.app.revoking import Revoking
 from isthmus.app.supervised import counted
@@ -41,6 +42,7 @@ from isthmus.kube.counter import LeaseCounter
 from isthmus.links.agent_side import Greeting
 from isthmus.links.talk import Incoming
 from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
+from isthmus.net.plain_file import read_part
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import watch as watch_lists
@@ -67,15 +69,18 @@ class Agent:
         self.id = AgentId(settings.agent_id or str(uuid.uuid4()))
         self.started_at = self.loop.time()
         self.draining = False
+        self.budget = open_budget(settings)
         self.metrics = AgentMetrics()
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
-        self.resolver = Resolver(self.loop, settings.aliases)
+        self.resolver = Resolver(self.loop, settings.aliases, for_peers=False)
         self.endpoints = settings.endpoint_lists
         self._targets = EndpointsOnly(
             self.loop, self.endpoints, settings.aliases, denied=self._endpoint_denied
         )
-        self.dialer = DirectDialer(self.loop, self.poller, self._targets, self._targets.refuse)
+        self.dialer = DirectDialer(
+            self.loop, self.poller, self._targets, self._targets.refuse, metadata=None
+        )
         self.dials: set[TargetDial] = set()
         self._no_dials = asyncio.Event()
         self.tunnels = TunnelTable(self.loop, self.metrics)
@@ -165,6 +170,7 @@ class Agent:
             metrics=self.metrics,
             once=self.once,
             packets=self.packets,
+            budget=self.budget,
             proxies=ProxyRules.from_environment(os.environ),
             only=settings.link,
             alpn=settings.alpn,
@@ -183,8 +189,7 @@ class Agent:
         token = ""
         if path:
             try:
-                with open(path, encoding="ascii") as file:
-                    token = file.read(_MAX_TOKEN_CHARS).strip()
+                token = read_part(path, _MAX_TOKEN_CHARS).decode("ascii").strip()
             except (OSError, UnicodeDecodeError) as exc:
                 why = exc.strerror if isinstance(exc, OSError) else "is no token"
                 raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
@@ -327,6 +332,7 @@ class Agent:
             len(self.tunnels) - (self.node.connections.open if self.node is not None else 0)
         )
         gauges.links = lambda: len(servers.links)
+        gauges.budget = self.budget
         gauges.held_bytes = lambda: sum(link.held_bytes for link in servers.open_links)
         gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
         gauges.draining = lambda: int(self.draining)

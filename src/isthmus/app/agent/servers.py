@@ -34,6 +34,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.observe.logs import OncePer
 from isthmus.observe.program import ProgramMetrics
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets
 from isthmus.values import ServerId
@@ -82,6 +83,7 @@ class Servers:
         count_source: str = "default",
         server_name: str = "",
         changed: Callable[[], None] = _unheard,
+        budget: Budget = UNBOUNDED,
     ) -> None:
         """``alpn`` is what the context offers; without it no server is asked for by its id.
 
@@ -93,6 +95,7 @@ class Servers:
         self._linking = Linking(
             loop, poller, context=context, greeting=greeting, on_dial=on_dial, limits=limits,
             metrics=metrics, once=once, packets=packets, only=only, alpn=alpn,
+            budget=budget,
         )  # fmt: skip
         self._table = Table(
             loop, backoff=backoff, metrics=metrics, count_source=count_source,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.app.views import certificates, gate_views, link_view, totals
+from isthmus.app.views import certificates, gate_views, link_view, memory_view, totals
 from isthmus.core.endpoint_lists import Entry
 from isthmus.core.snapshot import AgentProgramView
 
@@ -41,4 +41,5 @@ def agent_view(agent: Agent, limit: int) -> AgentProgramView:
         node_traffic=agent.node.view() if agent.node is not None else None,
         endpoint_allow=_texts(agent.endpoints.allow),
         endpoint_deny=_texts(agent.endpoints.deny),
+        memory=memory_view(agent.budget),
     )

@@ -40,6 +40,7 @@ _log = logging.getLogger("isthmus.apiserver_proxy")
 _NO_PLACE = {
     Full.TOO_MANY: ProxyRefusal.TOO_MANY,
     Full.TOO_MANY_OF_SOURCE: ProxyRefusal.TOO_MANY_OF_SOURCE,
+    Full.MEMORY: ProxyRefusal.TOO_MANY_OF_SOURCE,
 }
 
 #: Where a connection comes from and where it goes: there is one such at a time.

@@ -70,6 +70,7 @@ class ApiserverProxy(Forwarder):
             once=self.once,
             uplink_of=self.addresses.uplink_of,
         )
+        self.connections.places.budget = self.budget
         self._signals = signals
 
     def _adopt(self, prepared: Prepared) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from isthmus.app.apiserver_proxy.plan import Prepared
+from isthmus.core.metadata import NO_METADATA_BY_NAME
 from isthmus.core.proxies import ProxyAddress
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialError, DialFailure, LinkError
@@ -20,7 +21,7 @@ from isthmus.net.accepted import endpoint
 from isthmus.net.connect import Address, Connecting, Failed
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import Dialing
-from isthmus.net.resolver import Found, Resolver, interleaved
+from isthmus.net.resolver import Cancel, Found, Resolver, interleaved
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.through_proxy import connect_through
 from isthmus.values import HostPort, is_address
@@ -43,7 +44,9 @@ class OtherResolver(Resolver):
         #: Where we listen.
         self.ours: set[IpPort] = set()
 
-    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+    def lookup(
+        self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+    ) -> Cancel:
         """See Resolver."""
 
         def others(addresses: Sequence[Address]) -> None:
@@ -53,7 +56,7 @@ class OtherResolver(Resolver):
             else:
                 found(left)
 
-        super().lookup(target, others, failed)
+        return super().lookup(target, others, failed, client)
 
 
 class Ways:
@@ -63,7 +66,7 @@ class Ways:
         self._loop = loop
         self._poller = poller
         self._resolver = OtherResolver(loop)
-        self._direct = DirectDialer(loop, poller, self._resolver)
+        self._direct = DirectDialer(loop, poller, self._resolver, metadata=NO_METADATA_BY_NAME)
         self._addresses: dict[HostPort, Sequence[Address]] = {}
         self._looked_at: dict[HostPort, float] = {}
         self._turn = 0
@@ -132,6 +135,7 @@ class Ways:
                     at,
                     context=None if context is None else context.current,
                     timeout_s=timeout_s,
+                    for_peer=True,
                 )
             except LinkError as exc:
                 raise DialError(DialFailure.UNREACHABLE, at, str(exc)) from exc

@@ -12,6 +12,7 @@ from isthmus.config.located import MAX_CHARS
 from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.config.node_proxy_file import document, parse, without_file
 from isthmus.errors import ConfigError, IsthmusError
+from isthmus.net.plain_file import read_part
 from isthmus.nodeproxy.manifests import Stamp, stamp_of
 from isthmus.observe.logs import log
 
@@ -30,8 +31,8 @@ def read_config(flags: NodeProxySettings) -> NodeProxySettings:
         ConfigError: it cannot be read, or says something that cannot be used.
     """
     try:
-        with Path(flags.config).open(encoding="utf-8") as file:
-            text = file.read(MAX_CHARS + 1)
+        raw = read_part(flags.config, 4 * MAX_CHARS + 4)
+        text = raw.decode("utf-8")[: MAX_CHARS + 1]
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {flags.config}: not text") from error
     except OSError as error:

@@ -13,10 +13,11 @@ from isthmus.config.server import BY_NAME_WORD, ServerSettings
 from isthmus.core.backoff import Backoff
 from isthmus.core.entitlements import BY_NAME, Entitlements
 from isthmus.errors import ConfigError
-from isthmus.kube.tokens import Accepted, Rejected, TokenReviewer
+from isthmus.kube.tokens import Accepted, Crowded, Rejected, TokenReviewer
 from isthmus.links.hello import Unwelcome
 from isthmus.links.server_side import AgentLink, Decided
 from isthmus.net.followed_file import FollowedFile, read_text
+from isthmus.net.gate import source_of
 from isthmus.observe.logs import OncePer
 
 _QUIET_S = 30.0
@@ -63,13 +64,14 @@ class Admission:
         """``cut`` ends the link of an agent whose token was taken back, for a reason."""
         binding = settings.agent_identity_binding
         self._binds = bool(binding)
+        self._admits = settings.admits_agents
         #: To be watched; None: there are no rules, or they are those of the names.
         self.binding_file: FollowedFile[Entitlements] | None = None
         if binding not in ("", BY_NAME_WORD):
             self.binding_file = follow_binding(binding)
         self._reviewer = reviewer
         self._once = once
-        self._reviews: set[asyncio.Task[None]] = set()
+        self._reviews: dict[AgentLink, asyncio.Task[None]] = {}
         #: None: tokens are not asked for, or only once.
         self.tokens: TokenWatch | None = None
         if reviewer is not None and settings.agent_token_review_interval_s:
@@ -94,8 +96,14 @@ class Admission:
         review = asyncio.get_running_loop().create_task(
             self._review(self._reviewer, link, token, decided), name=f"review:{link.id}"
         )
-        self._reviews.add(review)
-        review.add_done_callback(self._reviews.discard)
+        self._reviews[link] = review
+        review.add_done_callback(lambda _: self._reviews.pop(link, None))
+
+    def left(self, link: AgentLink) -> None:
+        """An agent is gone: nothing more is asked for it."""
+        review = self._reviews.get(link)
+        if review is not None:
+            review.cancel()
 
     async def _review(
         self,
@@ -104,12 +112,12 @@ class Admission:
         token: str,
         decided: Decided,
     ) -> None:
-        why = "no answer in time"
+        why, source = "no answer in time", source_of(link.carrier.sock)
         backoff = Backoff(first_s=0.5, cap_s=5.0, chance=random.random)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while not link.closed_because:
-                    verdict = await reviewer.review(token)
+                    verdict = await reviewer.review(token, source)
                     if isinstance(verdict, Accepted):
                         link.identity = verdict.identity
                         refusal = self._judge(link, verdict.node, verdict.pod)
@@ -121,28 +129,32 @@ class Admission:
                         self._decide(link, decided, verdict.reason, Unwelcome.NO_PROOF)
                         return
                     why = verdict.reason
-                    self._tell_wait(why)
+                    self._tell_wait(why, source)
+                    if isinstance(verdict, Crowded):
+                        decided(f"{why}, come again later", Unwelcome.TRY_LATER)
+                        return
                     await asyncio.sleep(backoff.next_s())
         except TimeoutError:
             # Nothing is known against it, so that the audit has nothing to say; where the API is
             # and what is wrong with it is not for somebody who has proved nothing.
-            self._tell_wait(why)
+            self._tell_wait(why, source)
             decided(
                 "the server cannot ask the Kubernetes API about tokens now, come again later",
                 Unwelcome.TRY_LATER,
             )
 
-    def _tell_wait(self, why: str) -> None:
+    def _tell_wait(self, why: str, source: str) -> None:
         self._once.log(
-            "token review", _QUIET_S, _log, logging.WARNING,
-            "cannot review agent tokens, new agents wait", reason=why,
+            ("token review", why), _QUIET_S, _log, logging.WARNING,
+            "cannot review agent tokens, new agents wait", reason=why, source=source,
         )  # fmt: skip
 
     def _judge(self, link: AgentLink, node: str = "", pod: str = "") -> str:
-        if not self._binds:
-            return ""
+        refusal = self._admits.refusal(link.identity)
+        if refusal or not self._binds:
+            return refusal
         rules = BY_NAME if self.binding_file is None else self.binding_file.current
-        refusal = rules.judge(
+        return rules.judge(
             link.identity,
             link.agent_id,
             link.identifiers,
@@ -151,7 +163,6 @@ class Admission:
             pod=pod,
             sans=link.identity.sans,
         )
-        return refusal
 
     def _decide(self, link: AgentLink, decided: Decided, refusal: str, kind: Unwelcome) -> None:
         if refusal:
@@ -171,5 +182,7 @@ class Admission:
 
     def close(self) -> None:
         """Stop waiting for the API."""
-        for review in list(self._reviews):
+        for review in list(self._reviews.values()):
             review.cancel()
+        if self._reviewer is not None:
+            self._reviewer.close()

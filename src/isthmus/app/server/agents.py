@@ -21,7 +21,14 @@ from isthmus.app.server.tls_refusals import refusal_of
 from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.config.server import ServerSettings
 from isthmus.core.agents import Agents
-from isthmus.core.places import Full, Places, Strangers
+from isthmus.core.places import (
+    STRANGER_BYTE_S,
+    STRANGER_S,
+    Allowance,
+    Full,
+    Places,
+    Strangers,
+)
 from isthmus.errors import LinkStage
 from isthmus.frontends.backend import PROCESS
 from isthmus.links.hello import Unwelcome
@@ -35,6 +42,7 @@ from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import ServerMetrics, TlsPort
+from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
@@ -67,8 +75,10 @@ class AgentDoor:
         on_dial: Callable[[Incoming], None],
         agents: Agents[AgentLink] | None = None,
         handed: Handed | None = None,
+        budget: Budget = UNBOUNDED,
     ) -> None:
         self._handed = handed
+        self._budget = budget
         self._loop = loop
         self._poller = poller
         self._settings = settings
@@ -102,6 +112,7 @@ class AgentDoor:
         )
         #: Those that have not been welcomed yet.
         self.strangers: Strangers[AgentLink | HelloPeek] = Strangers(MOST_GREETING)
+        self.allowance = Allowance(loop.time)
         self.handshakes = Handshakes(loop)
         self.handing = HandingOn(
             loop, poller, peers=self.peers, metrics=metrics, once=once, lost=self._lost,
@@ -201,10 +212,17 @@ class AgentDoor:
 
     def _accept(self, context: HotContext, sock: socket.socket) -> None:
         source = source_of(sock)
-        if self.strangers.is_full_for(source):
-            # Nobody has proved anything yet: they may not take every descriptor.
+        # Nobody has proved anything yet: they may not take every descriptor, nor all of our time.
+        full = Full.CROWD if self.strangers.is_full_for(source) else None
+        if full is None and not self.allowance.spend(source, STRANGER_S):
+            full = Full.TOO_FAST
+        if full is not None:
             with sock:
-                self._refuse(sock, Full.CROWD, source)
+                self._refuse(sock, full, source)
+            return
+        if not self._budget.allows(source, HANDSHAKE_BYTES):
+            with sock:
+                self._refuse(sock, Full.MEMORY, source)
             return
         crowded_out = self.strangers.must_leave()
         if crowded_out is not None:
@@ -246,6 +264,7 @@ class AgentDoor:
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
         assert self._admission is not None  # made before the port was opened
+        source = source_of(sock)
         link = AgentLink(
             self._loop,
             self._poller,
@@ -261,13 +280,18 @@ class AgentDoor:
             handshake_s=handshake_s,
             limits=self._limits,
             process=PROCESS,
+            budget=self._budget,
+            may_read=partial(self._may_read, source),
         )
         self.links.add(link)
-        self.strangers.add(link, source_of(sock))
+        self.strangers.add(link, source)
         self._by_id[link.id] = link
         self.handshakes.came(link)
         if events:  # its edges came while its hello was looked at
             link.carrier.on_events(events)
+
+    def _may_read(self, source: str, size: int) -> bool:
+        return self.allowance.spend(source, size * STRANGER_BYTE_S)
 
     def _admit(self, link: AgentLink, token: str, decided: Decided) -> None:
         assert self._admission is not None
@@ -315,7 +339,8 @@ class AgentDoor:
                 link.tell_agents(number)
 
     def _ready(self, link: AgentLink) -> None:
-        self.strangers.remove(link)
+        source = self.strangers.remove(link)
+        self.allowance.give_back(source, STRANGER_S + link.unproven_bytes * STRANGER_BYTE_S)
         self.handshakes.over(link)
         if link.relays:
             self._relay_ready(link)
@@ -358,6 +383,8 @@ class AgentDoor:
         self.links.discard(link)
         self.strangers.remove(link)
         self.handshakes.over(link)
+        if self._admission is not None:
+            self._admission.left(link)
         self._by_id.pop(link.id, None)
         was_ready = link.was_ready
         self.relays.discard(link)

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 #: What is refused by a decision; everything else was tried and failed.
 _REFUSALS = frozenset({DialFailure.DENIED})
 LEFT = "the client left before the answer"
+#: Why a dial is refused with --audit-on-failure=deny.
+UNAUDITED = "the audit log cannot be written, and --audit-on-failure is deny"
 
 
 class Asked(Protocol):

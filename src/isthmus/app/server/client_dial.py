@@ -14,6 +14,8 @@ from isthmus.core.shares import Hold
 from isthmus.dialers.through_agent import AgentDial, AnyLink
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import Request
+from isthmus.frontends.peers import payer_of
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import HostPort, Identity
@@ -37,6 +39,7 @@ class ClientDial:
         "_address",
         "_client",
         "_dial",
+        "_payer",
         "_server",
         "_trace",
         "asking",
@@ -50,6 +53,7 @@ class ClientDial:
         self._dial: AgentDial | None = None
         self.hold: Hold | None = None  # what it takes of its requester's shares
         self.connection_id = client.connection_id
+        self._payer = payer_of(requester, client)
         asking = client.asking
         if asking is not NOTHING and not server.believes(requester):
             asking = asking.only_trace()
@@ -70,13 +74,21 @@ class ClientDial:
         """Somebody is asked now: what to tell them; each has a span of its own."""
         return self.asking if self._trace is None else self._trace.ask(self.asking)
 
+    def payer(self) -> Account:
+        """See Dialing: the client, or its address where it did not prove who it is."""
+        return self._server.budget.account(self._payer)
+
     def start(self, target: HostPort, requester: Identity) -> ClientDial:
         """Dial; the answer may come before this returns."""
         server = self._server
         if self._trace is not None:
             self._trace.target(target)
+        refusal = server.admits_clients.refusal(requester)
         router = server.networks.router
-        if router is None:
+        if refusal:
+            dial = AgentDial(server.dialer, server.dialer.next_id(), target, requester, self)
+            dial.give_up(DialFailure.DENIED, refusal)
+        elif router is None:
             dial = server.dialer.dial(target, requester, self)
         else:
             dial = router.dial(target, requester, self)

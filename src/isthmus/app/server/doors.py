@@ -24,6 +24,7 @@ from isthmus.net.listen import Listener
 from isthmus.net.poller import Poller
 from isthmus.net.systemd import PassedSocket
 from isthmus.observe.logs import OncePer
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.packets import Packets
 
 #: Of the descriptors: the others are for agents, nodes' connections, files.
@@ -43,6 +44,7 @@ class Doors:
         once: OncePer,
         context: Callable[[str], ssl.SSLContext],
         handed: Handed | None = None,
+        budget: Budget = UNBOUNDED,
     ) -> None:
         """Make the frontends; ``context`` gives the one of a mode, for each new connection.
 
@@ -72,6 +74,7 @@ class Doors:
                 compat=settings.compat,
                 context=partial(context, GRPC),
                 keepalive_s=settings.frontend_keepalive_time_s,
+                budget=budget,
             )
         if HTTP_CONNECT in settings.modes:
             self._connect = ConnectFrontend(
@@ -81,6 +84,7 @@ class Doors:
                 compat=settings.compat,
                 once=once,
                 context=partial(context, HTTP_CONNECT),
+                budget=budget,
             )
 
     @property

@@ -13,7 +13,6 @@ by the random of its hello.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import resource
 import socket
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from isthmus.app.server.peers import Peers
+from isthmus.core.addresses import plain_address
 from isthmus.core.places import Strangers
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
@@ -335,14 +335,14 @@ class HandingOn:
             here, there = sock.getsockname(), sock.getpeername()
         except OSError:
             return False  # it is gone already
-        far = _plain(there[0])
+        far = plain_address(there[0])
         for host, port in self.listening:
-            bound = _plain(host)
+            bound = plain_address(host)
             if port != there[1]:
                 continue
             # Nobody else can listen at any address with the port that we have at all of them.
             if bound == far or (
-                bound.is_unspecified and (far == _plain(here[0]) or far.is_loopback)
+                bound.is_unspecified and (far == plain_address(here[0]) or far.is_loopback)
             ):
                 return True
         return False
@@ -382,10 +382,3 @@ class HandingOn:
         for passing in list(self._passing.values()):
             passing.abort(Ending.DRAINED)
         self._resolver.close()
-
-
-def _plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address without its zone; IPv4 as such also on a dual-stack socket."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address

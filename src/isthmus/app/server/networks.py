@@ -17,6 +17,7 @@ from isthmus.app.server.shares import ServerShares
 from isthmus.config.networks import PROTOCOLS
 from isthmus.config.server import ServerSettings
 from isthmus.core.connectivity import ClientTls, Connection, Protocol
+from isthmus.core.metadata import MetadataGuard
 from isthmus.core.networks import AgentsByNetwork, ClusterNetwork
 from isthmus.core.policy import Policy
 from isthmus.dialers.through_agent import AgentDialer
@@ -71,8 +72,13 @@ class ServerNetworks:
         self.contexts: list[HotContext] = []
         self._close: list[Callable[[], None]] = []
 
-    def start(self, dialer: AgentDialer, metrics: ServerMetrics) -> None:
-        """Read every file that is named, and make the router.
+    def start(
+        self,
+        dialer: AgentDialer,
+        metrics: ServerMetrics,
+        unaudited: Callable[[], str] | None = None,
+    ) -> None:
+        """Read every file that is named, and make the router; ``unaudited`` is for that one.
 
         Raises:
             ConfigError: a file or a dialer is not usable.
@@ -86,7 +92,7 @@ class ServerNetworks:
                 on_failed=metrics.policy_reload_failed,
                 on_changed=self.shares.follow,
             )
-        if self.networks is None and self.shares is None:
+        if self.networks is None and self.shares is None and unaudited is None:
             return
         from isthmus.dialers.by_network import ByNetwork
 
@@ -103,6 +109,7 @@ class ServerNetworks:
             policy=current_of(self.policy),
             denied=metrics.policy_denied,
             admit=self.shares.admit if self.shares is not None else None,
+            unaudited=unaudited,
         )
 
     @property
@@ -164,7 +171,8 @@ class ServerNetworks:
 
         inside = InsideOnly(self._loop, network)
         self._close.append(inside.close)
-        return DirectDialer(self._loop, self._poller, inside)
+        guard = MetadataGuard(network.cidrs)
+        return DirectDialer(self._loop, self._poller, inside, metadata=guard)
 
     def _through(self, place: ServerPlace, protocol: Protocol) -> Way:
         from isthmus.dialers.through_connect import ConnectDialer

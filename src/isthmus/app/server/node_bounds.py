@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from weakref import WeakKeyDictionary
 
-from isthmus.app.descriptors import descriptors
 from isthmus.core.pace import Pace
 from isthmus.links.server_side import AgentLink
+from isthmus.net.descriptors import descriptors
 
 #: Of one link: dials that wait for their answer, each of which may wait for the resolver.
 MOST_PENDING_PER_LINK = 1024

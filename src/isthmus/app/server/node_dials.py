@@ -15,18 +15,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from isthmus.app.server.auditing import UNAUDITED
 from isthmus.app.server.node_audit import NodeRequest, node_record
 from isthmus.app.server.node_bounds import NodeBounds, most_open
 from isthmus.config.gates import CLUSTER_TO_MASTER
-from isthmus.core.audit import Stage
+from isthmus.core.audit import Stage, cut
 from isthmus.core.classes import class_of
 from isthmus.core.destinations import BY_GATE, UNLISTED, Destination, Ruling
-from isthmus.core.policy import Question
+from isthmus.core.metadata import MetadataGuard
+from isthmus.core.policy import BY_AUDIT, Question
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.dialers.permitted import PermittedOnly
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import new_connection_id
 from isthmus.links.link import peer_of
+from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.classes import NORMAL, TrafficClass
@@ -67,7 +70,11 @@ class NodeDial:
                 incoming.asking, connection_id=self.request.connection_id, target=target
             )
         dial = self._dials.dialer.dial(
-            target, timeout_s=timeout_s, reached=self._reached, failed=self._failed
+            target,
+            timeout_s=timeout_s,
+            reached=self._reached,
+            failed=self._failed,
+            client=self.request.link.identity,
         )
         if not incoming.answered:
             self._dial = dial
@@ -108,7 +115,11 @@ class NodeDials:
         self.enabled = settings.enabled(CLUSTER_TO_MASTER)
         self.destinations = settings.destinations
         self.resolver = PermittedOnly(server.loop, self.destinations)
-        self.dialer = DirectDialer(server.loop, server.poller, self.resolver)
+        # A destination that is one of a cloud's metadata addresses is meant; one around it is not.
+        exact = (it.network for it in self.destinations if it.network is not None)
+        self.dialer = DirectDialer(
+            server.loop, server.poller, self.resolver, metadata=MetadataGuard(exact)
+        )
         self.limit_s = settings.dial_limit_s
         self.bounds = NodeBounds(most_open())
         self.pending: set[NodeDial] = set()
@@ -116,16 +127,17 @@ class NodeDials:
 
     def take(self, incoming: Incoming) -> None:
         """An agent asks for a dial; see links.link.Link.on_dial."""
-        request = self._request(incoming)
-        if request is None:
+        link = self.server.agent_door.link_of(incoming.link_id)
+        if link is None:
             incoming.refuse(DialFailure.AGENT_LOST, "the link is not there any more")
-        elif fast := self.bounds.too_fast(request.link, now=self.server.loop.time()):
-            # Nothing is done, and there would be so many records that others are lost.
-            self._fail(request, incoming, DialFailure.TOO_MANY, fast, audit=False)
+        elif fast := self.bounds.too_fast(link, now=self.server.loop.time()):
+            self._too_fast(link, incoming, fast)
         elif not self.enabled:
-            self._deny(request, incoming, BY_GATE)
+            self._deny(self._request(link, incoming), incoming, BY_GATE)
+        elif self.server.unaudited():
+            self._deny(self._request(link, incoming), incoming, BY_AUDIT)
         else:
-            self._take(request, incoming)
+            self._take(self._request(link, incoming), incoming)
 
     def _take(self, request: NodeRequest, incoming: Incoming) -> None:
         try:
@@ -145,16 +157,13 @@ class NodeDials:
         self.bounds.began(link_id)
         dial.start(ruling.target, min(incoming.timeout_s or self.limit_s, self.limit_s))
 
-    def _request(self, incoming: Incoming) -> NodeRequest | None:
-        link = self.server.agent_door.link_of(incoming.link_id)
-        if link is None:
-            return None
+    def _request(self, link: AgentLink, incoming: Incoming) -> NodeRequest:
         # The agent names it, so that both call it the same; it goes into logs and metrics.
         known, client = incoming.connection_id, incoming.requester
         return NodeRequest(
             connection_id=known if _ID.fullmatch(known) else new_connection_id(),
             link=link,
-            claimed_client=client.name if client is not ANONYMOUS else "",
+            claimed_client=cut(client.name) if client is not ANONYMOUS else "",
             destination=_shown(incoming.host, incoming.port),
             started_at=time.monotonic(),
         )
@@ -228,6 +237,8 @@ class NodeDials:
     def _deny(self, request: NodeRequest, incoming: Incoming, rule: str) -> None:
         if rule == BY_GATE:
             why = f"{CLUSTER_TO_MASTER} is off at this server, which --feature-gates turns on"
+        elif rule == BY_AUDIT:
+            why = UNAUDITED
         else:
             why = "--allowed-destination of this server does not list it"
         sentence = f"{request.destination}: {why}"
@@ -242,14 +253,19 @@ class NodeDials:
         self._audit(request, Stage.REFUSED, DialFailure.DENIED, sentence, rule=rule)
         incoming.refuse(DialFailure.DENIED, sentence)
 
+    def _too_fast(self, link: AgentLink, incoming: Incoming, why: str) -> None:
+        # Nothing that it says is read, and there would be too many records for the audit log.
+        server, failure = self.server, DialFailure.TOO_MANY
+        server.metrics.node_dial_failed(failure)
+        server.once.log(
+            ("node dial", failure, link.agent_id), _QUIET_S, _log, logging.WARNING,
+            "dial for a node failed", agent_id=link.agent_id, link=link.id, reason=failure.value,
+            detail=why,
+        )  # fmt: skip
+        incoming.refuse(failure, why)
+
     def _fail(
-        self,
-        request: NodeRequest,
-        incoming: Incoming,
-        failure: DialFailure,
-        detail: str,
-        *,
-        audit: bool = True,
+        self, request: NodeRequest, incoming: Incoming, failure: DialFailure, detail: str
     ) -> None:
         server = self.server
         server.metrics.node_dial_failed(failure)
@@ -259,8 +275,7 @@ class NodeDials:
             destination=request.destination, reason=failure.value, detail=detail,
             connection=request.connection_id,
         )  # fmt: skip
-        if audit:
-            self._audit(request, Stage.FAILED, failure, detail)
+        self._audit(request, Stage.FAILED, failure, detail)
         incoming.refuse(failure, detail)
 
     def _audit(

@@ -29,6 +29,7 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import Revocations
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import ServerMetrics
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.values import AgentId, HostPort, ServerId
 from isthmus.wire.link import RELAY_ALPN
@@ -91,7 +92,9 @@ class RelayKeeper:
         context: HotContext,
         metrics: ServerMetrics,
         once: OncePer,
+        budget: Budget = UNBOUNDED,
     ) -> None:
+        self._budget = budget
         self._loop = loop
         self._poller = poller
         self._name = settings.peer_server_name
@@ -196,6 +199,7 @@ class RelayKeeper:
             on_dial=_takes_nothing,
             only="mux",
             limits=self._limits,
+            budget=self._budget,
             kind=PeerLink,
         )
         assert isinstance(link, PeerLink)

@@ -8,6 +8,7 @@ import logging
 import os
 import ssl
 import uuid
+from collections.abc import Callable
 from functools import partial
 
 from isthmus.admin.answers import Check
@@ -16,11 +17,18 @@ from isthmus.app import lifetime
 from isthmus.app.descriptors import allow_all
 from isthmus.app.handed import Handed
 from isthmus.app.health import Health
+from isthmus.app.memory import open_budget
 from isthmus.app.operator_ports import Door, OperatorPorts
 from isthmus.app.revoking import Revoking
 from isthmus.app.server.admission import Admission
 from isthmus.app.server.agents import AgentDoor, below
-from isthmus.app.server.auditing import Auditor, ignore_hangup, open_audit, reopen_on_hangup
+from isthmus.app.server.auditing import (
+    UNAUDITED,
+    Auditor,
+    ignore_hangup,
+    open_audit,
+    reopen_on_hangup,
+)
 from isthmus.app.server.client_dial import ClientDial
 from isthmus.app.server.doors import Doors
 from isthmus.app.server.kube import ServerKube
@@ -33,6 +41,8 @@ from isthmus.app.server.view import server_view
 from isthmus.app.supervised import counted
 from isthmus.app.tunnels import TunnelTable
 from isthmus.app.views import tally
+from isthmus.config.audit import DENY as AUDIT_DENY
+from isthmus.config.role_warnings import role_warnings
 from isthmus.config.server import GRPC, HTTP_CONNECT, ServerSettings
 from isthmus.core.audit import is_proven
 from isthmus.core.places import Full
@@ -42,6 +52,7 @@ from isthmus.frontends.backend import Request
 from isthmus.links.link import GOODBYE_S
 from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
+from isthmus.net.certificates import authorities
 from isthmus.net.contexts import HotContext, TlsFiles, server_context, watch
 from isthmus.net.poller import Poller
 from isthmus.net.revocation import watch as watch_lists
@@ -72,6 +83,8 @@ class Server:
         self.id = ServerId(settings.server_id or str(uuid.uuid4()))
         self.started_at = self.loop.time()
         self.draining = False
+        self.admits_clients = settings.admits_clients
+        self.budget = open_budget(settings)
         self.metrics = ServerMetrics()
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
@@ -80,7 +93,7 @@ class Server:
         self.agent_door = AgentDoor(
             self.loop, self.poller, settings, server_id=self.id, metrics=self.metrics,
             once=self.once, on_dial=self._agent_dials, agents=self.networks.agents,
-            handed=handed,
+            handed=handed, budget=self.budget,
         )  # fmt: skip
         self.node_dials = NodeDials(self)
         self.agent_door.on_relayed = RelayedDials(self).take
@@ -96,9 +109,10 @@ class Server:
         self._frontend_tls: dict[str, HotContext] = {}
         self.doors = Doors(
             self.loop, self.poller, self, settings, once=self.once, context=self._client_context,
-            handed=handed,
+            handed=handed, budget=self.budget,
         )  # fmt: skip
         self.audit: Auditor | None = None
+        self._fails_elsewhere = False
         self.tracing: Tracing | None = None
         self._kube: ServerKube | None = None
         self._admission: Admission | None = None
@@ -129,7 +143,7 @@ class Server:
                 handed=self._handed,
             )  # fmt: skip
             self.contexts += [self.ports.tls] if self.ports.tls is not None else []
-            self.networks.start(self.dialer, self.metrics)
+            self.networks.start(self.dialer, self.metrics, self._refuses_unaudited())
             self.contexts += self.networks.contexts
             self._keep_relays()
             self._kube = ServerKube(
@@ -147,7 +161,7 @@ class Server:
             raise
         self._set_gauges()
         self.health.start(self.ports.open_ones)
-        for warning in settings.warnings():
+        for warning in (*settings.warnings(), *role_warnings(settings, authorities)):
             _log.warning(warning)
         if self._handed is not None:
             log(_log, logging.INFO, "worker started", server_id=self.id)
@@ -272,7 +286,7 @@ class Server:
         self.contexts.append(context)
         self.relays = RelayKeeper(
             self.loop, self.poller, self.settings, own=self.id, peers=self.agent_door.peers,
-            context=context, metrics=self.metrics, once=self.once,
+            context=context, metrics=self.metrics, once=self.once, budget=self.budget,
         )  # fmt: skip
         self.dialer.relays = self.relays.links
 
@@ -289,8 +303,24 @@ class Server:
         if audit is not None:
             self.audit = audit
             self.metrics.audit_counts = audit.log.counts
+            self.metrics.audit_failing = self._audit_fails
             if self._handed is None:  # a worker has a pipe, which cannot be opened again
                 reopen_on_hangup(self.loop, audit.log)
+
+    def audit_fails_elsewhere(self, failing: bool) -> None:
+        """Whoever writes our records into the file can or cannot; see workers.records."""
+        self._fails_elsewhere = failing
+
+    def _audit_fails(self) -> bool:
+        return self._fails_elsewhere or (self.audit is not None and self.audit.log.failing)
+
+    def _refuses_unaudited(self) -> Callable[[], str] | None:
+        return self.unaudited if self.settings.audit_on_failure == AUDIT_DENY else None
+
+    def unaudited(self) -> str:
+        """Say why nothing may be dialed now, because nobody could write it down."""
+        denies = self.settings.audit_on_failure == AUDIT_DENY
+        return UNAUDITED if denies and self._audit_fails() else ""
 
     async def _close_records(self) -> None:
         """Last, when everything has ended that they tell of."""
@@ -358,6 +388,7 @@ class Server:
             "to_agent": self.agent_door.packets.sent,
         }
         gauges.links = lambda: len(self.agents)
+        gauges.budget = self.budget
         gauges.held_bytes = lambda: sum(link.held_bytes for link in self.links)
         gauges.reload_failures = lambda: sum(context.failures for context in self.contexts)
         gauges.draining = lambda: int(self.draining)

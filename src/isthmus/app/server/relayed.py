@@ -20,6 +20,7 @@ from isthmus.frontends.backend import new_connection_id
 from isthmus.links.dials import IncomingDial
 from isthmus.links.talk import Incoming
 from isthmus.observe.relays import RESULTS, Relayed
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import HostPort, Identity
@@ -74,6 +75,11 @@ class RelayedDial:
     def pass_on(self) -> Asking:
         """What the other server said."""
         return self.asking
+
+    def payer(self) -> Account:
+        """See Dialing: whoever the other server says, inside its account."""
+        who = self.requester
+        return self.link.account.inside((who.kind[:256], who.name[:256]))
 
     def start(self, target: HostPort) -> None:
         """Dial; the answer may come before this returns."""

@@ -11,6 +11,7 @@ from isthmus.dialers.through_agent import Again, AgentDial, AnyLink, may_dial_ag
 from isthmus.errors import DialFailure
 from isthmus.observe.logs import log
 from isthmus.observe.relays import Retried
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
 from isthmus.tunnel.tunnel import Tunnel
@@ -41,6 +42,10 @@ class Retry:
     def pass_on(self) -> Asking:
         """What was said at first."""
         return self.asking
+
+    def payer(self) -> Account:
+        """See Dialing: who paid for the tunnel so far."""
+        return self._server.budget.account(self._tunnel.requester)
 
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
         """The target is reached again: the tunnel goes on as if nothing had been."""

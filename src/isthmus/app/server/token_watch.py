@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from isthmus.core.tokens import expiry
-from isthmus.kube.tokens import Rejected, TokenReviewer, Unavailable
+from isthmus.kube.tokens import LINKED, Crowded, Rejected, TokenReviewer, Unavailable
 from isthmus.links.server_side import AgentLink
 from isthmus.observe.logs import OncePer
 
@@ -108,12 +108,14 @@ class TokenWatch:
         now = self._clock()
         due = [it for it in self._held.items() if it[1].due <= now]
         for link, held in sorted(due, key=lambda it: it[1].due)[:MOST_PER_S]:
-            verdict = await self._reviewer.review(held.token)
+            verdict = await self._reviewer.review(held.token, LINKED)
             if link not in self._held:
                 continue
             if isinstance(verdict, Unavailable):
                 self._wait(verdict.reason)
                 return
+            if isinstance(verdict, Crowded):
+                return  # it is due still
             if isinstance(verdict, Rejected) and verdict.judged:
                 self._reject(link, verdict.reason)
             else:

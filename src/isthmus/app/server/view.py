@@ -12,6 +12,7 @@ from isthmus.app.views import (
     gate_views,
     is_draining,
     link_view,
+    memory_view,
     round_trip_s,
     state_of,
     totals,
@@ -59,6 +60,7 @@ def server_view(server: Server, limit: int) -> ServerView:
         certificates=certificates(server.contexts),
         feature_gates=gate_views(server.settings),
         allowed_destinations=tuple(map(str, server.settings.destinations)),
+        memory=memory_view(server.budget),
     )
 
 

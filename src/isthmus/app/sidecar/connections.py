@@ -43,6 +43,7 @@ _log = logging.getLogger("isthmus.sidecar")
 _NO_PLACE = {
     Full.TOO_MANY: Unserved.TOO_MANY,
     Full.TOO_MANY_OF_SOURCE: Unserved.TOO_MANY_OF_SOURCE,
+    Full.MEMORY: Unserved.TOO_MANY_OF_SOURCE,
 }
 
 #: Makes the client of a connection that was accepted.

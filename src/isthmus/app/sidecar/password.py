@@ -11,6 +11,7 @@ import logging
 from isthmus.errors import ConfigError
 from isthmus.frontends.sidecar import Credentials
 from isthmus.net.followed_file import stamp_of
+from isthmus.net.plain_file import read_part
 from isthmus.observe.logs import log
 
 #: RFC 1929 §2: its length has one byte.
@@ -26,8 +27,7 @@ def read_password(path: str) -> bytes:
         ConfigError: it cannot be read, is empty or too long; nothing of it is quoted.
     """
     try:
-        with open(path, "rb") as file:
-            raw = file.read(MAX_PASSWORD_BYTES + 3)
+        raw = read_part(path, MAX_PASSWORD_BYTES + 3)
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or str(exc)
         raise ConfigError(f"--password-file {path}: {why}") from exc

@@ -61,6 +61,7 @@ class Sidecar(Forwarder):
                 self.loop, self.poller, settings, kube=self._kube, environment=os.environ
             )
             self.connections = self.make_connections()
+            self.connections.places.budget = self.budget
         except BaseException:
             self.poller.shut_down()
             raise

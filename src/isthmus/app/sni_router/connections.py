@@ -16,6 +16,7 @@ from isthmus.app.descriptors import most_connections
 from isthmus.app.sni_router.connection import ALERT_OF, Connection
 from isthmus.app.tunnels import TunnelTable
 from isthmus.config.sni_router import SniRouterSettings
+from isthmus.core.metadata import NO_METADATA_BY_NAME
 from isthmus.core.places import Full, Places, Strangers
 from isthmus.core.sni import Found, RoutingTable
 from isthmus.core.sni_backends import Backends
@@ -63,7 +64,7 @@ class Connections:
         self.table = table
         self.poller = Poller(loop)
         self._resolver = Resolver(loop)
-        self.dialer = DirectDialer(loop, self.poller, self._resolver)
+        self.dialer = DirectDialer(loop, self.poller, self._resolver, metadata=NO_METADATA_BY_NAME)
         self.backends = Backends()
         self.tunnels = TunnelTable(loop, metrics)
         self.tracing: Tracing | None = None
@@ -74,7 +75,7 @@ class Connections:
         # Those that said what they want, dialing and joined; the others are strangers, who make way
         # for each other by where they come from: their hello is not here, or they were told no.
         self._strangers: Strangers[Connection] = Strangers(settings.max_hellos)
-        self._places = Places(self.most, settings.max_connections_per_source)
+        self.places = Places(self.most, settings.max_connections_per_source)
         #: By route, those that are dialing included.
         self.by_route: Counter[str] = Counter()
         self._trusted = settings.trusted
@@ -119,7 +120,7 @@ class Connections:
             self._metrics.refused(Refusal.LEFT)
             return
         refusal = None
-        if len(self._places) >= self.most:
+        if len(self.places) >= self.most:
             refusal = Refusal.TOO_MANY
         elif self.expects_proxy and not any(source.ip in network for network in self._trusted):
             refusal = Refusal.UNTRUSTED_PROXY
@@ -134,7 +135,7 @@ class Connections:
     def _add_stranger(self, connection: Connection) -> None:
         """Give a connection a place among strangers, if need be that of the greediest source."""
         strangers = self._strangers
-        strangers.most = max(1, min(self._settings.max_hellos, self.most - len(self._places)))
+        strangers.most = max(1, min(self._settings.max_hellos, self.most - len(self.places)))
         # The oldest, which had time enough; not the new one: whoever opens many and says nothing
         # would keep everybody out.
         while (greedy := strangers.must_leave(oldest=True)) is not None:
@@ -173,9 +174,9 @@ class Connections:
         if route.max_connections and self.by_route[route.name] >= route.max_connections:
             return Refusal.ROUTE_FULL
         source = _source_of(connection)
-        if self._places.refusal(source) is Full.TOO_MANY_OF_SOURCE:
+        if self.places.refusal(source) in (Full.TOO_MANY_OF_SOURCE, Full.MEMORY):
             return Refusal.TOO_MANY_OF_SOURCE
-        self._places.enter(source)
+        self.places.enter(source)
         self._forget(connection)
         self._metrics.hellos.observe(self.now() - connection.accepted_at)
         self._dialing.add(connection)
@@ -223,7 +224,7 @@ class Connections:
         assert connection.found is not None
         name = connection.found.route.name
         self._randoms.discard(connection.hello.random)
-        self._places.leave(_source_of(connection))
+        self.places.leave(_source_of(connection))
         self.by_route[name] -= 1
         if not self.by_route[name]:
             del self.by_route[name]

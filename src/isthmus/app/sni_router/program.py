@@ -54,6 +54,7 @@ class SniRouter(Forwarder):
             once=self.once,
             table=lambda: self.routes.current,
         )
+        self.connections.places.budget = self.budget
 
     @property
     def poller(self) -> Poller:

@@ -73,7 +73,7 @@ export class Details {
     const { level, mark } = stateOf(tunnel);
     if (gone) setBadge(this.#badge, "idle", this.#ended || "ended");
     else setBadge(this.#badge, level, tunnel.state, mark);
-    setPeer(byId("details-why"), gone ? "" : tunnel.stalled);
+    setPeer(byId("details-why"), gone ? "" : tunnel.stalled || tunnel.slow);
     setPeer(byId("details-id"), tunnel.connectionId || "–");
     const refused = gone ? "" : tunnel.source.canEnd ? "" : CANNOT;
     setAttr(byId("details-end"), "disabled", gone || refused !== "");

@@ -2,7 +2,7 @@
 
 import { byName } from "./units.js";
 
-const STATES = { stalled: 0, "half-closed": 1, open: 2 };
+const STATES = { stalled: 0, slow: 1, "half-closed": 2, open: 3 };
 
 /** By what tunnels can be sorted: how two compare, and which way round a first click sorts. */
 export const SORTS = {

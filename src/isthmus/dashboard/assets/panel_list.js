@@ -157,7 +157,7 @@ export const PANELS = [
     keyOf: (it) => `${it.source.id} ${it.file}`,
     none: "No certificate is in use.",
     columns: [
-      stands("Left", (it) => expiry(it.notAfter)),
+      stands("Left", (it) => expiry(it)),
       said("File", (it) => it.file, (it) => `until ${it.notAfter}`),
     ],
   },

@@ -88,7 +88,7 @@ class Source {
       toClient: before?.toClient ?? 0,
       // What the search looks through; lower case once, and not at every key.
       words: [tunnel.requester, tunnel.target, tunnel.agentId, tunnel.frontend, tunnel.state]
-        .concat(tunnel.stalled, tunnel.connectionId, tunnel.relay, this.instance)
+        .concat(tunnel.stalled, tunnel.slow, tunnel.connectionId, tunnel.relay, this.instance)
         .join("\n")
         .toLowerCase(),
     });

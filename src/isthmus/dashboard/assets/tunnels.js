@@ -10,6 +10,7 @@ const STATE = {
   __proto__: null, // a state comes from the feed, and may be any word
   open: { level: "ok", mark: "●" },
   "half-closed": { level: "idle", mark: "◐" },
+  slow: { level: "idle", mark: "◔" },
   stalled: { level: "warn", mark: "▲" },
 };
 
@@ -178,7 +179,7 @@ export class TunnelTable {
     setText(parts.toClient, bytes(tunnel.bytesToClient));
     setText(parts.rate, rate(rateOf(tunnel)));
     setBadge(parts.state, level, tunnel.state, mark);
-    setPeer(parts.why, tunnel.stalled);
+    setPeer(parts.why, tunnel.stalled || tunnel.slow);
   }
 
   #sortBy(by) {

@@ -58,13 +58,19 @@ export function clock(when) {
   return `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
 }
 
-/** How a certificate stands: the days that are left, in words, and how bad that is. */
-export function expiry(notAfter, now = Date.now()) {
+const LEVELS = new Set(["ok", "warn", "bad"]);
+
+/**
+ * How a certificate stands: what is left, in words, and how bad that is, which its program judges by
+ * its lifetime (`standing`); older programs do not, and days count.
+ */
+export function expiry({ notAfter, standing }, now = Date.now()) {
   const days = (Date.parse(notAfter) - now) / 86400000;
   if (Number.isNaN(days)) return { level: "idle", text: "unknown" };
   if (days < 0) return { level: "bad", text: `expired ${duration(-days * 86400)} ago` };
   const left = days < 1 ? duration(days * 86400) : plural(Math.floor(days), "day");
-  return { level: days < 7 ? "bad" : days < 30 ? "warn" : "ok", text: `${left} left` };
+  const byDays = days < 7 ? "bad" : days < 30 ? "warn" : "ok";
+  return { level: LEVELS.has(standing) ? standing : byDays, text: `${left} left` };
 }
 
 /** The next of 1, 2, 4, 6, 8, 10, 20, … that is not below a value: the top of an axis. */

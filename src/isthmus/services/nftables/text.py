@@ -1,7 +1,8 @@
 """Rulesets and their differences as text for ``nft -f``, each one transaction.
 
 The kernel takes a transaction whole or not at all, and no packet ever meets a half of it.
-Elements are written one to a line: nft tells the line of what it does not like.
+Elements are written one to a line, so that a refusal can name one. compiling.py makes messages for
+the kernel of these texts.
 """
 
 from __future__ import annotations

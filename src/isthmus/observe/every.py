@@ -1,0 +1,54 @@
+"""The metric families of every program, and the rule by which each is merged over workers.
+
+The reference page and the parent of workers read them here. The table is made when this module is
+imported: a family that is declared twice with different rules is an error then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from isthmus.core.merge import Merge
+from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics
+from isthmus.observe.counters import PROCESS_MERGE, Family
+from isthmus.observe.metrics import AgentMetrics, ServerMetrics
+from isthmus.observe.node_proxy_metrics import MODES, NodeProxyMetrics
+from isthmus.observe.sidecar_metrics import HttpsProxyMetrics, Socks5ProxyMetrics
+from isthmus.observe.sni_metrics import SniRouterMetrics
+from isthmus.observe.worker_metrics import WorkersMetrics
+
+
+def by_program() -> dict[str, tuple[Family, ...]]:
+    """Give the families of every program but the node proxy, by the title of their section."""
+    return {
+        "Server": ServerMetrics().families,
+        "Agent": AgentMetrics().families,
+        "SNI router": SniRouterMetrics().families,
+        "Apiserver proxy": ApiserverProxyMetrics().families,
+        "SOCKS5 sidecar": Socks5ProxyMetrics().families,
+        "HTTP proxy sidecar": HttpsProxyMetrics().families,
+        "Parent of workers": WorkersMetrics().families,
+    }
+
+
+def every_family() -> tuple[Family, ...]:
+    """Give the families of all programs; some are in several."""
+    node_proxies = (NodeProxyMetrics(mode).families for mode in MODES)
+    every = (*by_program().values(), *node_proxies)
+    return tuple(family for families in every for family in families)
+
+
+def merge_table(families: Iterable[Family]) -> Mapping[str, Merge]:
+    """Give the rule of each name.
+
+    Raises:
+        ValueError: a name has two rules.
+    """
+    found = dict(PROCESS_MERGE)
+    for family in families:
+        if found.setdefault(family.name, family.merge) is not family.merge:
+            raise ValueError(f"{family.name}: merged as {family.merge} and {found[family.name]}")
+    return found
+
+
+MERGE_RULES = merge_table(every_family())
