@@ -37,7 +37,7 @@
 - --graceful-shutdown-timeout={{ $agent.gracefulShutdownSeconds | int }}s
 {{- if $agent.countServerLeases }}
 - --count-server-leases=true
-- --lease-namespace={{ $server.leases.namespace }}
+- --lease-namespace={{ include "isthmus.leaseNamespace" . }}
 - {{ printf "--lease-label-selector=%s" $server.leases.label | quote }}
 {{- end }}
 {{- range $agent.extraArgs }}

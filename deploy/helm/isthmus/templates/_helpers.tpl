@@ -179,6 +179,12 @@ spec:
       {{- include "isthmus.selector" .owner | nindent 6 }}
 {{- end -}}
 
+{{/* Where Leases are: never, unless it was said, beside those of Kubernetes itself. */}}
+{{- define "isthmus.leaseNamespace" -}}
+{{- $own := ternary "isthmus-leases" .Release.Namespace (hasPrefix "kube-" .Release.Namespace) -}}
+{{- default $own .Values.server.leases.namespace -}}
+{{- end -}}
+
 {{/* Peers of a rule: (list of networks) */}}
 {{- define "isthmus.blocks" -}}
 {{- range . }}

@@ -15,6 +15,15 @@
 {{- if and (include "isthmus.server.needsApi" .) (not (include "isthmus.server.kubeconfig" .)) }}yes{{ end -}}
 {{- end -}}
 
+{{/* Whether it has authorities for clients alone, and whether those for agents. */}}
+{{- define "isthmus.server.clientCa" -}}
+{{- if and (eq .Values.server.kind "deployment") .Values.certificates.clientCaConfigMap }}yes{{ end -}}
+{{- end -}}
+
+{{- define "isthmus.server.ca" -}}
+{{- if or (eq .Values.auth.mode "certificate") (and (eq .Values.server.kind "deployment") (not .Values.certificates.clientCaConfigMap)) }}yes{{ end -}}
+{{- end -}}
+
 {{- define "isthmus.server.checks" -}}
 {{- $server := .Values.server -}}
 {{- if and (eq $server.kind "sidecar") (include "isthmus.server.needsApi" .) (not $server.kubeconfig.secret) -}}
@@ -38,7 +47,7 @@
 - --server-port={{ $server.frontend.port | int }}
 - --server-cert=/etc/isthmus/frontend/tls.crt
 - --server-key=/etc/isthmus/frontend/tls.key
-- --server-ca-cert={{ $ca }}
+- --server-ca-cert={{ ternary "/etc/isthmus/client-ca/ca.crt" $ca (ne .Values.certificates.clientCaConfigMap "") }}
 {{- else }}
 - --mode=grpc
 - --uds-name={{ $server.frontend.socket }}
@@ -61,7 +70,7 @@
 - --advertise-agent-address={{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq . "ipv6") }}:{{ $server.agentPort | int }}
 {{- end }}
 - --enable-lease-controller=true
-- --lease-namespace={{ .namespace }}
+- --lease-namespace={{ include "isthmus.leaseNamespace" $ }}
 - {{ printf "--lease-label=%s" .label | quote }}
 {{- end }}{{ end }}
 {{- if eq .Values.auth.mode "token" }}
@@ -96,7 +105,12 @@
   secret:
     secretName: {{ $server.secret }}
     defaultMode: 416
-{{- if or (eq $server.kind "deployment") (eq .Values.auth.mode "certificate") }}
+{{- if include "isthmus.server.clientCa" . }}
+- name: konnectivity-client-ca
+  configMap:
+    name: {{ .Values.certificates.clientCaConfigMap }}
+{{- end }}
+{{- if include "isthmus.server.ca" . }}
 - name: konnectivity-ca
   configMap:
     name: {{ .Values.certificates.caConfigMap }}
@@ -146,7 +160,12 @@
 - name: cluster-certs
   mountPath: /etc/isthmus/server
   readOnly: true
-{{- if or (eq $server.kind "deployment") (eq .Values.auth.mode "certificate") }}
+{{- if include "isthmus.server.clientCa" . }}
+- name: konnectivity-client-ca
+  mountPath: /etc/isthmus/client-ca
+  readOnly: true
+{{- end }}
+{{- if include "isthmus.server.ca" . }}
 - name: konnectivity-ca
   mountPath: /etc/isthmus/ca
   readOnly: true
@@ -214,7 +233,7 @@ volumeMounts:
 {{/* The containers and volumes of a pod of its own. */}}
 {{- define "isthmus.server.pod" -}}
 {{- $server := .Values.server -}}
-{{- $usual := dict "requests" (dict "cpu" "100m" "memory" "128Mi") -}}
+{{- $usual := dict "requests" (dict "cpu" "100m" "memory" "128Mi") "limits" (dict "memory" "2Gi") -}}
 terminationGracePeriodSeconds: {{ add $server.gracefulShutdownSeconds (ternary 10 5 (eq $server.kind "deployment")) }}
 {{- if ne $server.kind "deployment" }}
 initContainers:
