@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from isthmus.core.expiry import standing
+
 Json = dict[str, Any]
 
 REQUESTERS = (
@@ -21,6 +23,7 @@ STALLS = (
     "client stopped reading; 262144 bytes held for 12 s",
     "target stopped reading (no credit on the link); 65536 bytes held for 48 s",
 )
+SLOW = "client reads slowly, 300 kB/s; 262144 bytes wait"
 
 
 def rfc3339(when: datetime) -> str:
@@ -150,6 +153,8 @@ def tunnel(number: int, agents: list[Json], chance: random.Random, **more: Any) 
     port = chance.choice((10250, 10250, 443, 9443, 8443))
     stalled = chance.choice(STALLS) if chance.random() < 0.03 else ""
     half = chance.random() < 0.05
+    slow = SLOW if number % 20 == 7 and not stalled else ""
+    state = "stalled" if stalled else "slow" if slow else "half-closed" if half else "open"
     return {
         "id": number,
         "frontend": chance.choice(("http-connect", "grpc")),
@@ -157,13 +162,42 @@ def tunnel(number: int, agents: list[Json], chance: random.Random, **more: Any) 
         "target": f"10.0.{through // 250}.{chance.randrange(1, 250)}:{port}",
         "agentId": agents[through]["id"],
         "linkId": through + 1,
-        "state": "stalled" if stalled else "half-closed" if half else "open",
+        "state": state,
         "ageSeconds": round(chance.expovariate(1 / 900), 1),
         "bytesToTarget": int(chance.lognormvariate(9, 2)),
         "bytesToClient": int(chance.lognormvariate(12, 2.5)),
         "stalled": stalled,
+        "slow": slow,
         "connectionId": f"5f1c09ab-{number:x}",
         "relay": "",
+        **more,
+    }
+
+
+def certificate(file: str, *, now: datetime, left: timedelta, life: timedelta) -> Json:
+    """A certificate in use, judged as programs judge it."""
+    not_after = now + left
+    not_before = not_after - life
+    stands = standing(not_before=not_before, not_after=not_after, now=now)
+    return {
+        "file": file,
+        "notAfter": rfc3339(not_after),
+        "notBefore": rfc3339(not_before),
+        "standing": stands.value,
+    }
+
+
+def memory(held: dict[str, int], **more: Any) -> Json:
+    """The memory budget, and who holds how much of it."""
+    used = sum(held.values())
+    most_first = sorted(held.items(), key=lambda it: -it[1])
+    return {
+        "budgetBytes": 256 << 20,
+        "usedBytes": used,
+        "mostUsedBytes": used * 5,
+        "peers": len(held),
+        "overShare": 0,
+        "largest": [{"peer": peer, "bytes": size} for peer, size in most_first if size],
         **more,
     }
 
@@ -207,8 +241,17 @@ def server(
     links = [link(number, node["id"], chance) for number, node in enumerate(nodes, 1)]
     now = datetime.now(UTC)
     certificates = [
-        {"file": f"/etc/isthmus/pki/{name}.crt", "notAfter": rfc3339(now + timedelta(days=days))}
-        for name, days in (("server", 4.5), ("cluster", 21.2), ("agents-ca", 3650))
+        certificate(
+            f"/etc/isthmus/pki/{name}.crt",
+            now=now,
+            left=timedelta(days=left),
+            life=timedelta(days=life),
+        )
+        for name, left, life in (
+            ("server", 4.5, 90),
+            ("cluster", 21.2, 90),
+            ("agents-ca", 3650, 3653),
+        )
     ]
     snapshot = {
         "kind": "ServerSnapshot",
@@ -237,6 +280,10 @@ def server(
             {"name": "ContextualLogging", "stage": "BETA", "enabled": False},
         ],
         "allowedDestinations": [],
+        "memory": memory(
+            {"certificate:kube-apiserver": 1_310_720, "certificate:metrics-server": 65_536},
+            overShare=2,
+        ),
     }
     source = {"id": id, "program": "server", "instance": instance, "address": "", "canEnd": True}
     return Scene(source=source, snapshot=snapshot, history=steps(200, chance, tunnels=tunnels))
@@ -291,7 +338,12 @@ def agent_program(*, id: str = "0", instance: str = "node-7") -> Scene:
         "truncated": 0,
         "recentEndings": [],
         "certificates": [
-            {"file": "/etc/isthmus/agent.crt", "notAfter": rfc3339(now - timedelta(hours=5))}
+            certificate(
+                "/etc/isthmus/agent.crt",
+                now=now,
+                left=timedelta(hours=-5),
+                life=timedelta(days=90),
+            )
         ],
         "featureGates": [],
         "nodeTraffic": {
@@ -307,6 +359,7 @@ def agent_program(*, id: str = "0", instance: str = "node-7") -> Scene:
         },
         "endpointAllow": ["10.0.0.0/8"],
         "endpointDeny": ["169.254.0.0/16"],
+        "memory": memory({"certificate:cp-1": 131_072, "certificate:cp-2": 0}),
     }
     source = {"id": id, "program": "agent", "instance": instance, "address": "", "canEnd": False}
     return Scene(source=source, snapshot=snapshot, history=steps(40, chance, tunnels=8))

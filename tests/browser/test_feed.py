@@ -282,7 +282,7 @@ def test_figures_are_written_as_people_read_them(browser: Browser, feed: FakeFee
           [0, 1, 2.1, 4, 5, 9, 11, 61e6].map(niceTop),
           [null, 0.00021, 0.0042, 0.0142, 1.24].map(roundTrip),
           [-1, 0.5, 6.9, 7.1, 29.9, 30.1].map((days) =>
-            expiry(new Date(1e12 + days * 864e5).toISOString(), 1e12).level),
+            expiry({ notAfter: new Date(1e12 + days * 864e5).toISOString() }, 1e12).level),
         ]));
         """
     )

@@ -61,7 +61,7 @@ class Certificates:
     @classmethod
     def make(cls, directory: Path) -> Certificates:
         """Make a PKI in the directory and load it."""
-        made = pki.init(directory / "pki")
+        made = pki.init(directory / "pki", one_ca=True)
         ca = str(made.ca_cert)
         server = TlsFiles(str(made.server_cert), str(made.server_key), ca)
         client = TlsFiles(str(made.client_cert), str(made.client_key), ca)

@@ -63,7 +63,7 @@ _TUNNEL = (
     "--cluster-cert=pki/server.crt --cluster-key=pki/server.key --cluster-ca-cert=pki/ca.crt "
     "--server-port=8090 --server-bind-address=127.0.0.2 "
     "--server-cert=pki/server.crt --server-key=pki/server.key "
-    "--server-ca-cert=pki/ca.crt --enable-profiling",
+    "--server-ca-cert=pki/client-ca.crt --enable-profiling",
     "isthmus agent --proxy-server-host=konnectivity.example.com --ca-cert=pki/ca.crt "
     "--agent-cert=pki/agent.crt --agent-key=pki/agent.key --agent-id=node-1",
     "curl -s -o /dev/null --fail --retry 50 --retry-delay 1 --retry-all-errors "

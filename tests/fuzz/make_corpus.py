@@ -34,6 +34,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 #: Knobs in front: read in pieces of these sizes.
 WHOLE, PIECES = b"\0\0\xff\xff", b"\0\0\x06\x40"
+HOSTS = b"127.0.0.1\tlocalhost\n::1 localhost ip6-localhost # both\n192.0.2.1 a.example a\n"
+NSSWITCH = b"passwd: files\nhosts: files mdns4_minimal [NOTFOUND=return] dns [!UNAVAIL=return]\n"
+RESOLV_CONF = (
+    b"# kubelet\nnameserver 10.96.0.10\nnameserver fe80::1%eth0\n"
+    b"search default.svc.cluster.local svc.cluster.local\ndomain example.com\n"
+    b"options ndots:5 timeout:2 attempts:3 rotate edns0 use-vc no-aaaa\n"
+)
 Seeds = Iterator[bytes]
 
 
@@ -315,6 +322,7 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "forward_heads": forwarded,
     "grpc_messages": grpc,
     "haproxy_cfg": documents("tests/golden/haproxy/*.cfg"),
+    "hosts_file": lambda: iter([HOSTS]),
     "hosted_cluster": documents("examples/publishing/*.yaml"),
     "hpack_blocks": blocks,
     "http2_client": lambda: iter([WHOLE + http2(False), b"\x01\x05\x06\x40" + http2(False)]),
@@ -327,6 +335,7 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "link_messages": link_messages,
     "mux_session": lambda: iter([WHOLE + mux(True), b"\x07\x02\x06\x40" + mux(False),
                                  b"\x08\x01\x20\x80" + mux(True)]),
+    "nsswitch_conf": lambda: iter([NSSWITCH]),
     "packet_link": calls(packets, 0, 1, 2, 3),
     "packets": lambda: iter([WHOLE + packets(), PIECES + packets()]),
     "payload_end": calls(payloads, 0, 0x42, 0xC0),
@@ -335,6 +344,7 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "policy_document": shown("reference/policy.md", "ConnectivityPolicy"),
     "proxy_end": calls(packets, 0, 1, 0x80),
     "proxy_headers": proxied,
+    "resolv_conf": lambda: iter([RESOLV_CONF]),
     "service_objects": services,
     "sni_routes": documents("examples/sni-router/*.yaml"),
     "socks5_messages": socks,

@@ -66,7 +66,7 @@ class ServerBed:
         self.carrier = MemoryCarrier()
         self.connection = Http2Connection(
             self.carrier, client=False, clock=self.clock, on_request=on_request,
-            limits=Http2Limits(max_held_bytes=64 * 1024),
+            limits=Http2Limits(),
         )  # fmt: skip
         self.carrier.session = self.connection
         opening = frame(HEADERS, END_HEADERS, 1, encode_headers((*REQUEST, *more)))

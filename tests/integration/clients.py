@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import select
 import socket
 import ssl
 import struct
@@ -221,6 +222,10 @@ class Target:
     def accept(self) -> Client:
         """The next connection."""
         return Client(self._sock.accept()[0])
+
+    def came(self) -> bool:
+        """Tell whether somebody has connected and was not accepted yet."""
+        return bool(select.select([self._sock], [], [], 0)[0])
 
 
 @contextlib.contextmanager

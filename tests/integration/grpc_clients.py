@@ -98,6 +98,11 @@ class GrpcCall:
                 return None
             self._frame()
 
+    def wait_response(self) -> None:
+        """Wait for the head of the response, or for the end of the call."""
+        while not (self.response or self.trailers or self.was_reset):
+            self._frame()
+
     def _frame(self) -> None:
         high, low, kind, _, stream = unpack_head(self.client.read_exactly(9))
         payload = self.client.read_exactly(high << 8 | low)

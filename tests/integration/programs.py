@@ -68,6 +68,12 @@ class Program:
         self._file.close()
 
 
+def _unless_given(flags: list[str], more: tuple[str, ...]) -> list[str]:
+    """The flags without those that come again."""
+    given = {each.partition("=")[0] for each in more}
+    return [each for each in flags if each.partition("=")[0] not in given]
+
+
 class Programs:
     """Starts programs; ends them all when the test is over."""
 
@@ -101,7 +107,7 @@ class Programs:
             "--server-bind-address=127.0.0.1",
             f"--server-cert={files.server_cert}",
             f"--server-key={files.server_key}",
-            f"--server-ca-cert={files.ca_cert}",
+            f"--server-ca-cert={files.client_ca_cert}",
             "--agent-port=0",
             "--agent-bind-address=127.0.0.1",
             f"--cluster-cert={files.server_cert}",
@@ -129,13 +135,14 @@ class Programs:
 
     def server(self, *more: str, source: Path = CURRENT) -> Program:
         """Start a server and wait until it serves; a flag given again wins."""
-        program = self.start("server", *self.server_flags(), *more, source=source)
+        flags = _unless_given(self.server_flags(), more)
+        program = self.start("server", *flags, *more, source=source)
         program.wait_log("serving ")
         return program
 
     def agent(self, server: Program, *more: str, source: Path = CURRENT) -> Program:
         """Start an agent and wait until it is linked."""
-        flags = self.agent_flags(server.port("agent_port"))
+        flags = _unless_given(self.agent_flags(server.port("agent_port")), more)
         program = self.start("agent", *flags, *more, source=source)
         program.wait_log("linked ")
         return program

@@ -73,6 +73,11 @@ def metric(text: str, name: str) -> float:
     return float(found[0].rsplit(" ", 1)[1])
 
 
+def counted(text: str, name: str) -> float:
+    """The value of a sample that is there from its first event on; 0 before."""
+    return metric(text, name) if f"\n{name} " in text else 0
+
+
 #: Loops that could not be closed, kept from being collected: each turns in its own thread.
 _abandoned: list[asyncio.AbstractEventLoop] = []
 
@@ -155,7 +160,7 @@ class Stack:
             "server_bind_address": "127.0.0.1",
             "server_cert": str(files.server_cert),
             "server_key": str(files.server_key),
-            "server_ca_cert": str(files.ca_cert),
+            "server_ca_cert": str(files.client_ca_cert),
             "agent_port": 0,
             "agent_bind_address": "127.0.0.1",
             "cluster_cert": str(files.server_cert),

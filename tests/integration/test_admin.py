@@ -35,7 +35,7 @@ REFUSED = (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)
 def admin_flags(files: pki.PkiFiles, *, mutual: bool = True) -> dict[str, str]:
     """The settings of an admin port with TLS."""
     given = {"admin_cert": str(files.server_cert), "admin_key": str(files.server_key)}
-    return given | ({"admin_client_ca": str(files.ca_cert)} if mutual else {})
+    return given | ({"admin_client_ca": str(files.client_ca_cert)} if mutual else {})
 
 
 def https_get(
@@ -170,20 +170,20 @@ def test_the_admin_certificate_is_replaced_while_it_serves(
     files = pki.init(tmp_path / "pki", server_names=("localhost", "127.0.0.1"))
     mine = tmp_path / "admin"
     mine.mkdir()
-    for name in ("server.crt", "server.key", "ca.crt"):
+    for name in ("server.crt", "server.key", "client-ca.crt"):
         shutil.copy(files.directory / name, mine / name)
     later = pki.init(tmp_path / "later", server_names=("localhost", "127.0.0.1"))
     with Stack(files) as stack:
         server = stack.add_server(
             admin_cert=str(mine / "server.crt"),
             admin_key=str(mine / "server.key"),
-            admin_client_ca=str(mine / "ca.crt"),
+            admin_client_ca=str(mine / "client-ca.crt"),
         )
         port = server.admin_port
         assert https_get(port, "/livez", client_context(files))[0] == 200
-        for name in ("server.crt", "server.key", "ca.crt"):
+        for name in ("server.crt", "server.key", "client-ca.crt"):
             shutil.copy(later.directory / name, mine / f"{name}.new")
-        for name in ("server.crt", "server.key", "ca.crt"):
+        for name in ("server.crt", "server.key", "client-ca.crt"):
             (mine / f"{name}.new").replace(mine / name)
 
         def renewed() -> bool:

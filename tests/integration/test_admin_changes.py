@@ -274,7 +274,7 @@ def test_whose_certificate_it_is_stands_in_the_audit_log(fresh: Stack) -> None:
         fresh,
         admin_cert=str(files.server_cert),
         admin_key=str(files.server_key),
-        admin_client_ca=str(files.ca_cert),
+        admin_client_ca=str(files.client_ca_cert),
     )
     fresh.add_agent()
     port = fresh.server.admin_port

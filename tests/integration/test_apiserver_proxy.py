@@ -22,6 +22,7 @@ from isthmus.app import pki
 from isthmus.app.apiserver_proxy import connections as apiserver_proxy_connections
 from isthmus.app.apiserver_proxy.program import ApiserverProxy
 from isthmus.errors import ConfigError
+from isthmus.net.resolver import Resolver
 from isthmus.observe.apiserver_proxy_metrics import ProxyRefusal
 from isthmus.tunnel.end import Ending
 from isthmus.wire.proxy_protocol import take_proxy_header
@@ -277,18 +278,14 @@ def test_names_are_looked_up_again(
     answers: list[Any] = [OSError("no answer"), "127.0.0.7", "127.0.0.1"]
     asked = []
 
-    real = type(bed.loop).getaddrinfo
-
-    async def getaddrinfo(self: Any, host: str, port: int, **more: Any) -> Any:
-        if host != "api.example":
-            return await real(self, host, port, **more)
-        asked.append(host)
+    async def find(self: Any, name: str, client: Any) -> list[str]:
+        asked.append(name)
         answer = answers[0] if len(answers) == 1 else answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answer, port))]
+        return [answer]
 
-    monkeypatch.setattr(type(bed.loop), "getaddrinfo", getaddrinfo, raising=False)
+    monkeypatch.setattr(Resolver, "_find", find)
     bed.start(f"api.example:{upstream.port}", health_check="none", resolve_interval_s=0.05)
     ways = bed.proxy.connections.ways
     (at,) = bed.proxy.connections.plan.upstreams
@@ -388,7 +385,7 @@ def test_a_name_that_the_certificate_lacks(bed: Bed, upstream: Upstream) -> None
 
 
 def test_a_client_certificate(bed: Bed, upstream: Upstream, files: pki.PkiFiles) -> None:
-    upstream.context.load_verify_locations(files.ca_cert)
+    upstream.context.load_verify_locations(files.client_ca_cert)
     upstream.context.verify_mode = ssl.CERT_REQUIRED
     pair = {"client_cert": str(files.client_cert), "client_key": str(files.client_key)}
     bed.start(upstream.address, **pair)

@@ -165,10 +165,14 @@ def check(authority: pki.PkiFiles, capsys: pytest.CaptureFixture[str]) -> Any:
 
     def run(agent: Agent | None, *more: str) -> Checked:
         port = agent.admin_port if agent is not None else free_port()
-        code = main([
-            "bootstrap", "check", f"--bind-address={ADDRESS}",
-            f"--agent-admin=127.0.0.1:{port}", f"--ca-cert={authority.ca_cert}", *more,
-        ])  # fmt: skip
+        flags = {
+            "--bind-address": ADDRESS,
+            "--agent-admin": f"127.0.0.1:{port}",
+            "--ca-cert": str(authority.ca_cert),
+        }
+        # None of these may come twice.
+        flags |= dict(flag.split("=", 1) for flag in more)
+        code = main(["bootstrap", "check", *(f"{flag}={value}" for flag, value in flags.items())])
         return Checked(code, capsys.readouterr().out)
 
     return run

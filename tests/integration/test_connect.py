@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 from clients import Client, Target, full_target, head_for, status_of
-from stack import Stack, metric
+from stack import Stack, counted, metric
 
 KINDS = pytest.mark.parametrize("kind", ["uds", "tls"])
 CUT = (ConnectionResetError, ssl.SSLError)
@@ -213,7 +213,7 @@ def test_a_client_that_leaves_while_its_dial_is_pending_takes_it_back(
     stack: Stack, kind: str
 ) -> None:
     left = 'konnectivity_network_proxy_server_dial_failure_count{reason="frontend_close"}'
-    before = metric(stack.metrics(), left)
+    before = counted(stack.metrics(), left)
     with full_target() as target, getattr(stack, kind)() as client:
         client.send(head_for(target.name))
         stack.wait(lambda: len(stack.server.dialer.pending) == 1, "the dial is under way")

@@ -365,7 +365,7 @@ def test_by_https_with_a_certificate(fresh: Stack) -> None:
     files = fresh.files
     server = fresh.add_server(
         admin_cert=str(files.server_cert), admin_key=str(files.server_key),
-        admin_client_ca=str(files.ca_cert),
+        admin_client_ca=str(files.client_ca_cert),
     )  # fmt: skip
     with Watcher(server.admin_port, tls=client_context(files)) as page:
         assert page.next("hello")["sources"][0]["instance"] == server.id

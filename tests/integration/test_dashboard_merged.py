@@ -204,7 +204,7 @@ def test_a_source_with_certificates(fresh: Stack, impatient: None) -> None:
     files = fresh.files
     server = fresh.add_server(
         admin_cert=str(files.server_cert), admin_key=str(files.server_key),
-        admin_client_ca=str(files.ca_cert),
+        admin_client_ca=str(files.client_ca_cert),
     )  # fmt: skip
     at = url(server.admin_port, "https", "localhost")
     mine = {"cert": str(files.client_cert), "key": str(files.client_key)}

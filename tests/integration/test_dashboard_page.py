@@ -12,7 +12,7 @@ from clients import LIMIT_S, Target
 from dashboard_bed import ask, end_tunnel
 from stack import Stack
 
-from isthmus.dashboard.answers import POLICY
+from isthmus.admin.answers import POLICY
 from isthmus.dashboard.files import file_routes
 
 ASSETS = files("isthmus.dashboard") / "assets"

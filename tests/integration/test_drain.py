@@ -147,6 +147,24 @@ def test_a_draining_agents_dials_go_to_the_other_with_no_failure(
 
 
 @LINKS
+def test_a_lone_agent_that_drains_still_takes_dials(programs: Programs, link: str) -> None:
+    _, agent = started(programs, f"--link={link}")
+    with (
+        Target() as target,
+        tunnel(programs.connect_uds(), target.name) as client,
+        target.accept() as far,
+    ):
+        agent.signal(signal.SIGTERM)
+        agent.wait_log("draining")
+        for _ in range(5):
+            with tunnel(programs.connect_uds(), target.name) as another, target.accept() as its:
+                another.send(b"anew")
+                assert its.read_exactly(4) == b"anew"
+        finish(client, far)
+    assert agent.wait_exit() == 0
+
+
+@LINKS
 def test_a_draining_agents_tunnels_finish(programs: Programs, link: str) -> None:
     _, agent = started(programs, f"--link={link}")
     with (

@@ -12,6 +12,7 @@ from clients import Target, ask, head_for, tunnel
 from grpc_clients import GrpcCall
 from stack import Stack, metric, wait_until
 
+from isthmus.config.endpoint_lists import DENIED_BY_DEFAULT
 from isthmus.values import DialId, Identity
 from isthmus.wire.link_pb2 import DialResult
 
@@ -32,7 +33,7 @@ def test_a_denied_endpoint(fresh: Stack, link: str, host: str, tmp_path: Path) -
     assert "denied by policy" in answer.body and DENIED in answer.body
     counted = 'isthmus_agent_endpoint_denials_total{entry="169.254.0.0/16"}'
     assert metric(fresh.metrics(agent), counted) == 1
-    assert fresh.snapshot(agent)["endpointDeny"] == ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254"]
+    assert fresh.snapshot(agent)["endpointDeny"] == list(DENIED_BY_DEFAULT)
     wait_until(
         lambda: audit.exists() and audit.read_text().endswith("}\n"), "the record is written"
     )

@@ -142,9 +142,9 @@ def inside(talk: Talk | None) -> tuple[int, ...]:
         kept = len(it._half) + len(it._holders) + len(it.reasons)
         return (len(it.streams), it._growth_left, kept)
     assert isinstance(talk, GrpcServerTalk | GrpcAgentTalk) and talk.packets is not None
-    packets, brake = talk.packets, talk.packets._brake
+    packets, brake = talk.packets, talk.packets.brake
     queues = len(packets._turns) + len(packets._touched) + len(packets._replies)
-    braked = len(brake.braking) + len(brake._slow)
+    braked = len(brake.behind) + len(brake._sinks) + brake.withheld
     return (len(talk.session.streams), queues, packets._ids.closing, braked)
 
 

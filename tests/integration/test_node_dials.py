@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.dialers.permitted import PermittedOnly
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Failed
-from isthmus.net.resolver import Found
+from isthmus.net.resolver import Cancel, Found
 from isthmus.values import HostPort
 
 ON = (f"{CLUSTER_TO_MASTER}=true",)
@@ -156,12 +156,14 @@ def test_of_a_name_that_is_not_listed_only_addresses_that_are(bed: Bed) -> None:
     asked: list[list[str]] = []
 
     class Watched(PermittedOnly):
-        def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+        def lookup(
+            self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+        ) -> Cancel:
             def saw(addresses: Sequence[Address]) -> None:
                 asked.append([address[0] for _, address in addresses])
                 found(addresses)
 
-            super().lookup(target, saw, failed)
+            return super().lookup(target, saw, failed, client)
 
     dials = bed.stack.server.node_dials
     names = {"api.internal": ["192.0.2.1", "127.0.0.9", "127.0.0.1", "::ffff:127.0.0.3"]}
@@ -180,9 +182,11 @@ def test_a_name_is_resolved_once(bed: Bed) -> None:
     dials = bed.stack.server.node_dials
 
     class Rebinding(PermittedOnly):
-        def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+        def lookup(
+            self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+        ) -> Cancel:
             self._aliases = {target.host: tuple(next(answers))}
-            super().lookup(target, found, failed)
+            return super().lookup(target, found, failed, client)
 
     dials.dialer.resolver = Rebinding(bed.stack.loop, dials.destinations)
     with node(bed.stack, "rebinds.example", bed.network.port), bed.network.accept():
@@ -249,7 +253,9 @@ def test_what_a_name_resolves_to_is_not_told(bed: Bed, to: list[str] | None) -> 
 
 def test_a_name_that_no_address_could_permit_is_not_even_resolved(bed: Bed) -> None:
     class Never(PermittedOnly):
-        def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+        def lookup(
+            self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+        ) -> Cancel:
             raise AssertionError("looked up")
 
     dials = bed.stack.server.node_dials

@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from clients import LIMIT_S, Client, Target
 from own_network import needs_root, own_network
-from programs import Program, Programs
+from programs import COMMAND, Program, Programs
+from systemd_bed import Manager
 
 pytestmark = needs_root
 
@@ -34,8 +36,8 @@ def connect() -> Client:
     return Client(socket.create_connection((ADDRESS, 6443), LIMIT_S))
 
 
-def start(programs: Programs, target: Target) -> tuple[Program, Program]:
-    server = programs.server(GATE, f"--allowed-destination={target.name}")
+def start(programs: Programs, target: Target, *more: str) -> tuple[Program, Program]:
+    server = programs.server(GATE, f"--allowed-destination={target.name}", *more)
     return server, programs.agent(server, *flags(target))
 
 
@@ -75,6 +77,94 @@ def test_sigterm_drains_and_takes_the_address_away(programs: Programs) -> None:
             assert client.read_to_end() == b"heard"
         assert agent.wait_exit() == 0
         assert not has_address()
+
+
+def exchange(target: Target) -> None:
+    """A new connection of the node is carried, both ways, to its end."""
+    with connect() as client, target.accept() as far:
+        client.send(b"anew")
+        assert far.read_exactly(4) == b"anew"
+        far.send(b"heard")
+        far.half_close()
+        assert client.read_to_end() == b"heard"
+
+
+@pytest.mark.parametrize("link", ["mux", "grpc"])
+def test_a_lone_server_that_drains_takes_new_connections_of_nodes(
+    programs: Programs, link: str
+) -> None:
+    with Target() as target:
+        server, agent = start(programs, target, f"--link={link}")
+        agent.wait_log(LISTENS)
+        with connect() as client, target.accept() as far:
+            server.signal(signal.SIGTERM)
+            server.wait_log("draining")
+            for _ in range(5):
+                exchange(target)
+            client.send(b"still here")
+            assert far.read_exactly(10) == b"still here"
+        assert server.wait_exit() == 0
+        assert "reset a connection from the node" not in agent.log
+
+
+@pytest.mark.parametrize("link", ["mux", "grpc"])
+def test_a_node_loses_no_connection_while_its_lone_server_is_restarted(
+    programs: Programs, link: str
+) -> None:
+    with Target() as target:
+        server, agent = start(programs, target, f"--link={link}")
+        agent.wait_log(LISTENS)
+        port = server.port("agent_port")
+        with connect() as client, target.accept() as far:
+            server.signal(signal.SIGTERM)
+            server.wait_log("draining")
+            exchange(target)
+            client.send(b"x")
+            assert far.read_exactly(1) == b"x"
+        assert server.wait_exit() == 0
+        with connect() as client:  # nobody is there: it waits
+            programs.server(
+                GATE, f"--allowed-destination={target.name}", f"--agent-port={port}",
+                f"--link={link}",
+            )  # fmt: skip
+            with target.accept() as far:
+                client.send(b"patient")
+                assert far.read_exactly(7) == b"patient"
+
+
+def test_a_restart_with_a_socket_of_the_manager_refuses_nobody(
+    programs: Programs, tmp_path: Path
+) -> None:
+    """The address is put there by setup-interface, the port is held by a socket unit."""
+    subprocess.run(
+        [*COMMAND, "agent", "setup-interface", f"--bind-address={ADDRESS}",
+         "--uplink-interface=none"],
+        check=True, capture_output=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    with (
+        Target() as target,
+        socket.create_server((ADDRESS, 6443), backlog=64) as held,
+        Manager(tmp_path) as manager,
+    ):
+        server = programs.server(GATE, f"--allowed-destination={target.name}")
+        given = [
+            "agent", *programs.agent_flags(server.port("agent_port")), *flags(target),
+            "--uplink-interface=none",
+        ]  # fmt: skip
+        for _ in range(2):
+            with connect() as early:  # before anybody accepts, also between two agents
+                unit = manager.start(*given, sockets=[held], names=["isthmus-agent.socket"])
+                with target.accept() as far:
+                    early.send(b"early")
+                    assert far.read_exactly(5) == b"early"
+            exchange(target)
+            unit.stop()
+            assert has_address()
+    subprocess.run(
+        [*COMMAND, "agent", "setup-interface", f"--bind-address={ADDRESS}", "--remove"],
+        check=True, capture_output=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert not has_address()
 
 
 def test_what_a_killed_agent_leaves_the_next_takes_over(programs: Programs) -> None:

@@ -262,3 +262,23 @@ clusterCIDR: 10.9.0.0/16
         assert "ending, to be started again" in program.log
         assert "Traceback" not in program.log
         assert "10.9.0.0/16" in output("iptables-save")
+
+
+def test_an_iptables_restore_that_crashes_is_named_and_tried_again(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules that were there stay, and the change comes with the next one that works."""
+    real, crashes = shutil.which("iptables-restore"), tmp_path / "crashes"
+    wrapper = tmp_path / "bin" / "iptables-restore"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\n[ -e {crashes} ] && kill -SEGV $$\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setitem(ENVIRONMENT, "PATH", f"{wrapper.parent}:{ENVIRONMENT['PATH']}")
+    with running(tmp_path, "--cluster-cidr=10.0.0.0/8") as program:
+        wait_rules(program, "--to-destination 10.1.0.7:8080")
+        crashes.touch()
+        (files / "web.yaml").write_text(SERVICE.replace("10.1.0.7", "10.1.0.8"))
+        program.wait_log("iptables-restore failed: killed by SIGSEGV")
+        assert "--to-destination 10.1.0.7:8080" in output("iptables-save")
+        crashes.unlink()
+        wait_rules(program, "--to-destination 10.1.0.8:8080", without="10.1.0.7")

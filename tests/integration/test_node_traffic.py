@@ -219,6 +219,24 @@ def test_what_the_server_does_not_list_is_reset_at_once(fresh: Stack) -> None:
         assert metric(fresh.metrics(agent), count) == 1
 
 
+def test_it_is_not_ready_while_every_connection_is_denied(fresh: Stack) -> None:
+    with Target() as target, Target() as other:
+        add_server(fresh, other.name)
+        agent = add_agent(fresh, target.name)
+        listening(fresh, agent)
+        ready = "isthmus_agent_node_traffic_ready"
+        for _ in range(4):
+            assert meets_reset()
+        assert http_get(agent.health_port, "/readyz")[0] == 200
+        assert metric(fresh.metrics(agent), ready) == 1
+        assert meets_reset()
+        status, text = http_get(agent.health_port, "/readyz?verbose")
+        assert status == 503
+        assert f"the server denied the last 5 connections of the node, to {target.name}" in text
+        assert metric(fresh.metrics(agent), ready) == 0
+        assert "denied the last 5" in fresh.snapshot(agent)["nodeTraffic"]["waitsFor"]
+
+
 def test_a_refused_destination_is_a_reset(fresh: Stack) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     add_server(fresh, nobody)
@@ -424,7 +442,7 @@ def test_a_target_without_an_address_serves_only_the_control_plane(
         fresh.wait_idle()
 
 
-def test_draining_closes_the_port_and_lets_what_is_open_finish(fresh: Stack) -> None:
+def test_an_agent_that_drains_serves_new_connections_until_the_last_is_done(fresh: Stack) -> None:
     with Target() as target:
         add_server(fresh, target.name)
         agent = add_agent(fresh, target.name)
@@ -432,8 +450,11 @@ def test_draining_closes_the_port_and_lets_what_is_open_finish(fresh: Stack) -> 
         with connect() as client, target.accept() as far:
             drained = threading.Thread(target=fresh.run, args=(agent.drain(LIMIT_S),))
             drained.start()
-            fresh.wait(lambda: agent.node is not None and not agent.node.listeners, "it is closed")
-            wait_until(is_refused, "nobody is let in")
+            fresh.wait(lambda: agent.draining, "it drains")
+            for _ in range(5):
+                with connect() as another, target.accept() as its:
+                    another.send(b"anew")
+                    assert its.read_exactly(4) == b"anew"
             assert ADDRESS in addresses()
             client.send(b"still here")
             assert far.read_exactly(10) == b"still here"

@@ -79,7 +79,7 @@ def node(certificates: pki.PkiFiles) -> Iterator[Node]:
     with Node() as made:
         for directory in (
             "/etc/isthmus", "/etc/isthmus/server", "/etc/isthmus/ca", "/etc/isthmus/frontend",
-            "/etc/isthmus/agent", "/run/isthmus",
+            "/etc/isthmus/client-ca", "/etc/isthmus/agent", "/run/isthmus",
         ):  # fmt: skip
             made.directory(directory)
         for path, source in {
@@ -91,6 +91,7 @@ def node(certificates: pki.PkiFiles) -> Iterator[Node]:
             "/etc/isthmus/frontend/tls.crt": files.server_cert,
             "/etc/isthmus/frontend/tls.key": files.server_key,
             "/etc/isthmus/ca/ca.crt": files.ca_cert,
+            "/etc/isthmus/client-ca/ca.crt": files.client_ca_cert,
             "/etc/isthmus/agent/tls.crt": files.agent_cert,
             "/etc/isthmus/agent/tls.key": files.agent_key,
         }.items():
@@ -119,8 +120,12 @@ def connect(form: str, node: Node, server: dict[str, Any], files: pki.PkiFiles) 
 @pytest.mark.parametrize("form", ["static-pod", "daemonset", "deployment", "systemd"])
 def test_pods_work_as_they_are_confined(form: str, node: Node, certificates: pki.PkiFiles) -> None:
     agents = free_port()
+    clients = (
+        "--server-ca-cert=/etc/isthmus/client-ca/ca.crt", "--client-ca-config-map=client-ca",
+    )  # fmt: skip
     spec = pod(
         "server", f"--as={form}", "--mode=http-connect", "--server-count=1",
+        *(clients if form == "deployment" else ()),
         f"--agent-port={agents}", f"--health-port={free_port()}", f"--admin-port={free_port()}",
     )  # fmt: skip
     (container,) = spec["containers"]

@@ -24,7 +24,7 @@ NAMES = ("localhost", "127.0.0.1")
 
 @pytest.fixture
 def mine(tmp_path: Path) -> PkiFiles:
-    files = pki.init(tmp_path / "mine", server_names=NAMES)
+    files = pki.init(tmp_path / "mine", server_names=NAMES, one_ca=True)
     revoke([], directory=files.directory)
     return files
 

@@ -7,7 +7,7 @@ import itertools
 import selectors
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
 from clients import Target, connect_uds, free_port, head_for, tunnel
@@ -16,7 +16,7 @@ from stack import Stack, http_get, metric, wait_until
 from isthmus.app.agent.program import Agent
 from isthmus.app.server.program import Server
 from isthmus.net.connect import Failed, literal
-from isthmus.net.resolver import Found, Resolver
+from isthmus.net.resolver import Cancel, Found, Resolver, nothing
 from isthmus.values import HostPort
 
 
@@ -215,8 +215,11 @@ class SilentResolver(Resolver):
 
     found: Found | None = None
 
-    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+    def lookup(
+        self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+    ) -> Cancel:
         self.found = found
+        return nothing
 
 
 def test_a_draining_agent_waits_for_its_dials(fresh: Stack) -> None:

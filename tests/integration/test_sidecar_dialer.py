@@ -593,7 +593,7 @@ def test_a_dial_can_be_cancelled_at_every_stage(
                     await until(lambda: not len(stack.server.dialer.pending))
                 # While the proxy thinks about it.
                 await stop_at(bed, CLOUD_NAME, 443, lambda: proxy.asked)
-                # While the system's resolver is asked: it cannot be stopped, only forgotten.
+                # While the resolver of this host is asked.
                 await stop_at(bed, "nowhere.invalid", 80, lambda: True)
 
     run(work)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import threading
+
 import pytest
 from clients import LIMIT_S, MIB, Client, Target
 from stack import Program, Stack, metric, wait_until
 
 from isthmus.app import tunnels
-from isthmus.core.snapshot import why_stalled
+from isthmus.core import stalls
+from isthmus.core.stalls import why_slow, why_stalled
 
 # Kernel buffers on the way, one stream's largest window, one read on the other side.
 MOST_BYTES = 32 * MIB
@@ -21,7 +26,13 @@ def quick_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     def quickly(**held: object) -> str:
         return why_stalled(**held, after_s=0.1)  # type: ignore[arg-type]
 
+    def slow_quickly(**held: object) -> str:
+        return why_slow(**held, after_s=0.0)  # type: ignore[arg-type]
+
     monkeypatch.setattr(tunnels, "why_stalled", quickly)
+    monkeypatch.setattr(tunnels, "why_slow", slow_quickly)
+    # Rates of a test are those of a busy machine.
+    monkeypatch.setattr(stalls, "SLOW_BELOW_BYTES_S", float("inf"))
 
 
 def why(stack: Stack, program: Program) -> list[str]:
@@ -76,6 +87,44 @@ def test_a_client_that_does_not_read(stack: Stack, kind: str) -> None:
         assert stalled.read_exactly(6) == b"and on"
         wait_until(lambda: not why(stack, stack.server), "nothing stalls any more")
         assert metric(stack.metrics(), "isthmus_server_held_bytes") == 0
+
+
+def pour_for_ever(sender: Client) -> threading.Thread:
+    """Send in a thread until the connection is gone."""
+
+    def pour() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sender.sock.sendall(b"z" * 65536)
+
+    thread = threading.Thread(target=pour, daemon=True)
+    thread.start()
+    return thread
+
+
+@KINDS
+def test_a_client_that_reads_steadily_is_slow_and_has_not_stopped(stack: Stack, kind: str) -> None:
+    with Target() as target, stack.tunnel(kind, target.name) as client, target.accept() as far:
+        sending = pour_for_ever(far)
+        wait_until(lambda: bool(why(stack, stack.server)), "it stands while nobody reads")
+
+        def is_slow() -> bool:
+            # Whatever time has passed: something was taken since the last look.
+            taken = 0
+            while taken < MIB // 4:  # a TCP peer says that there is room by large steps alone
+                taken += len(client.recv())
+            (view,) = stack.do(lambda: stack.server.tunnels.views(10))
+            assert view.stalled == ""
+            return bool(view.slow)
+
+        wait_until(is_slow, "it is called slow")
+        (view,) = stack.snapshot()["tunnels"]
+        if view["state"] != "stalled":  # nobody has read meanwhile
+            assert view["state"] == "slow"
+            assert re.match(r"client reads slowly, [0-9.e+]+ kB/s; \d+ bytes wait$", view["slow"])
+        client.close()
+        sending.join(LIMIT_S)
+        assert not sending.is_alive()
 
 
 @KINDS

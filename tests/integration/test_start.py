@@ -68,7 +68,7 @@ def server_flags(files: pki.PkiFiles, uds: Path, **changed: str) -> list[str]:
         "server-port": "0",
         "server-cert": str(files.server_cert),
         "server-key": str(files.server_key),
-        "server-ca-cert": str(files.ca_cert),
+        "server-ca-cert": str(files.client_ca_cert),
         "agent-port": "0",
         "cluster-cert": str(files.server_cert),
         "cluster-key": str(files.server_key),

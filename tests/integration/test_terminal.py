@@ -27,7 +27,7 @@ from isthmus.app.up_state import own_directory, tell_admin_ports
 from isthmus.app.views import tally
 from isthmus.cli import admin_flags
 from isthmus.cli.main import main
-from isthmus.core.snapshot import why_stalled
+from isthmus.core.stalls import why_stalled
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "terminal.md"
 Captured = pytest.CaptureFixture[str]
@@ -408,7 +408,7 @@ def test_over_tls_with_a_certificate(fresh: Stack, capsys: Captured) -> None:
     fresh.add_server(
         admin_cert=str(files.server_cert),
         admin_key=str(files.server_key),
-        admin_client_ca=str(files.ca_cert),
+        admin_client_ca=str(files.client_ca_cert),
     )
     fresh.add_agent()
     there = f"https://localhost:{fresh.server.admin_port}"

@@ -16,6 +16,8 @@ from stack import Stack
 from terminal import OTHER_SCREEN, OWN_SCREEN, Terminal
 
 from isthmus.cli.main import main
+from isthmus.cli.top import Watcher
+from isthmus.client.admin import AdminClient
 
 TOP = [*COMMAND, "top", "-d", "0.2"]
 BROKEN = """
@@ -25,6 +27,8 @@ def fails(*_, **__):
     raise RuntimeError("a bug")
 top_view.screen_lines = fails
 from isthmus.cli.main import main
+from isthmus.cli.top import Watcher
+from isthmus.client.admin import AdminClient
 main(sys.argv[1:])
 """
 
@@ -204,6 +208,21 @@ def test_frames_for_a_pipe(stack: Stack, capsys: pytest.CaptureFixture[str]) -> 
     assert "\x1b" not in out and first.startswith("isthmus top  ")
     assert "\nserver cp-1\n\nID   TARGET" in first and target.name in first
     assert "dials -," in first and "dials 0.0/s" in second and "0B/s" in second
+
+
+def test_a_dial_of_server_and_agent_is_counted_once(stack: Stack) -> None:
+    ports = (stack.server.admin_port, stack.agent.admin_port)
+    watcher = Watcher([AdminClient(f"127.0.0.1:{port}") for port in ports], once=True)
+    watcher.look()
+    before = watcher.counts._at_s
+    with echo_target() as target:
+        for _ in range(4):
+            with stack.tunnel("uds", target.name) as client:
+                client.send(b"x")
+                assert client.read_exactly(1) == b"x"
+    watcher.look()
+    assert watcher.counts.dials_s is not None
+    assert round(watcher.counts.dials_s * (watcher.counts._at_s - before)) == 4
 
 
 def test_without_a_terminal_it_says_so(stack: Stack) -> None:

@@ -54,7 +54,9 @@ def h2spec() -> Path:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
     """One CA with a server, an agent and a client."""
-    return pki.init(tmp_path_factory.mktemp("pki"), server_names=("localhost", "127.0.0.1"))
+    return pki.init(
+        tmp_path_factory.mktemp("pki"), server_names=("localhost", "127.0.0.1"), one_ca=True
+    )
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     haproxy = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
     if haproxy is None:
         pytest.skip("there is no haproxy")
-    files = pki.init(tmp_path / "pki", server_names=("localhost",), days=1)
+    files = pki.init(tmp_path / "pki", server_names=("localhost",), days=1, one_ca=True)
     pems = {"server": files.server_cert, "client": files.agent_cert}
     for name, cert in pems.items():
         key = cert.with_suffix(".key")

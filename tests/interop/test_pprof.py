@@ -128,7 +128,7 @@ def test_over_mutual_tls(programs: Programs, pprof: Pprof, tmp_path: Path) -> No
     files = programs.files
     server = programs.server(
         "--enable-profiling", f"--admin-cert={files.server_cert}",
-        f"--admin-key={files.server_key}", f"--admin-client-ca={files.ca_cert}",
+        f"--admin-key={files.server_key}", f"--admin-client-ca={files.client_ca_cert}",
     )  # fmt: skip
     file = tmp_path / "goroutine.pb.gz"
     fetched = subprocess.run(

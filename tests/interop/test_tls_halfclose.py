@@ -35,7 +35,7 @@ ROLES = ["client", "server"]
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
-    return pki.init(tmp_path_factory.mktemp("halfclose") / "pki")
+    return pki.init(tmp_path_factory.mktemp("halfclose") / "pki", one_ca=True)
 
 
 class Meeting:

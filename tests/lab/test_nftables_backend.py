@@ -17,7 +17,6 @@ from nftables_bed import Space, backed, listing, spaces, update
 from isthmus.nodeproxy.backend import ApplyError, SyncReport
 from isthmus.nodeproxy.nftables import NftablesBackend
 from isthmus.nodeproxy.nftables_looks import has_rules, has_table
-from isthmus.nodeproxy.nftables_programs import NftLibrary
 from isthmus.services.detecting import BridgePorts, Interfaces, SourceRanges
 from isthmus.services.model import BackedPort, Family, Protocol, Update
 from isthmus.services.settings import RuleSettings
@@ -45,9 +44,9 @@ class Clock:
 class Node:
     """A backend in a namespace, with a clock moved by hand."""
 
-    def __init__(self, space: Space, *, library: bool = True, family: Family = V4) -> None:
+    def __init__(self, space: Space, *, always_nft: bool = False, family: Family = V4) -> None:
         self.space, self.clock = space, Clock()
-        self.backend = NftablesBackend(family, library=library, clock=self.clock)
+        self.backend = NftablesBackend(family, always_nft=always_nft, clock=self.clock)
         space.do(self.backend.start)
 
     def sync(
@@ -110,9 +109,9 @@ def test_the_kernel_takes_it_in_every_setting(space: Space, kind: str) -> None:
     assert report.rules == {"kube-proxy": sum(map(len, rules.values()))}
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["library", "program"])
-def test_changes_come_to_the_same_as_the_whole(space: Space, library: bool) -> None:
-    node = Node(space, library=library)
+@pytest.mark.parametrize("always_nft", [False, True], ids=["netlink", "nft"])
+def test_changes_come_to_the_same_as_the_whole(space: Space, always_nft: bool) -> None:
+    node = Node(space, always_nft=always_nft)
     ports = kinds()
     node.sync(*ports)
     moved = backed("plain", "172.30.0.1", ["10.1.0.1", "10.2.0.3"])
@@ -168,14 +167,6 @@ def test_a_look_tells_what_is_there(space: Space, family: str) -> None:
     assert not space.do(has_rules, family, "one", "another")
 
 
-def test_the_library_is_there() -> None:
-    # Where it is not, the program does everything: right, but slower.
-    found = NftLibrary.open()
-    assert found is not None
-    found.close()
-    found.close()
-
-
 def test_a_chain_that_comes_back_is_not_deleted(space: Space) -> None:
     node = Node(space)
     one, two = kinds()[:2]
@@ -201,9 +192,9 @@ def test_a_stale_chain_in_somebodys_use_does_not_stop_a_change(space: Space) -> 
     assert "10.2.0.7" in space.run("nft", "list", "table", "ip", "kube-proxy")
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["library", "program"])
-def test_what_is_refused_changes_nothing_and_is_named(space: Space, library: bool) -> None:
-    node = Node(space, library=library)
+@pytest.mark.parametrize("always_nft", [False, True], ids=["netlink", "nft"])
+def test_what_is_refused_changes_nothing_and_is_named(space: Space, always_nft: bool) -> None:
+    node = Node(space, always_nft=always_nft)
     ports = kinds()
     node.sync(*ports)
     before = listing(space)

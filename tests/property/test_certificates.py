@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isthmus.app import pki
 from isthmus.errors import ConfigError
-from isthmus.net.certificates import TlsFiles, check_files
+from isthmus.net.certificates import Lifetime, TlsFiles, check_files
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
     return pki.init(tmp_path_factory.mktemp("pki"))
 
 
-def check(path: Path, made: pki.PkiFiles) -> dict[str, float]:
+def check(path: Path, made: pki.PkiFiles) -> dict[str, Lifetime]:
     return dict(check_files(TlsFiles(str(path), str(made.server_key), ""), purpose="server"))
 
 

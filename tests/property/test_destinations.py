@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from isthmus.config.destinations import parse_destination
 from isthmus.config.gates import GATES, parse_gates
-from isthmus.core.connectivity import IpNetwork
+from isthmus.core.addresses import IpNetwork
 from isthmus.core.destinations import Destination, Destinations
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address

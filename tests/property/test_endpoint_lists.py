@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config.endpoint_lists import DENY, parse_entries
-from isthmus.core.connectivity import IpNetwork
+from isthmus.core.addresses import IpNetwork
 from isthmus.core.endpoint_lists import EndpointLists, Entry
 from isthmus.core.policy import Ports
 from isthmus.errors import ConfigError

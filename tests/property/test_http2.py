@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from isthmus.errors import ProtocolError
 from isthmus.testing import Http2Pair, ManualClock, MemoryCarrier, Recorder
-from isthmus.tunnel.http2 import Http2Connection, Http2Limits
+from isthmus.tunnel.budget import Budget
+from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.wire import http2
 from isthmus.wire.http2 import (
@@ -210,7 +211,6 @@ def test_garbage_raises_only_http2_errors(
 
 # Two connections, coupled, in any order of events.
 
-HELD = 700_000
 BATCH = 100_000
 CARRIER_ROOM = 20_000
 PERIOD = 65_521
@@ -260,13 +260,16 @@ class Coupled(RuleBasedStateMachine):
 
     calls: list[tuple[Half, Half]]
 
-    @initialize(room=st.sampled_from([None, 0, CARRIER_ROOM]))
-    def couple(self, room: int | None) -> None:
+    @initialize(
+        room=st.sampled_from([None, 0, CARRIER_ROOM]),
+        budget=st.sampled_from([100 * MIB, 2_000_000, 300_000, 10_000]),
+    )
+    def couple(self, room: int | None, budget: int) -> None:
+        self.budget = Budget(budget)
         self.calls = []
         self.clock = ManualClock()
         self.waiting: dict[int, Half] = {}
         limits = Http2Limits(
-            max_held_bytes=HELD,
             batch_bytes=BATCH,
             stream_window_bytes=100_000,
             connection_window_bytes=300_000,
@@ -279,11 +282,18 @@ class Coupled(RuleBasedStateMachine):
         self.pair.run()
 
     def accept(self, stream: Http2Stream, headers: Headers) -> Recorder:
+        self.pay(stream)
         far = self.waiting.pop(stream.id)
         far.stream = stream
         stream.answered = True
         stream.send_headers(RESPONSE)
         return far.recorder
+
+    def pay(self, stream: Http2Stream) -> None:
+        """Two clients, of which one pays for a third of the streams."""
+        account = self.budget.account(bool(stream.id % 3))
+        stream.connection.charge(stream, account)
+        account.close()
 
     def halves(self) -> list[Half]:
         return [half for pair in self.calls for half in pair if half.stream and half.stream.open]
@@ -294,6 +304,7 @@ class Coupled(RuleBasedStateMachine):
         near, far = Half(), Half()
         near.stream = self.pair.client.open(near.recorder)
         assert near.stream is not None
+        self.pay(near.stream)
         self.waiting[near.stream.id] = far
         near.stream.send_headers(REQUEST)
         self.calls.append((near, far))
@@ -374,7 +385,7 @@ class Coupled(RuleBasedStateMachine):
         ):
             streams = list(connection.streams.values())
             assert connection.credit >= 0
-            assert connection.held == sum(s.held + s.kept for s in streams) <= HELD
+            assert connection.held == sum(s.held + s.kept for s in streams)
             for stream in streams:
                 coming = connection._body if connection._into is stream else 0
                 credit, owed, taken = stream.receive_credit, stream.owed, stream.unconsumed
@@ -406,6 +417,7 @@ class Coupled(RuleBasedStateMachine):
         for connection in (self.pair.client, self.pair.server):
             assert (connection.streams, connection.held, connection.holders) == ({}, 0, {})
             assert not connection._turns and not connection._lingering
+        assert (self.budget.used_bytes, self.budget.peers) == (0, 0)
 
 
 Coupled.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -13,7 +13,7 @@ from isthmus.wire.http_connect import (
     MAX_LINE_BYTES,
     BadRequest,
     ConnectRequest,
-    _take_any,
+    HeadReader,
     _take_plain,
     take_connect,
 )
@@ -50,11 +50,11 @@ anything = st.one_of(st.binary(max_size=400), rough, whole_heads)
 
 def verdict(chunks: list[bytes], *, bound: int = BOUND) -> Verdict:
     """Feed the chunks as reads, until there is a request or a refusal."""
-    buffer = bytearray()
+    buffer, reader = bytearray(), HeadReader()
     for position, chunk in enumerate(chunks):
         buffer += chunk
         try:
-            request = take_connect(buffer, max_head_bytes=bound)
+            request = reader.take(buffer, max_head_bytes=bound)
         except BadRequest as error:
             return error.status, error.reason
         if request is not None:
@@ -175,7 +175,7 @@ def test_the_short_way_and_h11_agree(data: bytes) -> None:
         assert short == data
         return
     try:
-        expected = outcome(_take_any(long, 65536), long)
+        expected = outcome(HeadReader()._take_any(long, 65536), long)
     except BadRequest as error:
         expected = (error.status, error.reason)
     assert taken == expected

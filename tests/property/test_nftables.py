@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,11 +21,12 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
+from isthmus.services.nftables.compiling import ForeignRuleError, RuleValueError, compiled
 from isthmus.services.nftables.names import Container
 from isthmus.services.nftables.port_rules import Element
 from isthmus.services.nftables.renderer import Renderer
 from isthmus.services.nftables.ruleset import Changes, Ruleset
-from isthmus.services.nftables.text import difference
+from isthmus.services.nftables.text import difference, rebuilt
 from isthmus.services.settings import RuleSettings
 
 SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(("10.0.0.0/8",)))
@@ -166,3 +168,32 @@ def test_the_same_view_again_is_no_difference(sequence: list[View]) -> None:
         changes = renderer.advance(again)
         assert not changes
         assert difference(Family.IPV4, changes) == ""
+
+
+SAID = """
+add delete flush table chain set map element rule ip ip6 bridge t c s { } ; , . : @s != == type
+ipv4_addr inet_proto verdict flags timeout 10s comment saddr daddr meta l4proto th dport vmap mark
+and or xor 0x4000 ct state new status dnat to numgen random mod 2 fib local update drop jump goto
+10.0.0.1 10.0.0.0/8 fd00::/8 80 tcp "x" "veth*" iifname masquerade reject 10.0.0.1:80 [fd00::1]:80
+hook priority -100 prerouting nat
+"""
+WORDS = st.sampled_from(SAID.split())
+TEXTS = st.lists(st.lists(WORDS, max_size=14).map(" ".join), max_size=4).map("\n".join)
+
+
+@given(st.one_of(TEXTS, st.text()))
+def test_any_text_is_compiled_or_told_as_somebody_elses(text: str) -> None:
+    with suppress(ForeignRuleError, RuleValueError):
+        compiled(text).finished()
+
+
+@given(st.lists(backed_ports(), max_size=6))
+def test_every_ruleset_of_ours_can_be_compiled(ports: list[BackedPort]) -> None:
+    renderer = Renderer(SETTINGS)
+    added = renderer.advance(
+        View(family=Family.IPV4, ports={each.port.key: each for each in ports})
+    )
+    whole = rebuilt(renderer.ruleset())
+    removed = renderer.advance(View(family=Family.IPV4, ports={}))
+    for text in (whole, difference(Family.IPV4, added), difference(Family.IPV4, removed)):
+        compiled(text).finished()

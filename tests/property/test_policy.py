@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from isthmus.config.identifiers import Identifiers
 from isthmus.config.networks import parse_networks
 from isthmus.config.policy import parse
-from isthmus.core.connectivity import IpNetwork
+from isthmus.core.addresses import IpNetwork
 from isthmus.core.networks import ClusterNetwork, Networks, Nowhere
 from isthmus.core.patterns import Pattern
 from isthmus.core.policy import BY_DEFAULT, Effect, Match, Policy, PolicyRule, Ports, Question

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from isthmus.errors import ProtocolError
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd, MemoryLink
+from isthmus.tunnel.budget import Budget
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.limits import MIB, Limits
 from isthmus.tunnel.session import Session
-from isthmus.tunnel.stream import MAX_FRAME, MAX_WINDOW, Stream
+from isthmus.tunnel.stream import FULL_SINK_BYTES, MAX_FRAME, MAX_WINDOW, STREAM_BYTES, Stream
 from isthmus.wire.yamux import (
     DATA,
     FIN,
@@ -191,7 +192,6 @@ def test_garbage_raises_only_protocol_errors(
 # Two sessions, coupled, in any order of events.
 
 POOL = 1_000_000
-HELD = 600_000
 CARRIER_ROOM = 20_000
 LARGEST_WRITE = 300_000
 # A prime period: a frame that is lost, repeated or out of turn shows.
@@ -217,14 +217,19 @@ class Coupled(RuleBasedStateMachine):
 
     tunnels: list[tuple[Side, Side]]
 
-    @initialize(room=st.sampled_from([None, 0, CARRIER_ROOM]), small=st.booleans())
-    def couple(self, room: int | None, small: bool) -> None:
+    @initialize(
+        room=st.sampled_from([None, 0, CARRIER_ROOM]),
+        small=st.booleans(),
+        budget=st.sampled_from([100 * MIB, 2_000_000, 300_000, 10_000]),
+    )
+    def couple(self, room: int | None, small: bool, budget: int) -> None:
+        self.budget = Budget(budget)
         self.tunnels = []
         self.clock = ManualClock()
         self.waiting: dict[int, Side] = {}
         self.link = MemoryLink(
             clock=self.clock,
-            limits=Limits(growth_pool_bytes=POOL, max_held_bytes=HELD, batch_bytes=100_000),
+            limits=Limits(growth_pool_bytes=POOL, batch_bytes=100_000),
             room_bytes=room,
             on_client_stream=self.accept,
             on_server_stream=self.accept,
@@ -236,7 +241,14 @@ class Coupled(RuleBasedStateMachine):
                 session.first_update_bytes = 32_768
 
     def accept(self, stream: Stream) -> None:
+        self.pay(stream)
         join(stream, self.waiting.pop(stream.id).end)
+
+    def pay(self, stream: Stream) -> None:
+        """Two clients, of which one pays for a third of the streams."""
+        account = self.budget.account(bool(stream.id % 3))
+        stream.session.charge(stream, account)
+        account.close()
 
     def sides(self) -> list[Side]:
         return [side for pair in self.tunnels for side in pair if side.end.ending is None]
@@ -248,6 +260,7 @@ class Coupled(RuleBasedStateMachine):
         session = self.link.client if by_client else self.link.server
         stream = session.open()
         assert stream is not None
+        self.pay(stream)
         self.waiting[stream.id] = far
         join(stream, near.end)
         self.tunnels.append((near, far))
@@ -335,13 +348,15 @@ class Coupled(RuleBasedStateMachine):
         ):
             streams = list(session.streams.values())
             assert 0 <= session._growth_left <= POOL
-            grown = sum(stream.window - INITIAL_WINDOW for stream in streams)
+            grown = sum(max(stream.window - INITIAL_WINDOW, 0) for stream in streams)
             assert grown == POOL - session._growth_left == session.grown_bytes
             assert grown <= session.most_grown_bytes <= POOL
-            assert session.held == sum(stream.held for stream in streams) <= HELD
+            assert session.held == sum(stream.held for stream in streams)
             assert all(stream.credit >= 0 for stream in streams)
             for stream in streams:
-                assert INITIAL_WINDOW <= stream.window <= MAX_WINDOW
+                assert 0 <= stream.window <= MAX_WINDOW
+                # Only whoever is over its share gets less.
+                assert stream.window >= INITIAL_WINDOW or self.budget.over_share
                 credit, owed, held = stream.receive_credit, stream.owed, stream.held
                 coming = session._body if session._into is stream else 0
                 assert credit >= 0 and credit + owed + held + coming == stream.window
@@ -350,6 +365,15 @@ class Coupled(RuleBasedStateMachine):
             # A carrier is given one batch more after it had room, and control frames.
             if out.room_bytes is not None:
                 assert out.most_bytes <= out.room_bytes + 100_000 + 50_000
+
+    @invariant()
+    def all_that_is_held_is_charged(self) -> None:
+        if not hasattr(self, "tunnels"):
+            return
+        sessions = (self.link.client, self.link.server)
+        held = sum(STREAM_BYTES * len(it.streams) + it.held for it in sessions)
+        held += FULL_SINK_BYTES * sum(len(it._holders) for it in sessions)
+        assert self.budget.used_bytes == held
 
     def teardown(self) -> None:
         if not hasattr(self, "tunnels"):
@@ -374,6 +398,7 @@ class Coupled(RuleBasedStateMachine):
         for session in (self.link.client, self.link.server):
             assert (session.streams, session.held, session._growth_left) == ({}, 0, POOL)
             assert not session._turns and not session._half and not session._holders
+        assert (self.budget.used_bytes, self.budget.peers) == (0, 0)
 
 
 Coupled.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from isthmus import __version__
 
@@ -20,6 +22,54 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 KINDS = [each["directory"] for each in PROJECT["tool"]["towncrier"]["type"]]
 NEWS = [path for path in sorted((ROOT / "changes").iterdir()) if path.name != "README.md"]
 LOCKED = re.compile(r"^([a-z0-9-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.M)
+
+
+#: The first version of each package without a known vulnerability, and the last advisory.
+FIXED = {
+    "aiohttp": ("3.14.3", "CVE-2026-69244"),
+    "certifi": ("2024.7.4", "CVE-2024-39689"),
+    "cryptography": ("50.0.0", "CVE-2026-69247"),
+    "dnspython": ("2.6.1", "CVE-2023-29483"),
+    "h11": ("0.16.0", "CVE-2025-43859"),
+    "h2": ("4.4.1", "CVE-2026-71554"),
+    "idna": ("3.15", "CVE-2026-45409"),
+    "jinja2": ("3.1.6", "CVE-2025-27516"),
+    "protobuf": ("6.33.5", "CVE-2026-0994"),
+    "pygments": ("2.20.0", "CVE-2026-4539"),
+    "pytest": ("9.0.3", "CVE-2025-71176"),
+    "pyyaml": ("5.4", "CVE-2020-14343"),
+    "requests": ("2.33.0", "CVE-2026-25645"),
+    "urllib3": ("2.7.0", "CVE-2026-44431"),
+}
+
+
+def requirements() -> list[Requirement]:
+    """Everything that the project asks for, with the extras and what contributors need."""
+    project, groups = PROJECT["project"], PROJECT["dependency-groups"]
+    texts = [*project["dependencies"], *groups["dev"]]
+    texts += [each for extra in project["optional-dependencies"].values() for each in extra]
+    return [Requirement(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_no_bound_lets_a_vulnerable_version_in(name: str) -> None:
+    found = [it for it in requirements() if it.name.lower() == name]
+    assert found, f"{name} has no bound"
+    fixed, advisory = FIXED[name]
+    for asked in found:
+        (bound,) = [it for it in asked.specifier if it.operator == ">="]
+        assert Version(bound.version) >= Version(fixed), f"{asked}: {advisory}"
+
+
+@pytest.mark.parametrize("asked", requirements(), ids=str)
+def test_what_is_installed_is_within_the_bounds(asked: Requirement) -> None:
+    if asked.marker is not None and not asked.marker.evaluate():
+        return
+    try:
+        version = metadata.version(asked.name)
+    except metadata.PackageNotFoundError:  # of the image, of a wheel alone: contributors' packages
+        return
+    assert version in asked.specifier
 
 
 def test_the_version_is_said_once() -> None:
@@ -73,6 +123,11 @@ def test_nothing_says_where_packages_come_from(path: Path) -> None:
 def test_the_base_is_a_version_and_nobody_is_root() -> None:
     text = (CONTAINER / "Containerfile").read_text()
     assert re.search(r"^ARG BASE=debian:\d+\.\d+-slim$", text, re.MULTILINE)
+    # A digest that is given counts for every stage that has the base.
+    assert re.search(r"^ARG BASE_DIGEST=$", text, re.MULTILINE)
+    based = re.findall(r"^FROM (\$\S+) AS", text, re.MULTILINE)
+    assert based == ["${BASE}${BASE_DIGEST}"] * 2
+    assert "BASE_DIGEST=@sha256:" in (ROOT / "docs" / "releasing.md").read_text()
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["65532:65532"]
     # Whatever can be built is what comes after that line, and only says what is started.
     stages = re.findall(r"^FROM (\S+) AS (\S+)\nENTRYPOINT (.*)$", text, re.MULTILINE)

@@ -8,11 +8,12 @@ from cutting import cut, knobs, same, whole_and_cut
 from sinks import RESPONSE
 
 from isthmus.testing import ManualClock, MemoryCarrier, Recorder
+from isthmus.tunnel.budget import Budget
 from isthmus.tunnel.http2 import Http2Connection, Http2Limits
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.wire.http2 import PREFACE, ErrorCode, Headers, Http2Error, settings
 
-STREAMS, HELD, CONTROL = 8, 1024, 2048
+STREAMS, BUDGET, CONTROL = 8, 512 * 1024, 2048
 
 
 class Side:
@@ -82,13 +83,15 @@ class Side:
 def hostile(side: Side, pieces: list[bytes]) -> None:
     """With small bounds, and a batch after every read."""
     connection = side.connection
+    budget = Budget(BUDGET)
+    account = connection.account = budget.account("peer")
     try:
         for piece in pieces:
             connection.receive(memoryview(piece))
             side.carrier.flush()
             streams = connection.streams.values()
             assert len(streams) <= STREAMS
-            assert connection.held == sum(it.held + it.kept for it in streams) <= HELD
+            assert connection.held == sum(it.held + it.kept for it in streams)
             assert len(connection._head) <= 16384 + 9
             waiting = sum(map(len, connection._out))
             assert waiting <= CONTROL + 8192 + 64 * len(piece), "answers pile up"
@@ -96,6 +99,8 @@ def hostile(side: Side, pieces: list[bytes]) -> None:
         side.carrier.flush()
     connection.lost()
     assert not connection.streams and not connection.held and not connection.holders
+    account.close()
+    assert not budget.used_bytes and not budget.peers
     for handler in side.handlers.values():
         assert handler.calls.count("reset") <= 1 and handler.calls.count("end") <= 1
 
@@ -106,7 +111,7 @@ def check(data: bytes, kind: type[Side] = Side) -> None:
     pieces = whole_and_cut(raw, bytes(sizes))
     same([kind(0, Http2Limits(), None).outcome(each) for each in pieces])
     limits = Http2Limits(
-        max_streams=STREAMS, max_held_bytes=HELD, max_header_list_bytes=1024, max_continuations=2,
+        max_streams=STREAMS, max_header_list_bytes=1024, max_continuations=2,
         max_waiting_control_bytes=CONTROL, stream_window_bytes=65535, batch_bytes=1024,
     )  # fmt: skip
     hostile(kind(behaviour, limits, 0 if role & 1 else None), list(cut(raw, bytes(sizes))))

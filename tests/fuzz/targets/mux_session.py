@@ -9,13 +9,14 @@ from sinks import sink
 
 from isthmus.errors import ProtocolError
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
+from isthmus.tunnel.budget import Budget
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.yamux import HEADER_BYTES
 
-STREAMS, HELD, CONTROL = 8, 2048, 480
+STREAMS, BUDGET, CONTROL = 8, 512 * 1024, 480
 
 
 class Side:
@@ -55,12 +56,16 @@ class Side:
 def hostile(role: int, behaviour: int, pieces: list[bytes]) -> None:
     """With small bounds, a carrier that is full and a batch after every read."""
     limits = Limits(
-        max_streams=STREAMS, max_held_bytes=HELD, max_waiting_control_bytes=CONTROL,
+        max_streams=STREAMS, max_waiting_control_bytes=CONTROL,
         growth_pool_bytes=4096, batch_bytes=1024,
     )  # fmt: skip
     side = Side(role, behaviour, limits, 0 if role & 8 else None)
     session = side.session
     session.first_update_bytes = 64
+    budget = Budget(BUDGET)
+    account = session.account = budget.account("peer")
+    for stream in list(session.streams.values()):
+        session.charge(stream, account)
     taken = 0
     try:
         for piece in pieces:
@@ -68,7 +73,7 @@ def hostile(role: int, behaviour: int, pieces: list[bytes]) -> None:
             taken += len(piece)
             side.carrier.flush()
             assert len(session.streams) <= STREAMS
-            assert session.held == sum(it.held for it in session.streams.values()) <= HELD
+            assert session.held == sum(it.held for it in session.streams.values())
             waiting = sum(map(len, session._out))
             assert waiting <= CONTROL + 4096 + 2 * HEADER_BYTES * len(piece), "answers pile up"
     except ProtocolError:
@@ -76,6 +81,8 @@ def hostile(role: int, behaviour: int, pieces: list[bytes]) -> None:
     session.lost(Ending.PROTOCOL)
     assert not session.streams and not session.held and not session._half and not session._holders
     assert all(end.ending for end in side.ends.values())
+    account.close()
+    assert not budget.used_bytes and not budget.peers
 
 
 def check(data: bytes) -> None:

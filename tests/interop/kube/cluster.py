@@ -39,7 +39,7 @@ class Cluster:
         self._count = itertools.count(1)
         self.node = self._fake("node", names.node, [
             f"-kubelet={NODE}:{KUBELET_PORT}", f"-web={POD}:{WEB_PORT}",
-            f"-hooks={NODE}:{HOOKS_PORT}", f"-client-ca={self.files.ca_cert}",
+            f"-hooks={NODE}:{HOOKS_PORT}", f"-client-ca={self.files.client_ca_cert}",
         ])  # fmt: skip
 
     def _fake(self, name: str, namespace: str, flags: Sequence[str]) -> Program:

@@ -106,7 +106,7 @@ class ControlPlane:
             f"--kubelet-client-key={files.client_key}",
             f"--proxy-client-cert-file={files.client_cert}",
             f"--proxy-client-key-file={files.client_key}",
-            f"--requestheader-client-ca-file={files.ca_cert}",
+            f"--requestheader-client-ca-file={files.client_ca_cert}",
         ]  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def test_the_api_accepts_every_case(api: Api) -> None:
 
 def test_the_api_accepts_what_flags_say(api: Api) -> None:
     """Manifests of one program each, as the unit tests have them."""
-    for namespace in ("tunnel", "isthmus"):
+    for namespace in ("tunnel", "isthmus", "isthmus-leases"):
         make_namespace(api, namespace)
     ours = [
         each

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.interop
 
 AUDIENCE = "system:konnectivity-server"
 API_AUDIENCE = "https://kubernetes.default.svc"
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+OTHERS = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 LEASE = "konnectivity-proxy-server-one"
 
 
@@ -86,13 +87,15 @@ def ground(kube_binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) ->
     ):
         make_namespace(api, NAMESPACE)
         for (kind, namespace, _), each in objects.items():
-            if kind == "ServiceAccount" or "Role" in kind:
+            if kind in ("Namespace", "ServiceAccount") or "Role" in kind:
                 api.create(path_of(kind, namespace), each)
         yield Ground(api=api, files=files, directory=directory, objects=objects, ports=ports)
 
 
 def path_of(kind: str, namespace: str) -> str:
-    group = "api/v1" if kind == "ServiceAccount" else "apis/rbac.authorization.k8s.io/v1"
+    group = (
+        "api/v1" if kind in ("Namespace", "ServiceAccount") else "apis/rbac.authorization.k8s.io/v1"
+    )
     where = f"/namespaces/{namespace}" if namespace else ""
     return f"/{group}{where}/{kind.lower()}s"
 
@@ -144,7 +147,13 @@ def test_rights_are_no_more(ground: Ground, account: str) -> None:
         ("DELETE", f"{LEASES}/none"): is_server,
         ("PATCH", f"{LEASES}/none"): False,
         ("DELETE", LEASES): False,
-        ("GET", LEASES.replace("kube-system", "default")): False,
+        ("GET", LEASES.replace(NAMESPACE, "default")): False,
+        # Those that say who leads the control plane.
+        ("GET", OTHERS): False,
+        ("POST", OTHERS): False,
+        ("GET", f"{OTHERS}/kube-scheduler"): False,
+        ("PUT", f"{OTHERS}/kube-scheduler"): False,
+        ("DELETE", f"{OTHERS}/kube-scheduler"): False,
         ("GET", "/apis/coordination.k8s.io/v1/leases"): False,
         ("GET", "/api/v1/namespaces/kube-system/secrets"): False,
         ("GET", f"/api/v1/namespaces/{NAMESPACE}/pods"): False,

@@ -99,7 +99,7 @@ class Tunnel:
             else [
                 f"--server-port={self._frontend}", f"--server-bind-address={LOOPBACK}",
                 f"--server-cert={files.server_cert}", f"--server-key={files.server_key}",
-                f"--server-ca-cert={files.ca_cert}",
+                f"--server-ca-cert={files.client_ca_cert}",
             ]
         )  # fmt: skip
         return [

@@ -8,6 +8,7 @@ import os
 import pwd
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,3 +335,39 @@ def test_a_new_token_counts_at_once(token: Path, caplog: pytest.LogCaptureFixtur
     said = [it for it in caplog.records if "not reloaded" in it.getMessage()]
     assert len(said) == 2
     assert TOKEN not in caplog.text and "another-token" not in caplog.text
+
+
+def test_who_asks_is_looked_for_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many who ask at once do not take the threads that everything else needs."""
+    looking, most = 0, 0
+    lock = threading.Lock()
+    seen = threading.Event()
+
+    def look(client: object, ours: object) -> None:
+        nonlocal looking, most
+        with lock:
+            looking += 1
+            most = max(most, looking)
+        seen.wait(0.005)
+        with lock:
+            looking -= 1
+
+    monkeypatch.setattr(guard_module, "owner_of", look)
+    ended = Ended()
+
+    async def main() -> None:
+        port = await listen(routes(ended), admin=True)
+
+        async def ask() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+            writer.write(POST.encode())
+            answer = await reader.readline()
+            writer.close()
+            return answer
+
+        answers = await asyncio.gather(*(ask() for _ in range(20)))
+        assert {answer.split()[1] for answer in answers} == {b"403"}
+        await port.close()
+
+    asyncio.run(main())
+    assert most == 1 and not ended.by

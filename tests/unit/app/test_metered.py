@@ -9,11 +9,12 @@ from typing import cast
 
 import pytest
 
-from isthmus.app.metered import Gates, MeteredTunnel
+from isthmus.app.metered import Face, Gates, MeteredTunnel
 from isthmus.core.shares import Pot, Share
 from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.first_byte import DialAgain
+from isthmus.tunnel.packet_brake import unsent
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import HostPort, Identity, TunnelId
 
@@ -245,6 +246,15 @@ def test_early_bytes_count_too() -> None:
     assert len(far.received) == 500
     bed.loop.advance(4.5)
     assert len(far.received) == 501
+
+
+def test_it_shows_what_its_sink_keeps_and_how_that_ended() -> None:
+    source, sink = MemoryEnd(), MemoryEnd()
+    sink.out_bytes = 7  # type: ignore[attr-defined]
+    face = Face(source, sink, ())
+    assert (unsent(face), face.ending) == (7, None)
+    sink.abort(Ending.RESET)
+    assert face.ending is Ending.RESET
 
 
 def test_one_that_is_gone_does_not_keep_the_others_waiting() -> None:

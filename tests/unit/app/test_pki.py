@@ -20,7 +20,8 @@ from isthmus.app import pki
 from isthmus.app.pki import KeyState
 from isthmus.errors import ConfigError
 
-NAMES = [f"{kind}.{ext}" for kind in ("agent", "ca", "client", "server") for ext in ("crt", "key")]
+KINDS = ("agent", "ca", "client-ca", "client", "server")
+NAMES = [f"{kind}.{ext}" for kind in KINDS for ext in ("crt", "key")]
 
 
 def openssl(*args: str | Path) -> str:
@@ -37,7 +38,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_directory_has_eight_files_and_keys_are_private(tmp_path: Path) -> None:
+def test_the_directory_has_ten_files_and_keys_are_private(tmp_path: Path) -> None:
     old_mask = os.umask(0)
     try:
         files = pki.init(tmp_path / "deep" / "pki")
@@ -64,7 +65,8 @@ def test_openssl_accepts_the_chain_for_its_purpose_only(
     tmp_path: Path, kind: str, purpose: str
 ) -> None:
     pki.init(tmp_path)
-    chain = ("-CAfile", tmp_path / "ca.crt", tmp_path / f"{kind}.crt")
+    authority = "client-ca.crt" if kind == "client" else "ca.crt"
+    chain = ("-CAfile", tmp_path / authority, tmp_path / f"{kind}.crt")
     assert "OK" in openssl("verify", "-x509_strict", "-purpose", purpose, *chain)
     other = {"sslserver": "sslclient", "sslclient": "sslserver"}[purpose]
     with pytest.raises(AssertionError, match="unsuitable certificate purpose"):
@@ -78,7 +80,7 @@ def test_openssl_reads_usages_names_and_subject(tmp_path: Path) -> None:
         agent_names=["node-1"],
     )
     server = openssl("x509", "-in", tmp_path / "server.crt", "-noout", "-text")
-    assert "Subject: CN = isthmus-server" in server
+    assert "Subject: O = isthmus:servers, CN = isthmus-server" in server
     assert "id-ecPublicKey" in server
     assert "prime256v1" in server
     assert "CA:FALSE" in server
@@ -89,11 +91,11 @@ def test_openssl_reads_usages_names_and_subject(tmp_path: Path) -> None:
         " IP Address:192.0.2.10, IP Address:2001:DB8:0:0:0:0:0:1\n"
     ) in server
     agent = openssl("x509", "-in", tmp_path / "agent.crt", "-noout", "-text")
-    assert "Subject: CN = isthmus-agent" in agent
+    assert "Subject: O = isthmus:agents, CN = isthmus-agent" in agent
     assert re.search(r"X509v3 Extended Key Usage: ?\n\s+TLS Web Client Authentication\n", agent)
     assert "DNS:node-1" in agent
     client = openssl("x509", "-in", tmp_path / "client.crt", "-noout", "-text")
-    assert "Subject: CN = isthmus-client" in client
+    assert "Subject: O = isthmus:clients, CN = isthmus-client" in client
     assert "Subject Alternative Name" not in client
     authority = openssl("x509", "-in", tmp_path / "ca.crt", "-noout", "-text")
     assert "CA:TRUE, pathlen:0" in authority
@@ -204,8 +206,29 @@ def test_keep_ca_reissues_leaves_from_the_same_authority(tmp_path: Path) -> None
         pki.init(tmp_path, keep_ca=True)
     after = contents(pki.init(tmp_path, keep_ca=True, force=True).directory)
     unchanged = {name for name in NAMES if before[name] == after[name]}
-    assert unchanged == {"ca.crt", "ca.key"}
+    assert unchanged == {"ca.crt", "ca.key", "client-ca.crt", "client-ca.key"}
     assert "OK" in openssl("verify", "-CAfile", tmp_path / "ca.crt", tmp_path / "server.crt")
+
+
+def test_each_authority_signs_for_its_own_side(tmp_path: Path) -> None:
+    files = pki.init(tmp_path, relay_names=["relay.example"])
+    assert not files.has_one_ca
+    issuers = {info.path.stem: info.issuer for info in pki.show([tmp_path])}
+    assert {kind for kind, issuer in issuers.items() if issuer == "CN=isthmus-client-ca"} == {
+        "client-ca",
+        "client",
+    }
+    assert pki.PkiFiles.in_directory(tmp_path) == files
+
+
+def test_a_directory_with_one_authority_goes_on(tmp_path: Path) -> None:
+    files = pki.init(tmp_path, one_ca=True)
+    assert files.has_one_ca and files.client_ca_cert == files.ca_cert
+    assert pki.PkiFiles.in_directory(tmp_path) == files
+    assert pki.init(tmp_path, keep_ca=True, force=True) == files
+    assert {info.issuer for info in pki.show([tmp_path])} == {"CN=isthmus-ca"}
+    # Made anew, it has two.
+    assert not pki.init(tmp_path, force=True).has_one_ca
 
 
 def test_a_leaf_does_not_outlive_the_kept_ca(tmp_path: Path) -> None:
@@ -257,9 +280,14 @@ def test_show_describes_a_directory(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not looked at")
     (tmp_path / "only-a-key.pem").write_bytes((tmp_path / "ca.key").read_bytes())
     infos = {info.path.name: info for info in pki.show([tmp_path])}
-    assert sorted(infos) == ["agent.crt", "ca.crt", "client.crt", "server.crt"]
+    assert sorted(infos) == [
+        "agent.crt", "ca.crt", "client-ca.crt", "client.crt", "server.crt",
+    ]  # fmt: skip
     server = infos["server.crt"]
-    assert (server.subject, server.issuer) == ("CN=isthmus-server", "CN=isthmus-ca")
+    assert (server.subject, server.issuer) == (
+        "CN=isthmus-server,O=isthmus:servers",
+        "CN=isthmus-ca",
+    )
     assert (server.usages, infos["ca.crt"].usages) == (("server",), ("CA",))
     printed = openssl("x509", "-in", server.path, "-noout", "-fingerprint", "-sha256")
     assert printed.strip().split("=")[1] == server.fingerprint_sha256
@@ -274,6 +302,7 @@ def test_show_says_what_is_wrong_with_a_key(tmp_path: Path) -> None:
     assert states == {
         "agent.crt": KeyState.MISSING,
         "ca.crt": KeyState.MATCHES,
+        "client-ca.crt": KeyState.MATCHES,
         "client.crt": KeyState.UNREADABLE,
         "server.crt": KeyState.DIFFERS,
     }
@@ -286,7 +315,7 @@ def test_show_takes_a_chain_and_a_file_with_both(tmp_path: Path) -> None:
     both.write_bytes(b"".join(path.read_bytes() for path in pems))
     infos = pki.show([both])
     assert [(info.subject, info.key) for info in infos] == [
-        ("CN=isthmus-server", KeyState.MATCHES),
+        ("CN=isthmus-server,O=isthmus:servers", KeyState.MATCHES),
         ("CN=isthmus-ca", KeyState.MISSING),
     ]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
+from isthmus.dialers import custom
 
 SERVICE = """\
 apiVersion: connectivityservice.k8s.io/v1alpha1
@@ -238,3 +239,47 @@ def test_explained(capsys: pytest.CaptureFixture[str]) -> None:
         " but\n"
         "    neither can work there, so both are refused here.\n"
     )
+
+
+CUSTOM = """\
+apiVersion: connectivityservice.k8s.io/v1alpha1
+kind: ConnectivityServiceConfiguration
+connectionService:
+  name: guests
+  connection:
+    type: custom
+    dialer: jumpp
+"""
+
+
+class _Point:
+    name, value = "jump", "jump_dialer:JumpDialer"
+
+
+@pytest.mark.parametrize(
+    ("there", "said"), [((), "none is installed"), ((_Point(),), "installed are jump")]
+)
+def test_a_dialer_that_is_not_installed_is_an_error(
+    there: tuple[_Point, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(custom, "entry_points", lambda group: there)
+    Path("custom.yaml").write_text(CUSTOM)
+    assert main(["config", "check", "custom.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("isthmus: custom.yaml:7:13: connectionService.connection: dialer")
+    assert f"dialer 'jumpp' is not installed: install the package that offers it ({said}" in told
+    assert ("did you mean jump?" in told) is bool(there)
+    # What is written can still be checked where the package is not.
+    assert main(["config", "check", "--skip-files", "custom.yaml"]) == 0
+
+
+def test_a_dialer_that_is_installed_passes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(custom, "entry_points", lambda group: (_Point(),))
+    Path("custom.yaml").write_text(CUSTOM.replace("jumpp", "jump"))
+    assert main(["config", "check", "custom.yaml"]) == 0
+    assert "guests" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from isthmus.app import pki
 from isthmus.cli.pki import command
 from isthmus.errors import ConfigError
 
@@ -27,9 +28,10 @@ def run(*args: str | Path) -> str:
 
 def test_init_names_what_it_made_and_show_reads_it(tmp_path: Path) -> None:
     made = run("init", tmp_path / "pki", "--server-name", "a.example", "--server-name", "::1")
-    assert [line.split()[0] for line in made.splitlines()] == ["CA", "server", "agent", "client"]
+    kinds = ["CA", "client CA", "server", "agent", "client"]
+    assert [line[:10].strip() for line in made.splitlines()] == kinds
     for line in made.splitlines():
-        assert all(Path(path).is_file() for path in line.split()[1:])
+        assert all(Path(path).is_file() for path in line[10:].split())
     infos = {Path(info["path"]).name: info for info in json.loads(run("show", tmp_path / "pki"))}
     assert infos["server.crt"]["names"] == ["a.example", "::1"]
     assert infos["server.crt"]["key"] == "matches"
@@ -45,6 +47,22 @@ def test_keep_ca_with_force_renews(tmp_path: Path) -> None:
     assert [i["daysLeft"] for i in json.loads(run("show", tmp_path / "server.crt"))] == [6]
 
 
+def test_a_certificate_for_servers_among_themselves(tmp_path: Path) -> None:
+    made = run("init", tmp_path, "--relay-name", "relay.example")
+    assert made.splitlines()[-1].split()[0] == "relay"
+    (info,) = json.loads(run("show", tmp_path / "relay.crt"))
+    assert (info["names"], info["issuer"]) == (["relay.example"], "CN=isthmus-ca")
+
+
+def test_a_directory_from_before_keeps_its_one_ca(tmp_path: Path) -> None:
+    pki.init(tmp_path, one_ca=True)
+    made = run("init", tmp_path, "--keep-ca", "--force")
+    assert "ca.crt signs for agents and clients; docs/pki.md has the steps" in made
+    assert not (tmp_path / "client-ca.crt").exists()
+    (info,) = json.loads(run("show", tmp_path / "client.crt"))
+    assert info["issuer"] == "CN=isthmus-ca"
+
+
 def test_init_twice_is_a_sentence(tmp_path: Path) -> None:
     run("init", tmp_path)
     with pytest.raises(ConfigError, match="already exists; --force replaces it"):
@@ -55,14 +73,14 @@ def test_a_table_when_asked_for(tmp_path: Path) -> None:
     run("init", tmp_path)
     table = run("show", tmp_path, "-o", "table")
     assert table.splitlines()[0].split() == ["Subject", "Usage"]
-    for word in ("server.crt", "CN=isthmus-server", "CN=isthmus-ca", "127.0.0.1", "364 days left"):
+    for word in ("server.crt", "CN=isthmus-se", "CN=isthmus-ca", "127.0.0.1", "364 days left"):
         assert word in table
 
 
 def test_a_table_on_a_terminal_and_json_in_a_pipe(tmp_path: Path) -> None:
     run("init", tmp_path)
     piped = subprocess.run([*RUN, "show", str(tmp_path)], capture_output=True, check=True)
-    assert len(json.loads(piped.stdout)) == 4
+    assert len(json.loads(piped.stdout)) == 5
     main, side = pty.openpty()
     subprocess.run([*RUN, "show", str(tmp_path)], stdout=side, check=True)
     os.close(side)
@@ -77,7 +95,7 @@ def test_show_without_a_path_is_the_current_directory(
 ) -> None:
     run("init", tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert len(json.loads(run("show"))) == 4
+    assert len(json.loads(run("show"))) == 5
 
 
 @pytest.mark.parametrize("args", [[], ["init"], ["show"]])

@@ -250,3 +250,32 @@ def test_a_rule_that_is_none_cannot_be_ignored(capsys: pytest.CaptureFixture[str
     code, out, err = publish(capsys, "check", PUBLIC, "--ignore", "cidrs-for-node")
     assert (code, out) == (2, "")
     assert "there is no rule 'cidrs-for-node', did you mean cidrs-for-nodes?" in err
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("networking: {networkType: OVNKubernets}", "not 'OVNKubernets', did you mean"),
+        (
+            "networking: {networkType: Cilium}",
+            "must be OVNKubernetes, OpenShiftSDN, Calico or Other",
+        ),
+        ("etcd: {managementType: managed}", "must be Managed or Unmanaged, not 'managed'"),
+        ("olmCatalogPlacement: Guest", "must be management or guest, not 'Guest'"),
+        ("secretEncryption: {type: aesgcm}", "must be kms or aescbc, not 'aesgcm'"),
+    ],
+)
+def test_a_word_that_the_api_does_not_have_is_refused(
+    field: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = yaml.safe_load(PUBLIC.read_text())
+    for key, value in yaml.safe_load(field).items():
+        document["spec"].setdefault(key, {})
+        document["spec"][key] = (
+            {**document["spec"][key], **value} if isinstance(value, dict) else value
+        )
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    code, _, err = publish(capsys, "check", path)
+    assert code == 2
+    assert words in err

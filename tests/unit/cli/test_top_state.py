@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rows import row, seen, tunnel
 
+from isthmus.cli.looking import Seen
 from isthmus.cli.top import Watcher, end_tunnel
 from isthmus.cli.top_state import Mode, Order, TopState
 from isthmus.cli.top_view import Counts, Line, screen_lines, summary
@@ -198,3 +199,28 @@ def test_the_summary() -> None:
     counts.take([server], now=3.0)
     second = summary([server], [row(1, rate=2048, stalled="x")], counts, clock="")
     assert "1 stalled, 2.0KiB/s, dials 10.0/s, failed 0.5/s" in second[0].text
+
+
+def test_a_dial_through_several_programs_is_counted_once() -> None:
+    def looked(dials: int) -> list[Seen]:
+        totals = {"dials": dials, "dialsFailed": 0}
+        by_worker = [{"peerId": "cp-1-w1"}]
+        return [
+            seen(1, "ServerSnapshot", serverId="cp-1", totals=totals),
+            seen(2, "AgentSnapshot", agentId="a", totals=totals, links=[{"peerId": "cp-1"}]),
+            seen(3, "AgentSnapshot", agentId="b", totals=totals, links=by_worker),
+            seen(4, "SidecarSnapshot", program="socks5-proxy", totals=totals),
+        ]
+
+    counts = Counts()
+    counts.take(looked(0), now=0.0)
+    counts.take(looked(10), now=1.0)
+    assert counts.dials_s == 10.0
+    # Dials of what no server here has are theirs alone.
+    alone = Counts()
+    totals = {"dials": 10, "dialsFailed": 0}
+    elsewhere = seen(5, "AgentSnapshot", agentId="c", totals=totals, links=[{"peerId": "cp-2"}])
+    for now in (0.0, 1.0):
+        alone.take([*looked(int(now) * 10), elsewhere], now=now)
+        elsewhere = seen(5, "AgentSnapshot", totals={"dials": 13}, links=[{"peerId": "cp-2"}])
+    assert alone.dials_s == 13.0

@@ -205,7 +205,7 @@ def _tls(files: pki.PkiFiles, mutual: bool, sock: socket.socket) -> socket.socke
     context.load_cert_chain(files.server_cert, files.server_key)
     if mutual:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(files.ca_cert)
+        context.load_verify_locations(files.client_ca_cert)
     return context.wrap_socket(sock, server_side=True)
 
 

@@ -54,3 +54,9 @@ def test_the_server_checks_them() -> None:
     )
     with pytest.raises(ConfigError, match="--audit-log-maxage"):
         settings.validate()
+
+
+def test_records_that_nobody_writes_refuse_nobody() -> None:
+    AuditSettings(audit_log_path="-", audit_on_failure="deny").check_audit()
+    with pytest.raises(ConfigError, match="--audit-on-failure=deny needs --audit-log-path"):
+        AuditSettings(audit_on_failure="deny").check_audit()

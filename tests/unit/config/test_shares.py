@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.config.memory import quantity
 from isthmus.config.policy import parse
 from isthmus.config.server import ServerSettings
-from isthmus.config.shares import quantity
 from isthmus.core.patterns import Pattern
 from isthmus.core.policy import Match
 from isthmus.core.shares import Per, Share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.config.destinations import parse_destinations
-from isthmus.core.destinations import DENIED, Destinations, Ruling, reached_address
+from isthmus.core.destinations import DENIED, Destinations, Ruling
 from isthmus.values import HostPort
 
 LISTED = parse_destinations(
@@ -128,8 +128,3 @@ def test_every_ipv6_address_is_no_ipv4_address() -> None:
     every = parse_destinations(["[::/0]:1"])
     assert every.judge(HostPort("::ffff:10.0.0.1", 1)) is DENIED
     assert every.judge(HostPort("fd00::1", 1)).by is not None
-
-
-def test_an_address_with_a_zone_is_refused() -> None:
-    with pytest.raises(ValueError, match="zone"):
-        reached_address("fe80::1%eth0")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 import pytest
 
 from isthmus.config.agent import AgentSettings
-from isthmus.core.endpoint_lists import UNLISTED, EndpointLists, embedded_in
+from isthmus.core.endpoint_lists import UNLISTED, EndpointLists
 
 
 def lists(*, allow: str = "", deny: str = "") -> EndpointLists:
@@ -141,11 +139,3 @@ def test_a_refusal_names_the_list_and_the_address() -> None:
     unlisted = lists(allow="10.0.0.0/8").refuse_address("192.0.2.1", 80)
     assert unlisted is not None
     assert unlisted.why == "the agent's --endpoint-allow does not have 192.0.2.1:80"
-
-
-def test_the_vectors_of_rfc_6052() -> None:
-    # §2.4: 192.0.2.33 below prefixes of several lengths, here with the well-known and local ones.
-    wanted = ip_address("192.0.2.33")
-    for text in ("64:ff9b::192.0.2.33", "64:ff9b:1:c000:2:2100::", "64:ff9b:1:0:c0:2:2100:0"):
-        found = embedded_in(ip_address(text))
-        assert wanted in found, text

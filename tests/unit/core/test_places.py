@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.places import HERE, Full, Places, Strangers
+from isthmus.core.places import CONNECTION_BYTES, HERE, Allowance, Full, Places, Strangers
+from isthmus.testing import ManualClock
+from isthmus.tunnel.budget import Budget
 
 SOURCES = st.sampled_from(["a", "b", "c", "d"])
 
@@ -120,3 +122,46 @@ def test_where_the_oldest_makes_way() -> None:
     assert strangers.remove("a1") == ""
     assert sorted(strangers) == ["a2", "b1"]
     assert strangers.must_leave(oldest=True) is None
+
+
+def test_in_a_budget_each_connection_costs_its_source() -> None:
+    budget = Budget(100 * CONNECTION_BYTES)
+    places = Places(1000)
+    places.budget = budget
+    for _ in range(50):
+        assert places.refusal("10.0.0.1") is None
+        places.enter("10.0.0.1")
+    assert places.refusal("10.0.0.1") is Full.MEMORY
+    assert places.refusal("10.0.0.2") is places.refusal(HERE) is None
+    for _ in range(50):
+        places.leave("10.0.0.1")
+    assert (budget.used_bytes, budget.peers) == (0, 0)
+
+
+def test_a_source_that_proves_nothing_has_so_much_and_no_more() -> None:
+    clock = ManualClock()
+    allowance = Allowance(clock, burst_s=1.0, per_second_s=0.1)
+    assert [allowance.spend("a", 0.4) for _ in range(3)] == [True, True, False]
+    assert allowance.spend("b", 1.0), "another one pays nothing for it"
+    assert allowance.spend("", 99.0), "what came by no gate is not counted"
+    clock.advance(2.0)
+    assert allowance.spend("a", 0.39) and not allowance.spend("a", 0.1)
+    clock.advance(1000.0)
+    assert not allowance.spend("a", 1.1), "never more than at first"
+
+
+def test_whoever_shows_who_it_is_gets_back_what_it_cost() -> None:
+    allowance = Allowance(ManualClock(), burst_s=1.0, per_second_s=0.0)
+    for _ in range(100):
+        assert allowance.spend("a", 0.9)
+        allowance.give_back("a", 0.9)
+    allowance.give_back("a", 50.0)
+    allowance.give_back("never seen", 1.0)
+    assert allowance.spend("a", 1.0) and not allowance.spend("a", 0.1)
+
+
+def test_the_sources_that_are_remembered_are_bounded() -> None:
+    allowance = Allowance(ManualClock())
+    for number in range(10_000):
+        allowance.spend(str(number), 1.0)
+    assert len(allowance) == 4096

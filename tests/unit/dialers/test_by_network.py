@@ -6,7 +6,7 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Any
@@ -25,8 +25,9 @@ from isthmus.dialers.through_agent import AgentDial, AgentDialer
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Failed, literal
 from isthmus.net.poller import Poller
-from isthmus.net.resolver import Found, Resolver
+from isthmus.net.resolver import Cancel, Found, Resolver, nothing
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tunnel.budget import UNBOUNDED, Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import AgentId, HostPort, Identity
 from isthmus.wire.asking import Asking
@@ -74,6 +75,9 @@ class Asker:
 
     def pass_on(self) -> Asking:
         return self.asking
+
+    def payer(self) -> Account:
+        return UNBOUNDED.account("asker")
 
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: object) -> None:
         self.answers.append((stream, link))
@@ -172,6 +176,21 @@ def test_a_dial_goes_to_the_agents_of_its_network_only() -> None:
         assert who.answers == [(DialFailure.NO_AGENT, "none in network east")]
         assert west.dialed == ["10.2.0.1:1"]
         assert not bed.denied
+
+    run(test)
+
+
+@pytest.mark.parametrize("target", ["10.1.0.7:80", "127.0.0.1:80"])
+def test_a_deadline_that_has_passed_is_its_own_reason(target: str) -> None:
+    async def test() -> None:
+        bed = Bed(EAST, NEAR)
+        link = Link(AgentId("a"), "east")
+        bed.agents.add(link)
+        bed.dialer.timeout_s = 0.0
+        _, who = bed.dial(target)
+        text = "the deadline of the dial had passed before it began"
+        assert who.answers == [(DialFailure.TIMED_OUT, text)]
+        assert not link.dialed and bed.way.target is None
 
     run(test)
 
@@ -302,8 +321,11 @@ class Answers(Resolver):
 
     answers: list[list[str]]
 
-    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+    def lookup(
+        self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+    ) -> Cancel:
         found([literal(address, target.port) for address in self.answers.pop(0)])
+        return nothing
 
 
 class Checked(InsideOnly, Answers):

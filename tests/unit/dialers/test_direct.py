@@ -14,7 +14,7 @@ from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Failed, literal
 from isthmus.net.poller import Poller
-from isthmus.net.resolver import Found, Resolver
+from isthmus.net.resolver import Cancel, Found, Resolver, nothing
 from isthmus.net.socket_end import SocketEnd
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import Ending, join
@@ -31,14 +31,19 @@ class Bed:
         self.dialer = DirectDialer(loop, self.poller, Resolver(loop, aliases))
         self.ends: list[SocketEnd] = []
         self.failures: list[DialFailure] = []
+        self.details: list[str] = []
 
     def dial(self, host: str, port: int, timeout_s: float = 20.0) -> DirectDial:
         return self.dialer.dial(
             HostPort(host, port),
             timeout_s=timeout_s,
             reached=self.ends.append,
-            failed=lambda failure, _: self.failures.append(failure),
+            failed=self._failed,
         )
+
+    def _failed(self, failure: DialFailure, detail: str) -> None:
+        self.failures.append(failure)
+        self.details.append(detail)
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(20):
@@ -121,8 +126,9 @@ class SilentResolver(Resolver):
         super().__init__(loop)
         self.asked: list[tuple[Found, Failed]] = []
 
-    def lookup(self, target: HostPort, found: Found, failed: Failed) -> None:
+    def lookup(self, target: HostPort, found: Found, failed: Failed, client: object = "") -> Cancel:
         self.asked.append((found, failed))
+        return nothing
 
 
 def test_the_time_for_a_dial_covers_the_lookup() -> None:
@@ -140,10 +146,62 @@ def test_the_time_for_a_dial_covers_the_lookup() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "slow.example"])
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
+def test_a_deadline_that_has_passed_is_its_own_reason(host: str, timeout_s: float) -> None:
+    async def test(bed: Bed) -> None:
+        resolver = bed.dialer.resolver = SilentResolver(asyncio.get_running_loop())
+        bed.dial(host, 1, timeout_s=timeout_s)
+        assert bed.failures == [DialFailure.TIMED_OUT] and not resolver.asked
+        assert bed.details == ["the deadline of the dial had passed before it began"]
+
+    run(test)
+
+
+def test_a_dial_with_hardly_any_time_blames_no_resolver() -> None:
+    async def test(bed: Bed) -> None:
+        bed.dialer.resolver = SilentResolver(asyncio.get_running_loop())
+        bed.dial("slow.example", 1, timeout_s=0.005)
+        await bed.until(lambda: bed.failures)
+        assert bed.details == ["only 5 ms were left of the deadline of the dial when it began"]
+        bed.dial("slow.example", 1, timeout_s=0.05)
+        await bed.until(lambda: len(bed.failures) == 2)
+        assert bed.details[1] == "no answer from the resolver in time"
+
+    run(test)
+
+
+class CancelledResolver(SilentResolver):
+    """Counts the lookups that were taken back."""
+
+    taken_back = 0
+
+    def lookup(self, target: HostPort, found: Found, failed: Failed, client: object = "") -> Cancel:
+        super().lookup(target, found, failed, client)
+
+        def cancel() -> None:
+            self.taken_back += 1
+
+        return cancel
+
+
+def test_a_dial_that_is_over_takes_its_lookup_back() -> None:
+    async def test(bed: Bed) -> None:
+        resolver = bed.dialer.resolver = CancelledResolver(asyncio.get_running_loop())
+        dial = bed.dial("slow.example", 1, timeout_s=20)
+        dial.cancel()
+        assert resolver.taken_back == 1
+        bed.dial("slow.example", 1, timeout_s=0.01)
+        await bed.until(lambda: bed.failures)
+        assert resolver.taken_back == 2
+
+    run(test)
+
+
 def test_too_many_lookups_are_not_a_wrong_name() -> None:
     async def test(bed: Bed) -> None:
         bed.dialer.resolver = Resolver(asyncio.get_running_loop(), max_pending=0)
-        bed.dial("localhost", 1)
+        bed.dial("slow.invalid", 1)
         assert bed.failures == [DialFailure.TOO_MANY]
 
     run(test)

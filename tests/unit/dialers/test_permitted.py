@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
 import pytest
 
 from isthmus.config.destinations import parse_destinations
-from isthmus.dialers import permitted
 from isthmus.dialers.direct import DirectDialer
 from isthmus.dialers.permitted import PermittedOnly
 from isthmus.errors import DialFailure
-from isthmus.net.connect import Address, Failed
+from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
-from isthmus.net.resolver import Found
 from isthmus.values import HostPort
 
 LISTED = parse_destinations(["localhost:6443", "10.0.0.0/28:6443", "[fd00::/64]:6443"])
@@ -80,78 +78,59 @@ class Slow(PermittedOnly):
 
     def __init__(self) -> None:
         super().__init__(asyncio.get_running_loop(), LISTED)
-        self.asked: dict[str, asyncio.Future[list[Address]]] = {}
+        self.asked: dict[str, asyncio.Future[list[str]]] = {}
 
-    async def _ask_system(self, target: HostPort, found: Found, failed: Failed) -> None:
-        answer = self.asked[target.host] = asyncio.get_running_loop().create_future()
-        found(await answer)
+    async def _find(self, name: str, client: Hashable) -> Sequence[str]:
+        answer = self.asked[name] = asyncio.get_running_loop().create_future()
+        return await answer
 
-    async def says(self, host: str, *addresses: Address) -> None:
+    async def says(self, host: str, *addresses: str) -> None:
         while host not in self.asked:
             await asyncio.sleep(0)
         self.asked[host].set_result(list(addresses))
 
 
 @in_a_loop
-async def test_names_that_are_not_listed_wait_for_each_other_and_listed_ones_for_none() -> None:
+async def test_no_name_waits_for_another() -> None:
     slow = Slow()
     first, second = look_up(slow, "a.example"), look_up(slow, "b.example")
-    named = look_up(slow, "localhost")
-    await slow.says("localhost", (2, ("127.0.0.1", 6443)))
-    assert await named == ["127.0.0.1"]
-    assert "b.example" not in slow.asked and not first.done()
-    await slow.says("a.example", (2, ("10.0.0.1", 6443)))
-    assert await first == ["10.0.0.1"]
-    await slow.says("b.example", (2, ("192.0.2.1", 6443)))
-    assert await second is DialFailure.DENIED
-    third = look_up(slow, "c.example")
-    await slow.says("c.example", (2, ("10.0.0.2", 6443)))
-    assert await third == ["10.0.0.2"]
+    named = look_up(slow, "named.example")
+    await slow.says("named.example", "192.0.2.7")
+    assert await named is DialFailure.DENIED
+    await slow.says("b.example", "10.0.0.1")
+    assert await second == ["10.0.0.1"] and not first.done()
+    await slow.says("a.example", "192.0.2.1")
+    assert await first is DialFailure.DENIED
 
 
 @in_a_loop
-async def test_not_more_than_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permitted, "MOST_WAITING", 1)
+async def test_a_name_is_looked_up_once_for_all_that_ask_meanwhile() -> None:
     slow = Slow()
-    first, second = look_up(slow, "a.example"), look_up(slow, "b.example")
-    assert await look_up(slow, "c.example") is DialFailure.TOO_MANY
-    slow.close()
-    await asyncio.sleep(0)
-    assert not first.done() and not second.done()
+    answers = [look_up(slow, "kube.example") for _ in range(3000)]
+    await slow.says("kube.example", "10.0.0.1")
+    assert [await answer for answer in answers] == [["10.0.0.1"]] * 3000
+    del slow.asked["kube.example"]
+    later = look_up(slow, "kube.example")  # not an answer of the past
+    await slow.says("kube.example", "10.0.0.2")
+    assert await later == ["10.0.0.2"]
 
 
 @in_a_loop
-async def test_a_listed_name_is_looked_up_once_for_all_that_ask_meanwhile() -> None:
-    slow = Slow()
-    answers = [look_up(slow, "localhost") for _ in range(3000)]
-    await slow.says("localhost", (2, ("127.0.0.1", 6443)))
-    assert [await answer for answer in answers] == [["127.0.0.1"]] * 3000
-    del slow.asked["localhost"]
-    later = look_up(slow, "localhost")  # not an answer of the past
-    await slow.says("localhost", (2, ("127.0.0.2", 6443)))
-    assert await later == ["127.0.0.2"]
-
-
-@in_a_loop
-async def test_whoever_gives_up_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permitted, "MOST_WAITING", 1)
+async def test_whoever_gives_up_leaves_no_lookup() -> None:
     loop, slow = asyncio.get_running_loop(), Slow()
     dialer = DirectDialer(loop, Poller(loop), slow)
     told: list[str] = []
-    for name in ("slow.example", "localhost"):
-        for _ in range(3000):
-            target = HostPort(name, 6443)
+    for name in ("slow.example", "other.example"):
+        for n in range(3000):
             dialer.dial(
-                target,
+                HostPort(f"{n}.{name}", 6443),
                 timeout_s=60.0,
                 reached=lambda _: told.append("reached"),
                 failed=lambda failure, detail: told.append(detail),
             ).cancel()
-    await asyncio.sleep(0)
+    assert slow.pending == 0
     second = look_up(slow, "b.example")  # there is room for it
-    await slow.says("slow.example", (2, ("10.0.0.1", 6443)))
-    await slow.says("localhost")
-    await slow.says("b.example", (2, ("10.0.0.2", 6443)))
+    await slow.says("b.example", "10.0.0.2")
     assert await second == ["10.0.0.2"]
-    assert told == [] and slow.asked.keys() == {"slow.example", "localhost", "b.example"}
+    assert told == []
     dialer.poller.shut_down()

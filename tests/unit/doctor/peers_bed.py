@@ -54,7 +54,8 @@ def tls_context(
         context.set_alpn_protocols(list(alpn))
     if clients is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(clients.ca_cert)
+        for authority in (clients.ca_cert, clients.client_ca_cert):
+            context.load_verify_locations(authority)
     return context
 
 

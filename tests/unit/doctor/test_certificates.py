@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -15,8 +16,9 @@ from doctor_bed import agent, by_check, only, patient, running, server
 
 from isthmus.app import pki
 from isthmus.app.pki import PkiFiles
+from isthmus.config.server import ServerSettings
 from isthmus.core.bootstrap import State
-from isthmus.doctor.certificates import judge_expiry, see_certificates
+from isthmus.doctor.certificates import judge_expiry, see_certificates, see_roles
 from isthmus.doctor.finding import Asked, Check
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
@@ -49,6 +51,34 @@ def test_a_certificate_that_other_servers_are_shown_is_for_clients(certificates:
     usage = [one for one in findings if one.check is Check.USAGE]
     assert [one.state for one in usage] == [State.OK, State.FAILED]
     assert "not for a client" in usage[1].seen
+
+
+def frontend(files: PkiFiles, ca: Path, **more: Any) -> ServerSettings:
+    pair = {"server_cert": str(files.server_cert), "server_key": str(files.server_key)}
+    return server(files, uds_name="", **pair, server_ca_cert=str(ca), **more)
+
+
+def test_a_frontend_whose_clients_have_another_authority_is_well(certificates: PkiFiles) -> None:
+    settings = frontend(certificates, certificates.client_ca_cert)
+    findings = list(see_certificates(patient("server", settings)))
+    assert {one.state for one in findings} == {State.OK}
+    chains = [one.seen for one in findings if one.check is Check.CHAIN]
+    assert any("these are for clients" in seen for seen in chains)
+
+
+def test_one_authority_for_agents_and_clients_is_found(
+    certificates: PkiFiles, tmp_path: Path
+) -> None:
+    apart = frontend(certificates, certificates.client_ca_cert)
+    assert only(see_roles(patient("server", apart)), Check.ROLES).state is State.OK
+    copied = tmp_path / "another-name.crt"
+    copied.write_bytes(certificates.ca_cert.read_bytes())
+    finding = only(see_roles(patient("server", frontend(certificates, copied))), Check.ROLES)
+    assert finding.state is State.WARNING
+    assert "an agent's certificate opens the frontend" in finding.seen
+    assert "docs/pki.md" in finding.todo and "docs/pki.md" not in finding.seen
+    named = frontend(certificates, copied, agent_names=("edge-*",), client_names=("apiserver",))
+    assert only(see_roles(patient("server", named)), Check.ROLES).state is State.OK
 
 
 def test_a_key_of_another_certificate_is_found(certificates: PkiFiles, others: PkiFiles) -> None:

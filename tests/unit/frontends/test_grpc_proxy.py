@@ -476,7 +476,7 @@ def test_closing_resets_what_is_open() -> None:
 
 
 def tls_of(files: pki.PkiFiles) -> dict[str, Any]:
-    tls = TlsFiles(str(files.server_cert), str(files.server_key), str(files.ca_cert))
+    tls = TlsFiles(str(files.server_cert), str(files.server_key), str(files.client_ca_cert))
     context = server_context(tls, alpn=("h2",))
     return {"context": lambda: context}
 

@@ -164,7 +164,8 @@ SERVICE_CASES = {
 
 SAME, SMALL = "10.128.0.0/32", "service-network-size"
 NETWORK_CASES = {
-    "another network type": Case({"spec.networking.networkType": "Cilium"}, True, API_ROUTE),
+    "another network type": Case({"spec.networking.networkType": "Other"}, True, API_ROUTE),
+    "an unknown network type": Case({"spec.networking.networkType": "Cilium"}, False, None),
     "a network without its prefix": Case(
         {"spec.networking.clusterNetwork": [{"cidr": "10.128.0.0"}]}, False, None
     ),

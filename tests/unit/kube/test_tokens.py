@@ -15,6 +15,7 @@ from fakeapi import FakeApi, status, until, with_api
 from isthmus.kube.api import TokenStatus
 from isthmus.kube.tokens import (
     Accepted,
+    Crowded,
     Expected,
     Rejected,
     Reviewed,
@@ -90,7 +91,7 @@ def test_a_token_that_is_not_ours_is_rejected(
     with_api(tmp_path, test)
 
 
-@pytest.mark.parametrize("token", ["", "  ", "x" * 65537, "tök", "a\0b", "a\nb"])
+@pytest.mark.parametrize("token", ["", "  ", "x" * 16385, "tök", "a\0b", "a\nb"])
 def test_what_is_no_token_is_not_even_asked(tmp_path: Path, token: str) -> None:
     async def test(api: FakeApi) -> None:
         assert isinstance(await reviewer(api).review(token), Rejected)
@@ -148,7 +149,7 @@ def test_no_api_and_a_slow_one_are_unavailable(tmp_path: Path) -> None:
     with_api(tmp_path, test)
 
 
-def test_accepted_tokens_are_remembered_for_a_while_and_others_are_not(tmp_path: Path) -> None:
+def test_verdicts_are_remembered_for_a_while(tmp_path: Path) -> None:
     async def test(api: FakeApi) -> None:
         clock = ManualClock()
         api.review = lambda spec: GOOD if spec["token"] == TOKEN else {}
@@ -162,8 +163,11 @@ def test_accepted_tokens_are_remembered_for_a_while_and_others_are_not(tmp_path:
         clock.advance(0.1)
         await reviews.review(TOKEN)
         assert len(api.bodies) == 2
-        for _ in range(2):
+        for _ in range(3):
             assert isinstance(await reviews.review("bad"), Rejected)
+        assert len(api.bodies) == 3
+        clock.advance(10.0)
+        assert isinstance(await reviews.review("bad"), Rejected)
         assert len(api.bodies) == 4
 
     with_api(tmp_path, test)
@@ -192,13 +196,141 @@ def test_only_so_many_are_asked_at_once(tmp_path: Path) -> None:
     async def test(api: FakeApi) -> None:
         api.gate = asyncio.Event()
         api.review = lambda spec: GOOD
-        reviews = reviewer(api, max_at_once=4)
+        reviews = reviewer(api, max_at_once=4, max_per_source=4)
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(reviews.review(f"token-{n}")) for n in range(40)]
             await until(lambda: api.reviewing == 4)
             api.gate.set()
         assert api.most_reviewing == 4
         assert all(isinstance(task.result(), Accepted) for task in asked)
+
+    with_api(tmp_path, test)
+
+
+def test_what_the_api_did_not_judge_is_not_remembered(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        answers = [status(500, "InternalError"), status(422, "Invalid")]
+
+        async def fail(request: web.Request) -> web.StreamResponse:
+            return answers.pop()
+
+        api.fault = fail
+        reviews = reviewer(api)
+        assert isinstance(await reviews.review(TOKEN), Rejected)
+        assert isinstance(await reviews.review(TOKEN), Unavailable)
+        api.fault = None
+        api.review = lambda spec: GOOD
+        assert isinstance(await reviews.review(TOKEN), Accepted)
+
+    with_api(tmp_path, test)
+
+
+def test_bad_tokens_make_no_good_one_forgotten(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        api.review = lambda spec: GOOD if spec["token"] == TOKEN else {}
+        reviews = reviewer(api, max_remembered=1, max_rejections=3)
+        await reviews.review(TOKEN)
+        for number in range(5):
+            assert isinstance(await reviews.review(f"bad-{number}"), Rejected)
+        assert (len(reviews._accepted), len(reviews._rejected)) == (1, 3)
+        asked = len(api.bodies)
+        assert isinstance(await reviews.review(TOKEN), Accepted)
+        assert len(api.bodies) == asked
+
+    with_api(tmp_path, test)
+
+
+def test_a_long_reason_is_cut_before_it_is_kept(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        api.review = lambda spec: {"error": "x" * 100_000}
+        verdict = await reviewer(api).review(TOKEN)
+        assert isinstance(verdict, Rejected) and len(verdict.reason) == 300
+
+    with_api(tmp_path, test)
+
+
+def test_a_source_that_floods_waits_for_itself(tmp_path: Path) -> None:
+    """All its turns are taken by tokens that the API does not answer; another's is at once."""
+
+    async def test(api: FakeApi) -> None:
+        api.gate = asyncio.Event()
+        api.review = lambda spec: GOOD if spec["token"] == TOKEN else {}
+        reviews = reviewer(
+            api, max_at_once=4, max_per_source=2, max_waiting=9, max_waiting_per_source=5
+        )
+        async with asyncio.TaskGroup() as tasks:
+            flood = [
+                tasks.create_task(reviews.review(f"bad-{number}", "192.0.2.66"))
+                for number in range(20)
+            ]
+            await until(lambda: api.reviewing == 2)
+            await until(lambda: sum(it.done() for it in flood) == 13)
+            assert all(isinstance(it.result(), Crowded) for it in flood if it.done())
+            honest = tasks.create_task(reviews.review(TOKEN, "192.0.2.1"))
+            await until(lambda: api.reviewing == 3)
+            api.gate.set()
+            assert isinstance(await honest, Accepted)
+        assert api.most_reviewing <= 4
+        assert sum(isinstance(it.result(), Rejected) for it in flood) == 7
+
+    with_api(tmp_path, test)
+
+
+def test_the_same_token_is_asked_about_once_whoever_waits(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        api.gate = asyncio.Event()
+        api.review = lambda spec: GOOD
+        reviews = reviewer(api, max_at_once=1, max_per_source=1)
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(reviews.review("other", "a"))
+            await until(lambda: api.reviewing == 1)
+            asked = [
+                tasks.create_task(reviews.review(TOKEN, source))
+                for source in "aabbcc"
+                for _ in "xy"
+            ]
+            await asyncio.sleep(0)
+            assert len(reviews._waiting) == 3  # one for each source
+            api.gate.set()
+        assert all(isinstance(it.result(), Accepted) for it in (first, *asked))
+        assert len(api.bodies) == 2
+        assert not reviews._waiting and not reviews._asking and not reviews._turns.holding
+
+    with_api(tmp_path, test)
+
+
+def test_whoever_stops_waiting_gives_its_place_back(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        api.gate = asyncio.Event()
+        api.review = lambda spec: GOOD
+        reviews = reviewer(api, max_at_once=1, max_per_source=1, max_waiting_per_source=1)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(reviews.review("first", "a"))
+            await until(lambda: api.reviewing == 1)
+            leaves = tasks.create_task(reviews.review("leaves", "a"))
+            await asyncio.sleep(0)
+            assert isinstance(await reviews.review("crowded", "a"), Crowded)
+            leaves.cancel()
+            await until(leaves.done)
+            stays = tasks.create_task(reviews.review("stays", "a"))
+            await asyncio.sleep(0)
+            api.gate.set()
+            assert isinstance(await stays, Accepted)
+        assert [it["spec"]["token"] for it in api.bodies] == ["first", "stays"]
+
+    with_api(tmp_path, test)
+
+
+def test_closing_answers_whoever_waits(tmp_path: Path) -> None:
+    async def test(api: FakeApi) -> None:
+        api.gate = asyncio.Event()
+        reviews = reviewer(api, max_at_once=1)
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(reviews.review(f"token-{n}")) for n in range(3)]
+            await until(lambda: api.reviewing == 1)
+            reviews.close()
+        assert all(isinstance(it.result(), Unavailable) for it in asked)
+        api.gate.set()
 
     with_api(tmp_path, test)
 

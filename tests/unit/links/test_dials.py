@@ -20,9 +20,11 @@ from isthmus.links.dials import (
 from isthmus.links.mux import join_early
 from isthmus.testing.carriers import MemoryLink
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tunnel.budget import Budget
 from isthmus.tunnel.classes import TrafficClass
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.limits import MIB
+from isthmus.tunnel.stream import FULL_SINK_BYTES, STREAM_BYTES, Stream
 from isthmus.values import ANONYMOUS, HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
@@ -158,10 +160,33 @@ def test_what_is_no_question_or_no_answer_breaks_the_protocol() -> None:
         pair.link.run()
 
 
-def test_early_bytes_are_bounded() -> None:
+def test_what_comes_early_is_held() -> None:
     reader = AnswerReader(lambda _: None)
-    assert reader.write(to_bytes(DialResult()) + b"x" * 1000)
-    assert not reader.write(b"x" * 70_000)
+    answer = to_bytes(DialResult(address="a:1"))
+    assert not reader.write(answer[:5]), "an answer that is not whole"
+    assert reader.write(answer[5:])
+    assert not reader.write(b"x"), "no credit before the two are joined"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_dial_that_is_not_whole_is_charged_to_the_peer(whole: bool) -> None:
+    pair = Pair()
+    budget = Budget(MIB)
+    pair.link.client.account = budget.account("server")
+    question = to_bytes(Dial(host="a" * 5000, port=80))
+    pair.stream.write(question[:-1])
+    pair.link.run()
+    assert pair.link.client.held == len(question) - 1
+    assert budget.used_bytes == STREAM_BYTES + FULL_SINK_BYTES + len(question) - 1
+    if whole:
+        pair.stream.write(question[-1:])
+        pair.link.run()
+        (incoming,) = pair.dials
+        join(incoming.accept("b:1"), MemoryEnd())
+        assert budget.used_bytes == STREAM_BYTES
+    pair.stream.abort(Ending.CANCELLED)
+    pair.link.run()
+    assert budget.used_bytes == 0
 
 
 def test_forgotten_it_tells_nobody() -> None:

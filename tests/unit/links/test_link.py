@@ -96,12 +96,25 @@ def test_the_reason_of_a_reset_comes_before_it(files: pki.PkiFiles, reason: Endi
     run(files, test)
 
 
-def test_a_draining_side_is_not_asked_any_more(files: pki.PkiFiles) -> None:
+def test_a_draining_side_is_asked_only_where_there_is_no_other(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
         server_side, agent_side = await bench.linked()
         agent_side.drain()
         await bench.until(lambda: not server_side.takes_dials)
         assert server_side.ready and not server_side.full
+        assert server_side.can_open
+        assert ask(server_side, []) is not None
+        await bench.until(lambda: bench.dials)
+
+    run(files, test)
+
+
+def test_a_spare_link_turns_dials_away(files: pki.PkiFiles) -> None:
+    async def test(bench: Bench) -> None:
+        server_side, agent_side = await bench.linked()
+        agent_side.drain(turn_away=True)
+        await bench.until(lambda: not server_side.takes_dials)
+        assert not server_side.can_open
         assert ask(server_side, []) is None
 
     run(files, test)
@@ -151,7 +164,7 @@ def test_an_agent_without_a_name_is_refused(files: pki.PkiFiles) -> None:
         with pytest.raises(LinkError) as failed:
             await bench.connect(agent_id="")
         assert failed.value.stage is LinkStage.REFUSED
-        assert str(failed.value) == "refused by the server: agent id is empty or too long"
+        assert str(failed.value) == "refused by the server: agent id is empty"
         await bench.until(lambda: bench.gone)
         (gone,) = bench.gone
         assert gone.stage is LinkStage.REFUSED and not gone.orderly and not bench.ready

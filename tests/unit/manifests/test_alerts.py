@@ -13,7 +13,13 @@ import yaml
 
 from isthmus.manifests.alert_list import ALERTS
 from isthmus.manifests.alerts import prometheus_rule, rules, rules_text
+from isthmus.manifests.indicators import NODE_FAILURES
+from isthmus.observe.metrics import ServerMetrics
+from isthmus.observe.node_traffic import NodeResult
+from isthmus.observe.program import ProgramMetrics
 from isthmus.observe.reference import every_name
+from isthmus.observe.sidecar_metrics import Socks5ProxyMetrics
+from isthmus.workers import exposition
 
 ROOT = Path(__file__).parents[3]
 GO = "konnectivity_network_proxy_"
@@ -24,6 +30,7 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not in
 #: What makes each alert fire: series, as promtool's tests write them, a value a minute. The second
 #: part is for how many minutes.
 DAY = 24 * 60
+JOINED = 'result="joined"'
 CASES: dict[str, tuple[dict[str, str], int]] = {
     "IsthmusServerNoAgents": (
         {f'{GO}server_ready_backends{{{WHERE},proxy_strategy="default"}}': "0x10"},
@@ -118,6 +125,7 @@ CASES: dict[str, tuple[dict[str, str], int]] = {
         },
         12,
     ),
+    "IsthmusAuditNotWritten": ({f"isthmus_server_audit_failing{{{WHERE}}}": "0x5 1x20"}, 10),
     "IsthmusFilesRunOut": (
         {
             f"process_open_fds{{{WHERE}}}": "900x20",
@@ -129,10 +137,21 @@ CASES: dict[str, tuple[dict[str, str], int]] = {
     "IsthmusDrainsForLong": ({f"isthmus_agent_draining{{{WHERE}}}": "1x30"}, 15),
     "IsthmusNodesCutOff": (
         {
-            f"isthmus_agent_node_dials_unanswered_total{{{WHERE}}}": "0+60x60",
-            f"isthmus_agent_node_dials_lost_total{{{WHERE}}}": "0x60",
+            f'isthmus_agent_node_connections_total{{{WHERE},result="denied"}}': "0+6x60",
+            f'isthmus_agent_node_connections_total{{{WHERE},result="joined"}}': "0+4x60",
+            # One node of many.
+            f'isthmus_agent_node_connections_total{{job="isthmus",instance="two",{JOINED}}}': (
+                "0+9999x60"
+            ),
         },
-        40,
+        20,
+    ),
+    "IsthmusNodeConnectionsFail": (
+        {
+            f'isthmus_agent_node_connections_total{{{WHERE},result="failed"}}': "0+2x120",
+            f'isthmus_agent_node_connections_total{{{WHERE},result="joined"}}': "0+98x120",
+        },
+        70,
     ),
     "IsthmusUpstreamDown": (
         {
@@ -194,7 +213,41 @@ WELL = {
     f"isthmus_server_draining{{{WHERE}}}": "0x120",
     f'isthmus_apiserver_proxy_upstream_up{{{WHERE},upstream="a:6443"}}': "1x120",
     f"isthmus_socks5_proxy_tunnel_healthy{{{WHERE}}}": "1x120",
+    f"isthmus_agent_node_traffic_ready{{{WHERE}}}": "1x120",
+    f'isthmus_agent_node_connections_total{{{WHERE},result="joined"}}': "0+100x120",
+    # Probes, and who comes from elsewhere.
+    f'isthmus_agent_node_connections_total{{{WHERE},result="left"}}': "0+100x120",
+    f'isthmus_agent_node_connections_total{{{WHERE},result="outside"}}': "0+100x120",
+    **{
+        f'isthmus_agent_node_connections_total{{{WHERE},result="{result}"}}': "7x120"
+        for result in ("denied", "failed", "no_server", "unanswered", "too_many")
+    },
 }
+
+
+#: The likeliest outages of nodes: what an agent then shows.
+CUT_OFF = {
+    **{
+        result: {f'isthmus_agent_node_connections_total{{{WHERE},result="{result}"}}': "0+6x60"}
+        for result in NODE_FAILURES.split("|")
+    },
+    # Nothing listens, so that nothing is accepted and nothing counted.
+    "the gate is off at the server": {f"isthmus_agent_node_traffic_ready{{{WHERE}}}": "0x60"},
+}
+
+
+@needs_promtool
+@pytest.mark.parametrize("why", CUT_OFF)
+def test_a_node_that_is_cut_off_for_whatever_reason_is_told_of(tmp_path: Path, why: str) -> None:
+    others = f'isthmus_agent_node_connections_total{{job="isthmus",instance="two",{JOINED}}}'
+    series = {**CUT_OFF[why], others: "0+9999x60"}
+    ran = _promtool(tmp_path, series, 20, ["IsthmusNodesCutOff"])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_result_of_a_connection_from_a_node_is_judged() -> None:
+    fine = {"joined", "left", "outside"}
+    assert {it.name.lower() for it in NodeResult} == fine | set(NODE_FAILURES.split("|"))
 
 
 def test_every_alert_has_a_case() -> None:
@@ -260,6 +313,43 @@ def _promtool(tmp_path: Path, series: dict[str, str], minutes: int, firing: list
 def test_an_alert_fires_alone(tmp_path: Path, name: str) -> None:
     series, minutes = CASES[name]
     ran = _promtool(tmp_path, series, minutes, [name])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def of_workers(*each: ProgramMetrics) -> dict[str, str]:
+    """What a program with these workers shows, as series that stay for half an hour."""
+    total = exposition.merged([exposition.read(it.render()) for it in each])
+    lines = exposition.write(total).decode().splitlines()
+    samples = [line.rpartition(" ") for line in lines if not line.startswith(("#", "process_"))]
+    return {
+        (f"{name[:-1]},{WHERE}}}" if name.endswith("}") else f"{name}{{{WHERE}}}"): f"{number}x30"
+        for name, _, number in samples
+        if number != "+Inf"
+    }
+
+
+@needs_promtool
+def test_alerts_fire_for_one_worker_in_trouble_of_four(tmp_path: Path) -> None:
+    workers = [Socks5ProxyMetrics() for _ in range(4)]
+    ran = _promtool(tmp_path, of_workers(*workers), 20, [])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    workers[1].tunnel_works = lambda: False
+    ran = _promtool(tmp_path, of_workers(*workers), 20, ["IsthmusGuestNamesFail"])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@needs_promtool
+def test_alerts_of_a_server_with_workers(tmp_path: Path) -> None:
+    workers = [ServerMetrics() for _ in range(4)]
+    for worker in workers:
+        worker.gauges.ready_by_strategy = lambda: {"default": 0}
+        worker.gauges.certificates = lambda: {"a.crt": 300 * 86400}
+    workers[2].gauges.certificates = lambda: {"a.crt": 2 * 86400}
+    fired = ["IsthmusServerNoAgents", "IsthmusCertificateExpiresSoon"]
+    ran = _promtool(tmp_path, of_workers(*workers), 20, fired)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    workers[0].gauges.ready_by_strategy = lambda: {"default": 1}
+    ran = _promtool(tmp_path, of_workers(*workers), 20, fired[1:])
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -156,7 +156,7 @@ def test_a_daemonset_is_on_the_nodes_of_the_control_plane() -> None:
 
 def test_servers_reach_each_other_whatever_networks_agents_are_in() -> None:
     (policy,) = [each for each in documents("deployment.yaml") if each["kind"] == "NetworkPolicy"]
-    agents, others = policy["spec"]["ingress"]
+    agents, _, others = policy["spec"]["ingress"]
     assert agents["ports"] == [{"protocol": "TCP", "port": 8091}]
     assert agents["from"] == [
         {"ipBlock": {"cidr": "10.0.0.0/8"}},
@@ -164,6 +164,56 @@ def test_servers_reach_each_other_whatever_networks_agents_are_in() -> None:
         {"podSelector": policy["spec"]["podSelector"]},
     ]
     assert "from" not in others
+
+
+@pytest.mark.parametrize(
+    ("flags", "peers"),
+    [
+        ([], [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "here"}}}]),
+        (["--apiserver-cidr=192.0.2.7/32"], [{"ipBlock": {"cidr": "192.0.2.7/32"}}]),
+        (
+            ["--apiserver-cidr=192.0.2.7/32", "--apiserver-namespace=cp"],
+            [
+                {"ipBlock": {"cidr": "192.0.2.7/32"}},
+                {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "cp"}}},
+            ],
+        ),
+    ],
+)
+def test_the_frontend_is_open_to_the_apiserver_alone(
+    flags: list[str], peers: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["manifest", "server", "--as=deployment", "--namespace=here", "-o=objects", *flags]
+    assert main(args) == 0
+    found = yaml.safe_load_all(capsys.readouterr().out)
+    (policy,) = [each for each in found if each["kind"] == "NetworkPolicy"]
+    _, front, health = policy["spec"]["ingress"]
+    assert front == {"from": peers, "ports": [{"protocol": "TCP", "port": 8090}]}
+    assert health == {"ports": [{"protocol": "TCP", "port": 8092}]}
+
+
+@pytest.mark.parametrize("form", ["deployment", "sidecar"])
+def test_clients_have_authorities_of_their_own(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["manifest", "server", f"--as={form}"]) == 0
+    assert "an agent's certificate opens the frontend" in capsys.readouterr().err
+    assert main(["manifest", "server", f"--as={form}", "--client-ca-config-map=clients"]) == 0
+    printed = capsys.readouterr()
+    assert "opens the frontend" not in printed.err
+    assert "/client-ca/ca.crt" in printed.out and "name: clients" in printed.out
+    names = ("--client-names=kube-apiserver", "--agent-names=node-*")
+    assert main(["manifest", "server", f"--as={form}", *names]) == 0
+    assert "opens the frontend" not in capsys.readouterr().err
+
+
+def test_a_namespace_that_was_named_is_there_already(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--enable-lease-controller", "--lease-namespace=kube-system")
+    assert main(["manifest", "server", "--as=daemonset", "-o=objects", *flags]) == 0
+    found = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert "Namespace" not in {each["kind"] for each in found}
+    (role,) = [each for each in found if each["kind"] == "Role"]
+    assert role["metadata"]["namespace"] == "kube-system"
 
 
 def test_a_unit_may_do_what_its_flags_need_and_no_more() -> None:
@@ -190,7 +240,7 @@ def test_rights_are_there_when_they_are_needed_and_not_else() -> None:
         if each["kind"].endswith("Role")
     }
     assert rules == {
-        ("Role", "kube-system"): [
+        ("Role", "isthmus-leases"): [
             {
                 "apiGroups": ["coordination.k8s.io"],
                 "resources": ["leases"],

@@ -207,5 +207,7 @@ def test_what_may_not_be_meant_is_said(capsys: pytest.CaptureFixture[str]) -> No
     assert "--egress-selector-config-file=/etc/kubernetes/egress-selector/config.yaml" in said
     assert "without --server-count" in said
     assert "publishNotReadyAddresses" in said
-    assert main(["manifest", "server", "--readiness=/healthz", "--server-count=2"]) == 0
+    assert "an agent's certificate opens the frontend" in said
+    flags = ("--readiness=/healthz", "--server-count=2", "--client-ca-config-map=clients")
+    assert main(["manifest", "server", *flags]) == 0
     assert capsys.readouterr().err.count("\n") == 1

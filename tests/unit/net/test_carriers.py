@@ -23,7 +23,7 @@ KINDS = pytest.mark.parametrize("kind", ["plain", "tls"])
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
-    return pki.init(tmp_path_factory.mktemp("pki"))
+    return pki.init(tmp_path_factory.mktemp("pki"), one_ca=True)
 
 
 class Session:
@@ -226,7 +226,7 @@ def test_sending_after_the_close_does_nothing(kind: str, files: pki.PkiFiles) ->
 def test_why_a_handshake_failed_is_told_before_the_end(
     files: pki.PkiFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    strangers = pki.init(tmp_path_factory.mktemp("strangers"))
+    strangers = pki.init(tmp_path_factory.mktemp("strangers"), one_ca=True)
 
     async def main() -> None:
         bed = Bed("plain", files)

@@ -85,12 +85,12 @@ def of_client(files: pki.PkiFiles, ca: Path | None = None) -> TlsFiles:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
-    return pki.init(tmp_path_factory.mktemp("one"))
+    return pki.init(tmp_path_factory.mktemp("one"), one_ca=True)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> pki.PkiFiles:
-    return pki.init(tmp_path_factory.mktemp("two"))
+    return pki.init(tmp_path_factory.mktemp("two"), one_ca=True)
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def serial(pair: Pair) -> object:
 def test_mutual_tls_names_both_sides(one: pki.PkiFiles) -> None:
     pair = connect(server_context(of_server(one)), client_context(of_client(one)))
     assert pair.server.version() == "TLSv1.3"
-    assert peer_identity(pair.server) == Identity("isthmus-client")
-    assert peer_identity(pair.client) == Identity("isthmus-server")
+    assert peer_identity(pair.server) == Identity("isthmus-client", ("isthmus:clients",))
+    assert peer_identity(pair.client) == Identity("isthmus-server", ("isthmus:servers",))
 
 
 @pytest.mark.parametrize("newest", [TLS12, TLS13])
@@ -158,7 +158,7 @@ def test_a_client_refuses_a_wrong_name_and_a_wrong_ca(one: pki.PkiFiles, two: pk
 
 
 def test_the_common_name_is_no_host_name(one: pki.PkiFiles, tmp_path: Path) -> None:
-    made = pki.init(tmp_path, server_names=["192.0.2.1"])  # its CN is isthmus-server
+    made = pki.init(tmp_path, server_names=["192.0.2.1"], one_ca=True)  # its CN is isthmus-server
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         connect(
             server_context(of_server(made, ca="")),
@@ -321,7 +321,9 @@ def test_a_client_context_follows_its_files_too(live: pki.PkiFiles, two: pki.Pki
     for name in ("client_cert", "client_key", "ca_cert"):
         replace(getattr(live, name), getattr(two, name))
     assert hot.check(NOW)
-    assert peer_identity(connect(server, hot.current).server) == Identity("isthmus-client")
+    assert peer_identity(connect(server, hot.current).server) == Identity(
+        "isthmus-client", ("isthmus:clients",)
+    )
 
 
 @pytest.mark.parametrize("newest", [TLS12, TLS13])
@@ -370,7 +372,9 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "directory": (lambda f: unlink_and_mkdir(f.ca_cert), "is a directory"),
     "mismatch": (lambda f: replace(f.server_key, f.agent_key), "key does not match"),
     "expired": (
-        lambda f: pki.init(f.directory, force=True, days=1, now=datetime(2020, 1, 1, tzinfo=UTC)),
+        lambda f: pki.init(
+            f.directory, force=True, one_ca=True, days=1, now=datetime(2020, 1, 1, tzinfo=UTC)
+        ),
         "certificate expired on 2020-01-02",
     ),
     "wrong side": (serve_agent_certificate, "not made for a TLS server"),
@@ -502,7 +506,7 @@ def test_a_certificate_that_becomes_valid_is_taken_without_a_new_change(
 ) -> None:
     hot = hot_server(live)
     future = datetime(2090, 1, 1, tzinfo=UTC)
-    pki.init(live.directory, force=True, now=future)
+    pki.init(live.directory, force=True, one_ca=True, now=future)
     assert not hot.check(NOW)
     assert not hot.check(NOW)
     assert "certificate is not valid before 2089-12-31" in warnings_of(caplog)[0]

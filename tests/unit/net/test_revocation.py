@@ -25,13 +25,13 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture
 def one(tmp_path: Path) -> PkiFiles:
-    return pki.init(tmp_path / "one")
+    return pki.init(tmp_path / "one", one_ca=True)
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> PkiFiles:
     """Another authority, of the same name."""
-    return pki.init(tmp_path / "two")
+    return pki.init(tmp_path / "two", one_ca=True)
 
 
 def followed(crl: Path, ca: Path) -> Revocations:

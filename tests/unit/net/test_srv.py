@@ -56,7 +56,7 @@ async def ask(name: str, monkeypatch: pytest.MonkeyPatch) -> list[HostPort]:
     resolver = dns.asyncresolver.Resolver(configure=False)
     resolver.nameservers = ["127.0.0.1"]
     resolver.port = transport.get_extra_info("sockname")[1]
-    monkeypatch.setattr(dns.asyncresolver, "default_resolver", resolver)
+    monkeypatch.setattr(dns.asyncresolver, "Resolver", lambda: resolver)
     try:
         return await srv_targets(name)
     finally:

@@ -636,3 +636,47 @@ def test_the_systems_authorities_are_trusted_by_default(
             bed.poller.close(await bed.connect())
 
     run(main())
+
+
+def test_the_systems_cas_are_read_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[TlsFiles] = []
+
+    def make(files: TlsFiles, **more: object) -> ssl.SSLContext:
+        read.append(files)
+        return ssl.create_default_context()
+
+    monkeypatch.setattr(through_proxy, "client_context", make)
+    cas = through_proxy.SystemCas()
+    assert cas.kept() is None
+    first = cas.read()
+    assert cas.read() is first and cas.kept() is first and len(read) == 1
+    monkeypatch.setattr(through_proxy, "SYSTEM_CAS_S", 0.0)
+    assert cas.kept() is None and cas.read() is not first
+
+
+def test_connections_through_an_https_proxy_share_the_systems_cas(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens many connections does not keep the threads busy."""
+    read: list[object] = []
+
+    def make(files: TlsFiles, **more: object) -> ssl.SSLContext:
+        read.append(files)
+        return ssl.create_default_context()
+
+    monkeypatch.setattr(through_proxy, "client_context", make)
+    monkeypatch.setattr(through_proxy, "SYSTEM_CAS", through_proxy.SystemCas())
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop)
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        proxy = ProxyAddress(scheme="https", at=HostPort("127.0.0.1", port))
+        for _ in range(10):
+            with pytest.raises(LinkError):
+                await connect_through(loop, poller, Resolver(loop), proxy, HostPort("x.test", 1))
+        poller.shut_down()
+
+    asyncio.run(main())
+    assert len(read) == 1

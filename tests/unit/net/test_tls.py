@@ -36,7 +36,7 @@ class Files:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    made = pki.init(tmp_path_factory.mktemp("tls") / "pki")
+    made = pki.init(tmp_path_factory.mktemp("tls") / "pki", one_ca=True)
     ca = str(made.ca_cert)
     return Files(
         TlsFiles(str(made.server_cert), str(made.server_key), ca),

@@ -15,7 +15,7 @@ from isthmus.net.dns_messages import DnsError
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.resolver import Resolver
-from isthmus.net.tunnel_dns import TunnelDns
+from isthmus.net.tunnel_dns import YOUNG_S, TunnelDns
 from isthmus.values import HostPort
 
 LIMIT_S = 20.0
@@ -184,6 +184,28 @@ def test_too_many_lookups_at_once_are_refused() -> None:
         assert await first == ("192.0.2.4",)
 
     run(reply, test, most_pending=1)
+
+
+def test_a_name_without_an_answer_makes_room_for_another() -> None:
+    """Whoever asks for names that are never answered keeps nobody else from asking."""
+
+    async def reply(query: dns.message.Message) -> list[bytes | None]:
+        return [] if asked(query)[0].startswith("hang") else await zone().reply(query)
+
+    async def test(bed: Bed) -> None:
+        hanging = [asyncio.ensure_future(bed.look(f"hang{n}.example")) for n in range(2)]
+        await bed.until(lambda: len(bed.stub.seen) == 4)
+        for pending in bed.dns._pending.values():
+            pending.began_at -= YOUNG_S
+        assert await bed.look("four.example") == ("192.0.2.4",)
+        with pytest.raises(DnsError, match="too many"):
+            await hanging[0]
+        hanging[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging[1]
+        assert not bed.dns._pending
+
+    run(reply, test, most_pending=2)
 
 
 def test_a_server_may_answer_in_any_order() -> None:

@@ -150,7 +150,7 @@ def in_two_threads(work: Callable[[int], object]) -> list[object]:
 
 
 def test_tls(tmp_path_factory: pytest.TempPathFactory) -> None:
-    made = pki.init(tmp_path_factory.mktemp("two") / "pki")
+    made = pki.init(tmp_path_factory.mktemp("two") / "pki", one_ca=True)
     ca = str(made.ca_cert)
     server = server_context(TlsFiles(str(made.server_cert), str(made.server_key), ca))
     client = client_context(TlsFiles(str(made.client_cert), str(made.client_key), ca))

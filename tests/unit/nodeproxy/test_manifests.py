@@ -109,10 +109,10 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     found = read_manifests([path])
     assert [len(each.ports) for each in found.services] == [0, 1]
     assert found.notes == (
-        f"{path}:11: EndpointSlice default/web-1: no namespace, name or label"
-        " kubernetes.io/service-name of a Service",
+        f"{path}:11: EndpointSlice default/web-1: no label"
+        " kubernetes.io/service-name: no Service has it",
         f"{path}:18: Service default/web: no clusterIP: nobody gives it one here",
-        f"{path}:23: Service default/half: not a port: '' 99999 None",
+        f"{path}:23: Service default/half: not a port: '' 99999",
         f"{path}: Service of serving.knative.dev/v1 is not used, 2 times",
     )
 

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.errors import ConfigError
 from isthmus.nodeproxy.backend import ApplyError
 from isthmus.nodeproxy.nftables import NftablesBackend
-from isthmus.nodeproxy.nftables_programs import NftProgram, refusal
-from isthmus.services.model import Family
+from isthmus.nodeproxy.nftables_programs import (
+    CrashError,
+    NftProgram,
+    crashes_on_later_sets,
+    refusal,
+    version_of,
+)
+from isthmus.services.model import Family, Update, View
+from isthmus.services.settings import RuleSettings
 
 TEXT = "add table ip x\nadd chain ip x y\nadd rule ip x y goto nowhere\n"
 
@@ -65,8 +71,6 @@ def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ApplyError, match="no program nft"):
         NftProgram().apply(TEXT)
-    with pytest.raises(ConfigError, match="no program nft"):
-        NftablesBackend(Family.IPV4).start()
 
 
 def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +88,50 @@ def test_one_that_talks_much_is_read_a_little(
     assert len(str(raised.value)) < 200
 
 
+@pytest.mark.parametrize("signal", ["SEGV", "ABRT", "KILL"])
+def test_a_crash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal: str) -> None:
+    fake(tmp_path, monkeypatch, f"kill -{signal} $$")
+    for work in (lambda: NftProgram().apply(TEXT), NftProgram().lists_sets):
+        with pytest.raises(CrashError, match=f"nft was killed by SIG{signal}; .*update nft"):
+            work()
+    with pytest.raises(ApplyError, match=f"does not run: killed by SIG{signal}"):
+        NftProgram().version()
+
+
 def test_an_old_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, monkeypatch, "echo 'nftables v0.9.8 (E.D.S.)'")
-    with pytest.raises(ConfigError, match=r"needs nft 1\.0\.1 or later, not nftables v0\.9\.8"):
-        NftablesBackend(Family.IPV4).start()
+    update = Update(view=View(family=Family.IPV4, ports={}))
+    with pytest.raises(ApplyError, match=r"need nft 1\.0\.1 or later, not nftables v0\.9\.8"):
+        NftablesBackend(Family.IPV4, always_nft=True).sync(
+            update, RuleSettings(family=Family.IPV4), full=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("nftables v1.0.6 (Lester Gooch #5)", (1, 0, 6)),
+        ("nftables v1.0.6.1 (Lester Gooch #5)", (1, 0, 6, 1)),
+        ("6.18.44-fc", (6, 18, 44)),
+        ("nothing", ()),
+    ],
+)
+def test_versions_are_read(said: str, version: tuple[int, ...]) -> None:
+    assert version_of(said) == version
+
+
+@pytest.mark.parametrize(
+    ("version", "bad"),
+    [
+        ("nftables v1.0.2", True),
+        ("nftables v1.0.6 (Lester Gooch #5)", True),
+        ("nftables v1.0.6.1 (Lester Gooch #5)", False),
+        ("nftables v1.0.9", True),
+        ("nftables v1.1.1", True),
+        ("nftables v1.1.2", False),
+        ("nftables v1.1.3 (Commodore Bullmoose #4)", False),
+        ("", False),
+    ],
+)
+def test_versions_that_crash_are_known(version: str, bad: bool) -> None:
+    assert crashes_on_later_sets(version) is bad

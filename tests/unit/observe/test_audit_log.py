@@ -354,3 +354,18 @@ def test_the_last_lines_stay_in_memory(path: Path) -> None:
     assert log.recent(100, 1) == ([b"249\n"], 250)
     assert log.recent(250, 10) == log.recent(999, 10) == log.recent(0, 0) == ([], 250)
     log.close()
+
+
+def test_it_says_while_it_fails(tmp_path: Path) -> None:
+    """/dev/full takes nothing; a file in its place takes all that waited."""
+    path = tmp_path / "audit.log"
+    path.symlink_to("/dev/full")
+    log = AuditLog(str(path), max_bytes=0)
+    assert not log.failing
+    log.put(line(1))
+    until(lambda: log.failing, "the first record fails")
+    path.unlink()
+    log.reopen()
+    until(lambda: not log.failing, "it is written again")
+    assert numbers(path.read_bytes()) == [1]
+    log.close()

@@ -49,9 +49,20 @@ def test_a_text_line_looks_like_klogs() -> None:
     line = written("text", "agent connected", agent="node-1", links=2, rtt_s=0.5, zone=None)
     assert re.fullmatch(
         r"I\d{4} \d\d:\d\d:\d\d\.\d{3} server\] agent connected"
-        r' agent="node-1" links=2 rtt_s=0\.5 zone=None\n',
+        r' agent="node-1" links=2 rtt_s=0\.5\n',
         line,
     )
+
+
+@pytest.mark.parametrize("fmt", ["text", "json"])
+def test_what_is_not_known_is_left_out(fmt: Format) -> None:
+    line = written(fmt, uds=None, network=None, token=None, zone="", links=0, ready=False)
+    assert "None" not in line
+    assert "null" not in line
+    assert not any(name in line for name in ("uds", "network", "token"))
+    # What is known to be nothing is not the same.
+    assert all(name in line for name in ("zone", "links", "ready"))
+    assert b"null" not in RECENT.last(1)[0]
 
 
 def test_a_json_line_is_one_object() -> None:
@@ -223,3 +234,43 @@ def test_lines_are_kept_within_bounds() -> None:
     assert lines.last(9) == []
     lines.put("\udcff")
     assert lines.last(9) == [b"\\udcff"]
+
+
+JWT = f"eyJ{'h' * 40}.eyJ{'p' * 120}.{'s' * 43}"
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{'k' * 3000}\n-----END RSA PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("secret", "mark"),
+    [(JWT, "hh"), (JWT.upper(), "HH"), (f"bearer {'t' * 300}", "tt"), (PEM, "kk"),
+     (f"Authorization: {'a' * 300}", "aa"), (f"eyJ{'h' * 5000}.b", "hh")],
+)  # fmt: skip
+@pytest.mark.parametrize("before", [0, 900, 980, 1000, 1010, 1020, 1022, 1023, 1024, 1500])
+def test_a_secret_that_the_cut_falls_into_is_blanked(secret: str, mark: str, before: int) -> None:
+    """Wherever it begins: what is shown of a long text has no part of it."""
+    shown = escape(f"{'. ' * (before // 2)}{secret}{' .' * 5000}")
+    assert mark not in shown and len(shown) < 1100
+
+
+def test_a_text_that_is_cut_shows_nothing_from_behind_the_cut() -> None:
+    """Blanking what comes first makes no room for what comes later."""
+    shown = escape(f"bearer {'t' * 1000} " + "x" * 20 + " late " + "y" * 3000)
+    assert shown.startswith("[redacted] ") and "late" not in shown and "(+" in shown
+
+
+def test_what_only_looks_like_a_token_stays() -> None:
+    for text in ("eyJabcdefgh", "eyJ-eyJ-eyJ-", "eyJabcdefghijkl.com", "bearer of news"):
+        assert escape(text) == text
+
+
+def test_a_line_is_escaped_once_for_both_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isthmus.observe import logs
+
+    seen: list[str] = []
+    monkeypatch.setattr(logs, "escape", lambda text: seen.append(text) or text)
+    stream = io.StringIO()
+    configure(1, "text", stream)
+    logs.log(logging.getLogger("isthmus.x"), logging.INFO, "said", agent="a", why="b")
+    assert seen == ["said", "a", "b"]
+    assert 'agent="a"' in stream.getvalue()
+    assert json.loads(logs.RECENT.last(1)[0])["why"] == "b"

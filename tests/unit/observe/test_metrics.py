@@ -16,6 +16,7 @@ from isthmus.observe.metrics import (
     TlsPort,
     TlsRefusal,
 )
+from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
 from isthmus.observe.program import ProgramMetrics
 from isthmus.observe.reference import reference
 from isthmus.tunnel.end import Ending
@@ -80,9 +81,40 @@ def test_our_deadline_and_a_leaving_client_have_their_own_reasons() -> None:
     seen = samples(metrics)
     assert seen[f"{GO_SERVER}dial_failure_count", ("backend_dial_timeout",)] == 1
     assert seen[f"{GO_SERVER}dial_failure_count", ("frontend_close",)] == 1
-    assert seen[f"{GO_SERVER}dial_failure_count", ("error_response",)] == 0
     line = f'{GO_SERVER}dial_failure_count{{reason="frontend_close"}} 1.0'
     assert line in metrics.render().decode().splitlines()
+
+
+@pytest.mark.parametrize("metrics", [ServerMetrics(), AgentMetrics(), NodeProxyMetrics()])
+def test_values_of_labels_with_names_of_others_appear_when_counted(
+    metrics: ProgramMetrics,
+) -> None:
+    # konnectivity's own tests refuse a reason that was not counted, as Go has none.
+    metrics.gauges.packets = lambda: {"from_client": [0] * 7}
+    metrics.gauges.grpc_calls = lambda: {"Proxy": 0, "Connect": 0}
+    theirs = {name for name, labels in samples(metrics) if labels and not name.endswith("_bucket")}
+    assert {name for name in theirs if not name.startswith("isthmus_")} == set()
+    labelled = {it.name for it in metrics.families if it.labels}
+    for text in (metrics.render(), metrics.render_open()):
+        lines = text.decode().splitlines()
+        heads = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+        empty = {it for it in heads & labelled if not it.startswith("isthmus_")}
+        assert empty == set()
+
+
+def test_a_counted_packet_and_call_are_shown_alone() -> None:
+    metrics = ServerMetrics()
+    calls = {"Proxy": 1, "Connect": 0}
+    metrics.gauges.packets = lambda: {"from_client": [2, *[0] * 6], "from_agent": [0] * 7}
+    metrics.gauges.grpc_calls = lambda: calls
+    seen = samples(metrics)
+    packets, grpc = f"{GO_SERVER}stream_packets_total", f"{GO_SERVER}grpc_connections"
+    assert {key: it for key, it in seen.items() if key[0] in (packets, grpc)} == {
+        (packets, ("DIAL_REQ", "from_client")): 2,
+        (grpc, ("Proxy",)): 1,
+    }
+    calls["Proxy"] = 0
+    assert samples(metrics)[grpc, ("Proxy",)] == 0  # once counted, it stays
 
 
 def test_the_server_counts_what_it_refuses() -> None:

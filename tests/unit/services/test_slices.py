@@ -238,6 +238,11 @@ NOT_OURS: dict[str, dict[str, Any]] = {
             "labels": {"kubernetes.io/service-name": "s", "service.kubernetes.io/headless": ""},
         }
     },
+    # The API allows both; whoever made it has another use for it.
+    "without the label of a Service": {"metadata": {"namespace": "ns", "name": "x"}},
+    "with an empty label of a Service": {
+        "metadata": {"namespace": "ns", "name": "x", "labels": {"kubernetes.io/service-name": ""}}
+    },
 }
 
 
@@ -251,8 +256,7 @@ def test_slices_that_are_not_ours_are_nothing_and_nothing_is_said(change: dict[s
 @pytest.mark.parametrize(
     "meta",
     [
-        {"namespace": "ns", "name": "x"},
-        {"namespace": "ns", "name": "x", "labels": {"kubernetes.io/service-name": ""}},
+        {"namespace": "ns", "name": "x", "labels": {"kubernetes.io/service-name": "two words"}},
         {"name": "x", "labels": {"kubernetes.io/service-name": "s"}},
         {"namespace": "ns", "labels": {"kubernetes.io/service-name": "s"}},
     ],

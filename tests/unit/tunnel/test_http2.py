@@ -13,10 +13,11 @@ from isthmus.testing import (
     Recorder,
     take_http2_frames,
 )
-from isthmus.tunnel.http2 import Http2Connection, Http2Limits
+from isthmus.tunnel.budget import Account, Budget
+from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
 from isthmus.tunnel.http2_floods import BURST
-from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.http2_table import REMEMBERED
+from isthmus.tunnel.http2_stream import SLOW_WINDOW, Http2Stream
+from isthmus.tunnel.http2_table import FULL_SINK_BYTES, REMEMBERED, STREAM_BYTES
 from isthmus.wire import http2
 from isthmus.wire.http2 import (
     ACK,
@@ -66,7 +67,12 @@ class Bench:
     """A connection whose other side is the test, as raw frames."""
 
     def __init__(
-        self, *, client: bool = False, limits: Http2Limits | None = None, greeted: bool = True
+        self,
+        *,
+        client: bool = False,
+        limits: Http2Limits | None = None,
+        greeted: bool = True,
+        account: Account | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.carrier = MemoryCarrier()
@@ -77,6 +83,7 @@ class Bench:
             clock=self.clock,
             on_request=self.on_request,
             limits=limits if limits is not None else Http2Limits(),
+            account=account,
         )
         self.carrier.session = self.http2
         if greeted:
@@ -605,38 +612,93 @@ def test_padding_is_dropped_and_credited(piece_bytes: int, pad: int, body: bytes
 # Memory.
 
 
-def test_the_largest_holder_is_reset_over_the_budget() -> None:
-    bench = Bench(limits=Http2Limits(max_held_bytes=50_000))
-    handlers = [bench.accept(stream_id)[1] for stream_id in (1, 3, 5)]
+def test_what_is_held_and_kept_is_charged_and_given_back() -> None:
+    budget = Budget(MIB)
+    bench = Bench(account=budget.account("client"))
+    handlers = [bench.accept(stream_id)[1] for stream_id in (1, 3)]
+    assert budget.used_bytes == 2 * STREAM_BYTES
     for handler in handlers:
         handler.full = True
     bench.receive(data(1, bytes(10_000)), data(3, bytes(16_000)), data(3, bytes(14_000)))
-    assert bench.http2.held == 40_000
-    bench.receive(data(5, bytes(15_000)))
-    assert bench.resets() == [(3, ErrorCode.ENHANCE_YOUR_CALM)]
-    assert handlers[1].reset == (ErrorCode.ENHANCE_YOUR_CALM, "memory budget exceeded")
-    assert bench.http2.held == 25_000
+    charged = 2 * STREAM_BYTES + 2 * FULL_SINK_BYTES + 40_000
+    assert (bench.http2.held, budget.used_bytes) == (40_000, charged)
+    bench.http2.streams[1].keep(7_000)  # a message that is not whole
+    assert (bench.http2.held, budget.used_bytes) == (47_000, charged + 7_000)
     bench.http2.streams[1].release()
-    assert bench.http2.held == 15_000
-    bench.http2.streams[5].reset(ErrorCode.CANCEL)
+    bench.http2.streams[1].keep(0)
+    bench.http2.streams[3].reset(ErrorCode.CANCEL)
     assert (bench.http2.held, bench.http2.holders) == (0, {})
+    assert budget.used_bytes == STREAM_BYTES
+    bench.http2.streams[1].reset(ErrorCode.CANCEL)
+    assert budget.used_bytes == 0
 
 
-def test_messages_that_are_not_whole_count_too() -> None:
-    bench = Bench(limits=Http2Limits(max_held_bytes=50_000))
-    one, handler = bench.accept(1)
-    two, _ = bench.accept(3)
-    one.keep(30_000)
-    two.keep(10_000)
-    one.keep(40_000)
-    assert bench.http2.held == 50_000
-    two.keep(10_001)
-    assert handler.reset is not None and bench.http2.held == 10_001
-    two.keep(0)
-    assert (bench.http2.held, bench.http2.holders) == (0, {})
-    two.reset(ErrorCode.CANCEL)
-    two.keep(5)
-    assert bench.http2.held == 0
+def test_over_its_share_a_client_gets_less_credit_and_later_all_of_it() -> None:
+    budget = Budget(MIB)
+    account = budget.account("client")
+    bench = Bench(account=account)
+    stream, _ = bench.accept(1)
+    window = stream.window
+    account.hold(MIB * 3 // 4)
+    for _ in range(30):
+        bench.receive(data(1, bytes(10_000)))
+        assert stream.receive_credit >= 10_000
+    assert stream.window == SLOW_WINDOW < window
+    account.give_back(MIB * 3 // 4)
+    for _ in range(4):
+        bench.receive(data(1, bytes(10_000)))
+    assert stream.window == window == stream.receive_credit + stream.owed
+
+
+def test_a_reader_that_takes_nothing_while_the_budget_is_exhausted_is_reset() -> None:
+    budget = Budget(MIB)
+    hog = budget.account("hog")
+    bench = Bench(account=hog)
+    _, handler = bench.accept(1)
+    handler.full = True
+    bench.receive(data(1, bytes(10_000)))
+    hog.hold(MIB)
+    for _ in range(300):
+        bench.clock.advance(1.0)
+        bench.http2.heard()
+        assert bench.http2.tick()
+    assert bench.resets() == []
+    bench.clock.advance(1.0)
+    bench.http2.heard()
+    bench.http2.tick()
+    assert bench.resets() == [(1, ErrorCode.ENHANCE_YOUR_CALM)]
+    assert budget.used_bytes == MIB
+
+
+def test_a_client_over_its_share_opens_nothing_more() -> None:
+    budget = Budget(10 * STREAM_BYTES)
+    bench = Bench(account=budget.account("client"))
+    for stream_id in range(1, 15, 2):
+        bench.receive(request(stream_id))
+    assert len(bench.http2.streams) == 5
+    assert bench.resets() == [(11, ErrorCode.ENHANCE_YOUR_CALM), (13, ErrorCode.ENHANCE_YOUR_CALM)]
+    bench.http2.lost()
+    assert budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_header_block_that_is_gathered_is_paid_for(whole: bool) -> None:
+    budget = Budget(MIB)
+    bench = Bench(account=budget.account("client"))
+    block = encode_headers(REQUEST)
+    bench.receive(frame(HEADERS, 0, 1, block[:4]))
+    assert budget.used_bytes == Http2Limits().max_header_list_bytes
+    if whole:
+        bench.receive(frame(CONTINUATION, END_HEADERS, 1, block[4:]))
+        assert budget.used_bytes == STREAM_BYTES and len(bench.http2.streams) == 1
+    bench.http2.lost()
+    assert budget.used_bytes == 0
+
+
+def test_a_header_block_that_cannot_be_paid_for_ends_the_connection() -> None:
+    bench = Bench(account=Budget(16_000).account("client"))
+    with pytest.raises(Http2Error, match="memory budget"):
+        bench.receive(frame(HEADERS, 0, 1, b"x"))
 
 
 def test_a_stream_closed_from_inside_is_not_held() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.app.tunnels import LEFTOVERS_S
 from isthmus.testing import Http2Frame, Http2Pair, ManualClock, Recorder, take_http2_frames
 from isthmus.tunnel.http2 import Http2Limits
 from isthmus.tunnel.http2_stream import TURN_BYTES, Http2Stream
@@ -421,6 +422,36 @@ def test_a_stream_that_was_full_of_nothing_is_forgotten() -> None:
     stream = pair.client.open(Recorder())
     assert stream is not None
     stream.hold()
-    assert stream in pair.client.holders
+    assert not pair.client.held
     stream.lost(0, "reset")
     assert not pair.client.holders
+
+
+def test_the_last_bytes_of_a_call_may_wait_as_long_as_those_of_a_socket() -> None:
+    assert Http2Limits().linger_s == LEFTOVERS_S
+
+
+def test_a_window_that_shrinks_and_grows_again_keeps_its_sum() -> None:
+    pair = Http2Pair()
+    call = Call(pair)
+    far = call.far
+    whole = far.window
+    call.near.write(b"", bytes(100_000))
+    call.far_handler.full = True
+    pair.run()
+
+    def whole_sum() -> int:
+        return far.receive_credit + far.unconsumed + far.owed
+
+    assert far.unconsumed == 100_000 and whole_sum() == whole
+    far.shrink_window(65_536)
+    assert far.owed < 0 and whole_sum() == far.window == 65_536
+    credit = far.receive_credit
+    far.give(40_000)  # nothing is told: the peer may still send more than it should
+    assert (far.receive_credit, whole_sum()) == (credit, 65_536)
+    far.shrink_window(70_000)  # that is wider
+    assert far.window == 65_536
+    far.grow_window(whole)
+    assert whole_sum() == far.window == whole
+    far.give(60_000)
+    assert far.owed == 0 and far.receive_credit == whole

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from isthmus.testing import ManualClock, MemoryEnd, MemoryLink
+from isthmus.tunnel.budget import Budget
 from isthmus.tunnel.end import Early, Ending, join
 from isthmus.tunnel.limits import MIB, Limits
-from isthmus.tunnel.stream import MAX_FRAME, MAX_WINDOW, Stream
+from isthmus.tunnel.stream import (
+    LEAST_WINDOW,
+    MAX_FRAME,
+    MAX_WINDOW,
+    SLOW_WINDOW,
+    STREAM_BYTES,
+    Stream,
+)
 from isthmus.wire.yamux import DATA, INITIAL_WINDOW, RST, WINDOW_UPDATE
 
 HALF = INITIAL_WINDOW // 2
@@ -199,32 +207,134 @@ def test_a_stream_that_stalls_gives_its_growth_back(stalled_s: float, kept: int)
 # Held bytes.
 
 
-def test_over_the_budget_the_largest_holder_is_reset() -> None:
-    _, link = make(Limits(max_held_bytes=300_000))
-    large, small, lively = Tunnel(link), Tunnel(link), Tunnel(link)
-    large.sink.fill()
-    small.sink.fill()
-    large.send(200_000)
-    small.send(100_000)
-    assert link.server.held == 300_000
-    small.send(1)
-    assert large.sink.aborted is large.receiver.ending is Ending.STALLED
-    assert large.source.aborted is Ending.RESET  # plain yamux has no word for why
-    assert link.server.held == 100_001
-    lively.send(1_000_000)
-    assert len(lively.sink.received) == 1_000_000
-    small.sink.make_room()
+class Shared:
+    """Tunnels of several clients over one link, whose held bytes come out of one budget."""
+
+    def __init__(self, total_bytes: int, *, growth_pool_bytes: int = 64 * MIB) -> None:
+        self.budget = Budget(total_bytes)
+        self.clock, self.link = make(Limits(growth_pool_bytes=growth_pool_bytes))
+
+    def tunnel(self, client: str) -> Tunnel:
+        tunnel = Tunnel(self.link)
+        account = self.budget.account(client)
+        self.link.server.charge(tunnel.receiver, account)
+        account.close()
+        return tunnel
+
+    def stalled(self, client: str, size: int = INITIAL_WINDOW) -> Tunnel:
+        """One whose reader has stopped, with all that its sender may send."""
+        tunnel = self.tunnel(client)
+        tunnel.sink.fill()
+        tunnel.send(size)
+        return tunnel
+
+    def tick(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.clock.advance(1.0)
+            self.link.client.heard()
+            self.link.server.heard()
+            assert self.link.server.tick()
+            self.link.run()
+
+
+def test_stalled_readers_of_one_client_cost_another_nothing() -> None:
+    shared = Shared(8 * MIB)
+    paused = shared.stalled("one")
+    hogs = [shared.stalled("hog") for _ in range(30)]
+    assert shared.budget.exhausted
+    assert hogs[0].receiver.account.over_share and not paused.receiver.account.over_share
+    shared.tick(299)
+    assert paused.sink.aborted is None and paused.receiver.window == INITIAL_WINDOW
+    paused.send(MIB)
+    paused.sink.make_room()
+    shared.link.run()
+    assert len(paused.sink.received) == INITIAL_WINDOW + MIB
+    assert all(it.sink.aborted is None for it in hogs)
+
+
+def test_over_its_share_a_client_is_slowed_and_gives_its_growth_back() -> None:
+    shared = Shared(8 * MIB)
+    lively, other = shared.tunnel("hog"), shared.tunnel("one")
+    lively.grow(4)
+    other.grow(4)
+    assert lively.receiver.window > INITIAL_WINDOW
+    for _ in range(13):
+        shared.stalled("hog")
+    assert lively.receiver.account.over_share and not shared.budget.exhausted
+    lively.send(4 * MIB)
+    other.send(4 * MIB)
+    assert lively.receiver.window == SLOW_WINDOW
+    assert lively.sender.credit <= SLOW_WINDOW and not lively.source.waiting_bytes
+    assert other.receiver.window > INITIAL_WINDOW, "inside its share"
+    assert shared.link.server.grown_bytes == other.receiver.window - INITIAL_WINDOW
+
+
+def test_a_client_that_has_room_again_is_as_quick_as_before() -> None:
+    shared = Shared(8 * MIB)
+    lively = shared.tunnel("hog")
+    hogs = [shared.stalled("hog") for _ in range(15)]
+    lively.send(MIB)
+    assert lively.receiver.window == SLOW_WINDOW
+    for hog in hogs:
+        hog.sink.make_room()
+    shared.link.run()
+    lively.send(MIB)
+    assert lively.receiver.window >= INITIAL_WINDOW
+    assert shared.budget.used_bytes == STREAM_BYTES * len(shared.link.server.streams)
+
+
+def test_with_nothing_left_a_client_over_its_share_gets_next_to_nothing() -> None:
+    shared = Shared(4 * MIB)
+    lively = shared.tunnel("hog")
+    hogs = [shared.stalled("hog") for _ in range(14)]
+    assert shared.budget.exhausted
+    lively.send(2 * MIB)
+    assert len(lively.sink.received) == 2 * MIB
+    assert lively.sender.credit <= lively.receiver.window == LEAST_WINDOW
+    lively.source.reset()
+    for hog in hogs:
+        hog.source.reset()
+    shared.link.run()
+    assert shared.budget.used_bytes == 0
+
+
+def test_a_reader_that_takes_nothing_for_five_minutes_of_an_exhausted_budget_is_reset() -> None:
+    shared = Shared(4 * MIB)
+    paused, slow = shared.stalled("one"), shared.stalled("hog")
+    hogs = [shared.stalled("hog") for _ in range(14)]
+    waits = 1_000_000
+    slow.sink.out_bytes = waits  # type: ignore[attr-defined]  # as a socket says what waits
+    for _ in range(10):
+        shared.tick(30)
+        waits -= 1
+        slow.sink.out_bytes = waits  # type: ignore[attr-defined]
+    shared.tick(5)
+    over = [it for it in hogs if it.sink.aborted is Ending.STALLED]
+    assert 0 < len(over) < len(hogs), "only until there is room"
+    assert over[0].source.aborted is Ending.RESET  # plain yamux has no word for why
+    assert paused.sink.aborted is slow.sink.aborted is None
+    assert not shared.budget.exhausted
+
+
+def test_without_an_exhausted_budget_a_reader_may_pause_for_ever() -> None:
+    shared = Shared(8 * MIB)
+    hogs = [shared.stalled("hog") for _ in range(20)]
+    assert hogs[0].receiver.account.over_share and not shared.budget.exhausted
+    shared.tick(1000)
+    assert all(it.sink.aborted is None for it in hogs)
+
+
+def test_a_peer_that_opens_too_much_for_its_share_is_refused_the_rest() -> None:
+    _, link = make()
+    budget = Budget(100 * STREAM_BYTES)
+    link.server.account = budget.account("agent")
+    opened = [link.client.open() for _ in range(100)]
     link.run()
-    assert link.server.held == 0
-
-
-def test_the_holder_may_be_the_one_that_receives() -> None:
-    _, link = make(Limits(max_held_bytes=100_000))
-    tunnel = Tunnel(link)
-    tunnel.sink.fill()
-    tunnel.send(200_000)
-    assert tunnel.sink.aborted is Ending.STALLED
-    assert (link.server.held, link.server.streams) == (0, {})
+    assert len(link.accepted) == 50
+    assert sum(it is not None and it.ending is Ending.RESET for it in opened) == 50
+    link.client.lost(Ending.LINK_LOST)
+    link.server.lost(Ending.LINK_LOST)
+    assert budget.used_bytes == 0
 
 
 # Early bytes, and joining from inside.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from isthmus.errors import ProtocolError
@@ -213,3 +215,13 @@ def test_responses_that_are_grpcs_and_not(
 )
 def test_timeouts(value: bytes, seconds: float | None) -> None:
     assert read_timeout(value) == (seconds if seconds is None else pytest.approx(seconds))
+
+
+def test_a_long_message_is_cut_before_and_after_it_is_encoded() -> None:
+    for text in ("x" * 10_000, "\N{REPLACEMENT CHARACTER}" * 10_000, "\N{GRINNING FACE}" * 10_000):
+        encoded = dict(status_headers(Status.INTERNAL, text))[b"grpc-message"]
+        assert len(encoded) <= 3000 and not re.search(rb"%[0-9A-F]?$", encoded)
+        status, read = read_status([(b"grpc-status", b"13"), (b"grpc-message", encoded)])
+        assert status is Status.INTERNAL and read[:200] == text[:200]
+    long = read_status([(b"grpc-status", b"13"), (b"grpc-message", b"y" * 100_000)])[1]
+    assert len(long) <= 1000

@@ -7,6 +7,7 @@ import pytest
 
 from isthmus.wire import http2
 from isthmus.wire.http2 import ErrorCode, HeaderReader, Headers, Http2Error
+from isthmus.wire.short_cache import key_bytes
 
 REQUEST: Headers = (
     (b":method", b"GET"),
@@ -225,3 +226,25 @@ def test_responses_and_trailers() -> None:
 def test_header() -> None:
     assert http2.header(REQUEST, b":path") == b"/"
     assert http2.header(REQUEST, b"absent") == b""
+
+
+def test_caches_keep_short_lists_and_blocks_only() -> None:
+    """Whatever a peer sends, and how often: what is kept of it is bounded in bytes."""
+    caches = (http2.request_fault, http2.response_fault, http2.trailer_fault, http2.encode_headers)
+    for number in range(2000):
+        long: Headers = (*REQUEST, (b"x", b"%d" % number * 5000))
+        many: Headers = tuple((b"%d" % number, b"%d" % each) for each in range(128))
+        for cache in caches:
+            cache(long)
+            cache(many)
+        HeaderReader(2**20).read(http2.encode_headers(long))
+    for cache in (*caches, http2._decode_first):
+        assert len(cache.kept) <= 256
+        assert all(key_bytes(key) <= 5000 for key in cache.kept)
+
+
+def test_a_long_first_block_is_not_kept() -> None:
+    reader = HeaderReader(2**20)
+    reader.read(http2.encode_headers((*REQUEST, (b"x", b"y" * 600))))
+    assert reader._first is None
+    assert reader.read(C_4_1) == REQUEST

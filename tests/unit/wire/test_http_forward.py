@@ -81,11 +81,16 @@ def test_an_upgrade_is_asked_for_again() -> None:
     assert not request.may_be_repeated
 
 
-def test_chunked_counts_where_both_are() -> None:
-    request = read("http://a.example/", ("Transfer-Encoding", "chunked"), ("Content-Length", "5"))
+def test_chunked_is_sent_as_such() -> None:
+    request = read("http://a.example/", ("Transfer-Encoding", "chunked"))
     assert request.chunked
     assert sent(request)[b"transfer-encoding"] == b"chunked"
     assert b"content-length" not in sent(request)
+
+
+def test_two_ends_of_one_request_are_refused() -> None:
+    with pytest.raises(BadRequest, match="both Content-Length and Transfer-Encoding"):
+        read("http://a.example/", ("Transfer-Encoding", "chunked"), ("Content-Length", "5"))
 
 
 def test_what_may_be_repeated() -> None:

@@ -13,7 +13,8 @@ from isthmus.wire.link import (
     take_message,
     to_bytes,
 )
-from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello
+from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello, Refusal, Welcome
+from isthmus.wire.text_limits import MAX_DETAIL_CHARS, MAX_DIAL_BYTES, MAX_VERSION_CHARS
 
 # Typed from the proto3 encoding: field 2 (length-delimited) "a", field 3 (varint) 80.
 DIAL = b"\x00\x00\x00\x05\x12\x01a\x18\x50"
@@ -48,9 +49,10 @@ def test_what_follows_stays() -> None:
 
 
 def test_a_length_above_the_bound_is_refused_before_its_bytes_come() -> None:
-    with pytest.raises(ProtocolError, match="65537 bytes"):
-        take_message(bytearray((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big")), Dial)
-    assert take_message(bytearray(MAX_MESSAGE_BYTES.to_bytes(4, "big")), Dial) is None
+    for kind, most in ((Control, MAX_MESSAGE_BYTES), (Dial, MAX_DIAL_BYTES)):
+        with pytest.raises(ProtocolError, match=f"{most + 1} bytes"):
+            take_message(bytearray((most + 1).to_bytes(4, "big")), kind)
+        assert take_message(bytearray(most.to_bytes(4, "big")), kind) is None
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"\x12\x05a", b"\x12\x01\xff"])
@@ -84,3 +86,38 @@ def test_success_and_a_failure_of_a_newer_peer() -> None:
     assert failure_of(DialResult(address="10.0.0.1:80")) is None
     newer = DialResult.FromString(b"\x08\x63")  # field 1 = 99
     assert failure_of(newer) is DialFailure.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "dial",
+    [
+        Dial(requester="x" * 1025),
+        Dial(user="x" * 1025),
+        Dial(network="x" * 254),
+        Dial(traceparent="0" * 256),
+        Dial(tracestate="x" * 513),
+        Dial(requester_groups=["g" * 200] * 21),
+        Dial(user_groups=["g" * 10] * 33),
+    ],
+)
+def test_a_dial_with_a_text_that_is_too_long_breaks_the_protocol(dial: Dial) -> None:
+    with pytest.raises(ProtocolError, match=r"at most|more than"):
+        take_message(bytearray(to_bytes(dial)), Dial)
+
+
+def test_texts_that_are_only_shown_are_cut() -> None:
+    result = take_message(bytearray(to_bytes(DialResult(detail="x" * 9000))), DialResult)
+    assert result is not None and len(result.detail) == MAX_DETAIL_CHARS
+    for control in (
+        Control(refusal=Refusal(reason="x" * 9000)),
+        Control(welcome=Welcome(server_id="s", version="x" * 9000)),
+    ):
+        told = take_message(bytearray(to_bytes(control)), Control)
+        assert told is not None
+        assert len(told.refusal.reason) in (0, MAX_DETAIL_CHARS)
+        assert len(told.welcome.version) in (0, MAX_VERSION_CHARS)
+
+
+def test_a_server_id_that_is_too_long_is_no_welcome() -> None:
+    with pytest.raises(ProtocolError, match="server_id has 254 characters"):
+        take_message(bytearray(to_bytes(Control(welcome=Welcome(server_id="x" * 254)))), Control)

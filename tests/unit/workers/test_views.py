@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
+from isthmus.core.merge import Merge, merges, rules_of
+from isthmus.core.name_order import Outcome, Source, Way
+from isthmus.core.names_view import LookupView, NamesView, WayView
 from isthmus.core.snapshot import (
+    AgentProgramView,
     AgentView,
     EndedView,
     LinkState,
     LinkView,
     ProgramView,
+    RelayView,
     ServerView,
     SidecarView,
     SniRouterView,
@@ -101,6 +107,63 @@ def test_the_limit_is_that_of_all() -> None:
     view = merged(server(tunnel(1, 2.0), tunnel(2, 1.0)), server(tunnel(1, 3.0)), limit=2)
     assert len(view.tunnels) == 2
     assert view.truncated == 1
+
+
+def relay(state: LinkState, streams: int, server_id: str = "two-w0") -> RelayView:
+    return RelayView(
+        server_id=ServerId(server_id), direction="to", address="10.0.0.9:8091", identity="two",
+        state=state, agents=True, streams=streams, age_s=streams, rtt_s=None,
+    )  # fmt: skip
+
+
+def test_links_to_other_servers_are_shown_once_for_each_and_the_stuck_one_is_seen() -> None:
+    one = replace(server(), relays=(relay(LinkState.OPEN, 2), relay(LinkState.OPEN, 1, "three")))
+    other = replace(server(), relays=(relay(LinkState.STUCK, 3),))
+    found = merged(one, other).relays
+    assert [(it.server_id, it.state, it.streams, it.agents) for it in found] == [
+        ("two-w0", LinkState.STUCK, 5, True),
+        ("three", LinkState.OPEN, 1, True),
+    ]
+
+
+def sidecar(*, works: bool, failing_s: float) -> SidecarView:
+    return SidecarView(
+        program="socks5-proxy", version="1", uptime_s=1.0, draining=False, server="unix:/x",
+        handshakes=1, requests=2, totals=Totals(), tunnels=(),
+        names=NamesView(
+            tunnel_works=works, failing_s=failing_s, ways=(WayView(way=Way.TUNNEL, count=2),),
+            lookups=(LookupView(source=Source.GUEST_DNS, result=Outcome.FOUND, count=3),),
+        ),
+    )  # fmt: skip
+
+
+def test_a_tunnel_that_works_for_one_worker_alone_does_not_work() -> None:
+    views = (sidecar(works=True, failing_s=0.0), sidecar(works=False, failing_s=9.0))
+    found = [WorkerView(index=n, restarts=0, view=view) for n, view in enumerate(views)]
+    view = merge(found, limit=1, gone=Totals(), same={})
+    assert isinstance(view, SidecarView)
+    assert (view.names.tunnel_works, view.names.failing_s) == (False, 9.0)
+    assert [it.count for it in (*view.names.lookups, *view.names.ways)] == [6, 4]
+    assert (view.handshakes, view.requests) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "kind", [ServerView, SidecarView, SniRouterView, Apiserver, AgentProgramView]
+)
+def test_every_field_of_every_snapshot_has_a_rule(kind: type[ProgramView]) -> None:
+    assert rules_of(kind).keys() == {it.name for it in fields(kind)}
+
+
+def test_a_snapshot_with_a_field_without_a_rule_cannot_be_declared() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Row:
+        key: int
+        value: int
+
+    with pytest.raises(TypeError, match="Row: no merge rule for value"):
+        merges(key=Merge.KEY)(Row)
+    with pytest.raises(TypeError, match="Row: merge rules for no field: other"):
+        merges(key=Merge.KEY, value=Merge.SUM, other=Merge.SUM)(Row)
 
 
 @pytest.mark.parametrize("kind", [ServerView, SidecarView, SniRouterView, Apiserver])

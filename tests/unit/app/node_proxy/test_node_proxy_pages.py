@@ -71,7 +71,7 @@ def test_the_metrics_port() -> None:
             )
             assert client.get("/healthz").text == "ok"
             assert client.get("/configz").json() == {"kubeproxy.config.k8s.io": config}
-            assert "kubeproxy_sync_proxy_rules_duration_seconds" in client.get("/metrics").text
+            assert "kubeproxy_sync_proxy_rules_service_changes_total" in client.get("/metrics").text
             assert 'kubernetes_healthchecks_total{name="ping"' in client.get("/metrics/slis").text
 
     ask(metrics_routes(metrics, mode="nftables", config=lambda: config), test)

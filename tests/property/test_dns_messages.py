@@ -1,0 +1,71 @@
+"""Plain DNS messages that are read and written here: as dnspython has them, byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+
+import dns.message
+import dns.rrset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.net import dns_messages
+from isthmus.net.dns_messages import Answer, DnsError, Question, question, read_answer
+
+names = st.lists(st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True), min_size=1, max_size=5).map(
+    ".".join
+)
+kinds = st.sampled_from(["A", "AAAA"])
+
+
+def slowly(asked: Question, wire: bytes) -> Answer | str:
+    """What dnspython alone makes of it."""
+    plain = Question(name=asked.name, kind=asked.kind, id=asked.id, wire=asked.wire)
+    try:
+        return read_answer(plain, wire)
+    except DnsError as exc:
+        return str(exc)
+
+
+def quickly(asked: Question, wire: bytes) -> Answer | str:
+    try:
+        return read_answer(asked, wire)
+    except DnsError as exc:
+        return str(exc)
+
+
+@given(names, kinds, st.booleans())
+def test_a_question_is_what_dnspython_writes(name: str, kind: str, edns: bool) -> None:
+    asked = question(name, kind, edns=edns)
+    meant = dns.message.make_query(name + ".", kind, id=asked.id)
+    if edns:
+        meant.use_edns(0, payload=dns_messages.EDNS_BYTES)
+    assert asked.plain_bytes and asked.wire == meant.to_wire()
+
+
+@given(st.data(), names, kinds, st.booleans())
+def test_an_answer_is_what_dnspython_reads(
+    data: st.DataObject, name: str, kind: str, edns: bool
+) -> None:
+    asked = question(name, kind, edns=edns)
+    addresses = st.ip_addresses(v=4 if kind == "A" else 6).map(str)
+    found = data.draw(st.lists(addresses, max_size=70))
+    answer = dns.message.make_response(asked.message)
+    if found:
+        ttl = data.draw(st.integers(0, 2**31 - 1))
+        answer.answer.append(dns.rrset.from_text(name + ".", ttl, "IN", kind, *found))
+    wire = bytearray(answer.to_wire())
+    assert quickly(asked, bytes(wire)) == slowly(asked, bytes(wire))
+    # And however it is damaged.
+    for _ in range(data.draw(st.integers(0, 3))):
+        wire[data.draw(st.integers(2, len(wire) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(wire[: data.draw(st.integers(0, len(wire)))])
+    for one in (bytes(wire), cut, bytes(wire) + b"\0"):
+        assert quickly(asked, one) == slowly(asked, one)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_an_error_and_no_other(wire: bytes) -> None:
+    asked = question("a.example", "A")
+    with contextlib.suppress(DnsError):
+        read_answer(asked, asked.wire[:2] + wire)

@@ -1,0 +1,52 @@
+"""The direct dialer and the addresses where clouds keep credentials: given as such, and by name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from ipaddress import ip_network
+
+import pytest
+
+from isthmus.core.metadata import METADATA, NO_METADATA, NO_METADATA_BY_NAME, MetadataGuard
+from isthmus.dialers.direct import DirectDialer
+from isthmus.errors import DialFailure
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.net.socket_end import SocketEnd
+from isthmus.tunnel.end import Ending
+from isthmus.values import HostPort
+
+ADDRESSES = [str(ip_network(text)[0] + 1) if "/" in text else text for text in METADATA]
+
+
+async def dialed(host: str, guard: MetadataGuard, **names: list[str]) -> DialFailure | None:
+    """What became of a dial; None is a connection."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[DialFailure | None] = loop.create_future()
+    poller = Poller(loop)
+
+    def reached(end: SocketEnd) -> None:
+        end.abort(Ending.CANCELLED)
+        done.set_result(None)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialer = DirectDialer(loop, poller, Resolver(loop, names), metadata=guard)
+        dialer.dial(
+            HostPort(host, listener.getsockname()[1]), timeout_s=20, reached=reached,
+            failed=lambda failure, _: done.set_result(failure),
+        )  # fmt: skip
+        return await done
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_address_and_no_name_leads_there(address: str) -> None:
+    assert asyncio.run(dialed(address, NO_METADATA)) is DialFailure.DENIED
+    for guard in (NO_METADATA, NO_METADATA_BY_NAME):
+        assert asyncio.run(dialed("meta", guard, meta=[address])) is DialFailure.DENIED
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_name_leads_to_its_other_addresses(address: str) -> None:
+    found = asyncio.run(dialed("mixed", NO_METADATA, mixed=[address, "127.0.0.1", address]))
+    assert found is None

@@ -1,0 +1,198 @@
+"""The byte budget of a process: shares, what is over them, and who hears of room."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.tunnel.budget import Budget
+
+KIB = 1024
+
+
+def fill(budget: Budget, *peers: str, piece: int = KIB) -> dict[str, int]:
+    """Let peers take in turns until nobody gets any more."""
+    accounts = {peer: budget.account(peer) for peer in peers}
+    took = True
+    while took:
+        took = any([account.take(piece) for account in accounts.values()])
+    return {peer: account.used_bytes for peer, account in accounts.items()}
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 9])
+def test_greedy_peers_get_equal_shares_and_leave_as_much(peers: int) -> None:
+    budget = Budget(1000 * KIB)
+    used = fill(budget, *(f"peer-{n}" for n in range(peers)))
+    share = 1000 * KIB / (peers + 1)
+    assert all(abs(it - share) <= 2 * KIB for it in used.values())
+
+
+def test_a_newcomer_finds_room_beside_the_greedy() -> None:
+    budget = Budget(1000 * KIB)
+    fill(budget, "greedy", "greedier")
+    newcomer = budget.account("newcomer")
+    assert newcomer.take(100 * KIB)
+    assert not newcomer.over_share
+
+
+def test_taking_over_the_share_charges_nothing() -> None:
+    budget = Budget(100 * KIB)
+    account = budget.account("one")
+    assert not account.take(60 * KIB)
+    assert (account.used_bytes, budget.used_bytes, budget.over_share) == (0, 0, 1)
+
+
+def test_what_is_here_already_is_charged_and_said_to_be_too_much() -> None:
+    budget = Budget(100 * KIB)
+    account = budget.account("one")
+    assert account.hold(40 * KIB)
+    assert not account.hold(40 * KIB)
+    assert account.used_bytes == budget.used_bytes == 80 * KIB
+    assert account.over_share
+
+
+def test_one_that_waits_hears_of_room_once_when_it_gives_back() -> None:
+    budget = Budget(100 * KIB)
+    account = budget.account("one")
+    account.hold(80 * KIB)
+    heard: list[str] = []
+    account.when_room(lambda: heard.append("room"))
+    account.give_back(20 * KIB)
+    assert not heard
+    account.give_back(50 * KIB)
+    account.give_back(10 * KIB)
+    assert heard == ["room"]
+
+
+def test_one_that_waits_hears_of_room_that_another_made() -> None:
+    budget = Budget(100 * KIB)
+    one, other = budget.account("one"), budget.account("other")
+    one.hold(30 * KIB)
+    other.hold(50 * KIB)
+    heard: list[str] = []
+    one.when_room(lambda: heard.append("room"))
+    other.give_back(50 * KIB)
+    assert heard == ["room"]
+
+
+def test_one_that_stopped_waiting_hears_nothing() -> None:
+    budget = Budget(100 * KIB)
+    account = budget.account("one")
+    account.hold(80 * KIB)
+    heard: list[str] = []
+    call = lambda: heard.append("room")  # noqa: E731 - its identity is what is forgotten
+    account.when_room(call)
+    account.forget(call)
+    account.give_back(80 * KIB)
+    assert not heard
+
+
+def test_an_account_goes_with_its_last_user_and_its_last_byte() -> None:
+    budget = Budget(100 * KIB)
+    first, second = budget.account("one"), budget.account("one")
+    assert first is second
+    first.hold(10)
+    first.close()
+    second.close()
+    assert budget.peers == 1
+    second.give_back(10)
+    assert budget.peers == 0
+    assert budget.used_bytes == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50 * KIB), st.booleans()), max_size=200)
+)
+def test_the_sum_is_the_sum_and_taking_stays_inside_total_and_reserve(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    budget = Budget(100 * KIB)
+    accounts = [budget.account(n) for n in range(5)]
+    for number, size, more in steps:
+        account = accounts[number]
+        if more:
+            account.take(size)
+        elif account.used_bytes:
+            account.give_back(min(size, account.used_bytes))
+        total = sum(it.used_bytes for it in accounts)
+        assert budget.used_bytes == total <= budget.total_bytes * 9 // 8
+        assert budget.large == sum(it.used_bytes > budget.large_bytes for it in accounts)
+
+
+def test_one_that_got_over_its_share_takes_nothing_from_the_others() -> None:
+    budget = Budget(1000 * KIB)
+    hog, modest = budget.account("hog"), budget.account("modest")
+    hog.hold(990 * KIB)  # bytes that had come already
+    assert modest.hold(300 * KIB)
+    assert budget.exhausted
+    assert hog.over_share and not modest.over_share
+
+
+def test_even_in_an_exhausted_budget_a_newcomer_may_take() -> None:
+    budget = Budget(1000 * KIB)
+    budget.account("hog").hold(1000 * KIB)
+    newcomer = budget.account("newcomer")
+    assert newcomer.take(100 * KIB)
+    assert not newcomer.take(100 * KIB), "the reserve is bounded, too"
+
+
+def test_many_small_peers_do_not_shrink_a_share() -> None:
+    budget = Budget(1000 * KIB)
+    for number in range(1000):
+        budget.account(number).hold(100)
+    assert not budget.large
+    assert budget.account("one").take(400 * KIB)
+
+
+def test_an_account_is_divided_by_the_same_rule() -> None:
+    budget = Budget(1200 * KIB)
+    server = budget.account("server")
+    greedy, modest = server.inside("greedy"), server.inside("modest")
+    while greedy.take(KIB):
+        pass
+    assert abs(greedy.used_bytes - 400 * KIB) <= 2 * KIB
+    assert server.used_bytes == budget.used_bytes == greedy.used_bytes
+    greedy.hold(700 * KIB)
+    assert greedy.over_share and not modest.over_share
+    assert modest.hold(100 * KIB)
+    other = budget.account("other server")
+    assert other.hold(300 * KIB), "nor do its clients take another server's share"
+
+
+def test_an_account_inside_another_keeps_it_open() -> None:
+    budget = Budget(100 * KIB)
+    server = budget.account("server")
+    one, again = server.inside("one"), server.inside("one")
+    assert one is again
+    one.hold(10)
+    server.close()
+    one.close()
+    again.close()
+    assert budget.peers == 1
+    one.give_back(10)
+    assert (budget.peers, budget.used_bytes) == (0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50 * KIB), st.booleans()), max_size=100)
+)
+def test_nobody_waits_who_has_room(steps: list[tuple[int, int, bool]]) -> None:
+    budget = Budget(100 * KIB)
+    accounts = [budget.account(n) for n in range(5)]
+    waiting: set[int] = set()
+    for number, size, more in steps:
+        account = accounts[number]
+        if more:
+            if not account.hold(size):
+                waiting.add(number)
+                account.when_room(lambda number=number: waiting.discard(number))  # type: ignore[misc]
+        elif account.used_bytes:
+            account.give_back(min(size, account.used_bytes))
+            assert number not in waiting or not account.has_room
+        budget.look_again()
+        assert not any(accounts[it].has_room for it in waiting)
+    for account in accounts:
+        if account.used_bytes:
+            account.give_back(account.used_bytes)
+    assert not waiting and not budget.waiting
