@@ -54,7 +54,7 @@ class Ground:
         self.space = space
         self.alone = alone
         self.say = say
-        self.files = pki.init(space.dir / "pki", server_names=NAMES, days=2)
+        self.files = pki.init(space.dir / "pki", server_names=NAMES, days=2, one_ca=True)
         self.target = self._target()
 
     def _target(self) -> Target:

@@ -138,7 +138,7 @@ class Server(Program):
             f"--server-port={grpc}", f"--http-connect-port={connect}",
             f"--server-bind-address={LOOPBACK}",
             f"--server-cert={files.server_cert}", f"--server-key={files.server_key}",
-            f"--server-ca-cert={files.ca_cert}",
+            f"--server-ca-cert={files.client_ca_cert}",
             f"--agent-port={self.agent_port}", f"--agent-bind-address={self.host}",
             f"--cluster-cert={files.server_cert}", f"--cluster-key={files.server_key}",
             f"--cluster-ca-cert={files.ca_cert}",

@@ -67,7 +67,7 @@ class Files:
     def trust_both(self) -> None:
         """A new authority, which everybody trusts beside the old one."""
         shutil.rmtree(self._fresh, ignore_errors=True)
-        pki.init(self._fresh, server_names=NAMES, days=2)
+        pki.init(self._fresh, server_names=NAMES, days=2, one_ca=True)
         new = (self._fresh / "ca.crt").read_bytes()
         self._place("ca.crt", new + (self.live / "ca.crt").read_bytes())
 

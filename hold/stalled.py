@@ -29,9 +29,9 @@ DIAL_PAUSE_S = 0.05
 SETTLE_S = 8.0
 #: Others may be slower while so many tunnels fill up, and none stands still.
 LONGEST_GOAL_S = 5.0
-#: What is sent to a client and to an endpoint that do not read. A gRPC link resets who keeps too
-#: much (tunnel/packet_brake.py), and then nobody is stalled any more: there it is more than sockets
-#: take, and less than 50 of them may keep together.
+#: What is sent to a client and to an endpoint that do not read. Over a gRPC link everybody waits
+#: for readers whose share is used up (tunnel/packet_brake.py), as with Go's programs: there it is
+#: more than sockets take, and less than 50 of them may keep together.
 MOST_BYTES: dict[str, tuple[int, int] | None] = {"mux": None, "grpc": (2_000_000, 4_500_000)}
 WORDS = {"answers": "others", "dials": "new dials"}
 
@@ -101,7 +101,6 @@ class Way:
     #: Of the stalled ones, how many there were and how many were still there to be measured beside.
     stalled: int = 0
     reset: int = 0
-    flooded: int = 0
 
     def add(self, number: int, alone: Sample, loaded: Sample) -> None:
         """One round."""
@@ -166,9 +165,6 @@ async def measure(
                 way.add(number, alone, loaded)
                 way.stalled += 2 * number
                 way.reset += reset
-        if MOST_BYTES[link] is not None:
-            flood, way.flooded = await beside(numbers.many, None)
-            way.stuck += flood.stuck
         way.faults += steady.lost
         await steady.close()
 
@@ -211,9 +207,4 @@ def write(outcome: Outcome, way: Way, numbers: Numbers) -> None:
     outcome.tell(f"{way.name}: tunnels that stalled", way.stalled)
     # Timed: what a socket takes is the kernel's to say.
     outcome.time(f"{way.name}: of these reset meanwhile", way.reset, "", at_most=0)
-    if way.flooded:
-        outcome.notes.append(
-            f"{way.name}: of {2 * numbers.many} that were sent bytes without end, "
-            f"{way.flooded} were reset by the budget"
-        )
     outcome.notes += way.faults[:2]
