@@ -251,6 +251,7 @@ def echo_target() -> Iterator[Target]:
         stopping = threading.Event()
 
         def echo(conn: Client) -> None:
+            conn.sock.settimeout(None)  # a client may be silent for as long as it likes
             with contextlib.suppress(OSError), conn:
                 while data := conn.recv():
                     conn.send(data)
