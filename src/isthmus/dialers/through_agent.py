@@ -128,20 +128,20 @@ class AgentDial:
         """Ask the best link that was not asked yet."""
         who = self.who
         assert who is not None  # or nobody would go on
-        account = who.payer()
-        if account.may_not_open:
-            account.close()
-            self._fail(DialFailure.TOO_MANY, OVER_SHARE)
-            return
-        self._attempt(who, account)
-        account.close()
-
-    def _attempt(self, who: Dialing, account: Account) -> None:
-        dialer = self._dialer
-        left_s = self.started_at + dialer.timeout_s - time.monotonic()
+        left_s = self.started_at + self._dialer.timeout_s - time.monotonic()
         if left_s <= 0:
             self._fail(DialFailure.TIMED_OUT, SPENT)
             return
+        account = who.payer()
+        try:
+            if account.may_not_open:
+                self._fail(DialFailure.TOO_MANY, OVER_SHARE)
+            else:
+                self._ask(who, account, left_s)
+        finally:
+            account.close()
+
+    def _ask(self, who: Dialing, account: Account, left_s: float) -> None:
         while (link := self._choose()) is not None:
             self._link = link
             asking = who.pass_on()

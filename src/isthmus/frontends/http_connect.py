@@ -34,7 +34,6 @@ from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.http_connect import (
     CONNECTION_ID,
     BadRequest,
-    ConnectRequest,
     HeadReader,
     established,
     reply,
@@ -108,7 +107,8 @@ class ConnectClient(Early):
         self.buffer += data
         if not self._head_done:
             try:
-                request = self._take()
+                head = self._head
+                request = take_connect(self.buffer) if head is None else head.take(self.buffer)
             except BadRequest as exc:
                 self._frontend.once.log(
                     ("bad request", exc.status), _QUIET_S, _log, logging.WARNING,
@@ -129,6 +129,8 @@ class ConnectClient(Early):
                 if self.end is None:  # answered at once
                     return True
                 self._dial = dial
+            elif head is None:
+                self._head = HeadReader()
         if self.buffer and self._kept is None and self.end is not None:
             self.keep(payer_of(self.requester, self), EARLY_BYTES)
         return len(self.buffer) < self.limit
@@ -144,14 +146,6 @@ class ConnectClient(Early):
         if self._kept is not None:
             self._kept.close()
             self._kept = None
-
-    def _take(self) -> ConnectRequest | None:
-        if self._head is not None:
-            return self._head.take(self.buffer)
-        request = take_connect(self.buffer)
-        if request is None:
-            self._head = HeadReader()
-        return request
 
     def write_eof(self) -> None:
         """Before the head is whole nobody is there to serve; after it, it is a half-close."""
@@ -307,7 +301,7 @@ class ConnectFrontend:
         """A client has said what it wants, and shown who it is, or is gone."""
         self.heads.remove(client)
         source = self.strangers.remove(client)
-        if proved:
+        if proved and source:
             self._allowance.give_back(source, STRANGER_S)
         client.kept()
 

@@ -62,6 +62,8 @@ class ServerLink(Link):
     konnectivity's own, or it has not said welcome yet.
     """
 
+    divides = True
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -109,11 +111,6 @@ class ServerLink(Link):
             budget=budget,
         )
         self.carrier.begin()
-
-    @property
-    def divides(self) -> bool:
-        """See Link: a server dials for many."""
-        return True
 
     @property
     def peer_kind(self) -> str:

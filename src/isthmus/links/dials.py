@@ -84,12 +84,22 @@ class AnswerReader(Early):
 class IncomingDial:
     """The accepter's side of one dial: who wants to go where, and the way to answer it."""
 
-    __slots__ = ("_deposit", "answered", "dial", "link_id", "on_cancelled", "size", "stream")
+    __slots__ = (
+        "_deposit",
+        "_requester",
+        "answered",
+        "dial",
+        "link_id",
+        "on_cancelled",
+        "size",
+        "stream",
+    )
 
     def __init__(self, stream: Stream, dial: Dial, link_id: int, size: int = 0) -> None:
         """``size`` is that of the message."""
         self.size = size
         self._deposit: Deposit | None = None
+        self._requester: Identity | None = None  # when somebody has asked
         self.stream = stream
         self.dial = dial
         self.link_id = link_id
@@ -119,7 +129,9 @@ class IncomingDial:
     @property
     def requester(self) -> Identity:
         """Who wants it, as the other program says."""
-        return requester_of(self.dial)
+        if self._requester is None:
+            self._requester = requester_of(self.dial)
+        return self._requester
 
     @property
     def asking(self) -> Asking:

@@ -42,6 +42,9 @@ _numbers = itertools.count(1)
 class Link:
     """One side of a link; ``on_closed`` is called exactly once."""
 
+    #: The peer speaks for many clients, each of which has an account inside its own.
+    divides = False
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -101,11 +104,6 @@ class Link:
     def __repr__(self) -> str:
         state = self.closed_because or ("ready" if self.ready else "opening")
         return f"<{type(self).__name__} #{self.id} {self.peer_address} {state}>"
-
-    @property
-    def divides(self) -> bool:
-        """The peer speaks for many clients, each of which has an account inside its own."""
-        return False
 
     def payer(self, who: Identity) -> Account:
         """Open the account that pays for what the peer asks for; whoever opens it closes it."""

@@ -120,11 +120,6 @@ class AgentLink(Link):
         )
 
     @property
-    def divides(self) -> bool:
-        """See Link: another server dials for many."""
-        return self.relays
-
-    @property
     def peer_kind(self) -> str:
         """See Link."""
         return "server" if self.relays else "agent"
@@ -137,7 +132,7 @@ class AgentLink(Link):
     def choose_talk(self, alpn: str | None) -> MuxServerTalk | GrpcServerTalk:
         """Our own protocol with our own agents and servers, konnectivity's with every other."""
         if alpn == RELAY_ALPN:
-            self.relays = True
+            self.relays = self.divides = True
             return MuxServerTalk(self)
         return MuxServerTalk(self) if choose(alpn, self._only) else GrpcServerTalk(self)
 

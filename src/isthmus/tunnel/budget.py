@@ -150,6 +150,64 @@ class Account:
         self.users += 1
         return self
 
+    # Every dial opens a stream and closes it. Two steps in one call, and no further call where an
+    # account is small and stays open: as calls of their own the steps took 4 % of a dial's CPU.
+
+    def enter(self, size: int) -> Account:
+        """``join`` and ``hold``."""
+        self.users += 1
+        budget = self.budget
+        used = self.used_bytes + size
+        if self.parent is None and used <= budget.large_bytes:
+            self.used_bytes = used
+            budget.used_bytes += size
+            if budget.used_bytes > budget.most_used_bytes:
+                budget.most_used_bytes = budget.used_bytes
+        else:
+            self.hold(size)
+        return self
+
+    def admit(self, size: int) -> bool:
+        """``take``, and ``join`` if nothing is said against it."""
+        budget = self.budget
+        used, total = self.used_bytes + size, budget.used_bytes + size
+        if (
+            self.parent is None
+            and used <= budget.large_bytes
+            and used + total <= budget.total_bytes
+        ):
+            self.users += 1
+            self.used_bytes, budget.used_bytes = used, total
+            if total > budget.most_used_bytes:
+                budget.most_used_bytes = total
+            return True
+        taken = self.take(size)
+        self.users += taken
+        return taken
+
+    def leave(self, size: int) -> None:
+        """``give_back`` and ``close``."""
+        budget = self.budget
+        self.users -= 1
+        if self.parent is None and self.users and self.used_bytes <= budget.large_bytes:
+            self.used_bytes -= size
+            budget.used_bytes -= size
+            if budget.waiting:
+                budget.gave_back(self)
+        else:
+            self.give_back(size)
+
+    def take_over(self, size: int, before: Account) -> None:
+        """``enter`` this account, and have another ``leave``: it paid for these bytes so far."""
+        if self.parent is before and self.used_bytes + size <= self.budget.large_bytes:
+            # What is inside an account counts for it already, and keeps it open.
+            self.users += 1
+            self.used_bytes += size
+            before.users -= 1
+        else:
+            self.enter(size)
+            before.leave(size)
+
     @property
     def share_bytes(self) -> int:
         """What it may hold right now: what is free, and at least its part among the large ones."""
@@ -177,7 +235,8 @@ class Account:
     @property
     def may_not_open(self) -> bool:
         """Nothing is left, and it holds more than its share: refuse what it asks for now."""
-        return self.budget.exhausted and self.over_share
+        budget = self.budget  # asked by every dial: no property of it
+        return budget.used_bytes >= budget.total_bytes and self.over_share
 
     @property
     def has_room(self) -> bool:

@@ -134,8 +134,7 @@ class Session:
         if not self.can_open:
             return None
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        account = (account if account is not None else self.account).join()
-        account.hold(STREAM_BYTES)
+        account = (account if account is not None else self.account).enter(STREAM_BYTES)
         stream = self.streams[stream_id] = Stream(self, stream_id, account, early)
         stream.traffic = traffic
         size = len(first)
@@ -191,12 +190,10 @@ class Session:
         self.streams.pop(stream.id, None)
         self._half.pop(stream, None)
         self.reasons.pop(stream.id, None)
-        account = stream.account
         if stream.held:
             self.release(stream, stream.held)
             stream.held = 0
-        account.give_back(STREAM_BYTES)
-        account.close()
+        stream.account.leave(STREAM_BYTES)
 
     # Sending.
 
@@ -384,10 +381,11 @@ class Session:
         if self.draining or len(self.streams) >= self.limits.max_streams:
             self._refuse(stream_id)
             return
-        if not self.account.take(STREAM_BYTES):
+        account = self.account
+        if not account.admit(STREAM_BYTES):
             self._refuse(stream_id)
             return
-        stream = self.streams[stream_id] = Stream(self, stream_id, self.account.join())
+        stream = self.streams[stream_id] = Stream(self, stream_id, account)
         # ACK at SYN, not with the dial's answer: a Go peer gives up on a session whose stream is
         # not acknowledged for 75 s, and stops opening at 256 that wait.
         self.emit(pack(0, WINDOW_UPDATE, ACK, stream_id, 0), b"", 0)
@@ -450,13 +448,11 @@ class Session:
 
     def charge(self, stream: Stream, account: Account) -> None:
         """Another account pays for a stream from now on; of it the stream becomes a user."""
-        before, stream.account = stream.account, account.join()
+        before, stream.account = stream.account, account
         size = STREAM_BYTES
         if stream in self._holders:
             size += stream.held + FULL_SINK_BYTES
-        account.hold(size)
-        before.give_back(size)
-        before.close()
+        account.take_over(size, before)
 
     def _reset_stuck(self, now: float) -> None:
         """Reset readers that take nothing while there is nothing left for anybody."""

@@ -117,7 +117,11 @@ def take_connect(
         BadRequest: the head breaks a rule or a bound; the buffer is left as it was. The verdict
             depends on the bytes alone, not on how they were cut into reads.
     """
-    return HeadReader().take(buffer, max_head_bytes=max_head_bytes)
+    if buffer.find(b"\r\n\r\n", 0, min(_PLAIN_BYTES, max_head_bytes)) >= 0:
+        request = _take_plain(buffer)
+        if request is not None:
+            return request
+    return HeadReader().take_any(buffer, max_head_bytes)
 
 
 class HeadReader:
@@ -143,9 +147,9 @@ class HeadReader:
             request = _take_plain(buffer)
             if request is not None:
                 return request
-        return self._take_any(buffer, max_head_bytes)
+        return self.take_any(buffer, max_head_bytes)
 
-    def _take_any(self, buffer: bytearray, max_head_bytes: int) -> ConnectRequest | None:
+    def take_any(self, buffer: bytearray, max_head_bytes: int) -> ConnectRequest | None:
         """Take any head that h11 reads and our rules allow; None when it is not all here."""
         scope = min(len(buffer), max_head_bytes)
         size = self._find_end(buffer, scope) if scope else 0

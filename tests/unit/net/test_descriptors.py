@@ -25,6 +25,7 @@ def test_the_last_ones_are_not_for_peers(monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.socket() as sock:
         assert descriptors.for_a_peer(sock) is sock
         monkeypatch.setattr(descriptors, "descriptors", lambda: sock.fileno() + 1)
+        monkeypatch.setattr(descriptors, "_edge", 0)
         assert descriptors.as_it_is(sock) is sock
         with pytest.raises(OSError) as caught:
             descriptors.for_a_peer(sock)
@@ -40,6 +41,7 @@ def test_a_link_may_take_what_a_dial_may_not(
         poller = Poller(loop)
         said: list[object] = []
         monkeypatch.setattr(descriptors, "descriptors", lambda: 1)
+        monkeypatch.setattr(descriptors, "_edge", 0)
 
         def connected(sock: socket.socket, events: int) -> None:
             said.append("connected")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.tunnel.budget import Budget
+from isthmus.tunnel.budget import Account, Budget
 
 KIB = 1024
 
@@ -196,3 +196,63 @@ def test_nobody_waits_who_has_room(steps: list[tuple[int, int, bool]]) -> None:
         if account.used_bytes:
             account.give_back(account.used_bytes)
     assert not waiting and not budget.waiting
+
+
+def _state(budget: Budget) -> object:
+    accounts = [it for top in budget.largest(9) for it in (top, *(top._inside or {}).values())]
+    held = sorted((repr(it.peer), it.used_bytes, it.users, it.large) for it in accounts)
+    return held, budget.used_bytes, budget.most_used_bytes, budget.large, budget.over_share
+
+
+@given(st.lists(st.tuples(st.sampled_from("eal>"), st.integers(0, 3)), max_size=60))
+def test_two_steps_in_one_call_are_the_two_steps(steps: list[tuple[str, int]]) -> None:
+    """With accounts of peers and of clients inside them, small and large, open and just closed."""
+    short, long = Budget(64 * KIB), Budget(64 * KIB)
+    entered: list[tuple[Account, Account, int]] = []  # in the one budget, in the other, how much
+
+    def open_account(budget: Budget, number: int) -> Account:
+        top = budget.account(number // 2)
+        if number % 2 == 0:
+            return top
+        inside = top.inside("client")
+        top.close()
+        return inside
+
+    for step, number in steps:
+        size = (100, 700, 3000, 20 * KIB)[number]
+        if step in "ea":
+            one, two = open_account(short, number), open_account(long, number)
+            if step == "e":
+                one.enter(size)
+                two.join().hold(size)
+                taken = True
+            else:
+                taken = one.admit(size)
+                assert taken == two.take(size)
+                if taken:
+                    two.join()
+            if taken:
+                entered.append((one, two, size))
+            one.close()
+            two.close()
+        elif entered and step == "l":
+            one, two, size = entered.pop(number % len(entered))
+            one.leave(size)
+            two.give_back(size)
+            two.close()
+        elif entered:
+            before, was, size = entered.pop(number % len(entered))
+            one, two = open_account(short, number), open_account(long, number)
+            one.take_over(size, before)
+            two.join().hold(size)
+            was.give_back(size)
+            was.close()
+            entered.append((one, two, size))
+            one.close()
+            two.close()
+            long.most_used_bytes = short.most_used_bytes  # the steps charge twice for a moment
+            long.over_share = short.over_share
+        assert _state(short) == _state(long)
+    for one, _, size in entered:
+        one.leave(size)
+    assert short.peers == 0 and short.used_bytes == 0

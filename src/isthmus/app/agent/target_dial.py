@@ -44,7 +44,7 @@ class TargetDial:
             timeout_s=min(asked_s, agent.settings.dial_timeout_s),
             reached=self._reached,
             failed=self._failed,
-            client="" if _literal(target) else incoming.requester,
+            client=incoming.requester,
         )
         if not incoming.answered:
             self._dial = dial
