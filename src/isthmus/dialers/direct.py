@@ -87,7 +87,8 @@ class DirectDial:
         """Connect to one of the addresses, in the time that is left."""
         if self._done:
             return  # a late answer of the resolver
-        self._stop_lookup()
+        if self._deadline is not None:
+            self._stop_lookup()
         self._attempt = Connecting(
             self._dialer.loop,
             self._dialer.poller,
@@ -120,15 +121,15 @@ class DirectDial:
         self._done = True
         # Whoever is called back keeps us: without this, neither is freed until a collection.
         self._reached, self._failed = _nobody, _nobody
-        self._stop_lookup()
+        if self._deadline is not None:
+            self._stop_lookup()
 
     def _stop_lookup(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        if self._cancel_lookup is not None:
-            cancel, self._cancel_lookup = self._cancel_lookup, None
-            cancel()
+        assert self._deadline is not None and self._cancel_lookup is not None
+        self._deadline.cancel()
+        self._deadline = None
+        cancel, self._cancel_lookup = self._cancel_lookup, None
+        cancel()
 
 
 class DirectDialer:

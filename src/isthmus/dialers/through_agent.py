@@ -133,15 +133,10 @@ class AgentDial:
             self._fail(DialFailure.TIMED_OUT, SPENT)
             return
         account = who.payer()
-        try:
-            if account.may_not_open:
-                self._fail(DialFailure.TOO_MANY, OVER_SHARE)
-            else:
-                self._ask(who, account, left_s)
-        finally:
+        if account.budget.used_bytes >= account.budget.total_bytes and account.may_not_open:
             account.close()
-
-    def _ask(self, who: Dialing, account: Account, left_s: float) -> None:
+            self._fail(DialFailure.TOO_MANY, OVER_SHARE)
+            return
         while (link := self._choose()) is not None:
             self._link = link
             asking = who.pass_on()
@@ -159,10 +154,12 @@ class AgentDial:
                 account=account,
             )
             if self._stream is not None and not self._lost_at_once:
+                account.close()
                 return
             self._lost_at_once = False
             self._stream = None
             self._not_this(link)
+        account.close()
         self._nobody_left()
 
     def _choose(self) -> AnyLink | None:

@@ -59,10 +59,10 @@ class ConnectClient(Early):
         "_half_closes",
         "_head",
         "_head_done",
-        "_kept",
         "accepted_at",
         "asking",
         "connection_id",
+        "deposit",
         "end",
         "target",
     )
@@ -77,7 +77,7 @@ class ConnectClient(Early):
         self._half_closes = False
         self._dial: Dial | None = None
         #: For a handshake, a head that is not whole, or what comes before the dial's answer.
-        self._kept: Deposit | None = None
+        self.deposit: Deposit | None = None
         self.end: SocketEnd | TlsEnd | None = None
         self.target: HostPort | None = None
         self.asking: Asking = NOTHING
@@ -131,21 +131,21 @@ class ConnectClient(Early):
                 self._dial = dial
             elif head is None:
                 self._head = HeadReader()
-        if self.buffer and self._kept is None and self.end is not None:
+        if self.buffer and self.deposit is None and self.end is not None:
             self.keep(payer_of(self.requester, self), EARLY_BYTES)
         return len(self.buffer) < self.limit
 
     def keep(self, peer: Identity | str, size: int) -> None:
         """Charge what is kept of it, or soon will be."""
         account = self._frontend.budget.account(peer)
-        self._kept = Deposit(account, size)
+        self.deposit = Deposit(account, size)
         account.close()
 
     def kept(self) -> None:
         """It is not any more."""
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        if self.deposit is not None:
+            self.deposit.close()
+            self.deposit = None
 
     def write_eof(self) -> None:
         """Before the head is whole nobody is there to serve; after it, it is a half-close."""
@@ -170,7 +170,8 @@ class ConnectClient(Early):
 
     def established(self) -> BaseEnd | None:
         """Say 200; give the end that may now be joined, or None if the client is gone."""
-        self.kept()
+        if self.deposit is not None:
+            self.kept()
         end, self.end, self._dial = self.end, None, None
         if end is None or end.ending is not None:
             return None
@@ -303,7 +304,8 @@ class ConnectFrontend:
         source = self.strangers.remove(client)
         if proved and source:
             self._allowance.give_back(source, STRANGER_S)
-        client.kept()
+        if client.deposit is not None:
+            client.kept()
 
     def close(self) -> None:
         """Reset the clients that have no tunnel yet."""

@@ -26,7 +26,7 @@ from isthmus.wire.text_limits import MAX_CONNECTION_ID_CHARS, MAX_DETAIL_CHARS
 
 #: Longer ones, of which peers decide, are read and written anew each time: no cache keeps them.
 _SHORT_IDENTITY_BYTES = 4096
-_SHORT_DIAL_BYTES = 1024
+SHORT_DIAL_BYTES = 1024
 _SHORT_ADDRESS_BYTES = 512
 #: How much larger a message is when it is read.
 _DIAL_TIMES = 4
@@ -86,20 +86,21 @@ class IncomingDial:
 
     __slots__ = (
         "_deposit",
-        "_requester",
         "answered",
         "dial",
         "link_id",
         "on_cancelled",
+        "requester",
         "size",
         "stream",
     )
 
     def __init__(self, stream: Stream, dial: Dial, link_id: int, size: int = 0) -> None:
-        """``size`` is that of the message."""
+        """``size`` is that of the message; one that is longer than SHORT_DIAL_BYTES is paid for."""
         self.size = size
         self._deposit: Deposit | None = None
-        self._requester: Identity | None = None  # when somebody has asked
+        #: Who wants it, as the other program says.
+        self.requester = requester_of(dial)
         self.stream = stream
         self.dial = dial
         self.link_id = link_id
@@ -125,13 +126,6 @@ class IncomingDial:
     def connection_id(self) -> str:
         """What the other program calls it; empty if it does not say."""
         return self.dial.connection_id[:MAX_CONNECTION_ID_CHARS]
-
-    @property
-    def requester(self) -> Identity:
-        """Who wants it, as the other program says."""
-        if self._requester is None:
-            self._requester = requester_of(self.dial)
-        return self._requester
 
     @property
     def asking(self) -> Asking:
@@ -173,9 +167,8 @@ class IncomingDial:
         self.stream.write_eof()
 
     def pay(self) -> None:
-        """Charge a long message for as long as it is kept: until the answer."""
-        if self.size > _SHORT_DIAL_BYTES:
-            self._deposit = Deposit(self.stream.account, _DIAL_TIMES * self.size)
+        """Charge the message for as long as it is kept: until the answer."""
+        self._deposit = Deposit(self.stream.account, _DIAL_TIMES * self.size)
 
     def paid(self) -> None:
         """It is not kept any more."""
@@ -186,7 +179,8 @@ class IncomingDial:
     def _settle(self) -> None:
         self.answered = True
         self.on_cancelled = None
-        self.paid()
+        if self._deposit is not None:
+            self.paid()
 
 
 def say_asking(dial: Dial, asking: Asking) -> None:
@@ -245,7 +239,7 @@ def _who_and_what(requester: Identity, asking: Asking, traffic: TrafficClass) ->
     return dial.SerializeToString()
 
 
-@short_cache(256, _SHORT_DIAL_BYTES)
+@short_cache(256, SHORT_DIAL_BYTES)
 def heard_about(said: bytes) -> tuple[Identity, Asking, TrafficClass]:
     """Read it; the same is said again and again where there are no traces.
 

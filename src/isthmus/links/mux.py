@@ -9,7 +9,14 @@ import time
 from typing import TYPE_CHECKING
 
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.links.dials import AnswerReader, DialReader, IncomingDial, said_alike, say_asking
+from isthmus.links.dials import (
+    SHORT_DIAL_BYTES,
+    AnswerReader,
+    DialReader,
+    IncomingDial,
+    said_alike,
+    say_asking,
+)
 from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.budget import OVER_SHARE, Account, Deposit
@@ -179,7 +186,7 @@ class MuxTalk:
         """Who the peer is has become known."""
         self.session.account = account
         if self.control is not None and self.control.ending is None:
-            self.session.charge(self.control, account)
+            self.session.charge(self.control, account.join())
 
     # The control stream.
 
@@ -296,11 +303,11 @@ class MuxTalk:
         self._undialed.remove(reader)
         stream, link = incoming.stream, self.link
         if link.divides:
-            account = link.payer(incoming.requester)
-            self.session.charge(stream, account)
-            account.close()
-        incoming.pay()
-        if stream.account.may_not_open:
+            self.session.charge(stream, link.payer(incoming.requester))
+        if incoming.size > SHORT_DIAL_BYTES:
+            incoming.pay()
+        budget = stream.account.budget
+        if budget.used_bytes >= budget.total_bytes and stream.account.may_not_open:
             incoming.refuse(DialFailure.TOO_MANY, OVER_SHARE)
         else:
             link.on_dial(incoming)

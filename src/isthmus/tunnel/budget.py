@@ -46,6 +46,9 @@ class Budget:
         #: How many peers hold a lot, and what that is.
         self.large = 0
         self.large_bytes = total_bytes // _LARGE
+        #: What those peers hold together. Bytes that came already are charged without asking, so
+        #: that this alone may be more than the total.
+        self.large_used_bytes = 0
         self._accounts: dict[Hashable, Account] = {}
         self.waiting: dict[Account, None] = {}
 
@@ -187,10 +190,13 @@ class Account:
 
     def leave(self, size: int) -> None:
         """``give_back`` and ``close``."""
-        budget = self.budget
+        budget, parent = self.budget, self.parent
         self.users -= 1
-        if self.parent is None and self.users and self.used_bytes <= budget.large_bytes:
+        outer = self if parent is None else parent
+        if self.users and outer.used_bytes <= budget.large_bytes and outer.parent is None:
             self.used_bytes -= size
+            if parent is not None:
+                parent.used_bytes -= size
             budget.used_bytes -= size
             if budget.waiting:
                 budget.gave_back(self)
@@ -198,14 +204,13 @@ class Account:
             self.give_back(size)
 
     def take_over(self, size: int, before: Account) -> None:
-        """``enter`` this account, and have another ``leave``: it paid for these bytes so far."""
+        """``hold`` what another paid for so far, which a user of it leaves with."""
         if self.parent is before and self.used_bytes + size <= self.budget.large_bytes:
             # What is inside an account counts for it already, and keeps it open.
-            self.users += 1
             self.used_bytes += size
             before.users -= 1
         else:
-            self.enter(size)
+            self.hold(size)
             before.leave(size)
 
     @property
@@ -235,8 +240,7 @@ class Account:
     @property
     def may_not_open(self) -> bool:
         """Nothing is left, and it holds more than its share: refuse what it asks for now."""
-        budget = self.budget  # asked by every dial: no property of it
-        return budget.used_bytes >= budget.total_bytes and self.over_share
+        return self.budget.exhausted and self.over_share
 
     @property
     def has_room(self) -> bool:
@@ -259,8 +263,15 @@ class Account:
             self.used_bytes + budget.used_bytes + 2 * size <= budget.total_bytes
         ):
             return True  # mostly nearly all of it is free
-        most = budget.total_bytes + budget.total_bytes // _RESERVE
-        return self.used_bytes + size <= self._share(size) and budget.used_bytes + size <= most
+        if self.used_bytes + size > self._share(size):
+            return False
+        reserve = budget.total_bytes // _RESERVE
+        if budget.used_bytes + size <= budget.total_bytes + reserve:
+            return True
+        # Others hold more than there is: the reserve is still for those who hold little.
+        outer = self if self.parent is None else self.parent
+        small = budget.used_bytes - budget.large_used_bytes
+        return outer.used_bytes + size <= budget.large_bytes and small + size <= reserve
 
     def hold(self, size: int) -> bool:
         """Charge bytes that are here already; False: it is over its share now, slow it."""
@@ -282,6 +293,9 @@ class Account:
         if parent is not None:
             parent._charge(size)
             return
+        if self.used_bytes > budget.large_bytes:
+            was_large = before > budget.large_bytes
+            budget.large_used_bytes += size if was_large else self.used_bytes
         budget.used_bytes += size
         if budget.used_bytes > budget.most_used_bytes:
             budget.most_used_bytes = budget.used_bytes
@@ -304,8 +318,11 @@ class Account:
                 parent.large -= 1
         if parent is not None:
             parent._uncharge(size)
-        else:
-            budget.used_bytes -= size
+            return
+        if before > budget.large_bytes:
+            stays_large = self.used_bytes > budget.large_bytes
+            budget.large_used_bytes -= size if stays_large else before
+        budget.used_bytes -= size
 
     def when_room(self, call: Callable[[], None]) -> None:
         """Have ``call`` called once, when this peer is well inside its share again."""

@@ -447,7 +447,7 @@ class Session:
         stream.account.give_back(size + FULL_SINK_BYTES)
 
     def charge(self, stream: Stream, account: Account) -> None:
-        """Another account pays for a stream from now on; of it the stream becomes a user."""
+        """Another account pays for a stream from now on, which takes over the caller's use."""
         before, stream.account = stream.account, account
         size = STREAM_BYTES
         if stream in self._holders:

@@ -180,6 +180,7 @@ def test_another_protocol_than_the_one_asked_for_is_refused(
         with pytest.raises(LinkError, match=f"--link={theirs}") as failed:
             await bench.connect(alpn=MUX if ours == "mux" else GRPC, only=theirs)
         assert failed.value.stage is LinkStage.TLS
+        await bench.until(lambda: len(bench.gone) == 1)
         bench.settings["only"] = theirs
         with pytest.raises(LinkError):
             await bench.connect(alpn=MUX if ours == "mux" else GRPC)

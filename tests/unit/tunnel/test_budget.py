@@ -117,7 +117,9 @@ def test_the_sum_is_the_sum_and_taking_stays_inside_total_and_reserve(
             account.give_back(min(size, account.used_bytes))
         total = sum(it.used_bytes for it in accounts)
         assert budget.used_bytes == total <= budget.total_bytes * 9 // 8
-        assert budget.large == sum(it.used_bytes > budget.large_bytes for it in accounts)
+        large = [it.used_bytes for it in accounts if it.used_bytes > budget.large_bytes]
+        assert budget.large == len(large)
+        assert budget.large_used_bytes == sum(large)
 
 
 def test_one_that_got_over_its_share_takes_nothing_from_the_others() -> None:
@@ -127,6 +129,17 @@ def test_one_that_got_over_its_share_takes_nothing_from_the_others() -> None:
     assert modest.hold(300 * KIB)
     assert budget.exhausted
     assert hog.over_share and not modest.over_share
+
+
+def test_one_that_is_far_over_everything_keeps_no_newcomer_out() -> None:
+    """What came already is charged without asking: it may be many times the whole budget."""
+    budget = Budget(1000 * KIB)
+    budget.account("hog").hold(5000 * KIB)
+    assert budget.allows("newcomer", 10 * KIB)
+    for number in range(12):
+        assert budget.account(number).take(10 * KIB)
+    assert not budget.account("one more").take(10 * KIB), "the reserve is bounded"
+    assert not budget.account("greedy").take(100 * KIB)
 
 
 def test_even_in_an_exhausted_budget_a_newcomer_may_take() -> None:
@@ -201,7 +214,8 @@ def test_nobody_waits_who_has_room(steps: list[tuple[int, int, bool]]) -> None:
 def _state(budget: Budget) -> object:
     accounts = [it for top in budget.largest(9) for it in (top, *(top._inside or {}).values())]
     held = sorted((repr(it.peer), it.used_bytes, it.users, it.large) for it in accounts)
-    return held, budget.used_bytes, budget.most_used_bytes, budget.large, budget.over_share
+    sums = budget.used_bytes, budget.large_used_bytes, budget.most_used_bytes
+    return held, sums, budget.large, budget.over_share
 
 
 @given(st.lists(st.tuples(st.sampled_from("eal>"), st.integers(0, 3)), max_size=60))
@@ -248,7 +262,6 @@ def test_two_steps_in_one_call_are_the_two_steps(steps: list[tuple[str, int]]) -
             was.give_back(size)
             was.close()
             entered.append((one, two, size))
-            one.close()
             two.close()
             long.most_used_bytes = short.most_used_bytes  # the steps charge twice for a moment
             long.over_share = short.over_share
