@@ -7,6 +7,7 @@ it means "not done" and the dial may be tried elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 from google.protobuf.message import DecodeError
@@ -27,7 +28,6 @@ from isthmus.wire.text_limits import MAX_CONNECTION_ID_CHARS, MAX_DETAIL_CHARS
 #: Longer ones, of which peers decide, are read and written anew each time: no cache keeps them.
 _SHORT_IDENTITY_BYTES = 4096
 SHORT_DIAL_BYTES = 1024
-_SHORT_ADDRESS_BYTES = 512
 #: How much larger a message is when it is read.
 _DIAL_TIMES = 4
 CLASS_TO_WIRE: dict[TrafficClass, WireClass] = {
@@ -278,7 +278,7 @@ def _identity(name: str, groups: tuple[str, ...], kind: str) -> Identity:
     return Identity(name, groups, kind or "certificate")  # empty: an older server
 
 
-@short_cache(1024, _SHORT_ADDRESS_BYTES)
+@lru_cache(maxsize=1024)
 def _success(address: str, traffic: TrafficClass) -> bytes:
     """The answer to a dial that succeeded; the same targets are dialed again and again."""
     return to_bytes(DialResult(address=address, traffic_class=CLASS_TO_WIRE[traffic]))

@@ -55,7 +55,8 @@ def for_a_peer(sock: Sock) -> Sock:
     Raises:
         OSError: EMFILE, too few descriptors are left; the socket is closed.
     """
-    if is_kept_back(sock.fileno()):
+    fd = sock.fileno()
+    if fd >= _edge and is_kept_back(fd):
         sock.close()
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return sock

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 
 import h11
@@ -18,8 +19,7 @@ import h11
 from isthmus.errors import ProtocolError
 from isthmus.values import HostPort
 from isthmus.wire.asking import HALF_CLOSE, NOTHING, Asking, asking_in
-from isthmus.wire.short_cache import short_cache
-from isthmus.wire.text_limits import MAX_HEADERS, MAX_HOST_CHARS
+from isthmus.wire.text_limits import MAX_HEADERS
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # without its line feed
@@ -288,7 +288,7 @@ def _says_more(lines: bytes) -> bool:
 
 
 # kube-apiserver dials the same kubelets and webhooks over and over; a HostPort never changes.
-@short_cache(1024, MAX_HOST_CHARS + 256)
+@lru_cache(maxsize=1024)
 def _target(authority: bytes) -> HostPort:
     """Read ``host:port``, the only request target that CONNECT has (RFC 9112 §3.2.3)."""
     match = _AUTHORITY.fullmatch(authority)

@@ -296,7 +296,7 @@ def test_the_same_destination_is_the_same_value() -> None:
     one, two = take_connect(bytearray(KUBE_APISERVER)), take_connect(bytearray(KUBE_APISERVER))
     assert one is not None and two is not None
     assert one.target is two.target
-    assert len(http_connect._target.kept) <= 1024
+    assert http_connect._target.cache_info().maxsize == 1024
 
 
 def test_established_is_a_head_and_nothing_else() -> None:

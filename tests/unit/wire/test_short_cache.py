@@ -39,6 +39,7 @@ BOUNDED = {
     "dialers/sidecar_names.py:_of_address": "addresses: 45 characters",
     "frontends/peers.py:_user": "numbers",
     "lab/probe.py:_context": "8 of our own settings",
+    "links/dials.py:_success": "an address that was reached, as text: 255 characters",
     "net/gate.py:source_named": "addresses that the kernel wrote: 64 characters",
     "nodeproxy/ipvs.py:_say_deprecated": "one",
     "services/explaining_flow.py:_network": "a command that ends",
@@ -55,6 +56,7 @@ BOUNDED = {
     "services/reading.py:_hints": "names of zones, 63 characters by the Kubernetes API",
     "services/reading.py:_slice_port": "names of ports, 63 characters by the Kubernetes API",
     "tunnel/http2.py:_greeting": "16 of our own limits",
+    "wire/http_connect.py:_target": "a host and a port: 260 characters, else it raises",
     "wire/payload.py:payload_head": "numbers",
 }
 

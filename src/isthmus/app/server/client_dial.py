@@ -18,7 +18,7 @@ from isthmus.frontends.peers import payer_of
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import HostPort, Identity
+from isthmus.values import ANONYMOUS, HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ClientDial:
         self._dial: AgentDial | None = None
         self.hold: Hold | None = None  # what it takes of its requester's shares
         self.connection_id = client.connection_id
-        self._payer = payer_of(requester, client)
+        self._payer = requester if requester is not ANONYMOUS else payer_of(requester, client)
         asking = client.asking
         if asking is not NOTHING and not server.believes(requester):
             asking = asking.only_trace()
