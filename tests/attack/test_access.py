@@ -172,10 +172,14 @@ def test_no_frontend_leads_to_a_metadata_address(frontends: Frontends, kind: str
         assert said("127.0.0.2", honest.port) == ""
 
 
-def test_no_sidecar_leads_to_a_metadata_address(stack: Stack, tmp_path: Path) -> None:
-    """A client of https-proxy asks for them, of the machine of a control plane."""
-    with ProxiesBed(stack, tmp_path) as bed:
-        proxy = bed.https(connect_directly_to_cloud_apis=True)
+@pytest.mark.parametrize("chained", [False, True], ids=["alone", "by another proxy"])
+def test_no_sidecar_leads_to_a_metadata_address(
+    stack: Stack, tmp_path: Path, chained: bool
+) -> None:
+    """A client of https-proxy asks for them, of the machine of a control plane or of a proxy."""
+    with ProxiesBed(stack, tmp_path) as bed, Target() as other:
+        by = {key: f"http://{other.name}" for key in ("http_proxy", "https_proxy") if chained}
+        proxy = bed.https(connect_directly_to_cloud_apis=True, **by)
         for host in METADATA:
             with connect(proxy) as client:
                 answer = ask(client, head_for(authority(host, 80)))
@@ -184,6 +188,9 @@ def test_no_sidecar_leads_to_a_metadata_address(stack: Stack, tmp_path: Path) ->
                 url = f"http://{authority(host, 80)}/latest/meta-data/"
                 client.send(f"GET {url} HTTP/1.1\r\nHost: {authority(host, 80)}\r\n\r\n".encode())
                 assert status_of(client.read_head()) == 403
+        assert not other.came()
+        if chained:
+            return
         with echo_target() as honest, connect(proxy) as client:
             client.send(head_for(honest.name))
             assert status_of(client.read_head()) == 200

@@ -673,6 +673,11 @@ SECRETS = {
     "base64": "QUJD" * 16 + " ",
     "variables": "secret_x",
     "cookie": "cookie\\\\\\\\",
+    "ends of keys": "-----END PRIVATE KEY-----\nA",
+    "keys in base64": "LS0tLS1CRUdJTi\n",
+    "names and values": "name: token value: ",
+    "logins": "login a password ",
+    "elements": "<token",
 }
 FLAGS = {
     "users": "a:b",

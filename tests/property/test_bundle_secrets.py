@@ -83,6 +83,20 @@ NAMING = st.sampled_from(
         "api_key={0}",
         "--token {0}",
         "Cookie: session={0}",
+        "env:\n- name: DB_PASSWORD\n  value: {0}",
+        '{"name": "API_TOKEN", "value": "{0}"}',
+        "token: !!str {0}",
+        "tokens:\n- {0}",
+        "password => {0}",
+        "x?password%3D{0}",
+        '{"url": "x?password\\u003d{0}"}',
+        "the password is: {0}",
+        "machine h login u password {0}",
+        "<password>{0}</password>",
+        "dbpw={0}",
+        "curl -u me:a{0} http://a/",
+        "//me:{0}@proxy.example/x",
+        "AccountKey={0};x=1",
     ]
 )
 #: How a line may stand in a file.
@@ -142,6 +156,31 @@ def test_in_a_url_or_in_base64(secret: str) -> None:
     assert Scrubber().clean(f"data: {inside}\n") == f"data: {BLANK}\n"
 
 
+BODY = ["MIIEowIBAAKCAQEA" + letter * 48 for letter in "aBcD"]
+KEY = ["-----BEGIN RSA PRIVATE KEY-----", *BODY, "-----END RSA PRIVATE KEY-----"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(KEY[2:]),  # the beginning was cut off
+        "level=info msg=start\n" + "\n".join(f"# {line}" for line in KEY[2:]),
+        "\n".join(KEY[:3]),
+        " +\n".join(f'"{line}\\n"' for line in KEY),
+        "\n".join(f"      {line}" for line in KEY),
+        " \\\n".join(KEY),
+        "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\n" + "\n".join(BODY),
+        base64.encodebytes("\n".join(KEY).encode()).decode(),
+        json.dumps(base64.encodebytes("\n".join(KEY).encode()).decode()),
+    ],
+)
+def test_a_key_in_pieces(text: str) -> None:
+    cleaned = Scrubber().clean(text)
+    assert not any(line in cleaned for line in BODY)
+    # In base64 no line of it stays either; the last may be a short one.
+    assert max(map(len, cleaned.replace("\\n", "\n").splitlines())) < 32
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -152,6 +191,9 @@ def test_in_a_url_or_in_base64(secret: str) -> None:
         "10.0.0.1 fd00::1 node-1.example.com:443",
         "--token-file=/var/run/token",
         "kubernetes.io/hostname",
+        "bypass: true",
+        "docker run -u 1000:1000 x",
+        "securityContext: {runAsUser: 0}",
     ],
 )
 def test_what_is_none_stays(text: str) -> None:

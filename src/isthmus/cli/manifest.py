@@ -20,7 +20,7 @@ from isthmus.config.https_proxy import HttpsProxySettings
 from isthmus.config.manifest import ManifestSettings
 from isthmus.config.manifest_apiserver_proxy import ApiserverProxyManifestSettings
 from isthmus.config.manifest_server import ServerManifestSettings, with_defaults
-from isthmus.config.manifest_server_forms import own_defaults
+from isthmus.config.manifest_server_forms import lease_namespace, own_defaults
 from isthmus.config.manifest_sidecar import SidecarManifestSettings
 from isthmus.config.options import Option, given_in_vain, options_of
 from isthmus.config.parsing import load
@@ -162,7 +162,8 @@ def _server(**given: tuple[str, ...]) -> int:
     typed, flags = _split(given, ServerManifestSettings)
     manifest = load(ServerManifestSettings, own_defaults(typed), {})
     manifest.validate()
-    made = not flags.get("lease_namespace") and manifest.namespace.startswith("kube-")
+    moved = lease_namespace(manifest.namespace) != manifest.namespace
+    made = moved and not flags.get("lease_namespace")
     flags = with_defaults(
         flags,
         manifest.form,

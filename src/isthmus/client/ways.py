@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.core.connectivity import ClientTls, Connection, NetworkConfig, Protocol
-from isthmus.core.metadata import NO_METADATA_BY_NAME
+from isthmus.core.metadata import MetadataGuard
 from isthmus.dialers.through_server import ServerPlace
 from isthmus.errors import ConfigError
 from isthmus.net.connect import Failed
@@ -77,7 +77,7 @@ class Way:
         self.network = network
         protocol = network.connection.protocol
         self._says = protocol not in (Protocol.DIRECT, Protocol.CUSTOM)
-        self._dialer: Any = _dialer(network.connection, ground)
+        self._dialer: Any = _dialer(network, ground)
 
     def __str__(self) -> str:
         return describe(self.network.connection)
@@ -105,13 +105,14 @@ class Way:
             close()
 
 
-def _dialer(connection: Connection, ground: Ground) -> AnyDialer:
+def _dialer(network: NetworkConfig, ground: Ground) -> AnyDialer:
+    connection = network.connection
     loop, poller, resolver = ground.loop, ground.poller, ground.resolver
     match connection.protocol:
         case Protocol.DIRECT:
             from isthmus.dialers.direct import DirectDialer
 
-            return DirectDialer(loop, poller, resolver, metadata=NO_METADATA_BY_NAME)
+            return DirectDialer(loop, poller, resolver, metadata=MetadataGuard(network.cidrs))
         case Protocol.HTTP_CONNECT:
             from isthmus.dialers.through_connect import ConnectDialer
 

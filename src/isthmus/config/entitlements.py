@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from isthmus.config.cidrs import cidr
 from isthmus.config.located import Located, compose, short
+from isthmus.core.addresses import IpNetwork
 from isthmus.core.entitlements import (
     CERTIFICATE_KEYS,
     SUBJECT_KEYS,
     TOKEN_KEYS,
     Entitlements,
     Grants,
-    IpNetwork,
     Rule,
     fold_san,
 )

@@ -33,7 +33,7 @@ SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 KUBECONFIG_USER = "system:konnectivity-server"
 SOCKET = "/run/isthmus/server.sock"
 UNPRIVILEGED = 65532
-#: For servers in a namespace of Kubernetes itself; see ``lease_namespace``.
+#: For servers in a namespace that is not their own; see ``lease_namespace``.
 LEASE_NAMESPACE = "isthmus-leases"
 
 Texts = Mapping[str, tuple[str, ...]]
@@ -208,10 +208,11 @@ def own_defaults(typed: Texts) -> dict[str, tuple[str, ...]]:
 def lease_namespace(namespace: str) -> str:
     """Where servers of a namespace keep their Leases: there, if it is their own.
 
-    Whoever may write Leases may write all of a namespace, and those of kube-system say who leads
-    the control plane.
+    Whoever may write Leases may write all of a namespace. Those of kube-system say who leads the
+    control plane, and in default anybody's may be.
     """
-    return LEASE_NAMESPACE if namespace.startswith("kube-") else namespace
+    shared = namespace == "default" or namespace.startswith("kube-")
+    return LEASE_NAMESPACE if shared else namespace
 
 
 def flag_defaults(

@@ -195,8 +195,8 @@ _SERVER = (
         "server.leases.namespace",
         "",
         "Namespace of the Leases, which has to be there, and in which the server may write every "
-        f"Lease; empty: the release's, but {LEASE_NAMESPACE}, which is made, where that is one of "
-        "Kubernetes itself (kube-*)",
+        f"Lease; empty: the release's, or {LEASE_NAMESPACE}, which is made, where that is default "
+        "or kube-*",
         pattern=_OBJECT_OR_NONE,
     ),
     _text(

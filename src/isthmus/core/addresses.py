@@ -18,6 +18,7 @@ from ipaddress import (
     IPv6Address,
     IPv6Network,
     ip_address,
+    ip_network,
 )
 from typing import Generic, TypeVar
 
@@ -119,6 +120,23 @@ def is_loopback(host: str) -> bool:
 def is_ipv4_range(network: IpNetwork) -> bool:
     """Tell whether an IPv6 network is one of mapped IPv4 addresses, which no address is in."""
     return isinstance(network, IPv6Network) and network.subnet_of(MAPPED)
+
+
+def plain_network(text: str) -> IpNetwork:
+    """Read a network or an address; one of mapped IPv4 addresses is that of IPv4.
+
+    Raises:
+        ValueError: it is none.
+    """
+    network = ip_network(text)
+    return as_ipv4(network) if isinstance(network, IPv6Network) else network
+
+
+def as_ipv4(network: IPv6Network) -> IpNetwork:
+    """The IPv4 network that one of mapped addresses is; any other as it is."""
+    if not network.subnet_of(MAPPED):
+        return network
+    return IPv4Network((int(network.network_address) & 0xFFFF_FFFF, network.prefixlen - 96))
 
 
 def _plain_v4(address: IPv4Address) -> IPv4Address:

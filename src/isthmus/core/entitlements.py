@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 
 from isthmus.config.identifiers import DEFAULT_ROUTE, Identifiers
+from isthmus.core.addresses import IpNetwork, plain_network
 from isthmus.core.patterns import Pattern, Proved
 from isthmus.values import Identity, is_address
 
@@ -28,8 +29,6 @@ _MAX_SHOWN = 5
 _MAX_NAME_CHARS = 400
 _ACCOUNT = "system:serviceaccount:"
 _NODE, _NODES = "system:node:", "system:nodes"
-
-IpNetwork = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +210,7 @@ def _claims(identifiers: Identifiers) -> Iterator[tuple[str, str]]:
 
 def _lies_in(claim: str, networks: Sequence[IpNetwork]) -> bool:
     # A zone (%eth0) means something on one machine only; no dial has one.
-    claimed = ip_network(claim) if "%" not in claim else None
+    claimed = plain_network(claim) if "%" not in claim else None
     if isinstance(claimed, IPv4Network):
         return any(claimed.subnet_of(n) for n in networks if isinstance(n, IPv4Network))
     if isinstance(claimed, IPv6Network):

@@ -21,6 +21,8 @@ METADATA = (
     "100.100.100.200",  # Alibaba Cloud
     "192.0.0.192",  # Oracle Cloud, as older images have it
     "fd00:c1::a9fe:a9fe",  # Oracle Cloud by IPv6
+    "fd00:a9fe:a9fe::1",  # Akamai (Linode) by IPv6
+    "fd00:42::42",  # Scaleway by IPv6
     "168.63.129.16",  # Azure's platform: its wire server has the machine's certificates
 )
 _NETWORKS: tuple[IpNetwork, ...] = tuple(map(ip_network, METADATA))

@@ -10,11 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv6Network
 from typing import Protocol, TypeVar
 
 from isthmus.config.identifiers import Identifiers
-from isthmus.core.addresses import IpAddress, IpNetwork, is_ipv4_range, reached
+from isthmus.core.addresses import (
+    IpAddress,
+    IpNetwork,
+    as_ipv4,
+    is_ipv4_range,
+    plain_network,
+    reached,
+)
 from isthmus.core.agents import Agents, Backend
 from isthmus.core.connectivity import Connection
 from isthmus.core.near import Nearness
@@ -93,7 +100,7 @@ class Networks:
             if isinstance(cidr, IPv6Network) and is_ipv4_range(cidr):
                 raise ValueError(
                     f"{cidr} of network {new.name} is a range of IPv4 addresses, list it as"
-                    f" {_as_v4(cidr)}"
+                    f" {as_ipv4(cidr)}"
                 )
         seen = [(network, cidr) for network in self for cidr in network.cidrs]
         for cidr in new.cidrs:
@@ -199,14 +206,7 @@ def _addresses(identifiers: Identifiers) -> Iterator[IpNetwork]:
     for text in (*identifiers.ipv4, *identifiers.ipv6, *identifiers.cidr, *hosts):
         if "%" in text:
             continue  # a zone means something on one machine only
-        claim = ip_network(text)
-        if isinstance(claim, IPv6Network) and is_ipv4_range(claim):
-            claim = _as_v4(claim)
-        yield claim
-
-
-def _as_v4(mapped: IPv6Network) -> IPv4Network:
-    return IPv4Network((int(mapped.network_address) & 0xFFFF_FFFF, mapped.prefixlen - 96))
+        yield plain_network(text)
 
 
 def _overlap(claim: IpNetwork, cidrs: Sequence[IpNetwork]) -> bool:

@@ -22,7 +22,7 @@ from ipaddress import (
 from typing import Literal, cast
 from urllib.parse import unquote_to_bytes
 
-from isthmus.core.addresses import is_ipv4_range, plain_address, reached_address
+from isthmus.core.addresses import as_ipv4, reached_address
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.values import HostPort
 
@@ -206,9 +206,7 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         network = ip_network((host, int(bits)), strict=False)
     except ValueError:
         return None
-    if is_ipv4_range(network):
-        return IPv4Network((plain_address(host), network.prefixlen - 96), strict=False)
-    return network
+    return as_ipv4(network) if isinstance(network, IPv6Network) else network
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:

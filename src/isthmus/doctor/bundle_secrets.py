@@ -19,37 +19,47 @@ BLANK = "[redacted]"
 #: Shorter ones would be found in everything; nobody should have such a secret.
 SHORTEST = 6
 _PIECE_CHARS = 1 << 16
+_MOST_KEY_CHARS = 1 << 14
 _WORDS = (
-    "token", "secret", "pass", "pwd", "pw", "credential", "cookie", "client-key-data",
-    *(f"{word}{sign}key" for word in ("api", "access", "private") for sign in ("", "_", "-")),
+    "token", "secret", "pass", "pw", "credential", "cookie", "client-key-data", "signature",
+    *(f"{w}{sign}key" for w in ("api", "access", "account", "private") for sign in ("", *"_-.")),
 )  # fmt: skip
 # Names that say it, up to their end: secretAccessKey is one, and a token-file is not.
 _KEY_WORD = (
-    r"(?:(?:token|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|"
-    r"private[_-]?key|client-key-data|cookie)"
+    r"(?:(?:token|secret|passw(?:or)?d|passphrase|passcode|credential|"
+    r"(?:api|access|account|private)[_.-]?key|client-key-data|cookie|signature)"
     # Bounded: without that, a text of such words alone would be read once for each of them.
     r"(?:[_-]?(?:access|key|value|data|text|string|hash)){0,4}"
     r"s?|(?<![a-z])pass|(?<![a-z])pwd?)"
 )
 # Where a word may begin: also behind what stands for a sign in JSON or in a URL, as in \nAKIA.
 _START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2})|(?<=_))"
-# Behind the name: its own end if that is quoted, and what opens a list or an object such as
-# {"value": …}.
-_IS = r"\\*[\"']?\s*[:=]\s*(?:[\[{]\s*(?:\\*[\"']value\\*[\"']\s*:\s*)?)?"
+# Behind the name: its own end if that is quoted, a sign that may be written as in a URL or in JSON,
+# what opens a list or an object such as {"value": …}, and a tag or an anchor of YAML.
+_IS = (
+    r"\\*[\"']?\s*(?:[:=]|%3[ad]|\\+u003[ad])>?\s*"
+    r"(?:[\[{]\s*(?:\\*[\"']value\\*[\"']\s*:\s*)?)?(?:-[ \t]+)?(?:[!&]\S{0,64}[ \t]+)?"
+)
 # A value to the end of its quotation, whichever that is and however deep it is quoted itself: a
 # quote with more backslashes than the first is a part of it. Or, without quotes, to a space.
 _VALUE = (
     r"(?:(?P<quote>\\*[\"'])(?P<quoted>[^\r\n]*?)(?=(?<!\\)(?P=quote)|[\r\n]|\Z)"
     r"|(?P<secret>(?:[^\s\"'\\\[{]|\\(?![\"']))(?:[^\s\"'\\]|\\(?![\"']))*))"
 )
+_KEY_KIND = r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}"
 # What is to go is the group "secret" or "quoted", or all of it. Before each, the words of which one
 # has to be there for it to be looked for: that is quick, and a large snapshot has none.
 _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     # A key, also with its lines written as \n in JSON.
     (
         ("private key",),
-        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-        r".*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+        rf"-{{4,5}} ?BEGIN {_KEY_KIND}.*?(?:-{{4,5}} ?END {_KEY_KIND}|\Z)",
+    ),
+    # The same in base64, however its lines are broken.
+    (
+        ("ls0tls1crudjti",),
+        r"LS0tLS1CRUdJTi[A-Za-z0-9+/=]*"
+        r"(?:(?:\\+[nr]|[\s\"'\\,]){1,64}(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,15}={1,2}))*",
     ),
     # A header, as a line or as JSON: everything behind the scheme.
     (
@@ -80,12 +90,27 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     # A word that says it, in a sentence.
     (
         _WORDS,
-        r"\b(?:password|passphrase|passwd|secret|token)\s{1,8}(?:is|was)\s{1,8}(?P<secret>\S{4,512})",
+        r"\b(?:password|passphrase|passwd|secret|token)\s{1,8}(?:is|was|to)[:=]?\s{1,8}"
+        r"(?P<secret>\S{4,512})",
+    ),
+    # As in .netrc, in XML, and behind curl's flags; not the user and group of a container.
+    (("login",), r"\blogin\s{1,8}\S{1,128}\s{1,8}password\s{1,8}(?P<secret>\S{1,512})"),
+    (_WORDS, rf"<[\w:.-]{{0,64}}?{_KEY_WORD}>(?P<secret>[^<\r\n]{{1,512}})"),
+    (
+        ("-u",),
+        r"(?:(?<!\S)-u|-user)[\s=]{1,4}[\"']?[^\s:\"']{1,128}:(?!\d+(?:\s|$))"
+        r"(?P<secret>[^\s\"']{1,256})",
+    ),
+    # A variable in a list of names and values, as containers have them.
+    (
+        _WORDS,
+        rf"name\\*[\"']?\s*:\s*\\*[\"']?[\w.-]{{0,64}}?{_KEY_WORD}\\*[\"']?\s*,?\s*\\*[\"']?value"
+        rf"{_IS}{_VALUE}",
     ),
     # Who one is, in a URL: all before the last @, whatever signs a password has.
     (("@",), r"://(?P<secret>(?:(?!://)[^\s\"']){1,512})(?=@)"),
     # The same without a scheme, as in proxy variables.
-    (("@",), r"(?<![\w./%+@-])[\w.%+-]{1,128}:(?P<secret>[^\s\"'@]{1,256})(?=@[\w\[])"),
+    (("@",), r"(?:(?<=//)|(?<![\w./%+@-]))[\w.%+-]{1,128}:(?P<secret>[^\s\"'@]{1,256})(?=@[\w\[])"),
     # A YAML value of several lines.
     (
         _WORDS,
@@ -94,8 +119,10 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     # A variable, a flag or a key whose name says it; not one of a file that has it.
     (_WORDS, rf"{_KEY_WORD}{_IS}{_VALUE}"),
+    # The same with letters before it, as dbpw and mypass; bypass is another word, and == is base64.
+    (("pw", "pass"), rf"(?<=[a-z])(?:pwd?|(?<!by)(?<!com)pass) ?[:=][ \t]*(?!=){_VALUE}"),
     (_WORDS, rf"--(?:[\w-]{{0,64}}-)?{_KEY_WORD}\s+(?P<secret>[^\s\"'-][^\s\"']*)"),
-    (_WORDS, rf"{_KEY_WORD}\w{{0,64}}={_VALUE}"),
+    (_WORDS, rf"{_KEY_WORD}\w{{0,64}}=(?!=){_VALUE}"),
     (
         ("certificate-data",),
         r"certificate-data[\"']?\s*:\s*[\"']?(?P<secret>[A-Za-z0-9+/=]{16,})",
@@ -114,6 +141,9 @@ _AWS_KEY = re.compile(
 # has in it.
 _DOTTED = re.compile(r"(?<![\w-])[\w-]++(?:\.[\w-]*+)++")
 _JWT_START, _JWT_PART_CHARS = "eyJ", 8  # base64 of '{"'
+# The end of a key whose beginning was cut off; and, read backwards, what may be the key before it.
+_KEY_END = re.compile(rf"-{{4,5}} ?END {_KEY_KIND}")
+_KEY_BACKWARDS = re.compile(r"[A-Za-z0-9+/=\s\"'\\#,]*")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}")
 
 
@@ -135,6 +165,7 @@ class Scrubber:
             text = text.replace(form, BLANK)
         for pattern in _possible(text):
             text = pattern.sub(self._blank, text)
+        text = self._without_key_ends(text)
         if _JWT_START in text:
             text = _DOTTED.sub(self._blank_jwt, text)
         text = _AWS_KEY.sub(self._blank_whole, text)
@@ -152,6 +183,18 @@ class Scrubber:
             have = {piece[i : i + SHORTEST] for i in range(len(piece) - SHORTEST + 1)}
             starts |= self._known.keys() & have
         return {form for start in starts for form in self._known[start] if form in text}
+
+    def _without_key_ends(self, text: str) -> str:
+        """The text without keys of which only the end is there."""
+        parts, at = [], 0
+        for end in _KEY_END.finditer(text):
+            before = text[at : end.start()]
+            found = _KEY_BACKWARDS.match(before[: -_MOST_KEY_CHARS - 1 : -1])
+            assert found is not None  # it matches nothing, too
+            parts += [before[: len(before) - len(found[0])], BLANK]
+            at = end.end()
+            self.removed += 1
+        return "".join((*parts, text[at:]))
 
     def _blank_whole(self, match: re.Match[str]) -> str:
         self.removed += 1

@@ -14,7 +14,7 @@ from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import DialFailure
 from isthmus.tunnel.end import BaseEnd, Early, Ending, join
 from isthmus.wire.http_connect import MAX_HEAD_BYTES
-from isthmus.wire.http_forward import PlainRequest, end_to_end, has_both_lengths
+from isthmus.wire.http_forward import PlainRequest, end_to_end, has_both_lengths, trailers
 
 if TYPE_CHECKING:
     from isthmus.frontends.http_proxy import HttpClient
@@ -306,4 +306,4 @@ class Exchange:
 
 
 def _end(event: h11.EndOfMessage, takes_trailers: bool) -> h11.EndOfMessage:
-    return h11.EndOfMessage(headers=end_to_end(event.headers) if takes_trailers else [])
+    return h11.EndOfMessage(headers=trailers(event.headers) if takes_trailers else [])

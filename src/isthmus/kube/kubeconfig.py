@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 import yaml
-from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.client_adapter import BearerTokenFileAuth, ConnectionParams
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
@@ -33,6 +33,7 @@ _EXEC_VERSIONS = frozenset(
 
 #: A kubeconfig with the certificates of a hundred clusters has 2 MB.
 MOST_BYTES = 4 * 1024 * 1024
+_MOST_TOKEN_BYTES = 256 * 1024
 _NO_POD = "that means the service account of a pod, and this is not a pod"
 
 
@@ -47,6 +48,21 @@ class Access:
     config: SingleConfig
     proxy: str | None = None
     server_name: str | None = None
+
+
+class TokenFile(BearerTokenFileAuth):
+    """Sends the token of a file, which is read again when the API refuses it.
+
+    lightkube would wait in the event loop for a pipe in its place, or read a device to its end.
+    """
+
+    def _read_token(self) -> str:
+        try:
+            token = read_bytes(self._token_file, most_bytes=_MOST_TOKEN_BYTES).decode()
+        except (OSError, UnicodeError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else "is not text"
+            raise LightkubeError(f"token file {self._token_file}: {why}") from exc
+        return f"Bearer {token.strip()}"
 
 
 def read_config(kubeconfig: str, server: str = "") -> Access:
@@ -96,8 +112,12 @@ def connect(access: Access, kubeconfig: str, timeout: httpx2.Timeout) -> Generic
     """
     host = urlsplit(access.config.cluster.server).hostname or ""
     params = ConnectionParams(timeout=timeout, trust_env=not is_loopback(host), proxy=access.proxy)
+    user = access.config.user
     try:
-        return GenericAsyncClient(params, access.config)
+        made = GenericAsyncClient(params, access.config)
+        if user is not None and user.token_file:
+            made._client.auth = TokenFile(user.token_file)  # lightkube takes none from outside
+        return made
     except Exception as exc:  # certificates fail in many ways: ssl, base64, files
         # lightkube writes keys to temporary files; they go now, not when garbage is collected.
         traceback.clear_frames(exc.__traceback__)
@@ -159,13 +179,23 @@ def _check(config: SingleConfig, where: str) -> None:
         ("client-key", user.client_key),
         ("tokenFile", user.token_file),
     ):
-        if name and not Path(config.abs_file(name)).is_file():
-            raise ConfigError(f"{where}: {key} {name} not found")
+        if name:
+            _check_file(Path(config.abs_file(name)), f"{where}: {key} {name}")
     if user.exec and user.exec.apiVersion not in _EXEC_VERSIONS and not user.token:
         raise ConfigError(
             f"{where}: users[].user.exec of {user.exec.apiVersion} is not supported,"
             " use a certificate, token or tokenFile"
         )
+
+
+def _check_file(path: Path, what: str) -> None:
+    """Make sure that whoever opens a file by its name will neither wait nor read without end."""
+    try:
+        read_bytes(path, most_bytes=MOST_BYTES)
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{what} not found") from exc
+    except OSError as exc:
+        raise ConfigError(f"{what}: {exc.strerror}") from exc
 
 
 def _check_url(server: str, where: str) -> None:

@@ -2,9 +2,10 @@
 
 An address on a dummy interface or on lo is reachable for every neighbour that routes it here,
 whatever its scope. The rule sits where packets for this host arrive, after any translation of
-service addresses, and before what others filter there, who cannot overrule a drop. By nft, in a
-table of our own; where there is none by iptables, in a chain of our own. One per address, which
-agents of a host share. Texts that go to the programs have only addresses and checked names in them.
+service addresses, and before what others filter there, who cannot overrule a drop. By nftables, in
+a table of our own, which nft lists and nft_guard.py writes; without nft by iptables, in a chain of
+our own. One per address, which agents of a host share. Texts that go to iptables have only
+addresses and checked names in them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Protocol
 from isthmus.config.bind import check_interface
 from isthmus.errors import ConfigError
 from isthmus.net.child_endings import ending_of, was_killed
+from isthmus.net.nft_guard import apply, guard_table, without_table
 
 TOOL_TIMEOUT_S = 15.0
 _BEFORE_FILTERS = -10
@@ -111,8 +113,8 @@ class NftGuard:
             wanted |= there
         if self._shape and _nft_shape(listed) == self._shape and there == wanted:
             return False
-        # One transaction: there is no moment without a rule.
-        _run(["nft", "-f", "-"], self._text(wanted))
+        names = _checked(wanted)
+        apply(guard_table(self._table, self._address, names, priority=_BEFORE_FILTERS))
         self._shape = _nft_shape(self._list())
         return _nft_shape(listed) != self._shape or not wanted <= there
 
@@ -124,30 +126,14 @@ class NftGuard:
         """Remove the table; see Guard."""
         if not self._list():
             return False
-        _run(["nft", "-f", "-"], self._gone())
+        apply(without_table(self._table))
         return True
 
     def _list(self) -> str:
         try:
             return _run(["nft", "list", "table", "inet", self._table])
         except ConfigError:
-            return ""  # loading says what is wrong, if it is anything but a table that is not there
-
-    def _gone(self) -> str:
-        return f"add table inet {self._table}\ndelete table inet {self._table}\n"
-
-    def _text(self, uplinks: Iterable[str]) -> str:
-        names = ", ".join(f'"{name}"' for name in _checked(uplinks))
-        elements = f"elements = {{ {names} }};" if names else ""
-        family = "ip" if self._address.version == 4 else "ip6"
-        return (
-            f"{self._gone()}table inet {self._table} {{\n"
-            f"  set uplinks {{ type ifname; {elements} }}\n"
-            "  chain input {\n"
-            f"    type filter hook input priority {_BEFORE_FILTERS}; policy accept;\n"
-            f"    {family} daddr {self._address} iifname @uplinks drop\n"
-            "  }\n}\n"
-        )
+            return ""  # writing it says what is wrong, unless the table is just not there
 
 
 def _nft_uplinks(listed: str) -> set[str]:

@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import socket
-import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from isthmus.core.name_files import (
     parse_nsswitch,
     parse_resolv_conf,
 )
+from isthmus.net.plain_file import read_bytes
 
 DNS_PORT = 53
 #: A hosts file of 8 MiB is read in 0.4 s, once; the others are a few lines.
@@ -82,15 +82,7 @@ class _Followed(Generic[T]):
         return self._value
 
     def _text(self) -> str:
-        # A FIFO in its place would block whoever opens it.
-        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            content = file.read(self._most_bytes + 1)
-        if len(content) > self._most_bytes:
-            raise OSError(errno.EFBIG, f"longer than {self._most_bytes} bytes")
-        return content.decode("utf-8", "replace")
+        return read_bytes(self._path, most_bytes=self._most_bytes).decode("utf-8", "replace")
 
     def _keep(self, trouble: str) -> T:
         if trouble != self._trouble:

@@ -34,6 +34,11 @@ _HOP_BY_HOP = frozenset(
 )
 # Connection may not name these: without them a message would be another one.
 _NEVER_NAMED = frozenset({b"host", b"content-length", b"expect", b"via"})
+# RFC 9110 §6.5.1: a trailer has no fields for framing, routing or authentication. A reader that
+# merges trailers with headers would take them for those of the request.
+_NEVER_TRAILING = frozenset(
+    {b"host", b"content-length", b"expect", b"authorization", b"cookie", b"set-cookie", b"via"}
+)
 _ABSOLUTE = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)((?:[/?][^#]*)?)")  # RFC 9112 §3.2.2
 _BASIC = re.compile(rb"[Bb][Aa][Ss][Ii][Cc] +([A-Za-z0-9+/=]+) *")
 #: Those that may be sent again when nobody knows whether they were done (RFC 9110 §9.2.2).
@@ -159,6 +164,11 @@ def end_to_end(headers: h11._headers.Headers) -> Headers:
         for raw, value in headers.raw_items()
         if (name := raw.lower()) not in _HOP_BY_HOP and name not in named
     ]
+
+
+def trailers(headers: h11._headers.Headers) -> Headers:
+    """The trailers of a message that are passed on."""
+    return [pair for pair in end_to_end(headers) if pair[0].lower() not in _NEVER_TRAILING]
 
 
 def named_in(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:

@@ -206,6 +206,14 @@ def test_an_identifier_outside_is_named_with_what_is_listed(
     )
 
 
+@pytest.mark.parametrize("claim", ["ipv6=::ffff:10.0.0.1", "cidr=::ffff:10.0.0.0/104"])
+def test_all_of_ipv6_is_nothing_of_ipv4(claim: str) -> None:
+    """A network has the agents that claim its addresses, and takes these for IPv4."""
+    everything = (ip_network("::/0"),)
+    rules = binding(rule(commonName="*", grants=Grants(ipv6=everything, cidr=everything)))
+    assert "may not claim" in rules.judge(Identity("x"), "a", Identifiers.parse(claim))
+
+
 def test_without_grants_nothing_is_covered_but_the_default_route_where_allowed() -> None:
     route = Identifiers(default_route=True)
     assert binding(rule(commonName="*")).judge(Identity("x"), "a", route) != ""

@@ -8,9 +8,12 @@ from ipaddress import ip_network
 
 import pytest
 
+from isthmus.app.apiserver_proxy.ways import OtherResolver
+from isthmus.client.service import ConnectivityService
+from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
 from isthmus.core.metadata import METADATA, NO_METADATA, NO_METADATA_BY_NAME, MetadataGuard
 from isthmus.dialers.direct import DirectDialer
-from isthmus.errors import DialFailure
+from isthmus.errors import DialError, DialFailure
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
@@ -50,3 +53,34 @@ def test_no_address_and_no_name_leads_there(address: str) -> None:
 def test_a_name_leads_to_its_other_addresses(address: str) -> None:
     found = asyncio.run(dialed("mixed", NO_METADATA, mixed=[address, "127.0.0.1", address]))
     assert found is None
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_name_of_an_apiserver_leads_there(address: str) -> None:
+    """The apiserver proxy keeps what names resolve to, and connects to that."""
+
+    async def looked_up(name: str) -> list[str]:
+        names = {"meta": [address], "mixed": [address, "127.0.0.1"]}
+        resolver = OtherResolver(asyncio.get_running_loop(), names)
+        return [str(it[1][0]) for it in await resolver.addresses(HostPort(name, 443))]
+
+    with pytest.raises(OSError, match="where clouds keep credentials"):
+        asyncio.run(looked_up("meta"))
+    assert asyncio.run(looked_up("mixed")) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_direct_network_of_a_client_leads_there(address: str) -> None:
+    direct = Connection(protocol=Protocol.DIRECT)
+
+    everything = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+
+    async def dial() -> None:
+        network = NetworkConfig(name="cluster", connection=direct, cidrs=everything)
+        made = ConnectivityService.from_config(ConnectivityConfig(networks={"cluster": network}))
+        async with made as service:
+            await service.dialer("cluster").dial("tcp", HostPort(address, 80))
+
+    with pytest.raises(DialError) as denied:
+        asyncio.run(dial())
+    assert denied.value.reason is DialFailure.DENIED

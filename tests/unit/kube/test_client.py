@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -197,6 +199,66 @@ def test_every_request_carries_the_token_of_the_file(tmp_path: Path) -> None:
         assert seen[0] == "Bearer one" and seen[-1] == "Bearer two"
 
     with_api(tmp_path, test)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "directory", "dangling"])
+def test_a_token_file_that_becomes_something_else_stalls_nobody(tmp_path: Path, kind: str) -> None:
+    async def test(api: FakeApi) -> None:
+        token = tmp_path / "token"
+        token.write_text("one\n")
+        good = ["Bearer one"]
+
+        async def look(request: web.Request) -> web.StreamResponse | None:
+            known = request.headers["Authorization"] in good
+            return None if known else status(401, "Unauthorized")
+
+        api.fault = look
+        kube = LightKube(KubeClient(api.kubeconfig(tokenFile="token")))
+        try:
+            await kube.leases("kube-system").list("")
+            become(token, kind)
+            await kube.leases("kube-system").list("")  # the last good one is kept
+            good[:] = ["Bearer two"]
+            for _ in range(2):
+                with pytest.raises(KubeError, match=rf"token file {token}: \S"):
+                    await kube.leases("kube-system").list("")
+            token.rmdir() if kind == "directory" else token.unlink()
+            token.write_text("two\n")
+            await kube.leases("kube-system").list("")
+        finally:
+            await kube.close()
+
+    with_api(tmp_path, test)
+
+
+def become(path: Path, kind: str) -> None:
+    """Put something else where a file was."""
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(str(path))
+        case "directory":
+            path.mkdir()
+        case _:
+            path.symlink_to("/dev/zero" if kind == "device" else "/nowhere")
+
+
+@pytest.mark.parametrize("key", ["tokenFile", "client-key", "certificate-authority"])
+def test_no_file_of_a_kubeconfig_is_opened_that_is_none(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "kubeconfig"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "hole").touch()
+    os.truncate(tmp_path / "hole", 1 << 40)
+    for name, why in (("pipe", "is a pipe, not a file"), ("hole", "is larger than")):
+        cluster = {"server": "https://a"}
+        user = {} if key == "certificate-authority" else {key: name}
+        cluster |= {key: name} if not user else {}
+        path.write_text(config(cluster, user))
+        with pytest.raises(ConfigError, match=rf"{key} {name}: {why}"):
+            KubeClient(str(path))
 
 
 def test_a_kubeconfig_that_changed_is_read_again_after_a_refusal(tmp_path: Path) -> None:

@@ -363,3 +363,18 @@ def test_systemd_reads_the_unit_and_finds_it_safe(name: str, tmp_path: Path) -> 
             [*run, *args, str(unit)], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("namespace", ["default", "kube-system", "kube-public", "isthmus", "edge"])
+def test_leases_are_in_a_namespace_of_their_own(
+    capsys: pytest.CaptureFixture[str], namespace: str
+) -> None:
+    """Whoever may write Leases may write all of a namespace."""
+    shared = namespace == "default" or namespace.startswith("kube-")
+    own = "isthmus-leases" if shared else namespace
+    flags = ("--as=daemonset", f"--namespace={namespace}", IMAGE, *LEASES, *TOKENS)
+    found = list(yaml.safe_load_all(written(capsys, *flags)))
+    roles = [it for it in found if it["kind"] == "Role"]
+    assert [it["metadata"]["namespace"] for it in roles] == [own]
+    made = [it["metadata"]["name"] for it in found if it["kind"] == "Namespace"]
+    assert made == ([own] if shared else [])

@@ -7,7 +7,13 @@ import pytest
 
 from isthmus.values import HostPort
 from isthmus.wire.http_connect import BadRequest
-from isthmus.wire.http_forward import PlainRequest, end_to_end, password_in, read_request
+from isthmus.wire.http_forward import (
+    PlainRequest,
+    end_to_end,
+    password_in,
+    read_request,
+    trailers,
+)
 
 
 def read(target: str, *headers: tuple[str, str], method: str = "GET") -> PlainRequest:
@@ -122,3 +128,10 @@ def test_passwords(value: bytes, found: tuple[bytes, bytes] | None) -> None:
     assert password_in([(b"proxy-authorization", value)]) == found
     assert password_in([(b"proxy-authorization", value)] * 2) is None
     assert password_in([]) is None
+
+
+def test_a_trailer_says_nothing_about_the_message_itself() -> None:
+    # RFC 9110 §6.5.1
+    names = ["Host", "Content-Length", "Authorization", "Cookie", "Set-Cookie", "Expect", "Via"]
+    end = h11.EndOfMessage(headers=[*((each, "1") for each in names), ("X", "y")])
+    assert trailers(end.headers) == [(b"X", b"y")]

@@ -179,9 +179,10 @@ spec:
       {{- include "isthmus.selector" .owner | nindent 6 }}
 {{- end -}}
 
-{{/* Where Leases are: never, unless it was said, beside those of Kubernetes itself. */}}
+{{/* Where Leases are: only where it was said beside those of others. */}}
 {{- define "isthmus.leaseNamespace" -}}
-{{- $own := ternary "isthmus-leases" .Release.Namespace (hasPrefix "kube-" .Release.Namespace) -}}
+{{- $shared := or (eq "default" .Release.Namespace) (hasPrefix "kube-" .Release.Namespace) -}}
+{{- $own := ternary "isthmus-leases" .Release.Namespace $shared -}}
 {{- default $own .Values.server.leases.namespace -}}
 {{- end -}}
 

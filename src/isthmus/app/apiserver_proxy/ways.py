@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from isthmus.app.apiserver_proxy.plan import Prepared
-from isthmus.core.metadata import NO_METADATA_BY_NAME
+from isthmus.core.metadata import NO_METADATA
 from isthmus.core.proxies import ProxyAddress
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialError, DialFailure, LinkError
@@ -34,13 +34,18 @@ Reached = Callable[[SocketEnd], None]
 
 
 class OtherResolver(Resolver):
-    """Looks names up, and leaves out the addresses where this program listens itself.
+    """Looks names up, and leaves out addresses that no name may lead to.
 
-    A connection to one of them would make another, and so on.
+    Those are metadata addresses, and those where this program listens: a connection to one of them
+    would make another, and so on.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        aliases: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(loop, aliases)
         #: Where we listen.
         self.ours: set[IpPort] = set()
 
@@ -50,13 +55,20 @@ class OtherResolver(Resolver):
         """See Resolver."""
 
         def others(addresses: Sequence[Address]) -> None:
-            left = [one for one in addresses if endpoint(one[1]) not in self.ours]
+            refusals = [self._refuse(target, one) for one in addresses]
+            left = [one for one, no in zip(addresses, refusals, strict=True) if not no]
             if addresses and not left:
-                failed(DialFailure.DENIED, f"{target} leads back to this proxy")
+                failed(DialFailure.DENIED, refusals[0])
             else:
                 found(left)
 
         return super().lookup(target, others, failed, client)
+
+    def _refuse(self, target: HostPort, address: Address) -> str:
+        """Say why an address of a name is left out; empty where it is not."""
+        if endpoint(address[1]) in self.ours:
+            return f"{target} leads back to this proxy"
+        return NO_METADATA.refuse(address[1][0])
 
 
 class Ways:
@@ -66,7 +78,7 @@ class Ways:
         self._loop = loop
         self._poller = poller
         self._resolver = OtherResolver(loop)
-        self._direct = DirectDialer(loop, poller, self._resolver, metadata=NO_METADATA_BY_NAME)
+        self._direct = DirectDialer(loop, poller, self._resolver, metadata=None)
         self._addresses: dict[HostPort, Sequence[Address]] = {}
         self._looked_at: dict[HostPort, float] = {}
         self._turn = 0

@@ -24,7 +24,7 @@ from isthmus.net.connect import Failed
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.reaching import Dialing, Reached
 from isthmus.observe.sidecar_metrics import HttpsProxyMetrics
-from isthmus.values import HostPort
+from isthmus.values import HostPort, is_address
 
 
 class _AtProxy:
@@ -102,13 +102,21 @@ class HttpsProxy(Sidecar):
         settings, context = self.settings, self._proxy_context()
         cloud = CloudApis(settings.cloud_api_suffix, settings.never_cloud_hosts)
         direct = settings.connect_directly_to_cloud_apis
+        metadata = self.dialer.metadata
+
+        def without(host: str) -> bool:
+            # The sidecar's own dialer denies a metadata address; the proxy would dial it.
+            if is_address(host):
+                return bool(metadata.refuse(host))
+            return direct and bool(cloud.suffix_of(host))
+
         chain = partial(
             UserProxyDialer,
             self.loop,
             self.poller,
             self.dialer,
             context=context,
-            without=lambda host: direct and bool(cloud.suffix_of(host)),
+            without=without,
         )
         connections = HttpsConnections(
             self.loop,
