@@ -460,8 +460,27 @@ def test_an_agent_that_drains_serves_new_connections_until_the_last_is_done(fres
             assert far.read_exactly(10) == b"still here"
             assert drained.is_alive()
         drained.join(LIMIT_S)
+        # Nobody is let in whose connection the end of the agent would reset.
+        assert is_refused()
         fresh.stop(agent)
         assert ADDRESS not in addresses()
+
+
+def test_a_connection_after_the_drain_of_a_server_is_for_the_next_one(fresh: Stack) -> None:
+    with Target() as target:
+        server = add_server(fresh, target.name)
+        port = server.agent_port
+        listening(fresh, add_agent(fresh, target.name))
+        (link,) = server.links
+        fresh.run(server.drain(LIMIT_S))
+        heard = fresh.do(lambda: link.carrier.bytes_in)
+        with connect() as client:
+            fresh.wait(lambda: link.carrier.bytes_in > heard, "the old server was asked")
+            fresh.stop(server)
+            add_server(fresh, target.name, agent_port=port)
+            with target.accept() as far:
+                client.send(b"patient")
+                assert far.read_exactly(7) == b"patient"
 
 
 def test_an_address_that_somebody_takes_away_comes_back(

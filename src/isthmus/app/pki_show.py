@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
+from isthmus.core.expiry import Standing, standing
 from isthmus.errors import ConfigError
 
 _SUFFIXES = (".crt", ".pem", ".cer")
@@ -49,6 +50,7 @@ class CertificateInfo:
     not_before: datetime
     not_after: datetime
     days_left: int
+    standing: Standing
     fingerprint_sha256: str
     key: KeyState
 
@@ -63,6 +65,7 @@ class CertificateInfo:
             "notBefore": self.not_before.isoformat(),
             "notAfter": self.not_after.isoformat(),
             "daysLeft": self.days_left,
+            "standing": self.standing.value,
             "fingerprintSha256": self.fingerprint_sha256,
             "key": self.key.value,
         }
@@ -110,15 +113,17 @@ def _in_file(path: Path, content: bytes, now: datetime) -> list[CertificateInfo]
 def _describe(
     path: Path, certificate: x509.Certificate, key: KeyState, now: datetime
 ) -> CertificateInfo:
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return CertificateInfo(
         path=path,
         subject=certificate.subject.rfc4514_string(),
         issuer=certificate.issuer.rfc4514_string(),
         names=names_of(certificate),
         usages=_usages(certificate),
-        not_before=certificate.not_valid_before_utc,
-        not_after=certificate.not_valid_after_utc,
-        days_left=(certificate.not_valid_after_utc - now).days,
+        not_before=start,
+        not_after=end,
+        days_left=(end - now).days,
+        standing=standing(not_before=start, not_after=end, now=now),
         fingerprint_sha256=certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
         key=key,
     )

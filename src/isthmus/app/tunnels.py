@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.app.metered import Gate, MeteredTunnel
 from isthmus.core.snapshot import RecentEndings, TunnelState, TunnelView
-from isthmus.core.stalls import Held, Pace, why_slow, why_stalled
+from isthmus.core.stalls import Held, ReaderPace, why_slow, why_stalled
 from isthmus.observe.logs import log
 from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.end import BaseEnd, Ending
@@ -43,7 +43,7 @@ class TunnelTable:
         # What half-closed tunnels over gRPC links had carried, and since when it is no more.
         self._still: dict[TunnelId, tuple[int, float]] = {}
         # What the readers take for whom bytes wait, by tunnel and side.
-        self._paces: dict[tuple[TunnelId, str], Pace] = {}
+        self._paces: dict[tuple[TunnelId, str], ReaderPace] = {}
         self.endings = RecentEndings()
 
     def __len__(self) -> int:
@@ -289,10 +289,10 @@ class TunnelTable:
             return _NOTHING  # nearly all; the rest is most of a snapshot
         inward = stream is tunnel.far
         sink, towards_sink = (tunnel.client, "client") if inward else (tunnel.far, "target")
-        taken = self._held(tunnel, towards_sink, sink, held, now, full_since=stream.sink_full_since)
+        taken = self._held(tunnel, towards_sink, sink, held, now)
         waits = self._held(
             tunnel, "target" if inward else "client", stream, backlog, now,
-            full_since=stream.waiting_since, no_credit=stream.credit <= 0,
+            no_credit=stream.credit <= 0,
         )  # fmt: skip
         return (taken, waits) if inward else (waits, taken)
 
@@ -304,7 +304,6 @@ class TunnelTable:
         waiting: int,
         now: float,
         *,
-        full_since: float | None = None,
         no_credit: bool = False,
     ) -> Held:
         """What waits for one side, and what it takes, as far as anybody looked."""
@@ -315,10 +314,10 @@ class TunnelTable:
                 del self._paces[key]
             return _NONE
         if pace is None:
-            pace = self._paces[key] = Pace(now=now)
+            pace = self._paces[key] = ReaderPace(now=now)
         queued = getattr(end, "kernel_bytes", 0)
         pace.look(passed=end.bytes_written - unsent(end), queued=queued, now=now)
-        return pace.held(waiting, now=now, full_since=full_since, no_credit=no_credit)
+        return pace.held(waiting, now=now, no_credit=no_credit)
 
 
 _NONE = Held()

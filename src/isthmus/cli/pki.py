@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from isthmus.app.pki_show import CertificateInfo
 
-_DAYS_SOON = 30
-
 
 @click.group(
     name="pki",
@@ -214,16 +212,18 @@ def _print_table(infos: Sequence[CertificateInfo]) -> None:
             Text(f"{info.subject}\n{info.issuer}"),
             Text("\n".join(info.names)),
             Text("\n".join([", ".join(info.usages) or "-", info.key.value])),
-            Text(f"{info.not_before:%Y-%m-%d}\n{info.not_after:%Y-%m-%d}\n")
-            + _days_left(info.days_left),
+            Text(f"{info.not_before:%Y-%m-%d}\n{info.not_after:%Y-%m-%d}\n") + _days_left(info),
             info.fingerprint_sha256.replace(":", "").lower()[:12],
         )
     Console().print(table)
 
 
-def _days_left(days: int) -> Text:
+def _days_left(info: CertificateInfo) -> Text:
     from rich.text import Text
 
-    if days < 0:
+    from isthmus.core.expiry import Standing
+
+    if info.days_left < 0:
         return Text("expired", style="red")
-    return Text(f"{days} days left", style="yellow" if days < _DAYS_SOON else "")
+    styles = {Standing.OK: "", Standing.WARN: "yellow", Standing.BAD: "red"}
+    return Text(f"{info.days_left} days left", style=styles[info.standing])

@@ -1,8 +1,8 @@
 """How a certificate stands: well, to be renewed, or in danger. One rule for whoever shows it.
 
 Days alone are no rule: a certificate that lives for a day is renewed every few hours, and never has
-30 days left. So a share of its life counts where that is less. ``isthmus status``, the dashboard
-(by the snapshot) and ``isthmus doctor`` ask here.
+30 days left. So a share of its life counts where that is less. ``isthmus status``, ``isthmus pki
+show``, the dashboard (by the snapshot) and ``isthmus doctor`` ask here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Why a tunnel does not move, or moves slowly: what a reader took between two looks, in a sentence.
 
 Bytes that wait say nothing by themselves: a slow reader's wait all the time. So whoever looks
-remembers what the reader had taken the last time (``Pace``), the kernel's queue included, and only
-a reader that took nothing has stopped. Pure: time comes in as an argument.
+remembers what the reader had taken the last time (``ReaderPace``), the kernel's queue included,
+and only a reader that took nothing has stopped. Pure: time comes in as an argument.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MOST_PATIENCE_S = 60.0
 class Held:
     """Bytes waiting in one direction, and for how long none of them moved.
 
-    ``full_s`` is how long there have been some. ``rate`` is what is taken in a second, None before
-    a second look. ``no_credit``: they wait for the far side of the link to grant window, so the
-    reader is behind the agent and not at this socket. ``patience_s``: how long a pause may be that
-    is like the last ones.
+    ``full_s`` is for how long there were some at every look. ``rate`` is what is taken in a
+    second, None before a second look. ``no_credit``: they wait for the far side of the link to
+    grant window, so the reader is behind the agent and not at this socket. ``patience_s``: how
+    long a pause may be that is like the last ones.
     """
 
     bytes: int = 0
@@ -53,13 +53,13 @@ class Held:
         )
 
 
-class Pace:
+class ReaderPace:
     """What one reader took, from look to look, while bytes waited for it."""
 
-    __slots__ = ("_gaps", "_moved_at", "_points", "_rests_since", "_seen", "started_at")
+    __slots__ = ("_gaps", "_moved_at", "_points", "_rests_since", "_seen", "_started_at")
 
     def __init__(self, *, now: float) -> None:
-        self.started_at = self._moved_at = self._rests_since = now
+        self._started_at = self._moved_at = self._rests_since = now
         self._seen: tuple[int, int] | None = None
         self._gaps = (0.0, 0.0)
         self._points: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
@@ -78,22 +78,19 @@ class Pace:
         """Nothing waits now; True if nothing has for so long that all this can be forgotten."""
         if self._seen is not None:
             self._seen, self._rests_since = None, now
-        self.started_at = self._moved_at = now
+        self._started_at = self._moved_at = now
         rested_s = now - self._rests_since
         if rested_s >= STALLED_AFTER_S:  # until then it is a reader that caught up for a moment
             self._points.clear()
         return rested_s >= _MOST_PATIENCE_S
 
-    def held(
-        self, waiting: int, *, now: float, full_since: float | None = None, no_credit: bool = False
-    ) -> Held:
+    def held(self, waiting: int, *, now: float, no_credit: bool = False) -> Held:
         """Say what it amounts to, with so many bytes that wait."""
-        since = self.started_at if full_since is None else full_since
         return Held(
             bytes=waiting,
             for_s=now - self._moved_at,
             no_credit=no_credit,
-            full_s=now - since,
+            full_s=now - self._started_at,
             rate=self._rate(),
             patience_s=min(2 * max(self._gaps), _MOST_PATIENCE_S),
         )

@@ -195,6 +195,14 @@ class Link:
         if self.talk is not None and not self.closed_because:
             self.talk.drain(turn_away=turn_away)
 
+    def ignore_dials(self) -> None:
+        """The link is about to close: begin no dial any more, and answer none.
+
+        A dial that was not answered was not done: the peer tries it elsewhere once the link is
+        closed. One that was begun now would be a tunnel that the end of the program resets.
+        """
+        self.on_dial = _ignore
+
     def told_to_drain(self) -> None:
         """The peer takes no new dials; what is open goes on."""
         self.draining = True
@@ -358,6 +366,10 @@ class Link:
         else:
             self.stuck_ticks = 0
         self._progress = progress
+
+
+def _ignore(incoming: Incoming) -> None:
+    pass
 
 
 def peer_of(sock: socket.socket) -> str:

@@ -13,6 +13,8 @@ from isthmus.manifests.indicators import (
     GO,
     OBJECTIVE,
     THEIR_FAILURES,
+    enough_faults,
+    enough_node_failures,
     fault_ratio_name,
     node_failure_name,
     node_failures,
@@ -22,10 +24,14 @@ _BUDGET = 1 - OBJECTIVE
 
 
 def _burns(
-    short: str, long: str, factor: float, name: Callable[[str], str] = fault_ratio_name
+    short: str,
+    long: str,
+    factor: float,
+    name: Callable[[str], str] = fault_ratio_name,
+    enough: Callable[[str], str] = enough_faults,
 ) -> str:
     limit = f"{factor * _BUDGET:.4g}"
-    return f"{name(short)} > {limit} and {name(long)} > {limit}"
+    return f"{name(short)} > {limit} and {name(long)} > {limit} and {enough(long)}"
 
 
 def _any(suffix: str) -> str:
@@ -221,6 +227,7 @@ ALERTS = (
     Alert(
         name="IsthmusNodesCutOff",
         expr=f"{node_failures('10m', 'job, instance')} > 0.5"
+        f" and {enough_node_failures('10m', 'job, instance')}"
         " or max by (job, instance) (isthmus_agent_node_traffic_ready) == 0",
         lasting="5m",
         severity=CRITICAL,
@@ -230,7 +237,7 @@ ALERTS = (
     ),
     Alert(
         name="IsthmusNodeConnectionsFail",
-        expr=_burns("5m", "1h", 14.4, node_failure_name),
+        expr=_burns("5m", "1h", 14.4, node_failure_name, enough_node_failures),
         lasting="2m",
         severity=CRITICAL,
         summary="{{ $value | humanizePercentage }} of connections from nodes of {{ $labels.job }}"

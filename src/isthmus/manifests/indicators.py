@@ -12,10 +12,23 @@ OBJECTIVE = 0.999
 GO = "konnectivity_network_proxy_"
 
 
+_FAULTS = f'isthmus_server_dial_failures_total{{reason=~"{OUR_FAILURES}"}}'
+#: A share says nothing of a few dials: alerts on one also want so many failures in its window.
+_LEAST_FAILURES = 5
+
+
+def _enough(failures: str, window: str, by: str) -> str:
+    return f"sum by ({by}) (increase({failures}[{window}])) >= {_LEAST_FAILURES}"
+
+
+def enough_faults(window: str) -> str:
+    """Whether more dials failed by us than may happen to a server that has little to do."""
+    return _enough(_FAULTS, window, "job")
+
+
 def _fault_ratio(window: str) -> str:
     return (
-        f'sum by (job) (rate(isthmus_server_dial_failures_total{{reason=~"{OUR_FAILURES}"}}'
-        f"[{window}])) / "
+        f"sum by (job) (rate({_FAULTS}[{window}])) / "
         f"(sum by (job) (rate({GO}server_dial_duration_seconds_count[{window}]))"
         f" + sum by (job) (rate(isthmus_server_dial_failures_total[{window}])))"
     )
@@ -31,13 +44,22 @@ def fault_ratio_name(window: str) -> str:
 NODE_FAILURES = "denied|failed|no_server|unanswered|too_many|gave_up|drained"
 
 
+_NODE_CONNECTIONS = "isthmus_agent_node_connections_total"
+_FAILED_CONNECTIONS = f'{_NODE_CONNECTIONS}{{result=~"{NODE_FAILURES}"}}'
+
+
 def node_failures(window: str, by: str) -> str:
     """The share of connections from nodes to the control plane that fail."""
-    name = "isthmus_agent_node_connections_total"
+    counted = f'{_NODE_CONNECTIONS}{{result=~"joined|{NODE_FAILURES}"}}'
     return (
-        f'sum by ({by}) (rate({name}{{result=~"{NODE_FAILURES}"}}[{window}])) / '
-        f'sum by ({by}) (rate({name}{{result=~"joined|{NODE_FAILURES}"}}[{window}]))'
+        f"sum by ({by}) (rate({_FAILED_CONNECTIONS}[{window}])) / "
+        f"sum by ({by}) (rate({counted}[{window}]))"
     )
+
+
+def enough_node_failures(window: str, by: str = "job") -> str:
+    """Whether more of them failed than may happen to a node that has little to ask."""
+    return _enough(_FAILED_CONNECTIONS, window, by)
 
 
 def node_failure_name(window: str) -> str:

@@ -55,6 +55,7 @@ class Netlink:
         self._sequence += 1
         size = _HEADER.size + len(body)
         self._sock.send(_HEADER.pack(size, kind, flags | REQUEST, self._sequence, 0) + body)
+        marks = 0
         while True:
             read = memoryview(self._sock.recv(_READ_BYTES))
             while read:
@@ -62,13 +63,15 @@ class Netlink:
                 message, read = read[_HEADER.size : size], read[(size + 3) & ~3 :]
                 if sequence != self._sequence or kind == _NOOP:
                     continue
+                # The kernel marks the first message after a change, not the last of the answer.
+                marks |= flags
                 if kind not in (_DONE, _ERROR):
                     yield message
                     continue
                 (code,) = struct.unpack_from("=i", message)
                 if code:
                     raise OSError(-code, os.strerror(-code))
-                if flags & _INTERRUPTED:
+                if marks & _INTERRUPTED:
                     raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
                 return
 

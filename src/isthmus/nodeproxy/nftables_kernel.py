@@ -25,6 +25,7 @@ import errno
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Iterator
 
 from isthmus.nodeproxy.backend import ApplyError
@@ -69,19 +70,18 @@ class NftTransactions:
         Raises:
             OSError: the kernel has no netfilter.
         """
-        self._sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
         try:
-            self._sock.bind((0, 0))
-            self._sock.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
-            self._sock.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
+            sock.bind((0, 0))
+            sock.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
+            sock.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
         except OSError:
-            self._sock.close()
+            sock.close()
             raise
+        self._sock = sock
         self._room = 0
-
-    def __del__(self) -> None:
         # Backends live as long as their program; nobody else would close it.
-        self._sock.close()
+        weakref.finalize(self, sock.close)
 
     def close(self) -> None:
         """Close it."""
@@ -101,7 +101,9 @@ class NftTransactions:
             answers = list(self._answers())
         except OSError as exc:
             raise ApplyError(f"the kernel cannot be given rules: {_told(exc)}") from exc
-        for code, sequence, said, offset in answers:
+        # Where more is refused than the socket has room for, ENOBUFS overtakes the first refusals.
+        refusals = [each for each in answers if each[0] not in (0, errno.ENOBUFS)] or answers
+        for code, sequence, said, offset in refusals:
             if code:
                 why = said or os.strerror(code)
                 line = _line(text, batch.line_at(sequence, offset))
@@ -129,8 +131,7 @@ class NftTransactions:
             except OSError as exc:
                 if exc.errno != errno.ENOBUFS:
                     raise
-                # More refusals than there is room for; the first have come.
-                yield errno.ENOBUFS, 0, "too many of them to tell", 0
+                yield errno.ENOBUFS, 0, "", 0
                 continue
             while len(read) >= _HEADER.size:
                 size, kind, flags, sequence, _ = _HEADER.unpack_from(read)

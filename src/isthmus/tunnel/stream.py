@@ -76,7 +76,6 @@ class Stream(BaseEnd):
         "session",
         "sink_full_since",
         "traffic",
-        "waiting_since",
         "window",
     )
 
@@ -94,7 +93,6 @@ class Stream(BaseEnd):
         self.reserve = INITIAL_WINDOW - session.first_window
         self._backlog: deque[bytes | memoryview] | None = None
         self.backlog_bytes = 0
-        self.waiting_since = 0.0
         self.in_turn = False
         self.traffic: TrafficClass = NORMAL
         self._fin_wanted = False
@@ -137,7 +135,6 @@ class Stream(BaseEnd):
         self.bytes_written += size
         if self._backlog is None:
             self._backlog = deque()
-            self.waiting_since = session.clock()
         self._backlog.append(data)
         self.backlog_bytes += size
         session.want_turn(self)

@@ -15,8 +15,8 @@ from isthmus.app.tunnels import LEFTOVERS_S, TunnelTable
 from isthmus.core.audit import Record, Stage
 from isthmus.observe.audit_log import AuditLog
 from isthmus.observe.metrics import ServerMetrics
-from isthmus.testing import ManualClock, MemoryEnd
-from isthmus.tunnel.end import Ending
+from isthmus.testing import ManualClock, MemoryEnd, MemoryLink
+from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity, TunnelId
 
@@ -84,6 +84,29 @@ def test_a_tunnel_with_both_ends_is_not_swept() -> None:
         table.sweep(loop.time())
         loop.time.advance(LEFTOVERS_S + 1)
     assert (client.aborted, len(table)) == (None, 1)
+
+
+def test_a_reader_that_empties_its_sink_between_two_looks_is_still_slow() -> None:
+    loop = Loop()
+    table = TunnelTable(cast(asyncio.AbstractEventLoop, loop), ServerMetrics())
+    link, source, client = MemoryLink(clock=loop.time), MemoryEnd(), MemoryEnd()
+    sender = link.client.open()
+    assert sender is not None
+    join(sender, source)
+    link.run()
+    table.open(
+        client=client, far=link.accepted.pop(), target=HostPort("10.0.0.1", 443),
+        requester=Identity("someone"), agent_id=AgentId("a"), link_id=1, frontend="test",
+    )  # fmt: skip
+    for _ in range(8):
+        client.make_room()
+        client.fill()
+        source.feed(bytes(50_000))
+        link.run()
+        loop.time.advance(1.0)
+        (view,) = table.views(10)
+        assert view.stalled == ""
+    assert view.slow == "client reads slowly, 50 kB/s; 50000 bytes wait"
 
 
 def test_an_operator_ends_a_tunnel() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.stalls import Held, Pace, why_slow, why_stalled
+from isthmus.core.stalls import Held, ReaderPace, why_slow, why_stalled
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_who_reads_slowly(held: Held, sentence: str) -> None:
 
 
 def test_a_steady_reader_is_slow_and_has_not_stopped() -> None:
-    pace = Pace(now=0.0)
+    pace = ReaderPace(now=0.0)
     for second in range(0, 40, 2):
         # Nothing new fits into the kernel, whose queue gets shorter.
         pace.look(passed=5_000_000, queued=4_000_000 - 100_000 * second, now=float(second))
@@ -71,17 +71,17 @@ def test_a_steady_reader_is_slow_and_has_not_stopped() -> None:
 
 
 def test_a_reader_that_takes_nothing_has_stopped_at_the_second_look() -> None:
-    pace = Pace(now=0.0)
+    pace = ReaderPace(now=0.0)
     pace.look(passed=5_000, queued=4_000, now=0.0)
-    assert why_stalled(to_client=pace.held(70_000, now=0.0, full_since=-99.0)) == ""  # unknown yet
+    assert why_stalled(to_client=pace.held(70_000, now=0.0)) == ""  # unknown yet
     pace.look(passed=5_000, queued=4_000, now=6.0)
     said = "client stopped reading; 70000 bytes held for 6 s"
-    assert why_stalled(to_client=pace.held(70_000, now=6.0, full_since=-99.0)) == said
-    assert why_slow(to_client=pace.held(70_000, now=6.0, full_since=-99.0)) == ""
+    assert why_stalled(to_client=pace.held(70_000, now=6.0)) == said
+    assert why_slow(to_client=pace.held(70_000, now=6.0)) == ""
 
 
 def test_credit_that_comes_in_pieces_is_no_stall_until_it_does_not_come() -> None:
-    pace = Pace(now=0.0)
+    pace = ReaderPace(now=0.0)
     for piece in range(4):
         pace.look(passed=piece * 1_000_000, queued=0, now=piece * 8.0)
     pace.look(passed=3_000_000, queued=0, now=30.0)
@@ -91,7 +91,7 @@ def test_credit_that_comes_in_pieces_is_no_stall_until_it_does_not_come() -> Non
 
 
 def test_a_pause_without_anything_to_read_does_not_count() -> None:
-    pace = Pace(now=0.0)
+    pace = ReaderPace(now=0.0)
     pace.look(passed=1, queued=0, now=0.0)
     assert not pace.rest(now=10.0)
     assert not pace.rest(now=50.0)

@@ -359,6 +359,27 @@ def test_nothing_fires_when_all_is_well(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+#: One failure on a machine with little to do, which is a large share of it.
+LONELY = {
+    "a node": {
+        f'isthmus_agent_node_connections_total{{{WHERE},result="failed"}}': "0x40 1x80",
+        f'isthmus_agent_node_connections_total{{{WHERE},result="joined"}}': "0x120",
+    },
+    "a server": {
+        f'isthmus_server_dial_failures_total{{{WHERE},reason="agent_lost"}}': "0x40 1x80",
+        f"{GO}server_dial_duration_seconds_count{{{WHERE}}}": "0x120",
+    },
+}
+
+
+@needs_promtool
+@pytest.mark.parametrize("minute", [44, 48, 60])
+@pytest.mark.parametrize("where", LONELY)
+def test_one_lonely_failure_wakes_nobody(tmp_path: Path, where: str, minute: int) -> None:
+    ran = _promtool(tmp_path, LONELY[where], minute, [])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 @needs_promtool
 def test_promtool_takes_the_rules() -> None:
     assert PROMTOOL is not None

@@ -243,11 +243,19 @@ class Agent:
             self.servers.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._dialing or len(self.tunnels):  # one becomes the other
+                while self._dialing or len(self.tunnels) or self._unsent:  # one becomes the next
                     await self._wait_no_dials()
                     await self.tunnels.wait_empty()
-                while self.servers is not None and self.servers.unsent:
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    await asyncio.sleep(_LOOK_AGAIN_S if self._unsent else 0)
+        # Without a turn of the loop in between: what was joined after that look would be reset.
+        if self.node is not None:
+            self.node.close()
+        if self.servers is not None:
+            self.servers.take_no_more()
+
+    @property
+    def _unsent(self) -> bool:
+        return self.servers is not None and self.servers.unsent
 
     @property
     def _dialing(self) -> bool:

@@ -185,6 +185,11 @@ class Servers:
             link.drain()
         self._table.tell_change()
 
+    def take_no_more(self) -> None:
+        """The drain is over: whatever is still asked for is for the next agent."""
+        for link in self.open_links:
+            link.ignore_dials()
+
     def close(self) -> None:
         """End every link; they are gone after ``wait_closed``."""
         self._table.draining = True

@@ -173,6 +173,11 @@ class AgentDoor:
         for link in list(self.links):
             link.drain()
 
+    def take_no_more(self) -> None:
+        """The drain is over: whatever is still asked for is for the next server."""
+        for link in self.links:
+            link.ignore_dials()
+
     def shut(self) -> None:
         """Accept nobody more; the links stay."""
         for sock in self._bound:

@@ -220,6 +220,8 @@ class Server:
                 ):
                     await self.tunnels.wait_empty()
                     await asyncio.sleep(_LOOK_AGAIN_S)
+        # Without a turn of the loop in between: what was joined after that look would be reset.
+        self.agent_door.take_no_more()
 
     def _unsent(self) -> bool:
         relays = self.relays is not None and self.relays.unsent
