@@ -20,10 +20,10 @@ Pure, and O(1) per call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from heapq import nlargest
 
-#: A peer that waits for room hears of it when it is this far inside its share, not at its edge.
+#: A peer that was slowed is not until it is this far inside its share, and not at its edge.
 _ROOM = 4  # a quarter
 #: Whoever holds more than this part of a budget counts where a share is the n-th part.
 _LARGE = 64
@@ -47,7 +47,6 @@ class Budget:
         self.large = 0
         self.large_bytes = total_bytes // _LARGE
         self._accounts: dict[Hashable, Account] = {}
-        self.waiting: dict[Account, None] = {}
 
     def __repr__(self) -> str:
         return f"<Budget {self.used_bytes} of {self.total_bytes}, {len(self._accounts)} peers>"
@@ -88,37 +87,11 @@ class Budget:
         if self._accounts.get(account.peer) is account:
             del self._accounts[account.peer]
 
-    # Those who wait.
-
-    def await_room(self, account: Account) -> None:
-        """Look at this account again when bytes are given back."""
-        self.waiting[account] = None
-
-    def gave_back(self, account: Account) -> None:
-        """Wake those who wait and have room again: this account, and others in their turn."""
-        waiting = self.waiting
-        if account in waiting and account.has_room:
-            del waiting[account]
-            account.wake()
-        while waiting:
-            other = next(iter(waiting))
-            del waiting[other]
-            if not other.has_room:
-                waiting[other] = None  # to the end of the line
-                break
-            other.wake()
-
-    def look_again(self) -> None:
-        """Wake everyone who waits and has room; once a second, as turns may have missed one."""
-        for account in [it for it in self.waiting if it.has_room]:
-            self.waiting.pop(account, None)
-            account.wake()
-
 
 class Account:
     """What is kept on behalf of one peer, by every connection of it."""
 
-    __slots__ = ("_inside", "_waiters", "budget", "large", "parent", "peer", "used_bytes", "users")
+    __slots__ = ("_inside", "budget", "large", "parent", "peer", "used_bytes", "users")
 
     def __init__(self, budget: Budget, peer: Hashable, parent: Account | None = None) -> None:
         self.budget = budget
@@ -129,7 +102,6 @@ class Account:
         #: How many of those inside hold a lot.
         self.large = 0
         self._inside: dict[Hashable, Account] | None = None
-        self._waiters: dict[Callable[[], None], None] = {}
 
     def __repr__(self) -> str:
         return f"<Account {self.peer!r}, {self.used_bytes} bytes>"
@@ -230,8 +202,6 @@ class Account:
     def give_back(self, size: int) -> None:
         """What was charged is not kept any more."""
         self._uncharge(size)
-        if self.budget.waiting:
-            self.budget.gave_back(self)
         if not self.used_bytes:
             self._drop_if_unused()
 
@@ -248,23 +218,6 @@ class Account:
         else:
             budget.used_bytes -= size
 
-    def when_room(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called once, when this peer is well inside its share again."""
-        self._waiters[call] = None
-        self.budget.await_room(self)
-
-    def forget(self, call: Callable[[], None]) -> None:
-        """Nobody waits with this any more."""
-        self._waiters.pop(call, None)
-        if not self._waiters:
-            self.budget.waiting.pop(self, None)
-
-    def wake(self) -> None:
-        """Call those who wait."""
-        waiters, self._waiters = self._waiters, {}
-        for call in waiters:
-            call()
-
     def close(self) -> None:
         """One user fewer; the account goes with the last, when it holds nothing."""
         self.users -= 1
@@ -274,7 +227,6 @@ class Account:
     def _drop_if_unused(self) -> None:
         if self.users or self.used_bytes:
             return
-        self.budget.waiting.pop(self, None)
         parent = self.parent
         if parent is None:
             self.budget.drop(self)

@@ -524,5 +524,4 @@ class Session:
                 peer.abort(Ending.TIMED_OUT)
         if self._holders or self._stuck:
             self._reset_stuck(now)
-        self.account.budget.look_again()
         return True

@@ -1,4 +1,4 @@
-"""The byte budget of a process: shares, what is over them, and who hears of room."""
+"""The byte budget of a process: shares, and what is over them."""
 
 from __future__ import annotations
 
@@ -50,42 +50,6 @@ def test_what_is_here_already_is_charged_and_said_to_be_too_much() -> None:
     assert not account.hold(40 * KIB)
     assert account.used_bytes == budget.used_bytes == 80 * KIB
     assert account.over_share
-
-
-def test_one_that_waits_hears_of_room_once_when_it_gives_back() -> None:
-    budget = Budget(100 * KIB)
-    account = budget.account("one")
-    account.hold(80 * KIB)
-    heard: list[str] = []
-    account.when_room(lambda: heard.append("room"))
-    account.give_back(20 * KIB)
-    assert not heard
-    account.give_back(50 * KIB)
-    account.give_back(10 * KIB)
-    assert heard == ["room"]
-
-
-def test_one_that_waits_hears_of_room_that_another_made() -> None:
-    budget = Budget(100 * KIB)
-    one, other = budget.account("one"), budget.account("other")
-    one.hold(30 * KIB)
-    other.hold(50 * KIB)
-    heard: list[str] = []
-    one.when_room(lambda: heard.append("room"))
-    other.give_back(50 * KIB)
-    assert heard == ["room"]
-
-
-def test_one_that_stopped_waiting_hears_nothing() -> None:
-    budget = Budget(100 * KIB)
-    account = budget.account("one")
-    account.hold(80 * KIB)
-    heard: list[str] = []
-    call = lambda: heard.append("room")  # noqa: E731 - its identity is what is forgotten
-    account.when_room(call)
-    account.forget(call)
-    account.give_back(80 * KIB)
-    assert not heard
 
 
 def test_an_account_goes_with_its_last_user_and_its_last_byte() -> None:
@@ -172,27 +136,3 @@ def test_an_account_inside_another_keeps_it_open() -> None:
     assert budget.peers == 1
     one.give_back(10)
     assert (budget.peers, budget.used_bytes) == (0, 0)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50 * KIB), st.booleans()), max_size=100)
-)
-def test_nobody_waits_who_has_room(steps: list[tuple[int, int, bool]]) -> None:
-    budget = Budget(100 * KIB)
-    accounts = [budget.account(n) for n in range(5)]
-    waiting: set[int] = set()
-    for number, size, more in steps:
-        account = accounts[number]
-        if more:
-            if not account.hold(size):
-                waiting.add(number)
-                account.when_room(lambda number=number: waiting.discard(number))  # type: ignore[misc]
-        elif account.used_bytes:
-            account.give_back(min(size, account.used_bytes))
-            assert number not in waiting or not account.has_room
-        budget.look_again()
-        assert not any(accounts[it].has_room for it in waiting)
-    for account in accounts:
-        if account.used_bytes:
-            account.give_back(account.used_bytes)
-    assert not waiting and not budget.waiting
