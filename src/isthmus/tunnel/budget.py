@@ -8,9 +8,9 @@ The share of a peer is as much as is still free ("dynamic thresholds", Choudhury
 alone it may take half of the budget, n equally greedy peers take 1/(n+1) each, and there is always
 room for a newcomer. Bytes that are here already can only be charged, so that a peer can get over
 its share; it never takes away another's that way, for the share of any peer is at least what n+1
-equally greedy ones would have, n being the peers that hold a lot. Over its share a peer is slowed
-first and refused second; how to slow is up to whoever holds the bytes (credit withheld on mux, the
-call braked on gRPC).
+equally greedy ones would have, n being the peers that hold a lot, and those that hold a little as
+well where so many do that it is too much. Over its share a peer is slowed first and refused second;
+how to slow is up to whoever holds the bytes (credit withheld on mux, the call braked on gRPC).
 
 An account can be divided again, by the same rule: an agent's server has one, and inside it each
 client of which that server says that it asks.
@@ -25,9 +25,10 @@ from heapq import nlargest
 
 #: A peer that was slowed is not until it is this far inside its share, and not at its edge.
 _ROOM = 4  # a quarter
-#: Whoever holds more than this part of a budget counts where a share is the n-th part.
-_LARGE = 64
-#: What those inside their share may take when others have used up everything.
+#: Whoever holds more than this part of a budget counts where a share is the n-th part: so that many
+#: who hold next to nothing do not make it small, and where they all hold too much together.
+_LARGE, _MEDIUM = 64, 1024
+#: What those who hold little may take together when others have used up everything, and more.
 _RESERVE = 8
 
 #: What a client is told that is refused for it.
@@ -43,9 +44,11 @@ class Budget:
         self.most_used_bytes = 0
         #: How often a peer was over its share when it asked, or caused, more to be kept.
         self.over_share = 0
-        #: How many peers hold a lot, and what that is.
-        self.large = 0
-        self.large_bytes = total_bytes // _LARGE
+        #: How many peers hold a lot, and how many at least a little; and what that is.
+        self.large = self.medium = 0
+        self.large_bytes, self.medium_bytes = total_bytes // _LARGE, total_bytes // _MEDIUM
+        #: What the others hold together.
+        self.small_bytes = 0
         self._accounts: dict[Hashable, Account] = {}
 
     def __repr__(self) -> str:
@@ -91,7 +94,16 @@ class Budget:
 class Account:
     """What is kept on behalf of one peer, by every connection of it."""
 
-    __slots__ = ("_inside", "budget", "large", "parent", "peer", "used_bytes", "users")
+    __slots__ = (
+        "_inside",
+        "budget",
+        "large",
+        "medium",
+        "parent",
+        "peer",
+        "used_bytes",
+        "users",
+    )
 
     def __init__(self, budget: Budget, peer: Hashable, parent: Account | None = None) -> None:
         self.budget = budget
@@ -99,8 +111,8 @@ class Account:
         self.parent = parent
         self.used_bytes = 0
         self.users = 0
-        #: How many of those inside hold a lot.
-        self.large = 0
+        #: How many of those inside hold a lot, and how many at least a little.
+        self.large = self.medium = 0
         self._inside: dict[Hashable, Account] | None = None
 
     def __repr__(self) -> str:
@@ -130,21 +142,25 @@ class Account:
     def _share(self, more: int) -> int:
         """The share once so many bytes more are charged."""
         budget, parent = self.budget, self.parent
-        if parent is None:
-            whole, free = budget.total_bytes, budget.total_bytes - budget.used_bytes - more
-            large = budget.large
-        else:
-            whole = parent._share(more)
-            free, large = whole - parent.used_bytes - more, parent.large
-        part = whole // (large + (1 if self.used_bytes > budget.large_bytes else 2))
+        among = self._among
+        whole = budget.total_bytes if parent is None else parent._share(more)
+        free = whole - among.used_bytes - more
+        if free + whole // _RESERVE >= 0:
+            also = 1 if self.used_bytes > budget.large_bytes else 2
+            part = max(whole // (among.large + also), budget.large_bytes)
+        else:  # so many hold a little each that it is too much
+            also = 1 if self.used_bytes > budget.medium_bytes else 2
+            part = max(whole // (among.medium + also), budget.medium_bytes)
         return free if free > part else part
 
     @property
     def over_share(self) -> bool:
         """It holds more than its share: slow it."""
-        # Most of the time it holds next to nothing of a budget that is nearly free.
+        # Most of the time it holds next to nothing, or three quarters of the budget are free.
         used, budget = self.used_bytes, self.budget
-        return used > budget.large_bytes and used > self.share_bytes
+        if used <= budget.medium_bytes or 4 * budget.used_bytes <= budget.total_bytes:
+            return False
+        return used > self._share(0)
 
     @property
     def may_not_open(self) -> bool:
@@ -172,32 +188,46 @@ class Account:
             self.used_bytes + budget.used_bytes + 2 * size <= budget.total_bytes
         ):
             return True  # mostly nearly all of it is free
-        most = budget.total_bytes + budget.total_bytes // _RESERVE
-        return self.used_bytes + size <= self._share(size) and budget.used_bytes + size <= most
+        if self.used_bytes + size > self._share(size):
+            return False
+        reserve = budget.total_bytes // _RESERVE
+        if budget.used_bytes + size <= budget.total_bytes + reserve:
+            return True
+        # What large ones got over their shares is not taken from the reserve of the small ones.
+        return self.used_bytes + size <= budget.large_bytes and budget.small_bytes + size <= reserve
 
     def hold(self, size: int) -> bool:
         """Charge bytes that are here already; False: it is over its share now, slow it."""
         self._charge(size)
-        budget = self.budget
-        if self.used_bytes > budget.large_bytes and self.over_share:
-            budget.over_share += 1
+        if self.used_bytes > self.budget.medium_bytes and self.over_share:
+            self.budget.over_share += 1
             return False
         return True
 
     def _charge(self, size: int) -> None:
         budget, parent = self.budget, self.parent
-        before, self.used_bytes = self.used_bytes, self.used_bytes + size
-        if before <= budget.large_bytes < self.used_bytes:
-            if parent is None:
-                budget.large += 1
-            else:
-                parent.large += 1
+        before = self.used_bytes
+        self.used_bytes = used = before + size
+        if before <= budget.large_bytes:
+            if before <= budget.medium_bytes < used:
+                self._among.medium += 1
+            if budget.large_bytes < used:
+                self._among.large += 1
         if parent is not None:
             parent._charge(size)
             return
+        if used <= budget.large_bytes:
+            budget.small_bytes += size
+        elif before <= budget.large_bytes:
+            budget.small_bytes -= before
         budget.used_bytes += size
         if budget.used_bytes > budget.most_used_bytes:
             budget.most_used_bytes = budget.used_bytes
+
+    @property
+    def _among(self) -> Budget | Account:
+        """What it is a part of."""
+        return self.budget if self.parent is None else self.parent
 
     def give_back(self, size: int) -> None:
         """What was charged is not kept any more."""
@@ -207,16 +237,21 @@ class Account:
 
     def _uncharge(self, size: int) -> None:
         budget, parent = self.budget, self.parent
-        before, self.used_bytes = self.used_bytes, self.used_bytes - size
-        if before > budget.large_bytes >= self.used_bytes:
-            if parent is None:
-                budget.large -= 1
-            else:
-                parent.large -= 1
+        before = self.used_bytes
+        self.used_bytes = used = before - size
+        if used <= budget.large_bytes:
+            if used <= budget.medium_bytes < before:
+                self._among.medium -= 1
+            if budget.large_bytes < before:
+                self._among.large -= 1
         if parent is not None:
             parent._uncharge(size)
-        else:
-            budget.used_bytes -= size
+            return
+        if before <= budget.large_bytes:
+            budget.small_bytes -= size
+        elif used <= budget.large_bytes:
+            budget.small_bytes += used
+        budget.used_bytes -= size
 
     def close(self) -> None:
         """One user fewer; the account goes with the last, when it holds nothing."""

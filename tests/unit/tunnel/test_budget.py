@@ -82,6 +82,9 @@ def test_the_sum_is_the_sum_and_taking_stays_inside_total_and_reserve(
         total = sum(it.used_bytes for it in accounts)
         assert budget.used_bytes == total <= budget.total_bytes * 9 // 8
         assert budget.large == sum(it.used_bytes > budget.large_bytes for it in accounts)
+        assert budget.medium == sum(it.used_bytes > budget.medium_bytes for it in accounts)
+        small = [it.used_bytes for it in accounts if it.used_bytes <= budget.large_bytes]
+        assert budget.small_bytes == sum(small)
 
 
 def test_one_that_got_over_its_share_takes_nothing_from_the_others() -> None:
@@ -99,6 +102,15 @@ def test_even_in_an_exhausted_budget_a_newcomer_may_take() -> None:
     newcomer = budget.account("newcomer")
     assert newcomer.take(100 * KIB)
     assert not newcomer.take(100 * KIB), "the reserve is bounded, too"
+
+
+def test_a_newcomer_may_take_however_far_another_is_over_its_share() -> None:
+    budget = Budget(1000 * KIB)
+    budget.account("hog").hold(3000 * KIB)  # windows that were given when there was room
+    newcomers = [budget.account(n) for n in range(100)]
+    assert newcomers[0].take(10 * KIB)
+    took = [it.take(10 * KIB) for it in newcomers[1:]]
+    assert 10 <= sum(took) <= 12, "the reserve is bounded, too"
 
 
 def test_many_small_peers_do_not_shrink_a_share() -> None:
@@ -136,3 +148,19 @@ def test_an_account_inside_another_keeps_it_open() -> None:
     assert budget.peers == 1
     one.give_back(10)
     assert (budget.peers, budget.used_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_many_who_hold_a_little_each_are_slowed_before_it_is_much_too_much(inside: bool) -> None:
+    budget = Budget(64 * 1024 * KIB)
+    server = budget.account("server")
+    peers = [server.inside(n) if inside else budget.account(n) for n in range(900)]
+    modest = server.inside("modest") if inside else budget.account("modest")
+    modest.hold(40 * KIB)
+    while any([peer.hold(64 * KIB) for peer in peers if not peer.over_share]):
+        pass
+    assert budget.used_bytes <= 2 * budget.total_bytes
+    assert not modest.over_share
+    for peer in peers:
+        peer.give_back(peer.used_bytes)
+    assert budget.medium == 0 and server.medium == 0
