@@ -129,6 +129,11 @@ class Account:
         account.users += 1
         return account
 
+    @property
+    def divided(self) -> bool:
+        """There are accounts inside it."""
+        return bool(self._inside)
+
     def join(self) -> Account:
         """One user more, who closes it as well."""
         self.users += 1

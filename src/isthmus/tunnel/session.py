@@ -381,10 +381,8 @@ class Session:
             raise ProtocolError(f"yamux: duplicate SYN on stream {stream_id}")
         if stream_id == 0 or bool(stream_id & 1) == self.client:
             raise ProtocolError(f"yamux: stream id {stream_id} is not the peer's to open")
-        if self.draining or len(self.streams) >= self.limits.max_streams:
-            self._refuse(stream_id)
-            return
-        if not self.account.take(STREAM_BYTES):
+        full = self.draining or len(self.streams) >= self.limits.max_streams
+        if full or not self._charge_for_one_more():
             self._refuse(stream_id)
             return
         stream = self.streams[stream_id] = Stream(self, stream_id, self.account.join())
@@ -392,6 +390,18 @@ class Session:
         # not acknowledged for 75 s, and stops opening at 256 that wait.
         self.emit(pack(0, WINDOW_UPDATE, ACK, stream_id, 0), b"", 0)
         self.on_stream(stream)
+
+    def _charge_for_one_more(self) -> bool:
+        """Charge a stream to the peer; False: it may have no more."""
+        account = self.account
+        if account.take(STREAM_BYTES):
+            return True
+        # Of a peer that speaks for many clients, one may be far over its share: for whom this one
+        # is shows with its dial, which that client's share decides on (links/mux.py).
+        if not account.divided or len(self.streams) * STREAM_BYTES > account.budget.large_bytes:
+            return False
+        account.hold(STREAM_BYTES)
+        return True
 
     def _refuse(self, stream_id: int) -> None:
         self._flood("streams that are refused")
