@@ -132,3 +132,30 @@ def test_clients_that_use_up_a_forwarder_leave_its_ports(
         at = ("127.0.0.1", program.port("port"))
         use_up(program, lambda: opened.enter_context(socket.create_connection(at, LIMIT_S)))
         answers(program.port("health_port"))
+
+
+def test_clients_that_use_up_an_apiserver_proxy_do_not_fail_its_checks(programs: Programs) -> None:
+    """Its own connections that ask whether an upstream lives need a descriptor as well."""
+    with Target() as target, contextlib.ExitStack() as opened:
+        program = programs.start(
+            "apiserver-proxy", f"--upstream={target.name}", "--listen=127.0.0.1:0",
+            "--health-check=tcp", "--health-check-interval=200ms", "--health-check-fall=1",
+            "--manage-address=false", *PORTS,
+        )  # fmt: skip
+        program.wait_log("serving ")
+        limit(program)
+        at = ("127.0.0.1", program.port("port"))
+        use_up(program, lambda: opened.enter_context(socket.create_connection(at, LIMIT_S)))
+        name = f'upstream="{target.name}"'
+        port = program.port("health_port")
+
+        def checks() -> float:
+            return sum(
+                float(line.rsplit(" ", 1)[1])
+                for line in http_get(port, "/metrics")[1].splitlines()
+                if "health_checks_total{" in line and name in line
+            )
+
+        before = checks()
+        wait_until(lambda: checks() >= before + 3, "it was checked since")
+        assert "an upstream is down" not in program.log

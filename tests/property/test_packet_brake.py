@@ -8,6 +8,7 @@ brake is left behind.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import pytest
@@ -447,6 +448,56 @@ def test_who_took_nothing_for_how_long_can_be_asked() -> None:
     assert slower.reader.aborted is None
 
 
+def test_a_paused_reader_is_reset_only_after_minutes_of_an_exhausted_budget() -> None:
+    world = World(budget_bytes=2 * MIB)
+    paused, reading = world.opened(2, slow=2)
+    for connection in (paused, reading):
+        connection.writer.send(64 * MIB)
+    elsewhere = world.budget.account("somebody else")
+
+    def minutes(number: float) -> None:
+        for _ in range(round(60 * number)):
+            world.clock.advance(1.0 - STEP_S)
+            reading.reader.take(1)
+            world.pass_time(STEP_S)
+            world.server.link.tick()
+
+    minutes(10)  # of a budget that is nearly free
+    elsewhere.hold(2 * MIB)
+    world.account.hold(MIB)
+    assert world.budget.exhausted and world.account.over_share
+    minutes(4.9)
+    assert paused.reader.aborted is None
+    elsewhere.give_back(2 * MIB)
+    world.account.give_back(MIB)
+    minutes(0.1)
+    assert not world.budget.exhausted
+    elsewhere.hold(2 * MIB)
+    world.account.hold(MIB)
+    minutes(4.9)
+    assert paused.reader.aborted is None
+    minutes(0.2)
+    assert paused.reader.aborted is Ending.STALLED
+    assert reading.reader.aborted is None
+    world.account.give_back(MIB)
+
+
+def test_paused_readers_are_reset_only_until_there_is_room() -> None:
+    world = World(budget_bytes=2 * MIB)
+    paused = world.opened(3, slow=3)
+    for connection in paused:
+        connection.writer.send(80_000)
+    world.account.hold(MIB)
+    world.pass_time(5.0)
+    world.budget.account("somebody else").hold(world.budget.share_bytes)
+    assert world.budget.exhausted and world.account.over_share
+    for _ in range(301):
+        world.clock.advance(1.0)
+        world.server.link.tick()
+    assert [it.reader.aborted for it in paused].count(Ending.STALLED) == 1
+    assert not world.budget.exhausted
+
+
 def test_a_connection_of_another_account_is_charged_there() -> None:
     world = World()
     one, two = world.opened(2, slow=2)
@@ -665,3 +716,51 @@ def test_nobody_waits_for_longer_than_a_few_pulses_while_the_share_lasts(
     assert world.talk(other) <= 2 * STEP_S
     world.pass_time(0.3)
     world.assert_released()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a reader reads: a gulp every so often."""
+
+    rate: int
+    gulp_s: float
+
+
+@pytest.mark.parametrize("others_eighths", [0, 4, 8])
+@pytest.mark.parametrize(
+    "pace",
+    [
+        Pace(64 * KIB, STEP_S),  # less than is worth a frame between two looks
+        Pace(64 * KIB, 0.5),  # and nothing at most looks
+        Pace(400 * KIB, 0.3),
+        Pace(MIB, STEP_S),
+    ],
+)
+def test_whoever_waits_for_a_reader_waits_for_what_is_under_way_and_no_more(
+    pace: Pace, others_eighths: int
+) -> None:
+    """The share is used up: others go on as the reader reads on, long before it catches up."""
+    world = World(budget_bytes=8 * MIB)
+    slow, other = world.opened(2, slow=1)
+    slow.writer.send(64 * MIB)
+    for _ in until_exhausted(world):
+        world.talk(other)
+    world.budget.account("somebody else").hold(others_eighths * MIB)
+
+    def read_until(wanted: int, most_s: float) -> None:
+        since = world.clock()
+        while other.reader.bytes_written < wanted:
+            assert world.clock() - since < most_s
+            world.pass_time(pace.gulp_s)
+            slow.reader.take(int(pace.rate * pace.gulp_s))
+            world.settle()
+
+    # What was sent before the window was narrow goes first. Far over a share that others have made
+    # smaller, it goes at half the pace.
+    other.writer.send(10)
+    read_until(other.writer.sent, 2 * (WINDOW + 2 * TURN_BYTES) / pace.rate + 1.0)
+    for _ in range(3):
+        other.writer.send(10)
+        under_way = REDUCED_WINDOW_BYTES + 2 * TURN_BYTES
+        read_until(other.writer.sent, 2 * under_way / pace.rate + pace.gulp_s)
+    assert slow.reader.out_bytes > MIB and slow.reader.aborted is None

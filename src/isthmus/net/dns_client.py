@@ -148,7 +148,7 @@ class _Inquiry:
             try:
                 async with asyncio.timeout_at(due) as timer:
                     while waiting and junk < _MOST_JUNK:
-                        wire = await self._loop.sock_recv(sock, _MOST_BYTES)
+                        wire = await self._receive(sock)
                         asked = waiting.get(wire_id(wire)) if len(wire) >= 2 else None
                         if asked is None or not self._take(server, asked, wire, truncated):
                             junk += 1
@@ -157,12 +157,20 @@ class _Inquiry:
                         if self._edns and is_format_error(wire):
                             self._edns = False
                             self._send(sock, asked.kind, waiting)
-                        if self.addresses:
+                        if waiting and self.addresses:
                             timer.reschedule(min(due, self._loop.time() + OTHER_FAMILY_S))
             except TimeoutError:
                 text = f"DNS server {server}: no answer within {self._conf.timeout_s} s"
                 self._failure = DnsError(text)
+            if junk >= _MOST_JUNK:
+                self._failure = DnsError(f"DNS server {server}: {junk} unrelated messages")
         return truncated
+
+    async def _receive(self, sock: socket.socket) -> bytes:
+        try:
+            return sock.recv(_MOST_BYTES)  # the other family's answer is mostly here already
+        except BlockingIOError:
+            return await self._loop.sock_recv(sock, _MOST_BYTES)
 
     def _send(self, sock: socket.socket, kind: str, waiting: dict[int, Question]) -> None:
         asked = question(self._name, kind, edns=self._edns)
@@ -190,11 +198,14 @@ class _Inquiry:
         Raises:
             OSError: the server cannot be reached, closes, or does not answer in time.
         """
+        timeout_s = float(self._conf.timeout_s)
+        if self.addresses:
+            timeout_s = min(timeout_s, OTHER_FAMILY_S)
         try:
-            async with asyncio.timeout(self._conf.timeout_s):
+            async with asyncio.timeout(timeout_s):
                 wire = await self._exchange(server, asked.wire)
         except TimeoutError:
-            text = f"DNS server {server}: no answer by TCP within {self._conf.timeout_s} s"
+            text = f"DNS server {server}: no answer by TCP within {timeout_s:g} s"
             self._failure = DnsError(text)
             return
         try:

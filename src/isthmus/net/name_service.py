@@ -1,6 +1,6 @@
 """Follows resolv.conf, hosts and nsswitch.conf: each lookup sees the files as they are now.
 
-A file is read again when its stat(2) has changed, which is asked for at every lookup (1 µs a file).
+A file is read again when its stat(2) has changed, which is asked for at every lookup (2 µs a file).
 One that is gone counts as empty. One that cannot be read, is no plain file or is too long keeps
 what was read last; where nothing was, the C library is left to make sense of it.
 """
@@ -63,6 +63,11 @@ class _Followed(Generic[T]):
         self._trouble = ""
         self._value = unread
 
+    @property
+    def value(self) -> T:
+        """What was read last; whether that is still so is not asked."""
+        return self._value
+
     def current(self) -> T:
         try:
             at = os.stat(self._path)
@@ -76,8 +81,9 @@ class _Followed(Generic[T]):
                 self._value = self._read(self._text() if any(stamp) else "")
             except OSError as exc:
                 return self._keep(exc.strerror or str(exc))
-            # A file that was just written may be written again in the same tick of its clock.
-            fresh = time.time_ns() - stamp[0] < _TICK_NS
+            # A file that was just written may be written again in the same tick of its clock; one
+            # from the future (a clock was set back) is not read for every lookup until then.
+            fresh = 0 <= time.time_ns() - stamp[0] < _TICK_NS
             self._stamp, self._trouble = None if fresh else stamp, ""
         return self._value
 
@@ -106,18 +112,21 @@ class NameService:
         self._order = _Followed(paths.nsswitch, parse_nsswitch, MOST_CONF_BYTES, _UNKNOWN)
 
     def order(self) -> tuple[NameSource, ...]:
-        """Where names are looked up, in this order; the C library's where a file is unreadable."""
+        """Look at the files, and say where names are looked up, in this order.
+
+        It is the C library's business where a file is unreadable.
+        """
         if self._conf.current() is None or self._hosts.current() is None:
             return _UNKNOWN
         return self._order.current()
 
     def in_hosts(self, name: str) -> tuple[str, ...]:
-        """The addresses that the hosts file has for a name."""
-        return (self._hosts.current() or {}).get(name.lower().removesuffix("."), ())
+        """The addresses that the hosts file had for a name when ``order`` was asked for."""
+        return (self._hosts.value or {}).get(name.lower().removesuffix("."), ())
 
     def conf(self) -> ResolvConf:
-        """Whom to ask by DNS."""
-        return self._conf.current() or ResolvConf()
+        """Whom to ask by DNS; of the same moment."""
+        return self._conf.value or ResolvConf()
 
 
 def _resolv_conf(text: str) -> ResolvConf:

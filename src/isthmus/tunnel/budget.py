@@ -8,9 +8,9 @@ The share of a peer is as much as is still free ("dynamic thresholds", Choudhury
 alone it may take half of the budget, n equally greedy peers take 1/(n+1) each, and there is always
 room for a newcomer. Bytes that are here already can only be charged, so that a peer can get over
 its share; it never takes away another's that way, for the share of any peer is at least what n+1
-equally greedy ones would have, n being the peers that hold a lot. Over its share a peer is slowed
-first and refused second; how to slow is up to whoever holds the bytes (credit withheld on mux, the
-call braked on gRPC).
+equally greedy ones would have, n being the peers that hold a lot, and those that hold a little as
+well where so many do that it is too much. Over its share a peer is slowed first and refused second;
+how to slow is up to whoever holds the bytes (credit withheld on mux, the call braked on gRPC).
 
 An account can be divided again, by the same rule: an agent's server has one, and inside it each
 client of which that server says that it asks.
@@ -20,14 +20,15 @@ Pure, and O(1) per call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from heapq import nlargest
 
-#: A peer that waits for room hears of it when it is this far inside its share, not at its edge.
+#: A peer that was slowed is not until it is this far inside its share, and not at its edge.
 _ROOM = 4  # a quarter
-#: Whoever holds more than this part of a budget counts where a share is the n-th part.
-_LARGE = 64
-#: What those inside their share may take when others have used up everything.
+#: Whoever holds more than this part of a budget counts where a share is the n-th part: so that many
+#: who hold next to nothing do not make it small, and where they all hold too much together.
+_LARGE, _MEDIUM = 64, 1024
+#: What those who hold little may take together when others have used up everything, and more.
 _RESERVE = 8
 
 #: What a client is told that is refused for it.
@@ -43,14 +44,12 @@ class Budget:
         self.most_used_bytes = 0
         #: How often a peer was over its share when it asked, or caused, more to be kept.
         self.over_share = 0
-        #: How many peers hold a lot, and what that is.
-        self.large = 0
-        self.large_bytes = total_bytes // _LARGE
-        #: What those peers hold together. Bytes that came already are charged without asking, so
-        #: that this alone may be more than the total.
-        self.large_used_bytes = 0
+        #: How many peers hold a lot, and how many at least a little; and what that is.
+        self.large = self.medium = 0
+        self.large_bytes, self.medium_bytes = total_bytes // _LARGE, total_bytes // _MEDIUM
+        #: What the others hold together.
+        self.small_bytes = 0
         self._accounts: dict[Hashable, Account] = {}
-        self.waiting: dict[Account, None] = {}
 
     def __repr__(self) -> str:
         return f"<Budget {self.used_bytes} of {self.total_bytes}, {len(self._accounts)} peers>"
@@ -91,37 +90,20 @@ class Budget:
         if self._accounts.get(account.peer) is account:
             del self._accounts[account.peer]
 
-    # Those who wait.
-
-    def await_room(self, account: Account) -> None:
-        """Look at this account again when bytes are given back."""
-        self.waiting[account] = None
-
-    def gave_back(self, account: Account) -> None:
-        """Wake those who wait and have room again: this account, and others in their turn."""
-        waiting = self.waiting
-        if account in waiting and account.has_room:
-            del waiting[account]
-            account.wake()
-        while waiting:
-            other = next(iter(waiting))
-            del waiting[other]
-            if not other.has_room:
-                waiting[other] = None  # to the end of the line
-                break
-            other.wake()
-
-    def look_again(self) -> None:
-        """Wake everyone who waits and has room; once a second, as turns may have missed one."""
-        for account in [it for it in self.waiting if it.has_room]:
-            self.waiting.pop(account, None)
-            account.wake()
-
 
 class Account:
     """What is kept on behalf of one peer, by every connection of it."""
 
-    __slots__ = ("_inside", "_waiters", "budget", "large", "parent", "peer", "used_bytes", "users")
+    __slots__ = (
+        "_inside",
+        "budget",
+        "large",
+        "medium",
+        "parent",
+        "peer",
+        "used_bytes",
+        "users",
+    )
 
     def __init__(self, budget: Budget, peer: Hashable, parent: Account | None = None) -> None:
         self.budget = budget
@@ -129,10 +111,9 @@ class Account:
         self.parent = parent
         self.used_bytes = 0
         self.users = 0
-        #: How many of those inside hold a lot.
-        self.large = 0
+        #: How many of those inside hold a lot, and how many at least a little.
+        self.large = self.medium = 0
         self._inside: dict[Hashable, Account] | None = None
-        self._waiters: dict[Callable[[], None], None] = {}
 
     def __repr__(self) -> str:
         return f"<Account {self.peer!r}, {self.used_bytes} bytes>"
@@ -148,21 +129,27 @@ class Account:
         account.users += 1
         return account
 
+    @property
+    def divided(self) -> bool:
+        """There are accounts inside it."""
+        return bool(self._inside)
+
     def join(self) -> Account:
         """One user more, who closes it as well."""
         self.users += 1
         return self
 
-    # Every dial opens a stream and closes it. Two steps in one call, and no further call where an
-    # account is small and stays open: as calls of their own the steps took 4 % of a dial's CPU.
+    # Every dial opens a stream and closes it. Two steps in one call, and no further call for an
+    # account that holds little and stays open: as calls of their own the steps took 4 % of a dial.
 
     def enter(self, size: int) -> Account:
         """``join`` and ``hold``."""
         self.users += 1
         budget = self.budget
         used = self.used_bytes + size
-        if self.parent is None and used <= budget.large_bytes:
+        if self.parent is None and used <= budget.medium_bytes:
             self.used_bytes = used
+            budget.small_bytes += size
             budget.used_bytes += size
             if budget.used_bytes > budget.most_used_bytes:
                 budget.most_used_bytes = budget.used_bytes
@@ -171,16 +158,14 @@ class Account:
         return self
 
     def admit(self, size: int) -> bool:
-        """``take``, and ``join`` if nothing is said against it."""
+        """``take``, and ``join`` if that is granted."""
         budget = self.budget
         used, total = self.used_bytes + size, budget.used_bytes + size
-        if (
-            self.parent is None
-            and used <= budget.large_bytes
-            and used + total <= budget.total_bytes
-        ):
+        room = self.parent is None and used + total <= budget.total_bytes
+        if room and used <= budget.medium_bytes:
             self.users += 1
             self.used_bytes, budget.used_bytes = used, total
+            budget.small_bytes += size
             if total > budget.most_used_bytes:
                 budget.most_used_bytes = total
             return True
@@ -193,19 +178,18 @@ class Account:
         budget, parent = self.budget, self.parent
         self.users -= 1
         outer = self if parent is None else parent
-        if self.users and outer.used_bytes <= budget.large_bytes and outer.parent is None:
+        if self.users and outer.used_bytes <= budget.medium_bytes and outer.parent is None:
             self.used_bytes -= size
             if parent is not None:
                 parent.used_bytes -= size
+            budget.small_bytes -= size
             budget.used_bytes -= size
-            if budget.waiting:
-                budget.gave_back(self)
         else:
             self.give_back(size)
 
     def take_over(self, size: int, before: Account) -> None:
         """``hold`` what another paid for so far, which a user of it leaves with."""
-        if self.parent is before and self.used_bytes + size <= self.budget.large_bytes:
+        if self.parent is before and self.used_bytes + size <= self.budget.medium_bytes:
             # What is inside an account counts for it already, and keeps it open.
             self.used_bytes += size
             before.users -= 1
@@ -221,21 +205,25 @@ class Account:
     def _share(self, more: int) -> int:
         """The share once so many bytes more are charged."""
         budget, parent = self.budget, self.parent
-        if parent is None:
-            whole, free = budget.total_bytes, budget.total_bytes - budget.used_bytes - more
-            large = budget.large
-        else:
-            whole = parent._share(more)
-            free, large = whole - parent.used_bytes - more, parent.large
-        part = whole // (large + (1 if self.used_bytes > budget.large_bytes else 2))
+        among = self._among
+        whole = budget.total_bytes if parent is None else parent._share(more)
+        free = whole - among.used_bytes - more
+        if free + whole // _RESERVE >= 0:
+            also = 1 if self.used_bytes > budget.large_bytes else 2
+            part = max(whole // (among.large + also), budget.large_bytes)
+        else:  # so many hold a little each that it is too much
+            also = 1 if self.used_bytes > budget.medium_bytes else 2
+            part = max(whole // (among.medium + also), budget.medium_bytes)
         return free if free > part else part
 
     @property
     def over_share(self) -> bool:
         """It holds more than its share: slow it."""
-        # Most of the time it holds next to nothing of a budget that is nearly free.
+        # Most of the time it holds next to nothing, or three quarters of the budget are free.
         used, budget = self.used_bytes, self.budget
-        return used > budget.large_bytes and used > self.share_bytes
+        if used <= budget.medium_bytes or 4 * budget.used_bytes <= budget.total_bytes:
+            return False
+        return used > self._share(0)
 
     @property
     def may_not_open(self) -> bool:
@@ -268,78 +256,65 @@ class Account:
         reserve = budget.total_bytes // _RESERVE
         if budget.used_bytes + size <= budget.total_bytes + reserve:
             return True
-        # Others hold more than there is: the reserve is still for those who hold little.
-        outer = self if self.parent is None else self.parent
-        small = budget.used_bytes - budget.large_used_bytes
-        return outer.used_bytes + size <= budget.large_bytes and small + size <= reserve
+        # What large ones got over their shares is not taken from the reserve of the small ones.
+        return self.used_bytes + size <= budget.large_bytes and budget.small_bytes + size <= reserve
 
     def hold(self, size: int) -> bool:
         """Charge bytes that are here already; False: it is over its share now, slow it."""
         self._charge(size)
-        budget = self.budget
-        if self.used_bytes > budget.large_bytes and self.over_share:
-            budget.over_share += 1
+        if self.used_bytes > self.budget.medium_bytes and self.over_share:
+            self.budget.over_share += 1
             return False
         return True
 
     def _charge(self, size: int) -> None:
         budget, parent = self.budget, self.parent
-        before, self.used_bytes = self.used_bytes, self.used_bytes + size
-        if before <= budget.large_bytes < self.used_bytes:
-            if parent is None:
-                budget.large += 1
-            else:
-                parent.large += 1
+        before = self.used_bytes
+        self.used_bytes = used = before + size
+        if before <= budget.large_bytes:
+            if before <= budget.medium_bytes < used:
+                self._among.medium += 1
+            if budget.large_bytes < used:
+                self._among.large += 1
         if parent is not None:
             parent._charge(size)
             return
-        if self.used_bytes > budget.large_bytes:
-            was_large = before > budget.large_bytes
-            budget.large_used_bytes += size if was_large else self.used_bytes
+        if used <= budget.large_bytes:
+            budget.small_bytes += size
+        elif before <= budget.large_bytes:
+            budget.small_bytes -= before
         budget.used_bytes += size
         if budget.used_bytes > budget.most_used_bytes:
             budget.most_used_bytes = budget.used_bytes
 
+    @property
+    def _among(self) -> Budget | Account:
+        """What it is a part of."""
+        return self.budget if self.parent is None else self.parent
+
     def give_back(self, size: int) -> None:
         """What was charged is not kept any more."""
         self._uncharge(size)
-        if self.budget.waiting:
-            self.budget.gave_back(self)
         if not self.used_bytes:
             self._drop_if_unused()
 
     def _uncharge(self, size: int) -> None:
         budget, parent = self.budget, self.parent
-        before, self.used_bytes = self.used_bytes, self.used_bytes - size
-        if before > budget.large_bytes >= self.used_bytes:
-            if parent is None:
-                budget.large -= 1
-            else:
-                parent.large -= 1
+        before = self.used_bytes
+        self.used_bytes = used = before - size
+        if used <= budget.large_bytes:
+            if used <= budget.medium_bytes < before:
+                self._among.medium -= 1
+            if budget.large_bytes < before:
+                self._among.large -= 1
         if parent is not None:
             parent._uncharge(size)
             return
-        if before > budget.large_bytes:
-            stays_large = self.used_bytes > budget.large_bytes
-            budget.large_used_bytes -= size if stays_large else before
+        if before <= budget.large_bytes:
+            budget.small_bytes -= size
+        elif used <= budget.large_bytes:
+            budget.small_bytes += used
         budget.used_bytes -= size
-
-    def when_room(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called once, when this peer is well inside its share again."""
-        self._waiters[call] = None
-        self.budget.await_room(self)
-
-    def forget(self, call: Callable[[], None]) -> None:
-        """Nobody waits with this any more."""
-        self._waiters.pop(call, None)
-        if not self._waiters:
-            self.budget.waiting.pop(self, None)
-
-    def wake(self) -> None:
-        """Call those who wait."""
-        waiters, self._waiters = self._waiters, {}
-        for call in waiters:
-            call()
 
     def close(self) -> None:
         """One user fewer; the account goes with the last, when it holds nothing."""
@@ -350,7 +325,6 @@ class Account:
     def _drop_if_unused(self) -> None:
         if self.users or self.used_bytes:
             return
-        self.budget.waiting.pop(self, None)
         parent = self.parent
         if parent is None:
             self.budget.drop(self)

@@ -309,5 +309,4 @@ class Http2Connection(Calls):
         self._end_lingering(now)
         if self.holders or self._stuck:
             self._reset_stuck(now)
-        self.account.budget.look_again()
         return True

@@ -391,7 +391,7 @@ class Brake:
 
 
 def _far_over(account: Account) -> bool:
-    share = account.budget.share_bytes
+    share = account.share_bytes
     return account.used_bytes > share + share // 8
 
 

@@ -106,6 +106,7 @@ class PacketLink:
         #: Connections that the peer closed and whose other side here is not done yet.
         self._departed: set[LinkedEnd] = set()
         self._fault = ""
+        self._spare_at = clock()  # when the budget last had something left
 
     def __repr__(self) -> str:
         return f"<PacketLink {len(self.ends)} connections, {len(self.dials)} dials>"
@@ -468,13 +469,17 @@ class PacketLink:
         """Look after replies and stuck readers, about once a second."""
         for end in self._replies.paused():
             self.reply_unwanted(end)
-        if self.account.budget.exhausted:
+        now = self.clock()
+        if not self.account.budget.exhausted:
+            self._spare_at = now
+        elif now - self._spare_at >= STUCK_S:
             self._reset_stuck()
 
     def _reset_stuck(self) -> None:
-        """Reset readers that took nothing for minutes while nothing is left for anybody."""
+        """Reset readers that took nothing for minutes, all of them with an exhausted budget."""
         for end in self.brake.stalled(STUCK_S):
-            if (end.account or self.account).over_share:
+            account = end.account or self.account
+            if account.budget.exhausted and account.over_share:  # only until there is room
                 peer = end.peer
                 end.abort(Ending.STALLED)
                 peer.abort(Ending.STALLED)

@@ -378,11 +378,9 @@ class Session:
             raise ProtocolError(f"yamux: duplicate SYN on stream {stream_id}")
         if stream_id == 0 or bool(stream_id & 1) == self.client:
             raise ProtocolError(f"yamux: stream id {stream_id} is not the peer's to open")
-        if self.draining or len(self.streams) >= self.limits.max_streams:
-            self._refuse(stream_id)
-            return
+        full = self.draining or len(self.streams) >= self.limits.max_streams
         account = self.account
-        if not account.admit(STREAM_BYTES):
+        if full or not (account.admit(STREAM_BYTES) or self._admit_for_a_client(account)):
             self._refuse(stream_id)
             return
         stream = self.streams[stream_id] = Stream(self, stream_id, account)
@@ -390,6 +388,17 @@ class Session:
         # not acknowledged for 75 s, and stops opening at 256 that wait.
         self.emit(pack(0, WINDOW_UPDATE, ACK, stream_id, 0), b"", 0)
         self.on_stream(stream)
+
+    def _admit_for_a_client(self, account: Account) -> bool:
+        """Charge a stream to a peer that may have no more itself, but speaks for many clients.
+
+        One of them may be far over its share. Whom the stream is for shows with its dial, and that
+        client's share decides (links/mux.py).
+        """
+        if not account.divided or len(self.streams) * STREAM_BYTES > account.budget.large_bytes:
+            return False
+        account.enter(STREAM_BYTES)
+        return True
 
     def _refuse(self, stream_id: int) -> None:
         self._flood("streams that are refused")
@@ -520,5 +529,4 @@ class Session:
                 peer.abort(Ending.TIMED_OUT)
         if self._holders or self._stuck:
             self._reset_stuck(now)
-        self.account.budget.look_again()
         return True

@@ -30,6 +30,10 @@ class NameServer:
         self.errors: dict[str, str] = {}
         #: Names that are answered with nothing but "truncated" by UDP.
         self.truncated: set[str] = set()
+        #: The same of one kind alone.
+        self.truncated_kinds: set[tuple[str, str]] = set()
+        #: Names that are never answered by TCP.
+        self.silent_tcp: set[str] = set()
         #: Names and kinds that are never answered.
         self.silent: set[tuple[str, str]] = set()
         #: Names before whose answer come a wrong id, another question's answer, and garbage.
@@ -121,7 +125,7 @@ class NameServer:
         if name.startswith(HANGS) or (name, kind) in self.silent:
             return
         answer = self._answer(query, name, kind)
-        if name in self.truncated:
+        if name in self.truncated or (name, kind) in self.truncated_kinds:
             answer = dns.message.make_response(query)
             answer.flags |= dns.flags.TC
         if name in self.noisy:
@@ -136,6 +140,9 @@ class NameServer:
         size = int.from_bytes(sock.recv(2, socket.MSG_WAITALL), "big")
         query = dns.message.from_wire(sock.recv(size, socket.MSG_WAITALL))
         name, kind = self._note(query, "tcp")
+        if name in self.silent_tcp:
+            sock.recv(1)  # until the client gives up
+            return
         wire = self._answer(query, name, kind).to_wire()
         sock.sendall(len(wire).to_bytes(2, "big") + wire)
 

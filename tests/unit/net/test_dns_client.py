@@ -13,6 +13,7 @@ import uvloop
 from name_server import NameServer
 
 from isthmus.errors import DialFailure
+from isthmus.net import dns_client, name_service
 from isthmus.net.resolver import Resolver
 from isthmus.values import HostPort
 
@@ -97,6 +98,37 @@ def test_what_does_not_fit_comes_by_tcp(server: NameServer, tmp_path: Path) -> N
     async def work() -> None:
         assert await find(resolver(server, tmp_path), "many.example") == set(many)
         assert ("A", "tcp") in server.asked("many.example")
+
+    run(work)
+
+
+def test_a_family_that_tcp_does_not_bring_is_not_waited_for(
+    server: NameServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("half.example", "192.0.2.1", "2001:db8::1")
+    server.truncated_kinds = {("half.example", "AAAA")}
+    server.silent_tcp = {"half.example"}
+    monkeypatch.setattr(dns_client, "OTHER_FAMILY_S", 0.01)
+
+    async def work() -> None:
+        names = resolver(server, tmp_path, resolv="options timeout:30")
+        async with asyncio.timeout(LIMIT_S / 2):
+            assert await find(names, "half.example") == {"192.0.2.1"}
+        assert ("AAAA", "tcp") in server.asked("half.example")
+
+    run(work)
+
+
+def test_a_server_that_floods_with_other_answers_is_named(
+    server: NameServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("noisy.example", "192.0.2.1")
+    server.noisy = {"noisy.example"}
+    monkeypatch.setattr(dns_client, "_MOST_JUNK", 3)
+
+    async def work() -> None:
+        with pytest.raises(OSError, match=r"DNS server 127\.0\.0\.1: 3 unrelated messages"):
+            await find(resolver(server, tmp_path), "noisy.example")
 
     run(work)
 
@@ -230,6 +262,25 @@ def test_the_files_are_followed(server: NameServer, tmp_path: Path) -> None:
         (tmp_path / "hosts").unlink()
         with pytest.raises(OSError):
             await find(names, "app")
+
+    run(work)
+
+
+def test_a_file_from_the_future_is_not_read_for_every_lookup(
+    server: NameServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    async def work() -> None:
+        names = resolver(server, tmp_path, hosts="192.0.2.1 app")
+        os.utime(tmp_path / "hosts", (4_000_000_000, 4_000_000_000))
+        await find(names, "app")
+        text = name_service._Followed._text
+        monkeypatch.setattr(
+            name_service._Followed, "_text", lambda it: (read.append(it._path), text(it))[1]
+        )
+        await find(names, "app")
+        assert str(tmp_path / "hosts") not in read
 
     run(work)
 

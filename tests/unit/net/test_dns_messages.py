@@ -153,3 +153,36 @@ def test_names_in_a_circle_are_a_wrong_answer_and_an_answer() -> None:
 def test_what_dns_cannot_have_is_not_asked_for(name: str) -> None:
     with pytest.raises(DnsError, match="no name"):
         question(name, "A")
+
+
+#: RFC 1035 §3.3.13: two names, four numbers, and 30 as the minimum.
+SOA = b"\x02ns\0\x04root\0" + bytes.fromhex("00000001 00000002 00000003 00000004 0000001e")
+DENIAL = b"\x03com\0" + bytes.fromhex("0006 0001 0000003c") + len(SOA).to_bytes(2, "big") + SOA
+FOUND = bytes.fromhex("0001 0001 0000003c 0004 c0000201")
+NAME = b"\x03www\x07example\x03com\0"
+
+
+@pytest.mark.parametrize(
+    ("flags_and_counts", "rest", "meant"),
+    [
+        ("8583 0001 0000 0001 0000", DENIAL, Answer(addresses=(), exists=False, ttl_s=30)),
+        ("8180 0001 0000 0001 0000", DENIAL, Answer(addresses=(), exists=True, ttl_s=30)),
+        ("8183 0001 0000 0000 0000", b"", Answer(addresses=(), exists=False, ttl_s=MOST_TTL_S)),
+        (
+            "8580 0001 0001 0000 0000",
+            NAME + FOUND,  # CoreDNS uses no pointers
+            Answer(addresses=("192.0.2.1",), exists=True, ttl_s=60),
+        ),
+    ],
+)
+def test_the_usual_answers_of_a_search_list_cost_no_dnspython(
+    monkeypatch: pytest.MonkeyPatch, flags_and_counts: str, rest: bytes, meant: Answer
+) -> None:
+    asked = made()
+    wire = asked.wire[:2] + bytes.fromhex(flags_and_counts) + asked.wire[12:] + rest
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("dnspython was asked")
+
+    monkeypatch.setattr(dns.message, "from_wire", refuse)
+    assert read_answer(asked, wire) == meant

@@ -78,7 +78,7 @@ class Never(Resolver):
             self.asked.discard(name)
         return ()
 
-    def ask(self, name: str, client: str) -> Cancel:
+    def ask(self, name: str, client: Hashable) -> Cancel:
         def failed(failure: DialFailure, detail: str) -> None:
             assert failure is DialFailure.TOO_MANY
             self.said.append(name)
@@ -143,6 +143,35 @@ async def test_a_lookup_that_others_want_goes_on_without_the_client_that_is_sent
     names.ask("a0.example", "a")
     names.close()
     assert names.pending == 0 and not names._by_client and names.said == []
+
+
+class Compared:
+    """A client that counts how often one is held against another."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@in_a_loop
+async def test_leaving_a_shared_lookup_does_not_look_at_all_who_wait() -> None:
+    names = Never(asyncio.get_running_loop(), 4)
+    one, other = Compared(), Compared()
+    first = names.ask("shared.example", one)
+    cancels = [names.ask("shared.example", other) for _ in range(500)]
+    names.ask("shared.example", one)
+    first()
+    Compared.times = 0
+    for cancel in cancels:
+        cancel()
+    assert Compared.times <= 2 * len(cancels)
+    assert set(names._by_client) == {one}
+    names.close()
 
 
 @in_a_loop

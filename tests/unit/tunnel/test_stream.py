@@ -337,6 +337,22 @@ def test_a_peer_that_opens_too_much_for_its_share_is_refused_the_rest() -> None:
     assert budget.used_bytes == 0
 
 
+def test_a_client_far_over_its_share_keeps_no_other_from_opening_on_the_same_link() -> None:
+    _, link = make()
+    budget = Budget(6400 * STREAM_BYTES)
+    link.server.account = server = budget.account("server")
+    hog = server.inside("hog")
+    hog.hold(2 * budget.total_bytes)
+    opened = [link.client.open() for _ in range(200)]
+    link.run()
+    # For whom each of them is shows with its dial; until then, a 64th of the budget.
+    assert len(link.accepted) == 101
+    assert sum(it is not None and it.ending is Ending.RESET for it in opened) == 99
+    link.client.lost(Ending.LINK_LOST)
+    link.server.lost(Ending.LINK_LOST)
+    assert budget.used_bytes == hog.used_bytes
+
+
 # Early bytes, and joining from inside.
 
 

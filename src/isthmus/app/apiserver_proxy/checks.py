@@ -144,7 +144,7 @@ class Checker:
 
     async def _probe(self, at: HostPort, prepared: Prepared, limit_s: float) -> str:
         plan, context = prepared.plan, prepared.check_context
-        sock = await self._ways.connect(at, limit_s)
+        sock = await self._ways.connect(at, limit_s, for_peer=False)
         if context is None:
             self._poller.close(sock)
             return "connected"

@@ -129,8 +129,12 @@ class Ways:
         dial.try_each(known)
         return dial
 
-    async def connect(self, at: HostPort, timeout_s: float) -> socket.socket:
+    async def connect(
+        self, at: HostPort, timeout_s: float, *, for_peer: bool = True
+    ) -> socket.socket:
         """Open a connection, for ``poller.close``; its edges may have passed.
+
+        ``for_peer`` False is for a check, which clients with all their connections must not fail.
 
         Raises:
             DialError: it cannot be reached.
@@ -147,7 +151,7 @@ class Ways:
                     at,
                     context=None if context is None else context.current,
                     timeout_s=timeout_s,
-                    for_peer=True,
+                    for_peer=for_peer,
                 )
             except LinkError as exc:
                 raise DialError(DialFailure.UNREACHABLE, at, str(exc)) from exc
@@ -157,10 +161,10 @@ class Ways:
                 addresses = await self._resolver.addresses(at)
             except OSError as exc:
                 raise DialError(DialFailure.UNRESOLVED, at, str(exc)) from exc
-        return await self._connect(at, addresses, timeout_s)
+        return await self._connect(at, addresses, timeout_s, for_peer)
 
     async def _connect(
-        self, at: HostPort, addresses: Sequence[Address], timeout_s: float
+        self, at: HostPort, addresses: Sequence[Address], timeout_s: float, for_peer: bool
     ) -> socket.socket:
         answer: asyncio.Future[socket.socket] = self._loop.create_future()
 
@@ -176,7 +180,7 @@ class Ways:
 
         attempt = Connecting(
             self._loop, self._poller, addresses, timeout_s=timeout_s, connected=connected,
-            failed=failed,
+            failed=failed, for_peer=for_peer,
         )  # fmt: skip
         try:
             return await answer

@@ -104,7 +104,7 @@ class RelayKeeper:
         self._limits = with_keepalive(Limits(), settings.keepalive_time_s)
         self._metrics = metrics
         self._once = once
-        self._resolver = Resolver(loop)
+        self._resolver = Resolver(loop, for_peers=False)
         self._stopped = False
         self._open: dict[PeerLink, tuple[ServerId, HostPort]] = {}
         self.links = PeerLinks()
