@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from typing import Any
 
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.config.connectivity import read
@@ -87,6 +87,13 @@ def test_any_documents_are_read_or_told(found: list[Any]) -> None:
 
 
 @given(documents)
+@example(
+    {
+        "apiVersion": "apiserver.k8s.io/v1beta1",
+        "kind": "EgressSelectorConfiguration",
+        "egressSelections": [{"name": "\r", "connection": {}}, {"name": "\r", "connection": {}}],
+    }
+)
 def test_json_is_yaml(found: dict[str, Any]) -> None:
     text = json.dumps(found, indent="\t", default=str)
     check(text)

@@ -94,6 +94,8 @@ class Errors:
 
     def add(self, line: int, column: int, what: str) -> None:
         """Note one; lines and columns count from 1."""
+        if not what.isprintable():  # it names something with a line end or a control character
+            what = "".join(c if c.isprintable() else repr(c)[1:-1] for c in what)
         self._wrong.append((line, column, what))
 
     def raise_any(self) -> None:
