@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import h11
@@ -33,6 +35,7 @@ from isthmus.core.snapshot_json import json_chunks
 from isthmus.dashboard import delta
 from isthmus.doctor.bundle_secrets import Scrubber
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
+from isthmus.frontends.http_proxy import HttpClient
 from isthmus.frontends.statuses import explain
 from isthmus.kube.kubeconfig import read_config
 from isthmus.links.go_errors import detail_in, failure_in
@@ -41,7 +44,7 @@ from isthmus.net import certificates, revocation
 from isthmus.net.dns_messages import DnsError, question, read_answer
 from isthmus.observe import logs
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
-from isthmus.tunnel.end import join
+from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2 import Http2Connection, Http2Limits
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.packet_reader import PacketReader
@@ -350,6 +353,40 @@ def _forward(n: int) -> Work:
         read_request(event)
 
     return read
+
+
+class _Owner:
+    """A sidecar, as far as a client asks it that has not said yet what it wants."""
+
+    draining = False
+
+    def __init__(self) -> None:
+        self.poller = SimpleNamespace(register=lambda *_: None, close=lambda sock: sock.close())
+
+    def unserved(self, client: object, why: object, detail: str) -> None:
+        """Let it go."""
+
+    def say_goodbye(self, end: Any, answer: bytes = b"") -> None:
+        """Let it go."""
+        end.abort(Ending.CANCELLED)
+
+
+def _to_http_proxy(start: bytes, line: bytes, piece: int) -> Callable[[int], Work]:
+    """A head that comes in pieces, to the frontend itself."""
+
+    def make(n: int) -> Work:
+        raw = start + _times(line, n)[:n]
+
+        def read() -> None:
+            ours, theirs = socket.socketpair()
+            with theirs, ours:
+                client = HttpClient(_Owner(), ours)  # type: ignore[arg-type]  # as far as it goes
+                for at in range(0, len(raw), piece):
+                    client.write(raw[at : at + piece])
+
+        return read
+
+    return make
 
 
 def _answer(n: int) -> Work:
@@ -741,6 +778,15 @@ def rows() -> Iterator[Row]:
     yield Row("connect: lines in pieces", _head_in_pieces(b"a: bcdefghij\r\n"), 1600)
     yield Row("connect: answer in pieces", _answer, 16 * KIB)
     yield Row("forward proxy: request", _forward, 60 * KIB)
+    connect, get = b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n", b"GET http://a/ HTTP/1.1\r\nHost: a\r\n"
+    for name, start in (("CONNECT", connect), ("GET", get)):
+        yield Row(
+            f"http proxy: {name}, a line in pieces", _to_http_proxy(start, b"a", 1), 8 * KIB - 100
+        )
+        yield Row(
+            f"http proxy: {name}, lines in pieces",
+            _to_http_proxy(start, b"a: " + b"b" * 75 + b"\r\n", 1), 8 * KIB - 100,
+        )  # fmt: skip
     yield Row("client hello", _client_hello, 15 * KIB)
     yield Row("proxy header", _proxy, 8 * KIB)
     yield Row("socks5: login in pieces", _login, 500)
