@@ -109,8 +109,10 @@ def started(name: str, programs: Programs, port: int, directory: Path) -> Iterat
             "clusters: [{name: x, cluster: {server: 'https://127.0.0.1:1'}}]\n"
             "users: [{name: x, user: {token: t}}]\n"
         )
-        flags = ("--serving-port=0", "--allow-unauthenticated", f"--kubeconfig={kubeconfig}",
-                 f"--konnectivity-uds={programs.uds}", f"--konnectivity-protocol={mode}")  # fmt: skip
+        flags = (
+            "--serving-port=0", "--allow-unauthenticated", f"--kubeconfig={kubeconfig}",
+            f"--konnectivity-uds={programs.uds}", f"--konnectivity-protocol={mode}",
+        )  # fmt: skip
     program = programs.start(name, *flags, *PORTS)
     program.wait_log("serving ")
     yield Forwarder(name, program, port)
