@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Generic, TypeVar
 
-from isthmus.tunnel.budget import Account, Budget
+from isthmus.tunnel.budget import HANDSHAKE_BYTES, Account, Budget
 
 T = TypeVar("T")
 #: What a connection that is passed on costs its source, with the little that is kept of it early.
@@ -210,3 +210,15 @@ class Strangers(Generic[T]):
             return None
         greediest = max(self._by_source.values(), key=len)
         return next(iter(greediest) if oldest else reversed(greediest))
+
+
+def stranger_refusal(
+    source: str, strangers: Strangers[T], allowance: Allowance, budget: Budget
+) -> Full | None:
+    """Why a connection that has proved nothing is not served; None if it is, and was counted."""
+    # As many as would be too many cannot all be about to show who they are.
+    if strangers.is_full_for(source):
+        return Full.CROWD
+    if not allowance.spend(source, STRANGER_S):
+        return Full.TOO_FAST
+    return None if budget.allows(source, HANDSHAKE_BYTES) else Full.MEMORY
