@@ -10,7 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from clients import LIMIT_S, MIB, Client, TlsClient, connect_uds, echo_target, head_for, tunnel
+from clients import (
+    LIMIT_S,
+    MIB,
+    Client,
+    TlsClient,
+    ask,
+    connect_uds,
+    echo_target,
+    head_for,
+    tunnel,
+)
 from programs import Program, Programs
 from stack import agent_context, http_get, metric, wait_until
 from test_floods_yamux import ACK, DATA, FIN, SYN, WINDOW_UPDATE
@@ -272,3 +282,21 @@ def test_stalled_readers_of_one_client_cost_another_nothing(programs: Programs) 
         whole = first + paused.read_exactly(size - MIB)
         assert whole == target.block * (size // len(target.block))
         assert counted(server, "streams_reset_for_budget_total") == 0
+
+
+def test_stalled_readers_without_an_agent_are_charged(programs: Programs) -> None:
+    """Where a network is reached directly no link counts: the sockets do, until they are closed."""
+    server = programs.server("--memory-budget=8Mi", "--cluster-network=near=127.0.0.0/8;via=direct")
+    with Pouring(16 * MIB) as target, contextlib.ExitStack() as stalled:
+        used = partial(counted, server, "memory_budget_used_bytes")
+        for _ in range(160):
+            hog = connect_uds(programs.uds)
+            stalled.callback(hog.close)
+            hog.send(head_for(target.name))
+        wait_until(lambda: used() >= 8 * MIB, "they hold all that they may")
+        with programs.connect_uds() as one_more:
+            assert ask(one_more, head_for(target.name)).status == 503
+        with tunnel(programs.connect_tls(server), target.name) as other:
+            assert len(other.read_exactly(MIB)) == MIB
+        stalled.close()
+        wait_until(lambda: used() == 0, "everything is given back")

@@ -30,13 +30,14 @@ class PaidEarly(Early):
 
 
 def charge_tunnel(client: BaseEnd, far: BaseEnd, payer: Account) -> None:
-    """Have an account pay for what a client's end and the end of its target hold."""
-    if isinstance(far, RawSocket):
-        far.charge_to(payer)
-    else:
-        # A stream counts what the client has not taken, wherever it waits.
-        stream = getattr(far, "stream", None)
-        if isinstance(stream, Http2Stream) and stream.open and stream.account is not payer:
-            stream.connection.charge(stream, payer)
-    if isinstance(client, RawSocket):
-        client.charge_to(payer if isinstance(far, RawSocket) else None)
+    """Have an account pay for what a client's end and the end of its target hold.
+
+    A call counts what its peer has not taken, wherever that waits; of two sockets each counts.
+    """
+    stream = getattr(far, "stream", None)
+    if isinstance(stream, Http2Stream) and stream.open and stream.account is not payer:
+        stream.connection.charge(stream, payer)
+    sockets = isinstance(client, RawSocket) and isinstance(far, RawSocket)
+    for end in (far, client):
+        if isinstance(end, RawSocket):
+            end.charge_to(payer if sockets else None)
