@@ -30,6 +30,7 @@ from isthmus.config import (
 )
 from isthmus.config.identifiers import Identifiers
 from isthmus.core import audit, tokens
+from isthmus.core.patterns import Pattern
 from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
 from isthmus.core.snapshot_json import json_chunks
 from isthmus.dashboard import delta
@@ -41,6 +42,7 @@ from isthmus.kube.kubeconfig import read_config
 from isthmus.links.go_errors import detail_in, failure_in
 from isthmus.links.hello import features_in, features_said, hello_fault
 from isthmus.net import certificates, revocation
+from isthmus.net.contexts import peer_identity
 from isthmus.net.dns_messages import DnsError, question, read_answer
 from isthmus.observe import logs
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
@@ -489,6 +491,31 @@ def _token(unit: str) -> Callable[[int], Work]:
     return make
 
 
+# Names.
+
+
+def _host(unit: str) -> Callable[[int], Work]:
+    def make(n: int) -> Work:
+        text = _times(unit, n)[:n] + "!:1"
+        return _quietly(lambda: HostPort.parse(text))
+
+    return make
+
+
+def _pattern_of_names(n: int) -> Work:
+    pattern, text = Pattern("a*ab*ab*b", fold=True), _times("aab", n)[:n] + "."
+    return lambda: pattern.covers(text, {})
+
+
+def _identity(n: int) -> Work:
+    """Of a certificate with as many names as fit."""
+    names = tuple(("DNS", f"n{number}.example") for number in range(n // 16))
+    groups = tuple((("organizationName", "g" * 100),) for _ in range(n // 100))
+    said = {"subject": ((("commonName", "c"),), *groups), "subjectAltName": names}
+    peer: Any = SimpleNamespace(getpeercert=lambda: said)
+    return lambda: peer_identity(peer)
+
+
 # Logs, metrics, snapshots, pages, audit.
 
 LOGGED = {
@@ -797,6 +824,11 @@ def rows() -> Iterator[Row]:
     yield Row("identifiers: one name", _identifiers("a"), 8 * KIB)
     yield Row("identifiers: escapes", _identifiers("host=%41%42&"), 256 * 12)
     yield Row("identifiers: unknown keys", _identifiers("a=b&"), 1024)
+    yield Row("host: labels", _host("a-."), 248)
+    yield Row("host: one label", _host("a-"), 248)
+    yield Row("host: numbers", _host("1."), 248)
+    yield Row("patterns of names", _pattern_of_names, 4 * KIB)
+    yield Row("certificate: names and groups", _identity, 64 * KIB)
     yield Row("tokens: signed", _token("eyJ."), 16 * KIB)
     yield Row("tokens: one part", _token("a"))
     for name, unit in LOGGED.items():
