@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import socket
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from test_text import CALL, GREETING, Mux, answer, hello, log, send_in_frames
 from isthmus.app import pki
 from isthmus.core import audit
 from isthmus.observe import logs
-from isthmus.values import HostPort
+from isthmus.values import HostPort, Identity
 from isthmus.wire import hpack
 from isthmus.wire.hpack import encode
 from isthmus.wire.http2 import END_HEADERS, END_STREAM, HEADERS, Headers, encode_headers, frame
@@ -175,3 +176,18 @@ def test_no_text_is_longer_than_its_maximum_anywhere(
     # Escapes make a character into ten at most, and a mark says that it was cut.
     assert max(map(len, shown), default=0) <= 10 * MAX_LOGGED_CHARS + 20
     assert max(map(len, log.getvalue().splitlines()), default=0) <= 12 * MAX_LOGGED_CHARS
+
+
+def test_logs_and_audit_cut_what_nobody_cut_before(measured: Measured, log: io.StringIO) -> None:
+    """Whoever forgets to: the last gate before the expression and the file cuts as well."""
+    logs.log(logging.getLogger("isthmus.attack"), logging.WARNING, LONG, agent=LONG, reason=LONG)
+    record = audit.Record(
+        time=audit.rfc3339(0.0),
+        stage=audit.Stage.REFUSED,
+        requester=audit.requester_of(Identity(LONG, (LONG,))),
+        reason=audit.cut(LONG),
+    )
+    audit.to_line(record)
+    assert 0 < measured.longest["expression"] <= MAX_LOGGED_CHARS + 256
+    assert 0 < measured.longest["audit"] <= audit.MAX_CHARS + 1
+    assert 0 < len(log.getvalue()) <= 3 * 12 * MAX_LOGGED_CHARS

@@ -76,6 +76,8 @@ def test_it_loads_without_complaint_and_shows_what_the_feed_says(
         "3,649 days left",
     ]
     assert "--audit-log-path" in browser.text("[data-panel=audit]")
+    kept = browser.text("[data-panel=memory] tbody")
+    assert "all peers" in kept and "certificate:" in kept and "268 MB" in kept
     assert browser.complaints() == []
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import h11
@@ -28,20 +30,23 @@ from isthmus.config import (
 )
 from isthmus.config.identifiers import Identifiers
 from isthmus.core import audit, tokens
+from isthmus.core.patterns import Pattern
 from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
 from isthmus.core.snapshot_json import json_chunks
 from isthmus.dashboard import delta
 from isthmus.doctor.bundle_secrets import Scrubber
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
+from isthmus.frontends.http_proxy import HttpClient
 from isthmus.frontends.statuses import explain
 from isthmus.kube.kubeconfig import read_config
 from isthmus.links.go_errors import detail_in, failure_in
 from isthmus.links.hello import features_in, features_said, hello_fault
 from isthmus.net import certificates, revocation
+from isthmus.net.contexts import peer_identity
 from isthmus.net.dns_messages import DnsError, question, read_answer
 from isthmus.observe import logs
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
-from isthmus.tunnel.end import join
+from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2 import Http2Connection, Http2Limits
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.packet_reader import PacketReader
@@ -352,6 +357,40 @@ def _forward(n: int) -> Work:
     return read
 
 
+class _Owner:
+    """A sidecar, as far as a client asks it that has not said yet what it wants."""
+
+    draining = False
+
+    def __init__(self) -> None:
+        self.poller = SimpleNamespace(register=lambda *_: None, close=lambda sock: sock.close())
+
+    def unserved(self, client: object, why: object, detail: str) -> None:
+        """Let it go."""
+
+    def say_goodbye(self, end: Any, answer: bytes = b"") -> None:
+        """Let it go."""
+        end.abort(Ending.CANCELLED)
+
+
+def _to_http_proxy(start: bytes, line: bytes, piece: int) -> Callable[[int], Work]:
+    """A head that comes in pieces, to the frontend itself."""
+
+    def make(n: int) -> Work:
+        raw = start + _times(line, n)[:n]
+
+        def read() -> None:
+            ours, theirs = socket.socketpair()
+            with theirs, ours:
+                client = HttpClient(_Owner(), ours)  # type: ignore[arg-type]  # as far as it goes
+                for at in range(0, len(raw), piece):
+                    client.write(raw[at : at + piece])
+
+        return read
+
+    return make
+
+
 def _answer(n: int) -> Work:
     raw = b"HTTP/1.1 502 Bad\r\n" + _times(b"a: b\r\n", n - 100) + b"\r\n" + b"\xff " * 100
 
@@ -450,6 +489,31 @@ def _token(unit: str) -> Callable[[int], Work]:
         return read
 
     return make
+
+
+# Names.
+
+
+def _host(unit: str) -> Callable[[int], Work]:
+    def make(n: int) -> Work:
+        text = _times(unit, n)[:n] + "!:1"
+        return _quietly(lambda: HostPort.parse(text))
+
+    return make
+
+
+def _pattern_of_names(n: int) -> Work:
+    pattern, text = Pattern("a*ab*ab*b", fold=True), _times("aab", n)[:n] + "."
+    return lambda: pattern.covers(text, {})
+
+
+def _identity(n: int) -> Work:
+    """Of a certificate with as many names as fit."""
+    names = tuple(("DNS", f"n{number}.example") for number in range(n // 16))
+    groups = tuple((("organizationName", "g" * 100),) for _ in range(n // 100))
+    said = {"subject": ((("commonName", "c"),), *groups), "subjectAltName": names}
+    peer: Any = SimpleNamespace(getpeercert=lambda: said)
+    return lambda: peer_identity(peer)
 
 
 # Logs, metrics, snapshots, pages, audit.
@@ -746,6 +810,15 @@ def rows() -> Iterator[Row]:
     yield Row("connect: lines in pieces", _head_in_pieces(b"a: bcdefghij\r\n"), 1600)
     yield Row("connect: answer in pieces", _answer, 16 * KIB)
     yield Row("forward proxy: request", _forward, 60 * KIB)
+    connect, get = b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n", b"GET http://a/ HTTP/1.1\r\nHost: a\r\n"
+    for name, start in (("CONNECT", connect), ("GET", get)):
+        yield Row(
+            f"http proxy: {name}, a line in pieces", _to_http_proxy(start, b"a", 1), 8 * KIB - 100
+        )
+        yield Row(
+            f"http proxy: {name}, lines in pieces",
+            _to_http_proxy(start, b"a: " + b"b" * 75 + b"\r\n", 1), 8 * KIB - 100,
+        )  # fmt: skip
     yield Row("client hello", _client_hello, 15 * KIB)
     yield Row("proxy header", _proxy, 8 * KIB)
     yield Row("socks5: login in pieces", _login, 500)
@@ -756,6 +829,11 @@ def rows() -> Iterator[Row]:
     yield Row("identifiers: one name", _identifiers("a"), 8 * KIB)
     yield Row("identifiers: escapes", _identifiers("host=%41%42&"), 256 * 12)
     yield Row("identifiers: unknown keys", _identifiers("a=b&"), 1024)
+    yield Row("host: labels", _host("a-."), 248)
+    yield Row("host: one label", _host("a-"), 248)
+    yield Row("host: numbers", _host("1."), 248)
+    yield Row("patterns of names", _pattern_of_names, 4 * KIB)
+    yield Row("certificate: names and groups", _identity, 64 * KIB)
     yield Row("tokens: signed", _token("eyJ."), 16 * KIB)
     yield Row("tokens: one part", _token("a"))
     for name, unit in LOGGED.items():

@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from isthmus.app.metered import Gate, MeteredTunnel
 from isthmus.core.snapshot import RecentEndings, TunnelState, TunnelView
 from isthmus.core.stalls import Held, ReaderPace, why_slow, why_stalled
+from isthmus.net.charging import charge_tunnel
+from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import log
 from isthmus.observe.program import ProgramMetrics
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
 from isthmus.tunnel.packet_brake import unsent
@@ -64,11 +67,13 @@ class TunnelTable:
         gates: tuple[Sequence[Gate], Sequence[Gate]] | None = None,
         relay: str = "",
         again: DialAgain | None = None,
+        payer: Account | None = None,
     ) -> None:
         """Join two ends and keep their tunnel until both are done.
 
         ``on_ended`` is then told how many seconds it lived. ``gates`` hold its bytes to a rate.
-        ``again`` dials again if its link is lost before the first byte.
+        ``again`` dials again if its link is lost before the first byte. ``payer`` pays for what
+        the ends hold, where no link does the counting.
         """
         kind = Tunnel if again is None else UntouchedTunnel
         tunnel = (kind if gates is None else MeteredTunnel)(
@@ -94,7 +99,13 @@ class TunnelTable:
         # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
         client.bytes_written = far.bytes_written = 0
         self._open[tunnel.id] = tunnel
+        if payer is None:
+            tunnel.open()
+            return
+        charge_tunnel(client, far, payer)
         tunnel.open()
+        if isinstance(client, SocketEnd):
+            client.keeps(0)  # what came early has been passed on
 
     @property
     def all(self) -> tuple[Tunnel, ...]:

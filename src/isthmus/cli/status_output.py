@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
-from isthmus.cli.status_report import Recent, Report, ends_when
+from isthmus.cli.status_report import Memory, Recent, Report, ends_when
 from isthmus.cli.tables import coloured
 from isthmus.cli.texts import one_line
-from isthmus.cli.units import age, bars, counted, rate
+from isthmus.cli.units import age, bars, counted, rate, size
 from isthmus.core.expiry import Standing
 
 _MOST_STALLED = 5
+_MOST_HOLDERS = 2
 _LABEL_CHARS = 14
 
 
@@ -45,6 +46,7 @@ def report_json(report: Report) -> dict[str, Any]:
             "bytesPerSecondToTarget": round(recent.rate_to_target, 1),
             "bytesPerSecondToClient": round(recent.rate_to_client, 1),
         },
+        "memory": None if report.memory is None else _memory_json(report.memory),
         "stalled": [
             {"id": int(each) if each.isdecimal() else each, "target": target, "why": why}
             for each, target, why in report.stalled
@@ -60,6 +62,15 @@ def report_json(report: Report) -> dict[str, Any]:
         ],
         "featureGates": list(report.gates),
         "lookAt": list(report.look_at),
+    }
+
+
+def _memory_json(memory: Memory) -> dict[str, Any]:
+    return {
+        "usedBytes": memory.used_bytes,
+        "budgetBytes": memory.budget_bytes,
+        "peers": memory.peers,
+        "largest": [{"peer": peer, "bytes": held} for peer, held in memory.largest],
     }
 
 
@@ -108,6 +119,8 @@ def _rows(report: Report, wide: bool) -> Iterator[tuple[str, str]]:
         yield "traffic", "not known yet (ten seconds after the start)"
     else:
         yield "traffic", _traffic(report.recent)
+    if report.memory is not None:
+        yield "memory", _memory(report.memory, wide)
     for each, target, why in report.stalled[: None if wide else _MOST_STALLED]:
         yield "stalled", one_line(f"{each} to {target}: {why}")
     hidden = 0 if wide else len(report.stalled) - _MOST_STALLED
@@ -155,6 +168,15 @@ def _dials(report: Report) -> str:
 def _traffic(recent: Recent) -> str:
     to_target, to_client = rate(recent.rate_to_target), rate(recent.rate_to_client)
     return f"{to_target} to targets, {to_client} to clients{_bars(recent.byte_steps)}"
+
+
+def _memory(memory: Memory, wide: bool) -> str:
+    shown = f"{size(memory.used_bytes)} of {size(memory.budget_bytes)} kept for peers"
+    if memory.used_up:
+        shown = coloured(shown, "yellow")
+    held = memory.largest[: None if wide else _MOST_HOLDERS]
+    largest = ", ".join(f"{one_line(peer)} {size(each)}" for peer, each in held)
+    return f"{shown}, most for {largest}" if largest else shown
 
 
 def _bars(values: Sequence[int]) -> str:

@@ -66,6 +66,21 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The memory budget, and the peers for which most of it is kept, with the bytes of each."""
+
+    used_bytes: int
+    budget_bytes: int
+    peers: int
+    largest: tuple[tuple[str, int], ...]
+
+    @property
+    def used_up(self) -> bool:
+        """Nothing is left of it."""
+        return self.used_bytes >= self.budget_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """A program on one screen. ``ready`` None is not known; counts it has not are None."""
 
@@ -85,6 +100,7 @@ class Report:
     dials: int
     dials_failed: int
     recent: Recent | None
+    memory: Memory | None
     stalled: tuple[tuple[str, str, str], ...]
     certificates: tuple[Certificate, ...]
     gates: tuple[str, ...]
@@ -136,6 +152,7 @@ def report(heard: Heard, *, now: datetime) -> Report:
         dials=int(number(totals, "dials")),
         dials_failed=int(number(totals, "dialsFailed")),
         recent=recent,
+        memory=_memory(snapshot),
         stalled=stalled,
         certificates=_certificates(snapshot, now),
         gates=tuple(
@@ -177,6 +194,20 @@ def _recent(history: dict[str, Any] | None) -> Recent | None:
         failure_steps=tuple(failed),
         byte_steps=tuple(
             int(number(step, "bytesToTarget") + number(step, "bytesToClient")) for step in steps
+        ),
+    )
+
+
+def _memory(snapshot: dict[str, Any]) -> Memory | None:
+    said = snapshot.get("memory")
+    if not isinstance(said, dict):
+        return None
+    return Memory(
+        used_bytes=int(number(said, "usedBytes")),
+        budget_bytes=int(number(said, "budgetBytes")),
+        peers=int(number(said, "peers")),
+        largest=tuple(
+            (text(each, "peer"), int(number(each, "bytes"))) for each in items(said, "largest")
         ),
     )
 
@@ -228,6 +259,9 @@ def _hints(snapshot: dict[str, Any], recent: Recent | None, stalled: int) -> Ite
     yield from _about_links(snapshot)
     yield from _about_relays(snapshot)
     yield from _about_others(snapshot)
+    memory = _memory(snapshot)
+    if memory is not None and memory.used_up:
+        yield "the memory budget is used up: peers over their share are slowed down or refused"
     if recent is not None and recent.failed:
         worst, count = max(recent.failures.items(), key=lambda each: each[1])
         yield (

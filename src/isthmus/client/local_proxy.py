@@ -17,7 +17,7 @@ from isthmus.client.context import NetworkContext
 from isthmus.client.service import ConnectivityService
 from isthmus.errors import DialError, IsthmusError
 from isthmus.frontends.statuses import explain, status_for
-from isthmus.wire.http_connect import BadRequest, ConnectRequest, established, reply, take_connect
+from isthmus.wire.http_connect import BadRequest, ConnectRequest, HeadReader, established, reply
 
 HEAD_S = 10.0
 DIAL_S = 30.0
@@ -129,12 +129,12 @@ async def _refuse(sock: socket.socket, refusal: bytes) -> None:
 
 
 async def _read_head(sock: socket.socket, buffer: bytearray) -> ConnectRequest:
-    loop = asyncio.get_running_loop()
+    loop, head = asyncio.get_running_loop(), HeadReader()
     while True:
         data = await loop.sock_recv(sock, _READ_BYTES)
         if not data:
             raise ConnectionError("the client has left")
         buffer += data
-        request = take_connect(buffer)
+        request = head.take(buffer)
         if request is not None:
             return request

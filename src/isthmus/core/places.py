@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Generic, TypeVar
 
-from isthmus.tunnel.budget import Budget
+from isthmus.tunnel.budget import HANDSHAKE_BYTES, Account, Budget
 
 T = TypeVar("T")
-#: What a connection that is passed on costs its source: without what waits in it, which is bounded.
+#: What a connection that is passed on costs its source, with the little that is kept of it early.
+#: What waits in it besides is charged as it comes and goes (net/raw.py).
 CONNECTION_BYTES = 4096
 #: The source of everybody on this machine, where they cannot be told apart: not bounded by source.
 HERE = "this machine"
@@ -35,7 +36,8 @@ class Full(Enum):
 class Places:
     """Counts open connections, of all and of each source.
 
-    In a ``budget`` each costs its source something; whoever cannot be told apart is not refused.
+    In a ``budget`` each costs its source something. Whoever cannot be told apart is refused only
+    when nothing is left, and it was they who used it up.
     """
 
     __slots__ = ("_open", "budget", "most", "most_per_source", "taken")
@@ -59,10 +61,19 @@ class Places:
         """Why one more of this source cannot come in; None if it can."""
         if source != HERE and self.taken[source] >= self.most_per_source:
             return Full.TOO_MANY_OF_SOURCE
-        budget = self.budget if source != HERE else None
-        if budget is not None and not budget.allows(source, CONNECTION_BYTES):
+        if self.budget is not None and not self._affords(self.budget, source):
             return Full.MEMORY
         return Full.TOO_MANY if self._open >= self.most else None
+
+    @staticmethod
+    def _affords(budget: Budget, source: str) -> bool:
+        if source == HERE:
+            return not budget.may_not_open(source)
+        return budget.allows(source, CONNECTION_BYTES)
+
+    def account(self, source: str) -> Account | None:
+        """Open the account that pays for what this source's connections keep; ``close`` it."""
+        return self.budget.account(source) if self.budget is not None else None
 
     def enter(self, source: str) -> None:
         """One more is open."""
@@ -199,3 +210,15 @@ class Strangers(Generic[T]):
             return None
         greediest = max(self._by_source.values(), key=len)
         return next(iter(greediest) if oldest else reversed(greediest))
+
+
+def stranger_refusal(
+    source: str, strangers: Strangers[T], allowance: Allowance, budget: Budget
+) -> Full | None:
+    """Why a connection that has proved nothing is not served; None if it is, and was counted."""
+    # As many as would be too many cannot all be about to show who they are.
+    if strangers.is_full_for(source):
+        return Full.CROWD
+    if not allowance.spend(source, STRANGER_S):
+        return Full.TOO_FAST
+    return None if budget.allows(source, HANDSHAKE_BYTES) else Full.MEMORY

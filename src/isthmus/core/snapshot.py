@@ -369,7 +369,7 @@ class RouteView:
 @merges(
     kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, hellos=SUM,
     totals=PARTS, routes=ROWS, tunnels=CONCAT, truncated=SUM, recent_endings=CONCAT,
-    certificates=ROWS,
+    certificates=ROWS, memory=PARTS,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SniRouterView:
@@ -388,6 +388,7 @@ class SniRouterView:
     truncated: int = 0
     recent_endings: tuple[EndedView, ...] = ()
     certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None
 
 
 @merges(
@@ -413,7 +414,7 @@ class UpstreamView:
 @merges(
     kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, listeners=SAME,
     addresses=SAME, dialing=SUM, totals=PARTS, upstreams=ROWS, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS,
+    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiserverProxyView:
@@ -434,12 +435,13 @@ class ApiserverProxyView:
     truncated: int = 0
     recent_endings: tuple[EndedView, ...] = ()
     certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None
 
 
 @merges(
     kind=SAME, program=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, server=SAME,
     handshakes=SUM, requests=SUM, names=PARTS, totals=PARTS, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS,
+    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarView:
@@ -460,6 +462,7 @@ class SidecarView:
     truncated: int = 0
     recent_endings: tuple[EndedView, ...] = ()
     certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None
 
 
 ProgramView = ServerView | AgentProgramView | SniRouterView | ApiserverProxyView | SidecarView

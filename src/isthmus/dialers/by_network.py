@@ -23,6 +23,7 @@ from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
 from isthmus.net.connect import SPENT, Address, Failed
 from isthmus.net.resolver import Cancel, Found, Resolver
+from isthmus.tunnel.budget import OVER_SHARE
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import HostPort, Identity
@@ -121,6 +122,12 @@ class WayDial(AgentDial):
         """Dial, in the time that is left."""
         way, who = self.way, self.who
         assert way is not None and who is not None  # or there is nothing to try
+        account = who.payer()
+        refused = account.may_not_open
+        account.close()
+        if refused:
+            self._fail(DialFailure.TOO_MANY, OVER_SHARE)
+            return
         left_s = self.started_at + self._dialer.timeout_s - time.monotonic()
         if left_s <= 0:
             self._fail(DialFailure.TIMED_OUT, SPENT)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from isthmus.core.places import STRANGER_S, Allowance, Full, Strangers
+from isthmus.core.places import STRANGER_S, Allowance, Full, Strangers, stranger_refusal
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.frontends import payload
 from isthmus.frontends.backend import CONNECTION_ID, Backend, Dial, new_connection_id
@@ -405,17 +405,10 @@ class GrpcFrontend:
         """Take a connection from a TCP port."""
         assert self._context is not None
         source = source_of(sock)
-        # As many as this cannot all be about to show who they are.
-        full = Full.CROWD if self._unproven.is_full_for(source) else None
-        if full is None and not self._allowance.spend(source, STRANGER_S):
-            full = Full.TOO_FAST
+        full = stranger_refusal(source, self._unproven, self._allowance, self.budget)
         if full is not None:
             sock.close()
             self.backend.no_place(full, source)
-            return
-        if not self.budget.allows(source, HANDSHAKE_BYTES):
-            sock.close()
-            self.backend.no_place(Full.MEMORY, source)
             return
         crowded_out = self._unproven.must_leave()
         if crowded_out is not None:

@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Callable
 
-from isthmus.core.places import STRANGER_S, Allowance, Full, Strangers
+from isthmus.core.places import STRANGER_S, Allowance, Full, Strangers, stranger_refusal
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import Backend, Dial, new_connection_id
 from isthmus.frontends.peers import payer_of, peer_address, uds_identity
@@ -273,17 +273,10 @@ class ConnectFrontend:
         """Take a connection from a TCP port."""
         assert self._context is not None
         source = source_of(sock)
-        # As many as this cannot all be about to say what they want.
-        full = Full.CROWD if self.strangers.is_full_for(source) else None
-        if full is None and not self._allowance.spend(source, STRANGER_S):
-            full = Full.TOO_FAST
+        full = stranger_refusal(source, self.strangers, self._allowance, self.budget)
         if full is not None:
             sock.close()
             self.backend.no_place(full, source)
-            return
-        if not self.budget.allows(source, HANDSHAKE_BYTES):
-            sock.close()
-            self.backend.no_place(Full.MEMORY, source)
             return
         crowded_out = self.strangers.must_leave()
         if crowded_out is not None:

@@ -18,13 +18,14 @@ from isthmus.errors import DialFailure
 from isthmus.frontends.http_exchange import Exchange, Upstream
 from isthmus.frontends.sidecar import Owner, SidecarClient
 from isthmus.frontends.statuses import explain, status_for
+from isthmus.net.charging import charge_tunnel
 from isthmus.net.connect import Failed
 from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.sidecar_metrics import Unserved
 from isthmus.tunnel.end import BaseEnd, Early, Ending
 from isthmus.values import HostPort
-from isthmus.wire.http_connect import MAX_HEAD_BYTES, BadRequest, reply, take_connect
+from isthmus.wire.http_connect import MAX_HEAD_BYTES, BadRequest, HeadReader, reply
 from isthmus.wire.http_forward import password_in, read_request
 
 # goproxy's words, which today's sidecar sends.
@@ -67,16 +68,18 @@ class HttpOwner(Owner, Protocol):
 class HttpClient(SidecarClient):
     """One client of the HTTP proxy: a tunnel, or one request after the other."""
 
-    __slots__ = ("_exchange", "_http", "_kept", "_served")
+    __slots__ = ("_exchange", "_head", "_http", "_kept", "_served", "_unread")
 
     frontend = "http-proxy"
     owner: HttpOwner
 
     def __init__(self, owner: HttpOwner, sock: socket.socket) -> None:
         self._http = _connection()
+        self._head: HeadReader | None = None  # of a CONNECT that comes in pieces
         self._exchange: Exchange | None = None
         self._kept: Upstream | None = None
         self._served = False  # it had an answer, and may have more
+        self._unread = 0  # what h11 has of a head that is not whole, or behind one that is
         super().__init__(owner, sock)
 
     @property
@@ -94,6 +97,7 @@ class HttpClient(SidecarClient):
         self.buffer += data
         if self.end is not None and self._dial is None and exchange is None:
             self.heard()
+        self.charge(self._unread)
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
@@ -106,7 +110,7 @@ class HttpClient(SidecarClient):
             if self._dial is None:
                 self._check_whole(self._exchange)
         elif self._dial is None:
-            if self._served and not (self.buffer or self._http.trailing_data[0]):
+            if self._served and not (self.buffer or self._unread):
                 self.no_more()
             else:
                 self.unserved(Unserved.LEFT)
@@ -130,8 +134,11 @@ class HttpClient(SidecarClient):
 
     def heard(self) -> None:
         """Look for the head of the next request."""
-        if self._http.trailing_data[0]:  # h11 has the beginning of a head
+        if self._unread:  # h11 has the beginning of a head
             self._read(self._take_plain)
+            return
+        if self._head is not None:
+            self._read(self._take_connect)
             return
         self._skip_blank_lines()
         if self.buffer == b"\r":
@@ -157,7 +164,9 @@ class HttpClient(SidecarClient):
             del self.buffer[:2]
 
     def _take_connect(self) -> None:
-        request = take_connect(self.buffer)
+        head = self._head or HeadReader()
+        request = head.take(self.buffer)
+        self._head = head if request is None else None
         if request is not None and self._may(list(request.headers)):
             self._drop_kept()
             self.connect(request.target)
@@ -166,6 +175,7 @@ class HttpClient(SidecarClient):
         self._http.receive_data(bytes(self.buffer))
         self.buffer.clear()
         event = self._http.next_event()
+        self._unread = len(self._http.trailing_data[0])
         if not isinstance(event, h11.Request) or not self._may(list(event.headers)):
             return
         request = read_request(event)
@@ -219,11 +229,15 @@ class HttpClient(SidecarClient):
         self._begin(exchange, Upstream(far, exchange.key), fresh=True)
 
     def _begin(self, exchange: Exchange, upstream: Upstream, *, fresh: bool) -> None:
+        if self.payer is not None and self.end is not None:
+            charge_tunnel(self.end, upstream.end, self.payer)
         more = exchange.begin(upstream, fresh=fresh)
+        self._unread = 0
         if exchange.takes_body and self.buffer:
             body = bytes(self.buffer)
             self.buffer.clear()
             more = exchange.take(body)
+        self.charge()
         self._check_whole(exchange)
         if more:
             self.read_on()
@@ -243,8 +257,12 @@ class HttpClient(SidecarClient):
         self._served = True
         self.buffer[:0] = http.trailing_data[0]
         self._http = _connection()
+        self._unread = 0
+        if self.payer is not None and self.end is not None:
+            self.end.charge_to(self.payer)
         if self.buffer:
             self.heard()
+        self.charge(self._unread)
         self.read_on()
 
     def unanswered(self, exchange: Exchange, why: str, *, may_repeat: bool) -> None:

@@ -14,13 +14,15 @@ from typing import Protocol
 from isthmus.errors import DialFailure
 from isthmus.frontends.backend import new_connection_id
 from isthmus.frontends.peers import peer_address
+from isthmus.net.charging import PaidEarly
 from isthmus.net.connect import Failed
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import OncePer
 from isthmus.observe.sidecar_metrics import Unserved
-from isthmus.tunnel.end import BaseEnd, Early, Ending
+from isthmus.tunnel.budget import Account
+from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import HostPort
 
 
@@ -65,13 +67,13 @@ class Owner(Protocol):
         """Send the last words and close, in a time that a reader needs at most."""
 
 
-class SidecarClient(Early):
+class SidecarClient(PaidEarly):
     """One client of a sidecar, until its tunnel stands: the early peer of its end.
 
     Subclasses read what it says (``heard``), and answer (``say_established``, ``say_failed``).
     """
 
-    __slots__ = ("_dial", "connection_id", "end", "owner", "source", "target")
+    __slots__ = ("_dial", "connection_id", "end", "owner", "payer", "source", "target")
 
     #: How it came, for people.
     frontend = ""
@@ -83,10 +85,17 @@ class SidecarClient(Early):
         self.target: HostPort | None = None
         self.connection_id = new_connection_id()
         self._dial: Dialing | None = None
+        self.payer: Account | None = None
         self.end: SocketEnd | None = SocketEnd(sock, owner.poller, self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} from {self.source}>"
+
+    def pay_by(self, payer: Account) -> None:
+        """Have an account pay for what is kept of this client; its place keeps the account open."""
+        self.payer = payer
+        if self.end is not None:
+            self.end.charge_to(payer)
 
     # What subclasses say.
 
@@ -122,6 +131,7 @@ class SidecarClient(Early):
         if self.end is not None and self._dial is None:
             self.heard()
         # Asked only now: what was joined at once has taken the buffer.
+        self.charge()
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:

@@ -16,10 +16,13 @@ from collections import deque
 from itertools import islice
 
 from isthmus.net.poller import ERR, HUP, IN, OUT, RDHUP, Poller
+from isthmus.tunnel.budget import Account
 
 READ_BYTES = 64 * 1024
 #: A sink says full above this many bytes that the kernel did not take, and resumes at nothing left.
 FULL_BYTES = 64 * 1024
+#: What may be kept early without a charge: it is in what a connection costs (core/places.py).
+FREE_BYTES = 2048
 _MOST_PARTS = 64
 _SMALL_BYTES = 4096
 #: How many reads the bytes before a reset may take; more than the kernel holds is not lost by us.
@@ -46,6 +49,7 @@ class RawSocket:
 
     __slots__ = (
         "_is_tcp",
+        "_kept",
         "_out",
         "_queued",
         "_recv",
@@ -56,6 +60,7 @@ class RawSocket:
         "hung_up",
         "out_bytes",
         "paused",
+        "payer",
         "peer_shut",
         "poller",
         "sock",
@@ -77,6 +82,8 @@ class RawSocket:
         self.peer_shut = False  # the edge of the peer's FIN came: read on until the end of file
         self.hung_up = False  # both directions are shut: on a UNIX socket, the peer has closed
         self.out_bytes = 0
+        self.payer: Account | None = None  # None: somebody else counts what waits here
+        self._kept = 0  # of the payer's: bytes that were read before anybody could take them
         self._out: deque[bytes | memoryview | bytearray] | None = None
         self._shut = False
         self._queued = False  # a second look is due: one per round, or a busy socket takes them all
@@ -172,6 +179,8 @@ class RawSocket:
         if self._out is not None:
             self._keep(data)
             self.out_bytes += len(data)
+            if self.payer is not None:
+                self.payer.hold(len(data))
             return self.out_bytes <= FULL_BYTES
         try:
             sent = self._send(data)
@@ -193,6 +202,8 @@ class RawSocket:
         if self._out is not None:
             self._out.extend(parts)
             self.out_bytes += size
+            if self.payer is not None:
+                self.payer.hold(size)
             return self.out_bytes <= FULL_BYTES
         try:
             sent = self.sock.sendmsg(islice(parts, _MOST_PARTS))
@@ -212,8 +223,43 @@ class RawSocket:
     def _wait_to_send(self, out: deque[bytes | memoryview | bytearray], size: int) -> None:
         self._out = out
         self.out_bytes = size
+        if self.payer is not None:
+            self.payer.hold(size)
         if not self.always_out:
             self.poller.modify(self.fd, IN | RDHUP | OUT)
+
+    def charge_to(self, payer: Account | None) -> None:
+        """Have this account pay for what waits here, until it is closed; None: nobody.
+
+        Not where the other end is a stream, which counts what its sink has not taken.
+        """
+        before, size = self.payer, self._kept
+        if before is payer:
+            return
+        if self._out is not None:
+            size += self.out_bytes
+        if payer is not None:
+            payer.join().hold(size)
+        else:
+            self._kept = 0
+        self.payer = payer
+        if before is not None:
+            before.give_back(size)
+            before.close()
+
+    def keeps(self, size: int) -> None:
+        """So many bytes were read and wait until somebody can take them: charge them.
+
+        A few are in what the connection costs anyway.
+        """
+        payer = self.payer
+        if payer is None:
+            return
+        before, self._kept = self._kept, size if size > FREE_BYTES else 0
+        if self._kept > before:
+            payer.hold(self._kept - before)
+        elif self._kept < before:
+            payer.give_back(before - self._kept)
 
     def _keep(self, data: bytes) -> None:
         """Queue bytes behind unsent ones; small ones together, or each costs a hundred more."""
@@ -246,6 +292,8 @@ class RawSocket:
                 return
             self.out_bytes -= sent
             _take_away(out, sent)
+            if self.payer is not None:
+                self.payer.give_back(sent)
         self._out = None
         if not self.always_out:
             self.poller.modify(self.fd, IN | RDHUP)
@@ -272,6 +320,8 @@ class RawSocket:
         """Close; the kernel still delivers what it took."""
         if not self.closed:
             self.closed = True
+            if self.payer is not None:
+                self.charge_to(None)
             self._out = None
             self.poller.close(self.sock)
 

@@ -66,6 +66,11 @@ class Budget:
         """Tell whether a peer could take so many bytes; nothing is charged."""
         return (self._accounts.get(peer) or Account(self, peer)).allows(size)
 
+    def may_not_open(self, peer: Hashable) -> bool:
+        """Tell whether nothing is left, and this peer holds more than its share."""
+        account = self._accounts.get(peer)
+        return account is not None and account.may_not_open
+
     @property
     def share_bytes(self) -> int:
         """What is free, and with that what any one peer may hold right now."""

@@ -190,3 +190,26 @@ def test_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  check         [-]agents failed: none\n" in wide
     assert "  certificate   ca.crt ends in 3663 days\n" in wide
     assert wide.count("  stalled  ") == 7
+
+
+def test_the_memory_budget() -> None:
+    held = [{"peer": "uid 0", "bytes": 3 << 20}, {"peer": "10.0.0.7", "bytes": 4096}]
+    memory = {"usedBytes": (3 << 20) + 4096, "budgetBytes": 8 << 20, "peers": 4, "largest": held}
+    found = made(server(memory=memory))
+    assert found.look_at == ()
+    assert report_json(found)["memory"] == memory
+    assert report_json(made(server()))["memory"] is None, "an older program says nothing"
+    full = made(server(memory={**memory, "usedBytes": 8 << 20}))
+    assert [line for line in full.look_at if "memory budget is used up" in line]
+
+
+def test_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    held = [{"peer": f"10.0.0.{number}\n", "bytes": 1 << 20} for number in range(3)]
+    memory = {"usedBytes": 3 << 20, "budgetBytes": 8 << 20, "peers": 3, "largest": held}
+    print_reports([made(server(memory=memory))], [], wide=False)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "memory" in line]
+    assert len(shown) == 1
+    assert "3.0MiB of 8.0MiB kept for peers, most for 10.0.0.0" in shown[0]
+    assert "10.0.0.1" in shown[0] and "10.0.0.2" not in shown[0]
+    print_reports([made(server(memory={**memory, "largest": [], "usedBytes": 0}))], [], wide=False)
+    assert "memory        0B of 8.0MiB kept for peers\n" in capsys.readouterr().out

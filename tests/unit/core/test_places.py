@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.places import CONNECTION_BYTES, HERE, Allowance, Full, Places, Strangers
+from isthmus.core.places import (
+    CONNECTION_BYTES,
+    HERE,
+    STRANGER_S,
+    Allowance,
+    Full,
+    Places,
+    Strangers,
+    stranger_refusal,
+)
 from isthmus.testing import ManualClock
 from isthmus.tunnel.budget import Budget
 
@@ -165,3 +174,38 @@ def test_the_sources_that_are_remembered_are_bounded() -> None:
     for number in range(10_000):
         allowance.spend(str(number), 1.0)
     assert len(allowance) == 4096
+
+
+def test_why_a_stranger_is_refused() -> None:
+    strangers: Strangers[int] = Strangers(2)
+    allowance = Allowance(lambda: 0.0, burst_s=2 * STRANGER_S, per_second_s=0.0)
+    budget = Budget(1 << 20)
+
+    def refusal(source: str) -> Full | None:
+        return stranger_refusal(source, strangers, allowance, budget)
+
+    assert refusal("a") is None and refusal("a") is None
+    assert refusal("a") is Full.TOO_FAST
+    account = budget.account("b")
+    account.hold(1 << 20)
+    assert refusal("b") is Full.MEMORY
+    strangers.add(1, "a")
+    strangers.add(2, "c")
+    assert refusal("c") is Full.CROWD, "first, for it costs the least"
+
+
+def test_this_machine_is_refused_when_it_has_used_up_the_budget() -> None:
+    places = Places(1000)
+    budget = places.budget = Budget(1 << 20)
+    account = places.account(HERE)
+    assert account is not None
+    account.hold(3 << 18)
+    assert places.refusal(HERE) is None, "more than a share, but something is left"
+    account.hold(1 << 18)
+    assert places.refusal(HERE) is Full.MEMORY
+    assert places.refusal("10.0.0.1") is None
+    account.give_back(1 << 20)
+    account.close()
+    assert (places.refusal(HERE), budget.peers) == (None, 0)
+    budget.account("10.0.0.1").hold(2 << 20)
+    assert places.refusal(HERE) is None, "others did"

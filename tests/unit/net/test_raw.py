@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from isthmus.net.poller import Poller
-from isthmus.net.raw import FULL_BYTES, RawSocket
+from isthmus.net.raw import FREE_BYTES, FULL_BYTES, RawSocket
+from isthmus.tunnel.budget import Budget
 
 DEADLINE_S = 20.0
 FAMILIES = ["tcp", "unix"]
@@ -245,3 +246,52 @@ def test_close_leaves_what_the_kernel_took(family: str) -> None:
         assert probe.events == []
 
     run(family, test)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_waits_is_charged_to_its_payer(family: str) -> None:
+    async def test(probe: Probe, far: socket.socket) -> None:
+        budget = Budget(1 << 30)
+        first, second = budget.account("first"), budget.account("second")
+        probe.charge_to(first)
+        assert first.used_bytes == 0
+        probe.put(bytes(20_000_000))  # more than the kernel takes
+        probe.put(b"small")
+        probe.put_parts([b"two", b"parts"])
+        assert first.used_bytes == probe.out_bytes > 0
+        probe.charge_to(second)
+        assert (first.used_bytes, second.used_bytes) == (0, probe.out_bytes)
+        probe.shut_write()
+        await read_all(far)
+        assert second.used_bytes == budget.used_bytes == 0
+        first.close()
+        second.close()
+        assert budget.peers == 1  # as long as the socket is open
+        probe.close()
+        assert budget.peers == 0
+
+    run(family, test)
+
+
+def test_what_is_kept_early_is_charged_and_given_back_on_close() -> None:
+    async def test(probe: Probe, far: socket.socket) -> None:
+        budget = Budget(1 << 30)
+        probe.keeps(70_000)  # nobody pays
+        account = budget.account("peer")
+        probe.charge_to(account)
+        probe.keeps(FREE_BYTES)
+        assert account.used_bytes == 0
+        for size in (FREE_BYTES + 1, 70_000, 5_000):
+            probe.keeps(size)
+            assert account.used_bytes == size
+        probe.keeps(FREE_BYTES)
+        assert account.used_bytes == 0
+        probe.keeps(5_000)
+        probe.put(bytes(20_000_000))
+        assert account.used_bytes == probe.out_bytes + 5_000
+        probe.reset()
+        assert account.used_bytes == budget.used_bytes == 0
+        account.close()
+        assert budget.peers == 0
+
+    run("unix", test)

@@ -23,6 +23,7 @@ from isthmus.config.apiserver_proxy_plan import ProxyPlan
 from isthmus.core.upstreams import Upstreams
 from isthmus.errors import DialFailure
 from isthmus.net.accepted import stay_awake
+from isthmus.net.charging import PaidEarly
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import Dialing
 from isthmus.net.socket_end import SocketEnd
@@ -92,7 +93,7 @@ class Connection:
         self._due_at = now + plan.connect_timeout_s
         self._order = owner.upstreams.in_order(now=now, most=1 + plan.retries)
         stay_awake(sock)
-        self.client = SocketEnd(sock, owner.poller)
+        self.client = SocketEnd(sock, owner.poller, PaidEarly())
         self.client.on_done = self._client_gone
 
     def __repr__(self) -> str:

@@ -204,6 +204,10 @@ class Connections:
         if not self.upstreams.any_up:
             self._metrics.last_resort += 1
         connection = Connection(self, guest, source=source, destination=destination)
+        account = self.places.account(counted_as)
+        if account is not None:
+            connection.client.charge_to(account)
+            account.close()
         self._dialing.add(connection)
         self._came[source, destination] = connection
         connection.start()
@@ -252,6 +256,7 @@ class Connections:
             link_id=0,
             frontend="tcp",
             on_ended=partial(self._ended, at, self._note(far, at)),
+            payer=connection.client.payer,
         )
 
     def _forget(self, connection: Connection) -> None:

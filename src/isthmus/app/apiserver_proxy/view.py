@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.app.views import certificates, totals
+from isthmus.app.views import certificates, memory_view, totals
 from isthmus.core.snapshot import ApiserverProxyView, UpstreamView
 from isthmus.core.upstreams import Upstream
 
@@ -33,6 +33,7 @@ def apiserver_proxy_view(proxy: ApiserverProxy, limit: int) -> ApiserverProxyVie
         truncated=max(0, len(connections.tunnels) - limit),
         recent_endings=connections.tunnels.endings.views(now=now),
         certificates=certificates(proxy.contexts),
+        memory=memory_view(proxy.budget),
     )
 
 

@@ -28,6 +28,7 @@ from isthmus.core.places import (
     Full,
     Places,
     Strangers,
+    stranger_refusal,
 )
 from isthmus.errors import LinkStage
 from isthmus.frontends.backend import PROCESS
@@ -42,7 +43,7 @@ from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer, log
 from isthmus.observe.metrics import ServerMetrics, TlsPort
-from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget
+from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.packets import Packets
 from isthmus.values import AgentId, ServerId
@@ -218,16 +219,10 @@ class AgentDoor:
     def _accept(self, context: HotContext, sock: socket.socket) -> None:
         source = source_of(sock)
         # Nobody has proved anything yet: they may not take every descriptor, nor all of our time.
-        full = Full.CROWD if self.strangers.is_full_for(source) else None
-        if full is None and not self.allowance.spend(source, STRANGER_S):
-            full = Full.TOO_FAST
+        full = stranger_refusal(source, self.strangers, self.allowance, self._budget)
         if full is not None:
             with sock:
                 self._refuse(sock, full, source)
-            return
-        if not self._budget.allows(source, HANDSHAKE_BYTES):
-            with sock:
-                self._refuse(sock, Full.MEMORY, source)
             return
         crowded_out = self.strangers.must_leave()
         if crowded_out is not None:

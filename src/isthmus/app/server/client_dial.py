@@ -121,6 +121,8 @@ class ClientDial:
         if hold is not None:
             assert server.networks.shares is not None  # or nothing would be held
             gates = server.networks.shares.gates(hold)
+        # Nobody counts for a target that no agent dialed.
+        payer = self.payer() if link is None else None
         server.tunnels.open(
             client=end,
             far=stream,
@@ -134,7 +136,10 @@ class ClientDial:
             gates=gates,
             relay=dial.relay,
             again=dialing_again(server, dial, link, self.asking, self._told),
+            payer=payer,
         )
+        if payer is not None:
+            payer.close()
 
     def _told(
         self, dial: AgentDial, link: AnyLink | None

@@ -144,6 +144,10 @@ class SidecarConnections:
         if crowded_out is not None:
             crowded_out.unserved(Unserved.CROWDED)
         client = self._make(self, guest)
+        account = self.places.account(source)
+        if account is not None:
+            client.pay_by(account)
+            account.close()
         self._handshakes.add(client, source)
         self._late.add(client)
 
@@ -235,6 +239,7 @@ class SidecarConnections:
             link_id=0,
             frontend=client.frontend,
             connection_id=client.connection_id,
+            payer=client.payer,
         )
 
     def unserved(self, client: SidecarClient, why: Unserved, detail: str) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.app.views import certificates, totals
+from isthmus.app.views import certificates, memory_view, totals
 from isthmus.core.names_view import LookupView, NamesView, WayView
 from isthmus.core.snapshot import SidecarView
 
@@ -34,6 +34,7 @@ def sidecar_view(sidecar: Sidecar, limit: int) -> SidecarView:
         truncated=max(0, len(connections.tunnels) - limit),
         recent_endings=connections.tunnels.endings.views(now=now),
         certificates=certificates(sidecar.all_contexts),
+        memory=memory_view(sidecar.budget),
     )
 
 

@@ -18,12 +18,13 @@ from isthmus.core.sni_backends import Backends
 from isthmus.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.accepted import stay_awake
+from isthmus.net.charging import PaidEarly
 from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
 from isthmus.observe.logs import log
 from isthmus.observe.sni_metrics import Refusal
 from isthmus.observe.tracing import Span
-from isthmus.tunnel.end import Early, End, Ending, nobody_listens
+from isthmus.tunnel.end import End, Ending, nobody_listens
 from isthmus.values import HostPort
 from isthmus.wire.client_hello import ClientHello, hello_in
 from isthmus.wire.proxy_protocol import BOTH, IpPort, take_proxy_header
@@ -101,7 +102,7 @@ class Stage(Enum):
     OVER = "joined or refused"
 
 
-class _Reader(Early):
+class _Reader(PaidEarly):
     """The peer of a client that has none yet: keeps the bytes, and has them looked at."""
 
     __slots__ = ("heard",)
@@ -112,9 +113,10 @@ class _Reader(Early):
 
     def write(self, data: bytes) -> bool:
         """Keep the bytes and look at them."""
-        super().write(data)
+        self.buffer += data
         self.heard()
         # Asked only now: when a backend was reached at once, nothing is left here.
+        self.charge()
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:

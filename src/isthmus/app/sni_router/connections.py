@@ -122,6 +122,8 @@ class Connections:
         refusal = None
         if len(self.places) >= self.most:
             refusal = Refusal.TOO_MANY
+        elif self.places.refusal(source_named(str(source.ip))) is Full.MEMORY:
+            refusal = Refusal.TOO_MANY_OF_SOURCE
         elif self.expects_proxy and not any(source.ip in network for network in self._trusted):
             refusal = Refusal.UNTRUSTED_PROXY
         if refusal is not None:
@@ -129,6 +131,7 @@ class Connections:
             self._count(refusal, source=str(source))
             return
         connection = Connection(self, sock, source=source, destination=destination)
+        self._charge(connection)
         self._add_stranger(connection)
         self._late.add(connection)
 
@@ -146,6 +149,13 @@ class Connections:
                 greedy.refuse(Refusal.CROWDED)
         strangers.add(connection, _source_of(connection))
 
+    def _charge(self, connection: Connection) -> None:
+        """Have its source pay for what is kept of it."""
+        account = self.places.account(_source_of(connection))
+        if account is not None:
+            connection.client.charge_to(account)
+            account.close()
+
     def _too_late(self, connection: Connection) -> None:
         connection.refuse(Refusal.LATE)
 
@@ -155,6 +165,7 @@ class Connections:
         """It is a stranger of that source from now on, and no more of the proxy's."""
         self._strangers.remove(connection)
         self._strangers.add(connection, _source_of(connection))
+        self._charge(connection)
 
     def now(self) -> float:
         """The loop's time."""
@@ -214,6 +225,7 @@ class Connections:
             link_id=0,
             frontend=route,
             on_ended=partial(self._ended, connection, backend),
+            payer=connection.client.payer,
         )
 
     def _ended(self, connection: Connection, backend: HostPort, _: Tunnel, _s: float) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.app.views import certificates, totals
+from isthmus.app.views import certificates, memory_view, totals
 from isthmus.core.snapshot import BackendView, RouteView, SniRouterView
 from isthmus.core.sni import Route
 
@@ -30,6 +30,7 @@ def sni_router_view(router: SniRouter, limit: int) -> SniRouterView:
         truncated=max(0, len(router.connections.tunnels) - limit),
         recent_endings=router.connections.tunnels.endings.views(now=now),
         certificates=certificates(router.contexts),
+        memory=memory_view(router.budget),
     )
 
 

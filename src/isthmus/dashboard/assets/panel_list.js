@@ -113,6 +113,20 @@ export const PANELS = [
     ],
   },
   {
+    key: "memory",
+    title: "Memory kept for peers",
+    when: (it) => it.snapshot.memory,
+    note: (state) => known(state).map((it) => it.snapshot.memory).map(usedUp).find(Boolean),
+    rows: (state) => known(state).flatMap(holdersOf),
+    keyOf: (it) => `${it.source.id} ${it.peer}`,
+    none: "",
+    columns: [
+      said("Peer", (it) => it.peer || "all peers", (it) => nameOf(it.source)),
+      figure("Kept", (it) => bytes(it.bytes)),
+      figure("Limit", (it) => (it.peer ? "" : bytes(it.source.snapshot.memory.budgetBytes))),
+    ],
+  },
+  {
     key: "relays",
     title: "Links between servers",
     when: (it) => it.snapshot.relays?.length,
@@ -238,6 +252,19 @@ function endpointsOf(source) {
   const { endpointAllow = [], endpointDeny = [] } = source.snapshot;
   const rows = (list, allowed) => list.map((what) => ({ what, allowed, source }));
   return [...rows(endpointDeny, false), ...rows(endpointAllow, true)];
+}
+
+/** The whole of a program's memory budget, then the peers that hold the most of it. */
+function holdersOf(source) {
+  const { memory } = source.snapshot;
+  if (!memory) return [];
+  const all = { peer: "", bytes: memory.usedBytes, source };
+  return [all, ...memory.largest.map((it) => ({ ...it, source }))];
+}
+
+function usedUp(memory) {
+  if (!memory || memory.usedBytes < memory.budgetBytes) return "";
+  return "The memory budget is used up: peers over their share are slowed down or refused.";
 }
 
 function linksOf(source) {
