@@ -175,7 +175,7 @@ def test_the_short_way_and_h11_agree(data: bytes) -> None:
         assert short == data
         return
     try:
-        expected = outcome(HeadReader()._take_any(long, 65536), long)
+        expected = outcome(HeadReader().take_any(long, 65536), long)
     except BadRequest as error:
         expected = (error.status, error.reason)
     assert taken == expected

@@ -248,7 +248,6 @@ class Coupled(RuleBasedStateMachine):
         """Two clients, of which one pays for a third of the streams."""
         account = self.budget.account(bool(stream.id % 3))
         stream.session.charge(stream, account)
-        account.close()
 
     def sides(self) -> list[Side]:
         return [side for pair in self.tunnels for side in pair if side.end.ending is None]

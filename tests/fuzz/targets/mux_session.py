@@ -65,7 +65,7 @@ def hostile(role: int, behaviour: int, pieces: list[bytes]) -> None:
     budget = Budget(BUDGET)
     account = session.account = budget.account("peer")
     for stream in list(session.streams.values()):
-        session.charge(stream, account)
+        session.charge(stream, account.join())
     taken = 0
     try:
         for piece in pieces:

@@ -216,9 +216,7 @@ class Shared:
 
     def tunnel(self, client: str) -> Tunnel:
         tunnel = Tunnel(self.link)
-        account = self.budget.account(client)
-        self.link.server.charge(tunnel.receiver, account)
-        account.close()
+        self.link.server.charge(tunnel.receiver, self.budget.account(client))
         return tunnel
 
     def stalled(self, client: str, size: int = INITIAL_WINDOW) -> Tunnel:
