@@ -64,19 +64,20 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """What to start as server and agent; empty means this tree's Isthmus."""
+    """What to start as server and agent; empty means Isthmus as it is in ``tree``."""
 
     server: str = ""
     agent: str = ""
     profiler: str = ""
     profile_dir: Path = field(default_factory=Path)
+    tree: Path = HERE.parent
 
     def words(self, role: str, flags: list[str]) -> list[str]:
         """The command line of one role: an override gets the same flags appended."""
         override = {"server": self.server, "agent": self.agent}.get(role)
         if override:
             return [*shlex.split(override), *flags]
-        command = [sys.executable, str(HERE / "launch.py")]
+        command = [sys.executable, str(self.tree / "bench" / "launch.py")]
         if self.profiler == "cprofile":
             command.append(f"--cprofile={self.profile_dir / role}.pstats")
         return [*command, role, *flags]

@@ -80,6 +80,7 @@ class Places:
         self._open += 1
         self.taken[source] += 1
         if self.budget is not None:
+            # The account stays open until this one leaves.
             self.budget.account(source).hold(CONNECTION_BYTES)
 
     def leave(self, source: str) -> None:
@@ -90,9 +91,8 @@ class Places:
             del self.taken[source]
         if self.budget is not None:
             account = self.budget.account(source)
-            account.give_back(CONNECTION_BYTES)
-            account.close()  # of now
-            account.close()  # of when it entered
+            account.close()  # of now; the other use is of when it entered
+            account.leave(CONNECTION_BYTES)
 
 
 #: What a stranger counts for, in seconds of our time: a connection with its handshake, and each

@@ -239,12 +239,15 @@ class RawSocket:
         if self._out is not None:
             size += self.out_bytes
         if payer is not None:
-            payer.join().hold(size)
+            payer.users += 1
+            if size:
+                payer.hold(size)
         else:
             self._kept = 0
         self.payer = payer
         if before is not None:
-            before.give_back(size)
+            if size:
+                before.give_back(size)
             before.close()
 
     def keeps(self, size: int) -> None:
