@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "isthmus"
 
@@ -53,6 +52,7 @@ IMPURE_MODULES = {
 }
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(path for path in ROOT.rglob("*.py") if not path.name.endswith("_pb2.py"))
 
@@ -61,9 +61,14 @@ def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -79,37 +84,45 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_imports_go_one_way(path: Path) -> None:
-    own = package_of(path)
-    assert own in LEVEL, f"{own}/ has no place in the layers: add it to LAYERS and ARCHITECTURE.md"
-    for line, name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] != "isthmus" or len(parts) == 1 or parts[1].startswith("__"):
-            continue
-        other = parts[1]
-        assert LEVEL[other] <= LEVEL[own], (
-            f"{named(path)}:{line}: {own}/ may not import {other}/, which is above it;"
-            f" move the code up to {other}/ or pass what it needs in as an argument"
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in modules():
+        own = package_of(path)
+        assert own in LEVEL, (
+            f"{own}/ has no place in the layers: add it here and in ARCHITECTURE.md"
         )
+        for line, name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] != "isthmus" or len(parts) == 1 or parts[1].startswith("__"):
+                continue
+            other = parts[1]
+            if LEVEL[other] > LEVEL[own]:
+                wrong.append(
+                    f"{named(path)}:{line}: {own}/ may not import {other}/, which is above it;"
+                    f" move the code up to {other}/ or pass what it needs in as an argument"
+                )
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", [p for p in modules() if package_of(p) in PURE], ids=named)
-def test_pure_packages_stay_pure(path: Path) -> None:
-    for line, name in imports_of(path):
-        top = name.split(".")[0]
-        assert top not in IMPURE_MODULES, (
-            f"{named(path)}:{line}: {package_of(path)}/ is pure and may not import {top};"
-            f" this belongs to {IMPURE_MODULES[top]}"
-        )
+def test_pure_packages_stay_pure() -> None:
+    wrong = [
+        f"{named(path)}:{line}: {package_of(path)}/ is pure and may not import {top};"
+        f" this belongs to {IMPURE_MODULES[top]}"
+        for path in modules()
+        if package_of(path) in PURE
+        for line, name in imports_of(path)
+        if (top := name.split(".")[0]) in IMPURE_MODULES
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    doc = ast.get_docstring(ast.parse(path.read_text()))
-    assert doc, f"{named(path)} has no docstring"
-    first = doc.splitlines()[0]
-    assert first.endswith((".", ":")), f"{named(path)}: its docstring does not open with a sentence"
+def test_every_module_says_what_it_is() -> None:
+    wrong = []
+    for path in modules():
+        doc = ast.get_docstring(tree_of(path)) or ""
+        if not doc.partition("\n")[0].endswith((".", ":")):
+            wrong.append(f"{named(path)}: its docstring does not open with a sentence")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_glossary_lists_the_words_of_the_house() -> None:
