@@ -417,7 +417,7 @@ def test_a_file_that_becomes_something_else_stalls_nobody(
     said = "s a directory" if kind == "directory" else f"is a {kind}, not a file"
     watched = [(server, policy), (server, files["server_cert"]), (agent, files["agent_cert"])]
     for program, path in watched:
-        wait_until(partial(complained, program, path, said), f"{path.name} is said to be no file")
+        wait_until(partial(complained, program, path, said), f"a complaint about {path.name}")
     assert http_get(server.port("admin_port"), "/snapshot")[0] == 401  # the token still counts
     assert http_get(server.port("health_port"), "/readyz")[0] == 200
     # The rules and certificates from before hold.

@@ -22,7 +22,7 @@ LIMIT = 128
 
 
 def limit(program: Program, most: int = LIMIT) -> None:
-    """Let it have only so many descriptors from now on."""
+    """Limit the descriptors of a running program."""
     resource.prlimit(program.process.pid, resource.RLIMIT_NOFILE, (most, most))
 
 

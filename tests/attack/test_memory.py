@@ -34,7 +34,7 @@ from isthmus.wire.link_pb2 import Control, Dial, Welcome
 #: What a program may grow by, whatever is sent to it: less than what is sent.
 MOST_GROWTH = 48 * MIB
 STUFFED = 40 * MIB
-#: Of headers less: to write and to encode so many small ones takes most of the time of the test.
+#: Fewer headers: writing and encoding many small ones takes most of the test's time.
 HEADER_BYTES = 2 * MIB
 #: The attack had 900. They take 15 to 30 s, most of it for the 900 threads that pour into them;
 #: these take 3 s, and hold more than a budget of 16 MiB as well.

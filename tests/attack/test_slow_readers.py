@@ -99,7 +99,7 @@ def pouring(writers: list[Client], total: int) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def stalled(bed: Bed, side: str, number: int) -> Iterator[tuple[list[Client], list[Client]]]:
-    """So many tunnels; the side that reads, or does not, and the side that writes."""
+    """Several tunnels: the side that reads, or does not, and the side that writes."""
     with Target() as target, contextlib.ExitStack() as opened:
         clients, fars = [], []
         for _ in range(number):

@@ -34,7 +34,7 @@ def group() -> Iterator[Path]:
 
 
 def limit(program: Program, group: Path, more: int) -> None:
-    """Let a program have so many bytes more than it has, as MemoryMax does."""
+    """Limit a program to a number of bytes above what it uses now, as MemoryMax does."""
     pid = program.process.pid
     with contextlib.suppress(PermissionError):  # not in every container
         Path(f"/proc/{pid}/oom_score_adj").write_text("-999")

@@ -211,7 +211,7 @@ class World:
         self.pair.run()
 
     def pass_time(self, seconds: float, *, rates: dict[Connection, float] | None = None) -> None:
-        """Let time pass; readers of ``rates`` take so many bytes a second."""
+        """Let time pass; ``rates`` are the bytes that each reader takes in a second."""
         until = self.clock() + seconds
         while self.clock() < until - 1e-9:
             self.clock.advance(min(STEP_S, until - self.clock()))
@@ -222,7 +222,7 @@ class World:
             self.settle()
 
     def opened(self, number: int, *, slow: int = 0) -> list[Connection]:
-        """So many open connections, the first few of them with a slow reader."""
+        """Open connections, the first few of them with a slow reader."""
         made = [self.connect() for _ in range(number)]
         self.settle()
         for connection in made[:slow]:

@@ -25,7 +25,7 @@ from isthmus.values import AgentId, HostPort, Identity, TunnelId
 SWEEP_S = 30.0
 #: How often readers are looked at: whether one has stopped shows between two looks.
 LOOK_S = 2.5
-#: Looking at one tunnel takes a microsecond or two; others go on after so many.
+#: Looking at one tunnel takes a microsecond or two; other work runs after this many.
 _LOOKS_AT_ONCE = 500
 LEFTOVERS_S = 300.0
 _log = logging.getLogger("isthmus.tunnel")

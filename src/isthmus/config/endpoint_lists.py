@@ -27,7 +27,7 @@ from isthmus.errors import ConfigError
 from isthmus.values import HostPort, is_address
 
 ALLOW, DENY = "--endpoint-allow", "--endpoint-deny"
-#: Nothing else is denied unless it is said.
+#: Nothing else is denied unless the operator lists it.
 DENIED_BY_DEFAULT = METADATA
 LOOPBACK = "loopback"
 MAX_ENTRIES = 1000

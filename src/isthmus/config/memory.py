@@ -1,6 +1,6 @@
 """The setting of the memory budget, for every program that keeps bytes for others.
 
-How the budget is divided is tunnel/budget.py; what it is where nothing is said, app/memory.py.
+tunnel/budget.py divides the budget; app/memory.py has the default.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ class Weighed(Generic[V]):
 def weigh(where: Reached, judge: Callable[[IpAddress], Weighed[V]]) -> Weighed[V]:
     """The verdict on all that an address means.
 
-    What is denied anywhere is denied. Otherwise what is said of the address itself holds; where
-    nothing is, what is said of all that a translator could make of it.
+    An address that is denied in any reading is denied. Otherwise the rule for the address itself
+    applies; without one, the rule that holds for every address a translator could make of it.
     """
     own = judge(where.address)
     if own.verdict is Verdict.DENIED or not (where.translated or where.besides):

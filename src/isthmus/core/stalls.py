@@ -14,7 +14,7 @@ from dataclasses import dataclass
 STALLED_AFTER_S = 5.0
 #: A reader that takes less has its rate told; one that takes more is nobody's concern.
 SLOW_BELOW_BYTES_S = 1_000_000
-#: Rates are those of the last so many looks, which are at least a second apart.
+#: Number of looks that a rate is taken from; they are at least a second apart.
 _LOOKS = 16
 _APART_S = 1.0
 #: However long a reader's pauses have been, after this one it has stopped.
@@ -85,7 +85,7 @@ class ReaderPace:
         return rested_s >= _MOST_PATIENCE_S
 
     def held(self, waiting: int, *, now: float, no_credit: bool = False) -> Held:
-        """Say what it amounts to, with so many bytes that wait."""
+        """Summarise what the reader did, with ``waiting`` bytes still queued for it."""
         return Held(
             bytes=waiting,
             for_s=now - self._moved_at,

@@ -1,4 +1,4 @@
-"""Turns at something that is scarce, fair by source: so many at once, and each source in its turn.
+"""Turns at a scarce resource, fair by source: a bounded number at once, sources in rotation.
 
 Pure: who holds a turn does the work, and says when it is over. A *source* is whoever cannot be told
 apart any further without proof (core/places.py).

@@ -115,7 +115,7 @@ def _only(status: TokenStatus, key: str) -> str:
 
 
 class _Memory(Generic[Kept]):
-    """Verdicts by the hash of their token, each for a while, and at most so many."""
+    """A bounded number of recent verdicts, by the hash of the token."""
 
     def __init__(self, keep_s: float, most: int, clock: Callable[[], float]) -> None:
         self._keep_s = keep_s
@@ -168,7 +168,7 @@ class _Review:
 
 
 class TokenReviewer:
-    """Reviews tokens: so many at once, fair by source, each at most once in a few seconds.
+    """Reviews tokens: a bounded number at once, fair by source, each at most once in a few seconds.
 
     At most ``max_at_once`` are asked about at once, and ``max_per_source`` of one source; at most
     ``max_waiting_per_source`` of one wait, and ``max_waiting`` of all. The same token is asked

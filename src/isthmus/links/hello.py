@@ -33,7 +33,7 @@ PROCESS = b"isthmus-process"
 
 # What a peer says goes into logs as it is.
 _WORD = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_FEATURE_CHARS}}}", re.ASCII)
-#: Of the header: as many bytes as so many words and their commas have.
+#: Maximum size of the header: all identifiers with their commas.
 _MAX_FEATURES_BYTES = MAX_FEATURES * (MAX_FEATURE_CHARS + 2)
 
 

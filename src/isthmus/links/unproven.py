@@ -13,7 +13,7 @@ from isthmus.net.carriers import Carried
 #: A Hello has 64 KiB at most, a call of konnectivity's about as much; with room for frames.
 MAX_UNPROVEN_BYTES = 128 * 1024
 
-#: Asks whether so many bytes more may be read of whoever is at the other end.
+#: Asks whether the peer may send this many more bytes.
 MayRead = Callable[[int], bool]
 
 

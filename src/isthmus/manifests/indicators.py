@@ -13,7 +13,7 @@ GO = "konnectivity_network_proxy_"
 
 
 _FAULTS = f'isthmus_server_dial_failures_total{{reason=~"{OUR_FAILURES}"}}'
-#: A share says nothing of a few dials: alerts on one also want so many failures in its window.
+#: A ratio over a few dials means little: its alerts also need this many failures in the window.
 _LEAST_FAILURES = 5
 
 

@@ -251,7 +251,7 @@ class RawSocket:
             before.close()
 
     def keeps(self, size: int) -> None:
-        """So many bytes were read and wait until somebody can take them: charge them.
+        """Charge ``size`` bytes that were read and wait until somebody can take them.
 
         A few are in what the connection costs anyway.
         """

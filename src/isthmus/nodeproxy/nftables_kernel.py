@@ -122,7 +122,7 @@ class NftTransactions:
         self._room = size
 
     def _answers(self) -> Iterator[tuple[int, int, str, int]]:
-        """Error number, sequence number, and what is said of it with the place; 0 for none."""
+        """Error number (0 for none), sequence number, and the kernel's message with its place."""
         while True:
             try:
                 read = memoryview(self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT))

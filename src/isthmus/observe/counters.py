@@ -190,8 +190,8 @@ def by_enum(counts: Mapping[_E, int]) -> Callable[[], Samples]:
 def counted(read: Callable[[], Samples]) -> Callable[[], Samples]:
     """Leave out what was not counted yet: a label's value is there from its first event, as in Go.
 
-    For names that others gave: their dashboards and tests expect it. Names of ours begin at 0, so
-    that a rate sees the first event.
+    For metrics with Konnectivity's names, as existing dashboards and tests expect. Isthmus' own
+    metrics begin at 0, so that a rate sees the first event.
     """
     return lambda: [sample for sample in read() if sample[1]]
 

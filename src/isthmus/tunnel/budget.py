@@ -1,19 +1,19 @@
-"""One byte budget per process, divided fairly by peer: whoever causes bytes to be kept pays.
+"""One byte budget per process, divided fairly by peer: the peer that causes memory use pays for it.
 
 A peer is a certificate identity, a token subject, a UNIX uid, or a source address for the
-unauthenticated. Everything kept on behalf of one (early bytes, held bytes, unfinished messages,
-pending dials) is charged to its account before it is allocated and given back when it goes.
+unauthenticated. Everything kept on behalf of a peer (early bytes, held bytes, unfinished messages,
+pending dials) is charged to its account before it is allocated and given back when it is freed.
 
-The share of a peer is as much as is still free ("dynamic thresholds", Choudhury and Hahne, 1998):
-alone it may take half of the budget, n equally greedy peers take 1/(n+1) each, and there is always
-room for a newcomer. Bytes that are here already can only be charged, so that a peer can get over
-its share; it never takes away another's that way, for the share of any peer is at least what n+1
-equally greedy ones would have, n being the peers that hold a lot, and those that hold a little as
-well where so many do that it is too much. Over its share a peer is slowed first and refused second;
-how to slow is up to whoever holds the bytes (credit withheld on mux, the call braked on gRPC).
+A peer's share is the amount still free ("dynamic thresholds", Choudhury and Hahne, 1998): a single
+peer may take half of the budget, n equally greedy peers take 1/(n+1) each, and a newcomer always
+finds room. Bytes that have already arrived can only be charged, so a peer can exceed its share. It
+does not reduce the shares of others: a share is never below 1/(n+1) of the budget, where n counts
+the peers that hold a lot, and also those that hold a little once they exceed the budget together. A
+peer over its share is slowed first and refused second; the code that holds the bytes decides how to
+slow it (mux: withhold credit, gRPC: brake the call).
 
-An account can be divided again, by the same rule: an agent's server has one, and inside it each
-client of which that server says that it asks.
+An account can be divided by the same rule: at an agent the server has an account, and each client
+that the server dials for has one inside it.
 
 Pure, and O(1) per call.
 """
@@ -23,15 +23,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import nlargest
 
-#: A peer that was slowed is not until it is this far inside its share, and not at its edge.
+#: A slowed peer must get this far inside its share before it goes at full speed again.
 _ROOM = 4  # a quarter
-#: Whoever holds more than this part of a budget counts where a share is the n-th part: so that many
-#: who hold next to nothing do not make it small, and where they all hold too much together.
+#: Peers that hold more than this part of the budget are counted when a share is computed. _LARGE is
+#: the usual bound, so that many peers that hold next to nothing do not make shares small; _MEDIUM
+#: applies once all peers together exceed the budget.
 _LARGE, _MEDIUM = 64, 1024
-#: What those who hold little may take together when others have used up everything, and more.
+#: This part of the budget is reserved for peers that hold little when others have used up the rest.
 _RESERVE = 8
 
-#: What a client is told that is refused for it.
+#: The reason that a refused client is given.
 OVER_SHARE = "the memory budget is used up, and this client holds more than its share"
 
 
@@ -44,10 +45,10 @@ class Budget:
         self.most_used_bytes = 0
         #: How often a peer was over its share when it asked, or caused, more to be kept.
         self.over_share = 0
-        #: How many peers hold a lot, and how many at least a little; and what that is.
+        #: How many peers hold a lot, how many at least a little, and the bounds for both.
         self.large = self.medium = 0
         self.large_bytes, self.medium_bytes = total_bytes // _LARGE, total_bytes // _MEDIUM
-        #: What the others hold together.
+        #: What peers that do not hold a lot keep together.
         self.small_bytes = 0
         self._accounts: dict[Hashable, Account] = {}
 
@@ -63,7 +64,7 @@ class Budget:
         return account
 
     def allows(self, peer: Hashable, size: int) -> bool:
-        """Tell whether a peer could take so many bytes; nothing is charged."""
+        """Whether a peer could take ``size`` bytes; nothing is charged."""
         return (self._accounts.get(peer) or Account(self, peer)).allows(size)
 
     def may_not_open(self, peer: Hashable) -> bool:
@@ -208,7 +209,7 @@ class Account:
         return self._share(0)
 
     def _share(self, more: int) -> int:
-        """The share once so many bytes more are charged."""
+        """The share after ``more`` bytes are charged."""
         budget, parent = self.budget, self.parent
         among = self._among
         whole = budget.total_bytes if parent is None else parent._share(more)
@@ -216,7 +217,7 @@ class Account:
         if free + whole // _RESERVE >= 0:
             also = 1 if self.used_bytes > budget.large_bytes else 2
             part = max(whole // (among.large + also), budget.large_bytes)
-        else:  # so many hold a little each that it is too much
+        else:  # many peers hold a little each, and too much together
             also = 1 if self.used_bytes > budget.medium_bytes else 2
             part = max(whole // (among.medium + also), budget.medium_bytes)
         return free if free > part else part
@@ -242,7 +243,7 @@ class Account:
         return self.used_bytes <= share - share // _ROOM
 
     def take(self, size: int) -> bool:
-        """Ask before allocating; False: nothing was charged, refuse."""
+        """Charge before allocating; False: refuse, nothing was charged."""
         if not self.allows(size):
             self.budget.over_share += 1
             return False
@@ -250,7 +251,7 @@ class Account:
         return True
 
     def allows(self, size: int) -> bool:
-        """Tell whether so many bytes could be taken."""
+        """Whether ``size`` bytes could be taken."""
         budget = self.budget
         if self.parent is None and (
             self.used_bytes + budget.used_bytes + 2 * size <= budget.total_bytes
@@ -261,11 +262,11 @@ class Account:
         reserve = budget.total_bytes // _RESERVE
         if budget.used_bytes + size <= budget.total_bytes + reserve:
             return True
-        # What large ones got over their shares is not taken from the reserve of the small ones.
+        # Peers over their share do not use up the reserve of those that hold little.
         return self.used_bytes + size <= budget.large_bytes and budget.small_bytes + size <= reserve
 
     def hold(self, size: int) -> bool:
-        """Charge bytes that are here already; False: it is over its share now, slow it."""
+        """Charge bytes that have already arrived; False: the peer is over its share, slow it."""
         self._charge(size)
         if self.used_bytes > self.budget.medium_bytes and self.over_share:
             self.budget.over_share += 1
@@ -298,7 +299,7 @@ class Account:
         return self.budget if self.parent is None else self.parent
 
     def give_back(self, size: int) -> None:
-        """What was charged is not kept any more."""
+        """Give back bytes that were charged."""
         self._uncharge(size)
         if not self.used_bytes:
             self._drop_if_unused()
@@ -339,7 +340,7 @@ class Account:
 
 
 class Deposit:
-    """So many bytes that are charged to an account until it is closed, once."""
+    """Bytes charged to an account until ``close`` is first called."""
 
     __slots__ = ("_account", "_size")
 

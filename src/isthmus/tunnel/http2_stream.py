@@ -292,7 +292,7 @@ class Http2Stream:
             self.connection.emit(window_update(self.id, given))
 
     def give(self, size: int) -> None:
-        """Somebody took so many bytes, or will: tell the peer at once, however little it is."""
+        """Return ``size`` bytes of credit to the peer at once, however few they are."""
         self.unconsumed -= size
         self.owed += size
         if self.owed > 0 and self.open and not self.remote_done:

@@ -1,19 +1,20 @@
 """The brake of a call that carries many connections: a slow reader is slowed, never reset.
 
-The protocol has no flow control per connection, only HTTP/2's for the whole call. So what a full
-sink has not taken is *withheld*: the call's sender gets no credit for it.
+The protocol has flow control for the whole call (HTTP/2's), not for each connection. So credit is
+*withheld* from the call's sender for bytes that a full sink has not taken.
 
-- While nobody else uses the call, credit comes back as the sink takes bytes, as in Go's programs.
-- While others are active, the sink is also lent some: PULSE_BYTES every PULSE_S, credit for bytes
-  that it has not taken and that are kept here. Others wait for a pulse or two, not for the reader.
-  Who sends is seen at once (``PacketLink.watching``); who only waits to be heard is let through by
-  a probe now and then.
-- What sinks keep is charged to an account (tunnel/budget.py). When its share is used up, and until
-  it is well inside it again, nothing is lent: the call goes at the pace of its slow readers, as in
-  Go's programs, with a window of REDUCED_WINDOW_BYTES so that little is ahead of everybody else.
+- While no other connection is active, credit returns as the sink takes bytes, as in Go's programs.
+- While others are active, the slow sink is also lent credit: PULSE_BYTES every PULSE_S, for bytes
+  that it has not taken and that are buffered here. The others wait for a pulse or two, not for the
+  slow reader. A connection that sends is noticed at once (``PacketLink.watching``); one that only
+  waits for an answer gets it by a probe now and then.
+- Buffered bytes are charged to an account (tunnel/budget.py). When its share is used up, and until
+  the account is well inside its share again, nothing is lent: the call runs at the pace of its slow
+  readers, as in Go's programs, with a window of REDUCED_WINDOW_BYTES so that little queues ahead of
+  the other connections.
 
-Nothing is done per packet but counting what a full sink was given. Everything else is done by
-looks, every few milliseconds and only while a sink is full.
+The work per packet is one addition while a sink is full. Everything else happens in looks, every
+few milliseconds and only while a sink is full.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ if TYPE_CHECKING:
     from isthmus.tunnel.packet_link import PacketLink
 
 KIB, MIB = 1024, 1024 * 1024
-#: What a call without a budget of its program divides: the share of its only peer is half of it.
+#: The budget of a call whose program has none; the share of its only peer is half of it.
 PRIVATE_BUDGET_BYTES = 256 * MIB
 #: While others are active, each slow reader is lent this much (a turn of a sender) this often.
 PULSE_S = 0.002
 PULSE_BYTES = 64 * KIB
 #: How long a connection counts as active after it sent or got something.
 ACTIVE_S = 0.2
-#: A call that stands still lets this much through (a turn, and a small packet behind it), at first
-#: this often and then less: an answer that took so long anyway waits for about as long again.
+#: A call that stands still lets this much through (a turn, and a small packet behind it), first
+#: every PROBE_S, then less often, up to MOST_PROBE_S.
 PROBE_BYTES = 68 * KIB
 PROBE_S = 0.1
 MOST_PROBE_S = 0.5
-#: How far the sender may be ahead when the share is used up.
+#: The call's receive window when the share is used up.
 REDUCED_WINDOW_BYTES = 64 * KIB
-#: In little pieces, so that others wait for little. Less waits for more.
+#: Credit is returned in pieces of at least this size, small so that others wait little.
 _WORTH_A_FRAME_BYTES = 4 * KIB
 _LOOK_S = 0.005
 _IDLE_LOOK_S = 0.020
-#: Sinks that get nothing more are only charged for what they keep.
+#: Sinks that get no more data are only charged for what they buffer.
 _LEAVING_LOOK_S = 0.100
 _IDLE_LOOKS = 20
 _MOST_GAP_S = 0.050
-#: Asking so many sinks costs about 1 µs each: no more than 1 % of the time.
+#: Asking a sink takes about 1 µs: scans are this far apart for each, 1 % of the time.
 _SCAN_S_EACH = 0.000_1
-#: A loop's timers may come this much early.
+#: A loop's timers may fire this much early.
 _EARLY_S = 0.001
 
 
 class _Sink:
-    """What was last seen of a sink that was full, and what was charged for it."""
+    """The last observation of a full sink, and the bytes charged for it."""
 
     __slots__ = ("account", "charged", "end", "moved_at", "passed")
 
@@ -80,7 +81,7 @@ class _Sink:
 
 
 class Brake:
-    """The full sinks of one call, and what its sender gets no credit for because of them."""
+    """The full sinks of one call, and the credit withheld from its sender because of them."""
 
     __slots__ = (
         "_due",
@@ -109,10 +110,10 @@ class Brake:
         #: and what came since.
         self.behind: dict[LinkedEnd, int] = {}
         self._held = 0  # by all of them
-        #: Of what came, what the sender gets no credit for yet.
+        #: Received bytes that the sender has no credit for yet.
         self.withheld = 0
         self._sinks: dict[LinkedEnd, _Sink] = {}
-        #: Connections that get nothing more, and whose sink still keeps something.
+        #: Connections that get no more data and whose sink still buffers some.
         self._leaving: dict[LinkedEnd, None] = {}
         #: The share is used up: the call goes at the pace of its slow readers.
         self.exhausted = False
@@ -130,12 +131,12 @@ class Brake:
 
     @property
     def held(self) -> int:
-        """Bytes that full sinks have not taken."""
+        """Bytes that full sinks have not taken yet."""
         leaving = sum(unsent(self._sinks[end].end) for end in self._leaving)
         return leaving + sum(unsent(end.peer) for end in self.behind)
 
     def stalled(self, for_s: float) -> Iterator[LinkedEnd]:
-        """The connections whose full sink has taken nothing for so long.
+        """The connections whose full sink has taken nothing for ``for_s`` seconds.
 
         For whoever resets them when the budget is exhausted; nothing here does.
         """
@@ -145,7 +146,7 @@ class Brake:
     # What happens to sinks.
 
     def full(self, end: LinkedEnd, size: int) -> None:
-        """A sink took so many bytes and said that it is full."""
+        """A sink took ``size`` bytes and is full."""
         behind = self.behind
         self.withheld += size
         self._held += size

@@ -213,7 +213,7 @@ class PacketLink:
             self.say(CLOSE_REQ, close_request(connect_id))
 
     def spoke(self, end: LinkedEnd | None) -> None:
-        """A connection sends something, or something is said about one."""
+        """A connection sends data, or a packet about it is sent."""
         if self.watching:
             self.brake.other(end)
 

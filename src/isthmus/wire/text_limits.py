@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-#: Of a peer's text that a sentence of ours quotes: a path, a method, a header's name.
+#: Peer text quoted in an error: a path, a method, a header's name.
 MAX_SHOWN_CHARS: Final = 100
 
 # HTTP.
@@ -40,7 +40,7 @@ MAX_DETAIL_CHARS: Final = 1000
 MAX_DIAL_BYTES: Final = 16 * 1024
 MAX_PACKET_BYTES: Final = 64 * 1024
 
-# Dials: what is said of a request, by a client or by another program.
+# Dials: what a client or another program says about a request.
 MAX_HOST_CHARS: Final = 253
 MAX_CONNECTION_ID_CHARS: Final = 64
 MAX_NAME_BYTES: Final = 1024  # a user, a tenant, an object, the subject of a certificate

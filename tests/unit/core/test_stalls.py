@@ -1,4 +1,4 @@
-"""Whether a reader has stopped or is slow, and how that is said."""
+"""Whether a reader has stopped or is slow, and the sentence for it."""
 
 from __future__ import annotations
 

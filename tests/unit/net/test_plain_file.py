@@ -1,4 +1,4 @@
-"""Reading files that may be something else by now: none of it waits, each is said in a word."""
+"""Reading files that may have become something else: no read waits, each error names the kind."""
 
 from __future__ import annotations
 

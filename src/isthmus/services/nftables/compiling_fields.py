@@ -48,7 +48,7 @@ class _RuleError(IsthmusError):
 
 
 class ForeignRuleError(_RuleError):
-    """A rule says something that none of ours says."""
+    """A rule uses an expression that the renderer never writes."""
 
 
 class RuleValueError(_RuleError):

@@ -1,4 +1,4 @@
-"""Turns one rule of ours into expressions: what it loads, compares and does.
+"""Turns one rendered rule into expressions: what it loads, compares and does.
 
 The expressions are those that nft makes of the same text, the shortcuts included; a test holds the
 two against each other. What none of our rules says is a ``ForeignRuleError``.
