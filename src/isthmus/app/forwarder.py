@@ -23,7 +23,7 @@ from isthmus.app.supervised import counted
 from isthmus.app.tunnels import TunnelTable
 from isthmus.app.views import tally
 from isthmus.config.admin import AdminSettings
-from isthmus.net.contexts import HotContext
+from isthmus.net.contexts import HotContext, lifetimes_of
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import OncePer
@@ -193,11 +193,7 @@ class Forwarder:
         gauges.draining = lambda: int(self.draining)
         gauges.lines_suppressed = lambda: self.once.suppressed
         gauges.live_bytes = self.connections.tunnels.live_bytes
-        gauges.certificates = lambda: {
-            path: expiry
-            for context in self.all_contexts
-            for path, expiry in context.certificate_expiries().items()
-        }
+        gauges.certificates = lambda: lifetimes_of(self.all_contexts)
 
     def close_connections(self) -> None:
         """Accept nothing more, and end what is open."""

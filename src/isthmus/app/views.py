@@ -17,7 +17,7 @@ from isthmus.core.snapshot import (
     Totals,
 )
 from isthmus.links.link import Link
-from isthmus.net.contexts import HotContext
+from isthmus.net.contexts import HotContext, lifetimes_of
 from isthmus.observe.program import ProgramMetrics
 from isthmus.tunnel.budget import Budget
 
@@ -118,16 +118,17 @@ def gate_views(settings: GateSettings) -> tuple[GateView, ...]:
 
 def certificates(contexts: list[HotContext]) -> tuple[CertificateView, ...]:
     """Show the certificate files in use."""
-    found: dict[str, CertificateView] = {}
+    found: list[CertificateView] = []
     now = datetime.now(UTC)
-    for context in contexts:
-        for path, life in context.certificate_lifetimes().items():
-            start = datetime.fromtimestamp(life.not_before, UTC)
-            end = datetime.fromtimestamp(life.not_after, UTC)
-            found[path] = CertificateView(
+    for path, life in lifetimes_of(contexts).items():
+        start = datetime.fromtimestamp(life.not_before, UTC)
+        end = datetime.fromtimestamp(life.not_after, UTC)
+        found.append(
+            CertificateView(
                 file=path,
                 not_before=start,
                 not_after=end,
                 standing=standing(not_before=start, not_after=end, now=now),
             )
-    return tuple(found.values())
+        )
+    return tuple(found)

@@ -1,8 +1,8 @@
-"""How a certificate stands: well, to be renewed, or in danger. One rule for whoever shows it.
+"""How a certificate stands: good, to be renewed, or about to end. One rule for every judge.
 
 Days alone are no rule: a certificate that lives for a day is renewed every few hours, and never has
 30 days left. So a share of its life counts where that is less. ``isthmus status``, ``isthmus pki
-show``, the dashboard (by the snapshot) and ``isthmus doctor`` ask here.
+show``, the dashboard (by the snapshot), ``isthmus doctor`` and the alerts go by it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from enum import Enum
 
-_WARN, _BAD = timedelta(days=30), timedelta(days=7)
-_WARN_SHARE, _BAD_SHARE = 3, 10
+#: A certificate needs attention when less than this is left, or less than this part of its life.
+WARN, WARN_SHARE = timedelta(days=30), 3
+BAD, BAD_SHARE = timedelta(days=7), 10
 
 
 class Standing(Enum):
@@ -31,6 +32,6 @@ def standing(*, not_before: datetime | None, not_after: datetime, now: datetime)
     life = not_after - not_before if not_before is not None else timedelta.max
     if (not_before is not None and now < not_before) or left < timedelta(0):
         return Standing.BAD
-    if left <= min(_BAD, life / _BAD_SHARE):
+    if left <= min(BAD, life / BAD_SHARE):
         return Standing.BAD
-    return Standing.WARN if left <= min(_WARN, life / _WARN_SHARE) else Standing.OK
+    return Standing.WARN if left <= min(WARN, life / WARN_SHARE) else Standing.OK

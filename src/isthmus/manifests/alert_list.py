@@ -7,7 +7,9 @@ docs/how-to/monitoring.md and a case in the tests.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
+from isthmus.core.expiry import BAD, BAD_SHARE, WARN, WARN_SHARE
 from isthmus.manifests.alert import CRITICAL, INFO, WARNING, Alert
 from isthmus.manifests.indicators import (
     GO,
@@ -35,8 +37,14 @@ def _burns(
 
 
 def _any(suffix: str) -> str:
-    """The metric of every program of ours that has one."""
+    """The metric of every Isthmus program that has one."""
     return f'{{__name__=~"isthmus_.+_{suffix}"}}'
+
+
+def _certificate_left(least: timedelta, share: int) -> str:
+    """Less is left of a certificate than core/expiry.py wants."""
+    end, start = (_any(f"certificate_{it}_timestamp_seconds") for it in ("expiry", "start"))
+    return f"{end} - time() < clamp_max(({end} - {start}) / {share}, {least.days} * 86400)"
 
 
 def _new(suffix: str, window: str) -> str:
@@ -133,7 +141,7 @@ ALERTS = (
     ),
     Alert(
         name="IsthmusCertificateExpires",
-        expr=f"{_any('certificate_expiry_timestamp_seconds')} - time() < 14 * 86400",
+        expr=_certificate_left(WARN, WARN_SHARE),
         lasting="1h",
         severity=WARNING,
         summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
@@ -141,7 +149,7 @@ ALERTS = (
     ),
     Alert(
         name="IsthmusCertificateExpiresSoon",
-        expr=f"{_any('certificate_expiry_timestamp_seconds')} - time() < 3 * 86400",
+        expr=_certificate_left(BAD, BAD_SHARE),
         lasting="5m",
         severity=CRITICAL,
         summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",

@@ -12,7 +12,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import cast
@@ -207,10 +207,6 @@ class HotContext:
     def __repr__(self) -> str:
         return f"HotContext({self._purpose}, {', '.join(self.files.given) or 'system CAs'})"
 
-    def certificate_expiries(self) -> Mapping[str, float]:
-        """Return when each file in use expires, by path, as POSIX timestamps; reads nothing."""
-        return {path: it.not_after for path, it in self._lifetimes.items()}
-
     def certificate_lifetimes(self) -> Mapping[str, Lifetime]:
         """Return from when to when each file in use is good, by path; reads nothing."""
         return self._lifetimes
@@ -275,3 +271,8 @@ async def watch(contexts: Sequence[HotContext], interval_s: float = 1.0) -> None
     while True:
         await asyncio.sleep(interval_s)
         await asyncio.to_thread(_check_all, contexts)
+
+
+def lifetimes_of(contexts: Iterable[HotContext]) -> dict[str, Lifetime]:
+    """From when to when each certificate file of these contexts is good, by path."""
+    return {path: it for hot in contexts for path, it in hot.certificate_lifetimes().items()}

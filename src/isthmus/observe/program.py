@@ -6,7 +6,7 @@ is counters.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,13 +14,13 @@ import isthmus
 from isthmus.config.gates import GATES
 from isthmus.core.merge import Merge
 from isthmus.errors import DialFailure, LinkStage
+from isthmus.net.certificates import Lifetime
 from isthmus.observe.counters import (
     Families,
     Family,
     Histogram,
     Samples,
     by_enum,
-    by_name,
     counted,
     counter,
     gauge,
@@ -57,7 +57,7 @@ class Gauges:
 
     ``live_bytes`` is (to target, to client) of the tunnels that have not ended: a tunnel leaves it
     in the same callback that reports ``tunnel_ended``, so that the sum never goes back.
-    ``certificates`` gives each file's expiry as UNIX time. ``ready_by_strategy``,
+    ``certificates`` gives from when to when each file is good. ``ready_by_strategy``,
     ``http_connections``, ``handed_on`` and what is of nodes are for a server, ``known_servers`` for
     an agent.
     """
@@ -70,7 +70,7 @@ class Gauges:
     draining: Callable[[], int] = _zero
     lines_suppressed: Callable[[], int] = _zero
     live_bytes: Callable[[], tuple[int, int]] = _no_bytes
-    certificates: Callable[[], Mapping[str, float]] = _none
+    certificates: Callable[[], Mapping[str, Lifetime]] = dict
     http_connections: Callable[[], int] = _zero
     ready_agents: Callable[[], int] = _zero
     ready_by_strategy: Callable[[], Mapping[str, float]] = _none
@@ -339,11 +339,26 @@ class ProgramMetrics:
 
     def _certificate_families(self) -> list[Family]:
         ours = f"isthmus_{self.program}_certificate_"
+
+        def in_use() -> Iterable[tuple[str, Lifetime]]:
+            return self.gauges.certificates().items()
+
         return [
             gauge(
                 f"{ours}expiry_timestamp_seconds",
                 "When each certificate in use expires, as UNIX time.",
-                lambda: by_name(self.gauges.certificates())(),
+                lambda: [
+                    ((path,), it.not_after) for path, it in self.gauges.certificates().items()
+                ],
+                ("file",),
+                merge=Merge.MIN,
+            ),
+            gauge(
+                f"{ours}start_timestamp_seconds",
+                "When each certificate in use became valid, as UNIX time.",
+                lambda: [
+                    ((path,), it.not_before) for path, it in self.gauges.certificates().items()
+                ],
                 ("file",),
                 merge=Merge.MIN,
             ),

@@ -14,6 +14,7 @@ import yaml
 from isthmus.manifests.alert_list import ALERTS
 from isthmus.manifests.alerts import prometheus_rule, rules, rules_text
 from isthmus.manifests.indicators import NODE_FAILURES
+from isthmus.net.certificates import Lifetime
 from isthmus.observe.metrics import ServerMetrics
 from isthmus.observe.node_traffic import NodeResult
 from isthmus.observe.program import ProgramMetrics
@@ -84,16 +85,23 @@ CASES: dict[str, tuple[dict[str, str], int]] = {
     "IsthmusCertificateExpires": (
         {
             f'isthmus_agent_certificate_expiry_timestamp_seconds{{{WHERE},file="agent.crt"}}': (
-                f"{13 * 86400}x120"
-            )
+                f"{29 * 86400}x120"
+            ),
+            f'isthmus_agent_certificate_start_timestamp_seconds{{{WHERE},file="agent.crt"}}': (
+                f"{-336 * 86400}x120"
+            ),
         },
         100,
     ),
     "IsthmusCertificateExpiresSoon": (
         {
+            # One that lives for a day, with two hours left.
             f'isthmus_server_certificate_expiry_timestamp_seconds{{{WHERE},file="server.crt"}}': (
-                f"{2 * 86400}x120"
-            )
+                f"{2 * 3600}x120"
+            ),
+            f'isthmus_server_certificate_start_timestamp_seconds{{{WHERE},file="server.crt"}}': (
+                f"{-22 * 3600}x120"
+            ),
         },
         10,  # the milder one waits for an hour
     ),
@@ -199,6 +207,16 @@ WELL = {
     f'isthmus_server_link_failures_total{{{WHERE},reason="lost"}}': "0x60 1x60",
     f'isthmus_server_certificate_expiry_timestamp_seconds{{{WHERE},file="a"}}': (
         f"{300 * 86400}x120"
+    ),
+    f'isthmus_server_certificate_start_timestamp_seconds{{{WHERE},file="a"}}': (
+        f"{-65 * 86400}x120"
+    ),
+    # One that lives for a day, of which more than half is left.
+    f'isthmus_server_certificate_expiry_timestamp_seconds{{{WHERE},file="short"}}': (
+        f"{20 * 3600}x120"
+    ),
+    f'isthmus_server_certificate_start_timestamp_seconds{{{WHERE},file="short"}}': (
+        f"{-4 * 3600}x120"
     ),
     f"isthmus_server_certificate_reload_failures_total{{{WHERE}}}": "4x120",
     f"isthmus_server_loop_stalls_total{{{WHERE}}}": "2x120",
@@ -343,8 +361,8 @@ def test_alerts_of_a_server_with_workers(tmp_path: Path) -> None:
     workers = [ServerMetrics() for _ in range(4)]
     for worker in workers:
         worker.gauges.ready_by_strategy = lambda: {"default": 0}
-        worker.gauges.certificates = lambda: {"a.crt": 300 * 86400}
-    workers[2].gauges.certificates = lambda: {"a.crt": 2 * 86400}
+        worker.gauges.certificates = lambda: {"a.crt": Lifetime(-65 * 86400, 300 * 86400)}
+    workers[2].gauges.certificates = lambda: {"a.crt": Lifetime(-363 * 86400, 2 * 86400)}
     fired = ["IsthmusServerNoAgents", "IsthmusCertificateExpiresSoon"]
     ran = _promtool(tmp_path, of_workers(*workers), 20, fired)
     assert ran.returncode == 0, ran.stdout + ran.stderr

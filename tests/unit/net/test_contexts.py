@@ -298,7 +298,7 @@ def test_nothing_changed_is_nothing_done(live: pki.PkiFiles) -> None:
 def test_a_new_certificate_serves_new_connections_only(live: pki.PkiFiles) -> None:
     hot, client = hot_server(live), client_context(of_client(live))
     old = connect(hot.current, client)
-    expiries = hot.certificate_expiries()
+    lifetimes = hot.certificate_lifetimes()
     pki.init(live.directory, keep_ca=True, force=True, days=9)
     assert hot.check(NOW)
     assert not hot.check(NOW)
@@ -307,8 +307,8 @@ def test_a_new_certificate_serves_new_connections_only(live: pki.PkiFiles) -> No
     old.client.write(b"still here")
     assert old.server.read(100) == b"still here"
     cert = str(live.server_cert)
-    assert hot.certificate_expiries()[cert] < expiries[cert]
-    assert hot.certificate_expiries()[cert] == pki.show([cert])[0].not_after.timestamp()
+    assert hot.certificate_lifetimes()[cert].not_after < lifetimes[cert].not_after
+    assert hot.certificate_lifetimes()[cert].not_after == pki.show([cert])[0].not_after.timestamp()
 
 
 def test_a_client_context_follows_its_files_too(live: pki.PkiFiles, two: pki.PkiFiles) -> None:
@@ -386,7 +386,7 @@ def test_a_bad_new_file_keeps_the_old_and_is_one_line(
     live: pki.PkiFiles, one: pki.PkiFiles, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     hot, client = hot_server(live), client_context(of_client(one))
-    before, expiries = hot.current, hot.certificate_expiries()
+    before, lifetimes = hot.current, hot.certificate_lifetimes()
     spoil, words = DAMAGES[damage]
     spoil(live)
     for _ in range(5):
@@ -395,7 +395,7 @@ def test_a_bad_new_file_keeps_the_old_and_is_one_line(
     assert words in line
     assert str(live.directory) in line
     assert hot.current is before
-    assert hot.certificate_expiries() == expiries
+    assert hot.certificate_lifetimes() == lifetimes
     connect(hot.current, client)
 
     if live.ca_cert.is_dir():
@@ -516,7 +516,7 @@ def test_a_certificate_that_becomes_valid_is_taken_without_a_new_change(
 def test_a_context_without_files_stays() -> None:
     hot = HotContext(TlsFiles("", "", ""), client_context, purpose="client")
     assert not hot.check(NOW)
-    assert hot.certificate_expiries() == {}
+    assert hot.certificate_lifetimes() == {}
     assert repr(hot) == "HotContext(client, system CAs)"
 
 

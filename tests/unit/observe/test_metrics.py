@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import isthmus
 from isthmus.errors import DialFailure, LinkStage
+from isthmus.net.certificates import Lifetime
 from isthmus.observe.metrics import (
     GO_DIAL_FAILURE,
     AgentMetrics,
@@ -168,7 +169,7 @@ def test_the_agent_shows_konnectivitys_names() -> None:
 @pytest.mark.parametrize("metrics", [ServerMetrics(), AgentMetrics()], ids=["server", "agent"])
 def test_what_both_programs_show(metrics: ProgramMetrics) -> None:
     ours = f"isthmus_{metrics.program}_"
-    metrics.gauges.certificates = lambda: {'/etc/"odd"\n.crt': 1.9e9}
+    metrics.gauges.certificates = lambda: {'/etc/"odd"\n.crt': Lifetime(1.8e9, 1.9e9)}
     metrics.gauges.held_bytes = lambda: 65536
     metrics.gauges.draining = lambda: True
     metrics.gauges.lines_suppressed = lambda: 11
@@ -177,6 +178,7 @@ def test_what_both_programs_show(metrics: ProgramMetrics) -> None:
     metrics.stream_reset_for_budget()
     seen = samples(metrics)
     assert seen[f"{ours}certificate_expiry_timestamp_seconds", ('/etc/"odd"\n.crt',)] == 1.9e9
+    assert seen[f"{ours}certificate_start_timestamp_seconds", ('/etc/"odd"\n.crt',)] == 1.8e9
     assert seen[f"{ours}certificate_reload_failures_total", ()] == 1
     assert seen[f"{ours}streams_reset_for_budget_total", ()] == 1
     assert seen[f"{ours}held_bytes", ()] == 65536

@@ -159,6 +159,7 @@ NOT_SUMMED = {
         )
         for name, value in {
             "certificate_expiry_timestamp_seconds": 0,
+            "certificate_start_timestamp_seconds": 0,
             "certificate_reload_failures_total": 3,
             "draining": 3,
         }.items()

@@ -41,7 +41,7 @@ from isthmus.kube.api import Kube, open_kube
 from isthmus.kube.counter import LeaseCounter
 from isthmus.links.agent_side import Greeting
 from isthmus.links.talk import Incoming
-from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
+from isthmus.net.contexts import HotContext, TlsFiles, client_context, lifetimes_of, watch
 from isthmus.net.plain_file import read_part
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
@@ -350,16 +350,9 @@ class Agent:
             "from_agent": self.packets.sent,
             "to_agent": self.packets.received,
         }
-        gauges.certificates = self.certificate_expiries
+        gauges.certificates = lambda: lifetimes_of(self.contexts)
         gauges.known_servers = lambda: servers.known_count
         gauges.gates = self.settings.gates
-
-    def certificate_expiries(self) -> dict[str, float]:
-        """When each certificate file in use expires, by path, as UNIX time."""
-        found: dict[str, float] = {}
-        for context in self.contexts:
-            found.update(context.certificate_expiries())
-        return found
 
     def status(self) -> str:
         """How many servers are linked, and tunnels open; see Supervisable."""

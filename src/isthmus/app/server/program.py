@@ -53,7 +53,7 @@ from isthmus.links.link import GOODBYE_S
 from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
 from isthmus.net.certificates import authorities
-from isthmus.net.contexts import HotContext, TlsFiles, server_context, watch
+from isthmus.net.contexts import HotContext, TlsFiles, lifetimes_of, server_context, watch
 from isthmus.net.poller import Poller
 from isthmus.net.revocation import watch as watch_lists
 from isthmus.observe.logs import OncePer, log
@@ -396,7 +396,7 @@ class Server:
         gauges.draining = lambda: int(self.draining)
         gauges.lines_suppressed = lambda: self.once.suppressed
         gauges.live_bytes = self.tunnels.live_bytes
-        gauges.certificates = self._expiries
+        gauges.certificates = lambda: lifetimes_of(self.contexts)
         gauges.ready_agents = lambda: len({link.agent_id for link in self.agents})
         gauges.ready_by_strategy = self.agents.ready_by_strategy
         gauges.gates = self.settings.gates
@@ -430,12 +430,6 @@ class Server:
     def _grpc_calls(self) -> dict[str, float]:
         links = sum(link.talk is not None and link.talk.name == "grpc" for link in self.links)
         return {"Proxy": self.doors.grpc_calls, "Connect": links}
-
-    def _expiries(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for context in self.contexts:
-            found.update(context.certificate_expiries())
-        return found
 
     def status(self) -> str:
         """How many agents and tunnels there are; see Supervisable."""
