@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.policy import Question
-from isthmus.core.shares import Bucket, Hold, Per, Share, ShareTable
+from isthmus.core.shares import Hold, Per, Share, ShareTable
+from isthmus.core.token_bucket import TokenBucket
 from isthmus.values import HostPort, Identity
 
 rates = st.floats(0.1, 1000.0)
@@ -19,7 +20,7 @@ steps = st.lists(st.floats(0.0, 5.0), min_size=1, max_size=60)
 def test_never_more_than_rate_times_time_and_the_burst(
     rate: float, burst: int, waits: list[float]
 ) -> None:
-    bucket = Bucket(rate=rate, burst=burst, now=100.0)
+    bucket = TokenBucket(rate=rate, burst=burst, now=100.0)
     now, given_ = 100.0, 0
     for wait in waits:
         now += wait
@@ -34,7 +35,7 @@ def test_never_more_than_rate_times_time_and_the_burst(
 def test_who_waits_for_the_debt_to_be_paid_keeps_to_the_rate(
     rate: float, burst: int, sizes: list[int]
 ) -> None:
-    bucket = Bucket(rate=rate, burst=burst, now=0.0)
+    bucket = TokenBucket(rate=rate, burst=burst, now=0.0)
     now, sent = 0.0, 0
     for size in sizes:
         # All that was sent before the last piece is within rate and burst.

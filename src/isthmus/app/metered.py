@@ -14,7 +14,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from isthmus.core.shares import Bucket, Pot
+from isthmus.core.shares import Pot
+from isthmus.core.token_bucket import TokenBucket
 from isthmus.tunnel.end import GONE, End, Ending
 from isthmus.tunnel.first_byte import UntouchedTunnel
 from isthmus.tunnel.linked_end import LinkedEnd
@@ -33,7 +34,7 @@ class Gate:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        bucket: Callable[[], Bucket | None],
+        bucket: Callable[[], TokenBucket | None],
         waits: Callable[[], None],
     ) -> None:
         """``bucket`` gives the one of the pot now; ``waits`` hears of each that has to wait."""

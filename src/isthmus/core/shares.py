@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from isthmus.core.policy import Match, Question
+from isthmus.core.token_bucket import TokenBucket
 
 #: Pots that nobody uses are forgotten when there are more than this.
 MOST_IDLE = 1024
@@ -60,59 +61,6 @@ class Share:
         return f"share/{self.name}"
 
 
-class Bucket:
-    """A token bucket: never more than rate times time, plus the burst; a whole burst at first."""
-
-    __slots__ = ("_at", "_burst", "_left", "_rate")
-
-    def __init__(self, *, rate: float, burst: float, now: float) -> None:
-        self._rate = rate
-        self._burst = max(burst, 1.0)
-        self._left = self._burst
-        self._at = now
-
-    def change(self, *, rate: float, burst: float, now: float) -> None:
-        """Go on with another rate; a debt stays."""
-        self._fill(now)
-        self._rate, self._burst = rate, max(burst, 1.0)
-        self._left = min(self._left, self._burst)
-
-    def has(self, *, now: float) -> bool:
-        """Tell whether one can be taken now."""
-        self._fill(now)
-        return self._left >= 1.0
-
-    def take(self) -> None:
-        """Take one, after ``has``."""
-        self._left -= 1.0
-
-    def spend(self, amount: int, *, now: float) -> bool:
-        """Take as much as this, whatever is there; True: that was more, and now it is in debt."""
-        self._fill(now)
-        self._left -= amount
-        return self._left < 0.0
-
-    def wait_s(self, *, now: float) -> float:
-        """How long until it is out of debt."""
-        self._fill(now)
-        return max(0.0, -self._left / self._rate)
-
-    def room(self, *, now: float) -> float:
-        """How much could be spent without debt."""
-        self._fill(now)
-        return self._left
-
-    def is_full(self, *, now: float) -> bool:
-        """Nothing was taken for so long that it does not matter any more."""
-        self._fill(now)
-        return self._left >= self._burst
-
-    def _fill(self, now: float) -> None:
-        if now > self._at:
-            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-            self._at = now
-
-
 class Pot:
     """What one has of one share."""
 
@@ -121,9 +69,9 @@ class Pot:
     def __init__(self, share: Share, key: str, *, now: float) -> None:
         self.key = key
         self.tunnels = 0
-        self.dials: Bucket | None = None
-        self.to_target: Bucket | None = None
-        self.to_client: Bucket | None = None
+        self.dials: TokenBucket | None = None
+        self.to_target: TokenBucket | None = None
+        self.to_client: TokenBucket | None = None
         self.gates: object = None  # of whoever holds bytes back
         self.share = share
         self.become(share, now=now)
@@ -157,11 +105,11 @@ class Pot:
         return not self.tunnels and all(it is None or it.is_full(now=now) for it in buckets)
 
 
-def _bucket(old: Bucket | None, rate: float, burst: float, now: float) -> Bucket | None:
+def _bucket(old: TokenBucket | None, rate: float, burst: float, now: float) -> TokenBucket | None:
     if not rate:
         return None
     if old is None:
-        return Bucket(rate=rate, burst=burst, now=now)
+        return TokenBucket(rate=rate, burst=burst, now=now)
     old.change(rate=rate, burst=burst, now=now)
     return old
 

@@ -19,9 +19,9 @@ from lightkube.core.exceptions import ConfigError as LightkubeError
 from lightkube.core.generic_client import BasicRequest
 from lightkube.models.meta_v1 import Status
 
+from isthmus.core.token_bucket import TokenBucket
 from isthmus.errors import ConfigError, KubeError
 from isthmus.kube.kubeconfig import connect, fingerprint, read_config
-from isthmus.kube.pace import Pace
 
 _TIMEOUT_S = 10.0
 _MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -29,6 +29,7 @@ _MAX_LINE_BYTES = 1024 * 1024
 _MAX_CHARS = 300
 #: The reason of a KubeError whose answer was longer than we read.
 TOO_LONG = "TooLong"
+_BURST = 10  # what Go's client takes when only the rate is given
 
 T = TypeVar("T")
 
@@ -61,7 +62,9 @@ class KubeClient:
         """
         self._kubeconfig = kubeconfig
         self._server = server
-        self._pace = Pace(qps=qps, burst=burst)
+        self._bucket: TokenBucket | None = None  # a rate of 0 or less spaces nothing
+        if qps > 0:
+            self._bucket = TokenBucket(rate=qps, burst=burst if burst > 0 else _BURST, now=clock())
         self._timeout_s = timeout_s
         self._clock = clock
         self._suspect = False
@@ -157,9 +160,10 @@ class KubeClient:
             await response.aclose()
 
     async def _turn(self) -> None:
-        wait_s = self._pace.wait_s(now=self._clock())
-        if wait_s:
-            await asyncio.sleep(wait_s)
+        if self._bucket is not None:
+            now = self._clock()
+            if self._bucket.spend(1, now=now):
+                await asyncio.sleep(self._bucket.wait_s(now=now))
 
     async def _refresh(self) -> None:
         """Read the configuration again if a file of it changed; a broken one changes nothing."""

@@ -8,7 +8,6 @@ from isthmus.core.patterns import Pattern
 from isthmus.core.policy import Match, Question
 from isthmus.core.shares import (
     MOST_IDLE,
-    Bucket,
     Full,
     Hold,
     Limit,
@@ -17,6 +16,7 @@ from isthmus.core.shares import (
     ShareTable,
     applying,
 )
+from isthmus.core.token_bucket import TokenBucket
 from isthmus.values import HostPort, Identity
 
 
@@ -136,7 +136,7 @@ def test_pots_that_nobody_uses_are_forgotten() -> None:
 
 
 def test_a_bucket_is_never_emptied_by_a_clock_that_goes_back() -> None:
-    bucket = Bucket(rate=1.0, burst=1.0, now=10.0)
+    bucket = TokenBucket(rate=1.0, burst=1.0, now=10.0)
     assert bucket.has(now=10.0)
     bucket.take()
     assert not bucket.has(now=5.0)

@@ -21,7 +21,6 @@ from isthmus.app import pki
 from isthmus.errors import ConfigError, KubeError
 from isthmus.kube.api import open_kube
 from isthmus.kube.client import KubeClient
-from isthmus.kube.pace import Pace
 from isthmus.kube.resources import LightKube
 
 SECRET = "top-secret-token"
@@ -326,14 +325,27 @@ def test_an_answer_that_never_ends_is_not_read_to_the_end(tmp_path: Path) -> Non
     with_api(tmp_path, test)
 
 
-def test_pace_spaces_requests_out_after_a_burst() -> None:
-    pace = Pace(qps=2, burst=3)
-    assert [pace.wait_s(now=0) for _ in range(5)] == [0, 0, 0, 0.5, 1]
-    assert pace.wait_s(now=1) == 0.5
-    assert [pace.wait_s(now=1000) for _ in range(4)] == [0, 0, 0, 0.5]
-    assert [Pace(qps=1, burst=0).wait_s(now=0) for _ in range(1)] == [0]
-    free = Pace(qps=0, burst=1)
-    assert {free.wait_s(now=0) for _ in range(1000)} == {0}
+def test_requests_are_spaced_out_after_a_burst(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(delay_s: float) -> None:
+        waited.append(delay_s)
+        await sleep(0)
+
+    async def test(api: FakeApi) -> None:
+        limited = api.open(qps=2, burst=3, clock=lambda: 100.0).leases("kube-system")
+        free = api.open(clock=lambda: 100.0).leases("kube-system")
+        monkeypatch.setattr("isthmus.kube.client.asyncio.sleep", note)
+        for _ in range(5):
+            await limited.list("")
+            await free.list("")
+        monkeypatch.undo()
+
+    with_api(tmp_path, test)
+    assert waited == [0.5, 1.0]
 
 
 def test_what_the_programs_import_does_not_load_lightkube() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from weakref import WeakKeyDictionary
 
-from isthmus.core.pace import Pace
+from isthmus.core.token_bucket import TokenBucket
 from isthmus.links.server_side import AgentLink
 from isthmus.net.descriptors import descriptors
 
@@ -34,15 +34,15 @@ class NodeBounds:
         #: By the id of a link: dials and tunnels; and of these the dials that have no answer yet.
         self.open: Counter[int] = Counter()
         self.pending: Counter[int] = Counter()
-        self._paces: WeakKeyDictionary[AgentLink, Pace] = WeakKeyDictionary()
+        self._buckets: WeakKeyDictionary[AgentLink, TokenBucket] = WeakKeyDictionary()
 
     def too_fast(self, link: AgentLink, *, now: float) -> str:
         """Count one more question; why it is not even looked at, or ""."""
-        pace = self._paces.get(link)
-        if pace is None:
-            pace = Pace(per_s=PER_S_PER_LINK, burst=BURST_PER_LINK, now=now)
-            self._paces[link] = pace
-        if pace.allows(now=now):
+        bucket = self._buckets.get(link)
+        if bucket is None:
+            bucket = TokenBucket(rate=PER_S_PER_LINK, burst=BURST_PER_LINK, now=now)
+            self._buckets[link] = bucket
+        if bucket.allows(now=now):
             return ""
         return f"this agent asks for more than {PER_S_PER_LINK:.0f} connections in a second"
 

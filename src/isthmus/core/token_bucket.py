@@ -1,0 +1,63 @@
+"""A token bucket: a steady rate, and a burst after a pause. Time comes in as an argument."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """A token bucket: never more than rate times time, plus the burst; a whole burst at first."""
+
+    __slots__ = ("_at", "_burst", "_left", "_rate")
+
+    def __init__(self, *, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = max(burst, 1.0)
+        self._left = self._burst
+        self._at = now
+
+    def change(self, *, rate: float, burst: float, now: float) -> None:
+        """Go on with another rate; a debt stays."""
+        self._fill(now)
+        self._rate, self._burst = rate, max(burst, 1.0)
+        self._left = min(self._left, self._burst)
+
+    def has(self, *, now: float) -> bool:
+        """Tell whether one can be taken now."""
+        self._fill(now)
+        return self._left >= 1.0
+
+    def take(self) -> None:
+        """Take one, after ``has``."""
+        self._left -= 1.0
+
+    def allows(self, *, now: float) -> bool:
+        """Take one if it is there; False: not now."""
+        if not self.has(now=now):
+            return False
+        self._left -= 1.0
+        return True
+
+    def spend(self, amount: int, *, now: float) -> bool:
+        """Take as much as this, whatever is there; True: that was more, and now it is in debt."""
+        self._fill(now)
+        self._left -= amount
+        return self._left < 0.0
+
+    def wait_s(self, *, now: float) -> float:
+        """How long until it is out of debt."""
+        self._fill(now)
+        return max(0.0, -self._left / self._rate)
+
+    def room(self, *, now: float) -> float:
+        """How much could be spent without debt."""
+        self._fill(now)
+        return self._left
+
+    def is_full(self, *, now: float) -> bool:
+        """Nothing was taken for so long that it does not matter any more."""
+        self._fill(now)
+        return self._left >= self._burst
+
+    def _fill(self, now: float) -> None:
+        if now > self._at:
+            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+            self._at = now
