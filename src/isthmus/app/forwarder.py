@@ -13,7 +13,7 @@ import socket
 import uuid
 from typing import Protocol
 
-from isthmus.admin.answers import PING, Check, Snapshot
+from isthmus.admin.answers import PING, Check
 from isthmus.admin.watched import Watched
 from isthmus.app.handed import Handed
 from isthmus.app.health import Health
@@ -23,6 +23,7 @@ from isthmus.app.supervised import counted
 from isthmus.app.tunnels import TunnelTable
 from isthmus.app.views import tally
 from isthmus.config.admin import AdminSettings
+from isthmus.core.snapshot import ProgramView
 from isthmus.net.contexts import HotContext, lifetimes_of
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
@@ -162,7 +163,11 @@ class Forwarder:
     def listens_at(self, host: str, port: int) -> None:
         """Hear where the parent of a worker listens for it."""
 
-    async def open_ports(self, snapshot: Snapshot, *, health_at: str) -> None:
+    def view(self, limit: int) -> ProgramView:
+        """Show what it is doing, with at most ``limit`` tunnels; for subclasses to say."""
+        raise NotImplementedError
+
+    async def open_ports(self, *, health_at: str) -> None:
         """Open health and admin ports, once prepared.
 
         Raises:
@@ -177,7 +182,7 @@ class Forwarder:
             ready=self.ready,
             metrics=self.metrics.render,
             open_metrics=self.metrics.render_open,
-            snapshot=snapshot,
+            snapshot=self.view,
             history=self.health.history,
             end_tunnel=self.connections.tunnels.end,
         )

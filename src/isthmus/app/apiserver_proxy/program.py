@@ -12,18 +12,21 @@ import logging
 import os
 import signal
 import socket
-from functools import partial
+from datetime import UTC, datetime
 
+from isthmus import __version__
 from isthmus.admin.answers import Check
 from isthmus.app import lifetime
 from isthmus.app.apiserver_proxy.address import Addresses
 from isthmus.app.apiserver_proxy.connections import Connections
 from isthmus.app.apiserver_proxy.plan import PlanSource, Prepared
-from isthmus.app.apiserver_proxy.view import apiserver_proxy_view
 from isthmus.app.descriptors import allow_connections
 from isthmus.app.forwarder import Forwarder
 from isthmus.app.handed import Handed
+from isthmus.app.views import certificates, memory_view, totals
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
+from isthmus.core.snapshot import ApiserverProxyView, UpstreamView
+from isthmus.core.upstreams import Upstream
 from isthmus.net.accepted import endpoint
 from isthmus.net.contexts import watch
 from isthmus.net.poller import Poller
@@ -103,9 +106,7 @@ class ApiserverProxy(Forwarder):
                 for host, port in plan.listen:
                     bound += self.bind(host, port, flag=LISTEN)
                 await self._look_names_up(bound)
-                await self.open_ports(
-                    partial(apiserver_proxy_view, self), health_at=settings.health_bind_address
-                )
+                await self.open_ports(health_at=settings.health_bind_address)
             except BaseException:
                 for sock in bound:
                     sock.close()
@@ -158,6 +159,42 @@ class ApiserverProxy(Forwarder):
             tasks.create_task(self.addresses.watch(), name="address")
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(connections.tunnels.watch(), name="sweep")
+
+    def view(self, limit: int) -> ApiserverProxyView:
+        """Show the proxy, with at most ``limit`` tunnels."""
+        now = self.loop.time()
+        connections = self.connections
+        return ApiserverProxyView(
+            version=__version__,
+            taken_at=datetime.now(UTC),
+            uptime_s=now - self.started_at,
+            draining=self.draining,
+            config=self.settings.config,
+            listeners=tuple(it.name for it in self.listeners),
+            addresses=self.addresses.held,
+            dialing=connections.dialing,
+            totals=totals(self.metrics),
+            upstreams=tuple(self._upstream(each, now) for each in connections.upstreams),
+            tunnels=connections.tunnels.views(limit),
+            truncated=max(0, len(connections.tunnels) - limit),
+            recent_endings=connections.tunnels.endings.views(now=now),
+            certificates=certificates(self.contexts),
+            memory=memory_view(self.budget),
+        )
+
+    def _upstream(self, upstream: Upstream, now: float) -> UpstreamView:
+        ways = self.connections.ways
+        through = ways.proxy_of(upstream.at)
+        return UpstreamView(
+            address=str(upstream.at),
+            connections=upstream.connections,
+            up=upstream.health.is_up,
+            failed=upstream.has_failed(now),
+            checks=upstream.health.checks,
+            last_check=upstream.health.said,
+            resolved=ways.addresses_of(upstream.at),
+            through="" if through is None else str(through),
+        )
 
     async def stop(self) -> None:
         """Close everything; see Program."""

@@ -9,17 +9,21 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
+from datetime import UTC, datetime
 
+from isthmus import __version__
 from isthmus.app import lifetime
 from isthmus.app.descriptors import allow_connections
 from isthmus.app.forwarder import Forwarder
 from isthmus.app.handed import Handed
 from isthmus.app.sidecar.connections import SidecarConnections
 from isthmus.app.sidecar.password import PasswordFile
-from isthmus.app.sidecar.view import sidecar_view
+from isthmus.app.views import certificates, memory_view, totals
 from isthmus.config.sidecar import SidecarSettings
+from isthmus.core.names_view import LookupView, NamesView, WayView
+from isthmus.core.snapshot import SidecarView
 from isthmus.dialers.sidecar import SidecarDialer
+from isthmus.dialers.sidecar_names import SidecarNames
 from isthmus.frontends.sidecar import Credentials
 from isthmus.kube.api import Kube, open_kube
 from isthmus.net.contexts import HotContext, watch
@@ -85,9 +89,7 @@ class Sidecar(Forwarder):
             try:
                 for sock in bound:  # systemd may have passed another than the flags say
                     settings.check_serves_at(sock.getsockname()[0])
-                await self.open_ports(
-                    partial(sidecar_view, self), health_at=settings.health_bind_address
-                )
+                await self.open_ports(health_at=settings.health_bind_address)
                 await self.dialer.start()
             except BaseException:
                 for sock in bound:
@@ -130,6 +132,28 @@ class Sidecar(Forwarder):
         self.connections.drain()
         await super().drain(timeout_s)
 
+    def view(self, limit: int) -> SidecarView:
+        """Show the sidecar, with at most ``limit`` tunnels."""
+        now = self.loop.time()
+        connections = self.connections
+        return SidecarView(
+            program=self.name,
+            version=__version__,
+            taken_at=datetime.now(UTC),
+            uptime_s=now - self.started_at,
+            draining=self.draining,
+            server=str(self.dialer.tunnel.place),
+            handshakes=connections.handshakes,
+            requests=connections.busy,
+            names=_names_view(self.dialer.names, now),
+            totals=totals(self.metrics),
+            tunnels=connections.tunnels.views(limit),
+            truncated=max(0, len(connections.tunnels) - limit),
+            recent_endings=connections.tunnels.endings.views(now=now),
+            certificates=certificates(self.all_contexts),
+            memory=memory_view(self.budget),
+        )
+
     async def stop(self) -> None:
         """Close everything; see Program."""
         self.close_connections()
@@ -151,3 +175,18 @@ def run(make: Callable[[], Sidecar], settings: SidecarSettings) -> int:
     os.umask(0o077)
     allow_connections(settings.max_connections)
     return lifetime.main(make, settings, drain_s=settings.graceful_shutdown_timeout_s)
+
+
+def _names_view(names: SidecarNames, now: float) -> NamesView:
+    asked = sorted(
+        names.counts.asked.items(), key=lambda each: (each[0][0].value, each[0][1].value)
+    )
+    return NamesView(
+        tunnel_works=names.health.works,
+        failing_s=names.health.failing_s(now=now),
+        lookups=tuple(
+            LookupView(source=source, result=outcome, count=count)
+            for (source, outcome), count in asked
+        ),
+        ways=tuple(WayView(way=way, count=count) for way, count in names.counts.ways.items()),
+    )

@@ -9,16 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from functools import partial
+from datetime import UTC, datetime
 
+from isthmus import __version__
 from isthmus.app import lifetime
 from isthmus.app.descriptors import allow_connections
 from isthmus.app.forwarder import Forwarder
 from isthmus.app.handed import Handed
 from isthmus.app.sni_router.connections import Connections
 from isthmus.app.sni_router.routes_file import follow_routes
-from isthmus.app.sni_router.view import sni_router_view
+from isthmus.app.views import certificates, memory_view, totals
 from isthmus.config.sni_router import SniRouterSettings
+from isthmus.core.snapshot import BackendView, RouteView, SniRouterView
+from isthmus.core.sni import Route
 from isthmus.net.contexts import watch
 from isthmus.net.poller import Poller
 from isthmus.observe.logs import log
@@ -72,9 +75,7 @@ class SniRouter(Forwarder):
             try:
                 for host, port in settings.listeners:
                     bound += self.bind(host, port, flag=LISTEN)
-                await self.open_ports(
-                    partial(sni_router_view, self), health_at=settings.health_bind_address
-                )
+                await self.open_ports(health_at=settings.health_bind_address)
             except BaseException:
                 for sock in bound:
                     sock.close()
@@ -102,6 +103,43 @@ class SniRouter(Forwarder):
             tasks.create_task(self.routes.watch(), name="routes")
             tasks.create_task(watch(self.contexts), name="reload")
             tasks.create_task(self.connections.tunnels.watch(), name="sweep")
+
+    def view(self, limit: int) -> SniRouterView:
+        """Show the router, with at most ``limit`` tunnels."""
+        now = self.loop.time()
+        return SniRouterView(
+            version=__version__,
+            taken_at=datetime.now(UTC),
+            uptime_s=now - self.started_at,
+            draining=self.draining,
+            config=self.settings.config,
+            hellos=self.connections.hellos,
+            totals=totals(self.metrics),
+            routes=tuple(self._route(route, now) for route in self.routes.current.routes),
+            tunnels=self.connections.tunnels.views(limit),
+            truncated=max(0, len(self.connections.tunnels) - limit),
+            recent_endings=self.connections.tunnels.endings.views(now=now),
+            certificates=certificates(self.contexts),
+            memory=memory_view(self.budget),
+        )
+
+    def _route(self, route: Route, now: float) -> RouteView:
+        return RouteView(
+            name=route.name,
+            hosts=route.hosts,
+            alpn=route.alpn,
+            is_default=route is self.routes.current.default,
+            connections=self.connections.by_route[route.name],
+            max_connections=route.max_connections,
+            backends=tuple(
+                BackendView(
+                    address=str(backend),
+                    connections=self.connections.backends.count(backend),
+                    failed=self.connections.backends.has_failed(backend, now=now),
+                )
+                for backend in route.backends
+            ),
+        )
 
     async def stop(self) -> None:
         """Close everything; see Program."""
