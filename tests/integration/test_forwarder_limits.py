@@ -16,7 +16,7 @@ from clients import LIMIT_S, Client, Target, echo_target, head_for, status_of
 from own_network import needs_root, own_network
 from programs import Program, Programs
 from stack import Stack, http_get, metric, wait_until
-from workers_bed import serving
+from workers_bed import serving, wait_workers
 
 from isthmus.wire import socks5
 
@@ -156,6 +156,8 @@ def test_one_machine_cannot_take_every_place(
         started(name, programs, elsewhere, *most) as forwarder,
         contextlib.ExitStack() as opened,
     ):
+        if workers > 1:
+            wait_workers(forwarder.program)
         taken = 0
         for _ in range(20):
             with contextlib.suppress(ConnectionError, Refused):

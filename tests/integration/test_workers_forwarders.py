@@ -13,20 +13,14 @@ from programs import Program, Programs
 from sni_bed import Tenant, hello_bytes
 from stack import Stack, http_get, metric, wait_until
 from systemd_bed import Manager, listening
-from workers_bed import HANDED, START_S, WORKERS, serving
+from workers_bed import HANDED, START_S, WORKERS, serving, wait_workers
 
 PORTS = ("--health-bind-address=127.0.0.1", "--health-port=0", "--admin-port=0", "--workers=2")
 
 
 def started(programs: Programs, *args: str) -> Program:
-    """Start it, and wait for a word of every worker: until then the others get connections."""
     program = serving(programs, *args, *PORTS)
-
-    def are_ready() -> bool:
-        workers = json.loads(http_get(program.port("admin_port"), "/workers")[1])["workers"]
-        return all(it["ready"] for it in workers)
-
-    wait_until(are_ready, "every worker is ready")
+    wait_workers(program)
     return program
 
 

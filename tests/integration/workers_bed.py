@@ -30,6 +30,16 @@ def serving(programs: Programs, *args: str) -> Program:
     return program
 
 
+def wait_workers(program: Program) -> None:
+    """Wait until every worker of a forwarder is ready: until then the others get connections."""
+
+    def are_ready() -> bool:
+        workers = json.loads(http_get(program.port("admin_port"), "/workers")[1])["workers"]
+        return all(it["ready"] for it in workers)
+
+    wait_until(are_ready, "every worker is ready")
+
+
 class Bed(NamedTuple):
     """The programs of a test; ``programs`` ends them."""
 
