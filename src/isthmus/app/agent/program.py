@@ -8,8 +8,11 @@ import logging
 import os
 import random
 import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 
+from isthmus import __version__
 from isthmus.admin.answers import PING, Check
 from isthmus.admin.routes import AGENT
 from isthmus.admin.watched import Watched
@@ -18,7 +21,6 @@ from isthmus.app.agent.gate_watch import GateWatch
 from isthmus.app.agent.node_traffic import NodeTraffic, remove_leftovers
 from isthmus.app.agent.servers import Servers
 from isthmus.app.agent.target_dial import TargetDial
-from isthmus.app.agent.view import agent_view
 from isthmus.app.descriptors import allow_all
 from isthmus.app.health import Health
 from isthmus.app.memory import open_budget
@@ -26,13 +28,14 @@ from isthmus.app.operator_ports import Door, OperatorPorts
 from isthmus.app.revoking import Revoking
 from isthmus.app.supervised import counted
 from isthmus.app.tunnels import TunnelTable
-from isthmus.app.views import tally
+from isthmus.app.views import certificates, gate_views, link_view, memory_view, tally, totals
 from isthmus.config.agent import AgentSettings
 from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.core.backoff import Backoff
-from isthmus.core.endpoint_lists import Refusal
+from isthmus.core.endpoint_lists import Entry, Refusal
 from isthmus.core.near import ZONE_LABEL
 from isthmus.core.proxies import ProxyRules
+from isthmus.core.snapshot import AgentProgramView
 from isthmus.dialers.direct import DirectDialer
 from isthmus.dialers.permitted import EndpointsOnly
 from isthmus.errors import DialFailure, LinkError, LinkStage
@@ -307,7 +310,7 @@ class Agent:
             ready=self.ready,
             metrics=self.metrics.render,
             open_metrics=self.metrics.render_open,
-            snapshot=partial(agent_view, self),
+            snapshot=self.view,
             history=self.health.history,
             end_tunnel=self.tunnels.end,
         )
@@ -354,6 +357,31 @@ class Agent:
         gauges.known_servers = lambda: servers.known_count
         gauges.gates = self.settings.gates
 
+    def view(self, limit: int) -> AgentProgramView:
+        """Show the agent, with at most ``limit`` tunnels."""
+        now = self.loop.time()
+        servers = self.servers
+        assert servers is not None  # the admin port opens after it is made
+        return AgentProgramView(
+            agent_id=self.id,
+            version=__version__,
+            taken_at=datetime.now(UTC),
+            uptime_s=now - self.started_at,
+            draining=self.draining,
+            known_servers=servers.known_count,
+            totals=totals(self.metrics),
+            links=tuple(link_view(link, link.server_id, now) for link in servers.links.values()),
+            tunnels=self.tunnels.views(limit),
+            truncated=max(0, len(self.tunnels) - limit),
+            recent_endings=self.tunnels.endings.views(now=now),
+            certificates=certificates(self.contexts),
+            feature_gates=gate_views(self.settings),
+            node_traffic=self.node.view() if self.node is not None else None,
+            endpoint_allow=_texts(self.endpoints.allow),
+            endpoint_deny=_texts(self.endpoints.deny),
+            memory=memory_view(self.budget),
+        )
+
     def status(self) -> str:
         """How many servers are linked, and tunnels open; see Supervisable."""
         if self.servers is None or not self.servers.links:
@@ -389,6 +417,10 @@ class Agent:
             "a server asked for what this agent may not dial", target=str(target),
             reason=refusal.why,
         )  # fmt: skip
+
+
+def _texts(entries: Iterable[Entry]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entry.text for entry in entries))
 
 
 @lru_cache(maxsize=1024)
