@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from node_proxy_bed import NODE, SERVICE
 from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT, Program
 from stack import wait_until
@@ -22,26 +23,6 @@ pytestmark = [
     ),
 ]
 LIMIT_S = 20.0
-NODE = """\
-apiVersion: v1
-kind: Node
-metadata: {name: here}
-spec: {podCIDRs: [10.1.0.0/24]}
-status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
-"""
-SERVICE = """\
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{port: 8080}]
-endpoints: [{addresses: [10.1.0.7], nodeName: here}]
-"""
 CHECKED = """\
 apiVersion: v1
 kind: Service

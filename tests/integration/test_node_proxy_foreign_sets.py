@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from node_proxy_bed import NODE, SERVICE
 from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT, Program
 from stack import wait_until
@@ -40,26 +41,6 @@ INET, NEW_TABLE, DELETE_TABLE, NEW_SET = 1, 0, 2, 9
 # The user data says "typeof", of an expression that nft before 1.1.2 cannot read.
 NAMES = [(3, b"\0\0\0\0"), (4, b"\0\0\0\x29"), (5, b"\0\0\0\x10"), (10, b"\0\0\0\x01"),
          (13, bytes.fromhex("000401000000030800040400000001 00"))]  # fmt: skip
-NODE = """\
-apiVersion: v1
-kind: Node
-metadata: {name: here}
-spec: {podCIDRs: [10.1.0.0/24]}
-status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
-"""
-SERVICE = """\
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{port: 8080}]
-endpoints: [{addresses: [10.1.0.7], nodeName: here}]
-"""
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
