@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import signal
 import socket
 import ssl
@@ -481,11 +482,8 @@ class HttpProxy:
                 return
             far = Client(socket.create_connection(("127.0.0.1", self._leads_to), LIMIT_S))
             client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            back = threading.Thread(target=_copy, args=(far, client), daemon=True)
-            back.start()
-            _copy(client, far)
-            back.join()
-            far.close()
+            with far:
+                _pass_on(client, far)
 
     def __enter__(self) -> HttpProxy:
         return self
@@ -497,12 +495,19 @@ class HttpProxy:
         self._thread.join(LIMIT_S)
 
 
-def _copy(source: Client, sink: Client) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv():
-            sink.send(data)
-        if not isinstance(sink.sock, ssl.SSLSocket):
-            sink.half_close()
+def _pass_on(client: Client, far: Client) -> None:
+    """Copy both ways in one thread: OpenSSL's connections are not for two at once."""
+    sinks = {client.sock: far, far.sock: client}
+    while sinks:
+        pending = [it for it in sinks if isinstance(it, ssl.SSLSocket) and it.pending()]
+        for sock in pending or select.select(list(sinks), [], [], LIMIT_S)[0]:
+            data = sock.recv(64 * 1024)
+            if data:
+                sinks[sock].send(data)
+                continue
+            sink = sinks.pop(sock)
+            if not isinstance(sink.sock, ssl.SSLSocket):
+                sink.half_close()
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

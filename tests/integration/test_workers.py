@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -142,9 +143,10 @@ def test_a_tunnel_is_ended_through_the_parent(bed: Bed) -> None:
 
 def test_the_audit_log_has_whole_records_of_every_worker(bed: Bed) -> None:
     with Target() as target:
-        for _ in range(2 * WORKERS):
-            with tunnel(bed.client("uds"), target.name), target.accept():
-                pass
+        with contextlib.ExitStack() as opened:  # all at once, so that every worker gets some
+            for _ in range(2 * WORKERS):
+                opened.enter_context(tunnel(bed.client("uds"), target.name))
+                opened.enter_context(target.accept())
 
         wait_until(lambda: len(records_of(bed, target.name)) == 4 * WORKERS, "every record arrived")
         found = records_of(bed, target.name)
