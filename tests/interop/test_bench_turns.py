@@ -1,4 +1,4 @@
-"""bench/turns.py: a tree compared with itself, and one that is no checkout."""
+"""bench/turns.py: the table of a comparison, its exit code, and a folder without a checkout."""
 
 from __future__ import annotations
 
