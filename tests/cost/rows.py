@@ -30,6 +30,7 @@ from isthmus.config import (
 )
 from isthmus.config.identifiers import Identifiers
 from isthmus.core import audit, tokens
+from isthmus.core.merge import Merge
 from isthmus.core.patterns import Pattern
 from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
 from isthmus.core.snapshot_json import json_chunks
@@ -590,7 +591,8 @@ def _merged(n: int) -> Work:
     )
 
     def merge() -> None:
-        exposition.write(exposition.merged([exposition.read(text), exposition.read(text)]))
+        each = [exposition.read(text), exposition.read(text)]
+        exposition.write(exposition.merged(each, {"isthmus_x_total": Merge.SUM}))
 
     return merge
 

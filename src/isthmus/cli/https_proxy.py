@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def run(settings: HttpsProxySettings) -> int:
     """Run the sidecar until it is told to stop; returns the exit code."""
     if settings.workers != 1:
-        from isthmus.workers.kind_forwarders import SidecarKind
+        from isthmus.observe.sidecar_metrics import HttpsProxyMetrics
+        from isthmus.workers.kind_sidecar import SidecarKind
         from isthmus.workers.start import main as run_workers
 
-        return run_workers(SidecarKind("https-proxy", settings, _in_worker))
+        return run_workers(SidecarKind("https-proxy", settings, _in_worker, HttpsProxyMetrics))
     from isthmus.app.sidecar.https_proxy import main
 
     return main(settings)

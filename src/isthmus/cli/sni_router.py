@@ -42,7 +42,7 @@ def _run(**given: tuple[str, ...]) -> int:
     if vain:
         click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
     if settings.workers != 1:
-        from isthmus.workers.kind_forwarders import SniRouterKind
+        from isthmus.workers.kind_sni_router import SniRouterKind
         from isthmus.workers.start import main as run_workers
 
         return run_workers(SniRouterKind(settings))

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def run(settings: Socks5ProxySettings) -> int:
     """Run the sidecar until it is told to stop; returns the exit code."""
     if settings.workers != 1:
-        from isthmus.workers.kind_forwarders import SidecarKind
+        from isthmus.observe.sidecar_metrics import Socks5ProxyMetrics
+        from isthmus.workers.kind_sidecar import SidecarKind
         from isthmus.workers.start import main as run_workers
 
-        return run_workers(SidecarKind("socks5-proxy", settings, _in_worker))
+        return run_workers(SidecarKind("socks5-proxy", settings, _in_worker, Socks5ProxyMetrics))
     from isthmus.app.sidecar.socks5_proxy import main
 
     return main(settings)

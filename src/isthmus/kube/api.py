@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from isthmus.core.leases import Doomed, Lease
 
 if TYPE_CHECKING:  # which knows our Change
-    from isthmus.kube.node_proxy_api import ClusterSources
+    from isthmus.kube.client import KubeClient
     from isthmus.kube.service_api import Services
 
 
@@ -109,8 +109,9 @@ class TokenReviews(Protocol):
 
 
 class Kube(Protocol):
-    """An open Kubernetes API."""
+    """An open Kubernetes API; ``client`` is for those who read other objects than these."""
 
+    client: KubeClient
     tokens: TokenReviews
 
     def leases(self, namespace: str) -> Leases:
@@ -118,9 +119,6 @@ class Kube(Protocol):
 
     def services(self) -> Services:
         """Give the Services of all namespaces."""
-
-    def cluster(self, node_name: str) -> ClusterSources:
-        """Give what a node service proxy watches on a node."""
 
     async def close(self) -> None:
         """Drop every connection."""

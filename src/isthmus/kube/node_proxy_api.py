@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from isthmus.core.service_names import ServiceName
+from isthmus.kube.api import Kube
 from isthmus.kube.following import Source
 from isthmus.services.objects import NodeObject, ServiceObject, SliceObject
 
@@ -39,3 +40,10 @@ class ClusterSources:
     slices: Source[FoundSlice]
     node: Source[FoundNode]
     service_cidrs: Source[FoundCidrs]
+
+
+def sources_of(kube: Kube, node_name: str) -> ClusterSources:
+    """Give what a node service proxy watches on a node."""
+    from isthmus.kube.node_proxy_resources import light_cluster  # brings lightkube with it
+
+    return light_cluster(kube.client, node_name)

@@ -20,8 +20,6 @@ from isthmus.core.leases import ADDRESS_ANNOTATION, Doomed, Lease
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseDraft, LeaseEvent, LeaseListing, TokenReviews, TokenStatus
 from isthmus.kube.client import KubeClient
-from isthmus.kube.node_proxy_api import ClusterSources
-from isthmus.kube.node_proxy_resources import light_cluster
 from isthmus.kube.service_resources import LightServices
 
 _MICROSECOND_S = 1e-6
@@ -31,24 +29,20 @@ class LightKube:
     """The Kubernetes API through lightkube."""
 
     def __init__(self, client: KubeClient) -> None:
-        self._client = client
+        self.client = client
         self.tokens: TokenReviews = LightTokenReviews(client)
 
     def leases(self, namespace: str) -> LightLeases:
         """Give the Leases of a namespace."""
-        return LightLeases(self._client, namespace)
+        return LightLeases(self.client, namespace)
 
     def services(self) -> LightServices:
         """Give the Services of all namespaces."""
-        return LightServices(self._client)
-
-    def cluster(self, node_name: str) -> ClusterSources:
-        """Give what a node service proxy watches on a node."""
-        return light_cluster(self._client, node_name)
+        return LightServices(self.client)
 
     async def close(self) -> None:
         """Drop every connection."""
-        await self._client.close()
+        await self.client.close()
 
 
 class _Event(msgspec.Struct):

@@ -259,3 +259,16 @@ class Families(Collector):
             # has a counter named dial_failure_count, and its header must name what follows.
             text = text.replace(b" %b_total " % name, b" %b " % name)
         return text
+
+
+def merge_table(families: Iterable[Family]) -> Mapping[str, Merge]:
+    """Give the rule of each name.
+
+    Raises:
+        ValueError: a name has two rules.
+    """
+    found = dict(PROCESS_MERGE)
+    for family in families:
+        if found.setdefault(family.name, family.merge) is not family.merge:
+            raise ValueError(f"{family.name}: merged as {family.merge} and {found[family.name]}")
+    return found

@@ -1,16 +1,9 @@
-"""The metric families of every program, and the rule by which each is merged over workers.
-
-The reference page and the parent of workers read them here. The table is made when this module is
-imported: a family that is declared twice with different rules is an error then.
-"""
+"""The metric families of every program, for the reference page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from isthmus.core.merge import Merge
 from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics
-from isthmus.observe.counters import PROCESS_MERGE, Family
+from isthmus.observe.counters import Family
 from isthmus.observe.metrics import AgentMetrics, ServerMetrics
 from isthmus.observe.node_proxy_metrics import MODES, NodeProxyMetrics
 from isthmus.observe.sidecar_metrics import HttpsProxyMetrics, Socks5ProxyMetrics
@@ -36,19 +29,3 @@ def every_family() -> tuple[Family, ...]:
     node_proxies = (NodeProxyMetrics(mode).families for mode in MODES)
     every = (*by_program().values(), *node_proxies)
     return tuple(family for families in every for family in families)
-
-
-def merge_table(families: Iterable[Family]) -> Mapping[str, Merge]:
-    """Give the rule of each name.
-
-    Raises:
-        ValueError: a name has two rules.
-    """
-    found = dict(PROCESS_MERGE)
-    for family in families:
-        if found.setdefault(family.name, family.merge) is not family.merge:
-            raise ValueError(f"{family.name}: merged as {family.merge} and {found[family.name]}")
-    return found
-
-
-MERGE_RULES = merge_table(every_family())

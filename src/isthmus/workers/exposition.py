@@ -1,25 +1,23 @@
 """Metrics of several processes as those of one: each family by the rule that it declares.
 
 All of them are written by the same program, so that a sample is the same line but for its number;
-what a line means is not looked into. Rules are those of observe/every.py. Both text formats are
-read: Prometheus' 0.0.4 and OpenMetrics 1.0.0, whose buckets may carry an example.
+what a line means is not looked into. Rules are those of the program's own families. Both text
+formats are read: Prometheus' 0.0.4 and OpenMetrics 1.0.0, whose buckets may carry an example.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.core.merge import Merge, merge_numbers
-from isthmus.observe.every import MERGE_RULES
 
 #: The bucket of a histogram with an example behind its number (OpenMetrics 1.0 §5.1.6.3).
 _EXAMPLE = re.compile(rb"(\S+_bucket\{.*\}) (\S+) # (.*)")
 _EOF = b"# EOF"
 _ADDED = frozenset({b"counter", b"histogram", b"unknown"})
-_RULES = {name.encode(): rule for name, rule in MERGE_RULES.items()}
 
 
 @dataclass(slots=True)
@@ -37,11 +35,11 @@ class MetricFamily:
         """Its numbers only grow, and a worker's go on where those of its last life ended."""
         return self.kind in _ADDED
 
-    @property
-    def rule(self) -> Merge | None:
+    def rule(self, rules: Mapping[str, Merge]) -> Merge | None:
         """How its numbers become one; None of a family that this version does not know."""
         # OpenMetrics writes a counter's head without the ending of its samples.
-        return _RULES.get(self.name) or _RULES.get(self.name + b"_total")
+        name = self.name.decode()
+        return rules.get(name) or rules.get(name + "_total")
 
 
 Exposition = dict[bytes, MetricFamily]
@@ -81,7 +79,7 @@ def keep(kept: Exposition, ended: Exposition) -> None:
                 into.samples[key] = into.samples.get(key, 0.0) + number
 
 
-def merged(each: Sequence[Exposition]) -> Exposition:
+def merged(each: Sequence[Exposition], rules: Mapping[str, Merge]) -> Exposition:
     """Merge what several processes say, each family by its rule."""
     total: Exposition = {}
     found: dict[bytes, dict[bytes, list[float]]] = {}
@@ -93,7 +91,7 @@ def merged(each: Sequence[Exposition]) -> Exposition:
         for key, number in family.samples.items():
             numbers.setdefault(key, []).append(number)
     for name, family in list(total.items()):
-        rule = family.rule
+        rule = family.rule(rules)
         if rule is None:  # of a worker that was started by a newer version than ours
             del total[name]
             continue

@@ -14,6 +14,7 @@ from isthmus.app.operator_ports import Door
 from isthmus.config.admin import AdminSettings
 from isthmus.core.snapshot import ProgramView
 from isthmus.net.poller import Poller
+from isthmus.observe.counters import Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,9 @@ class Kind(Protocol):
     @property
     def view(self) -> type[ProgramView]:
         """The kind of its snapshots."""
+
+    def families(self) -> Iterable[Family]:
+        """Give the metric families of a worker; each says how it is merged over them."""
 
     @property
     def settings(self) -> AdminSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from isthmus.app.operator_ports import Door
 from isthmus.config.apiserver_proxy import ApiserverProxySettings
 from isthmus.core.snapshot import ApiserverProxyView
 from isthmus.net.listen import bind_tcp
+from isthmus.observe.apiserver_proxy_metrics import ApiserverProxyMetrics
+from isthmus.observe.counters import Family
 from isthmus.observe.logs import OncePer
 from isthmus.values import HostPort
 from isthmus.workers.kind import BaseKind, BoundSocket, Place, WorkerProgram
@@ -43,6 +45,10 @@ class ApiserverProxyKind(BaseKind):
         self._plan = read_plan(settings.config) if settings.config else settings.plan()
         self._addresses = Addresses(self._plan, OncePer())
         self._listeners: list[str] = []
+
+    def families(self) -> Iterable[Family]:
+        """Give those of a worker."""
+        return ApiserverProxyMetrics().families
 
     def allow(self) -> None:
         """Take as many descriptors as all connections want."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from isthmus.app.descriptors import allow_all
@@ -13,6 +13,8 @@ from isthmus.config.server import ServerSettings
 from isthmus.config.workers import worker_id
 from isthmus.core.snapshot import ServerView
 from isthmus.net.listen import bind_tcp
+from isthmus.observe.counters import Family
+from isthmus.observe.metrics import ServerMetrics
 from isthmus.values import ServerId
 from isthmus.workers.kind import BaseKind, BoundSocket, Place, WorkerProgram
 
@@ -35,6 +37,10 @@ class ServerKind(BaseKind):
         self.admin_port = settings.admin_port
         self.tls_min_version = settings.tls_min_version
         self.cipher_suites = settings.cipher_suites
+
+    def families(self) -> Iterable[Family]:
+        """Give those of its registry."""
+        return ServerMetrics().families
 
     def named(self, program_id: str) -> dict[str, str]:
         """Its id, as log lines and snapshots of servers have it."""

@@ -23,6 +23,7 @@ from isthmus.admin.debug_routes import PREFIX, debug_routes
 from isthmus.admin.routes import METRICS_TYPE, OPEN_METRICS_TYPE
 from isthmus.core.history import Tally
 from isthmus.core.snapshot import ProgramView, Totals
+from isthmus.observe.counters import merge_table
 from isthmus.observe.worker_metrics import WorkersMetrics
 from isthmus.values import TunnelId
 from isthmus.workers import exposition
@@ -53,6 +54,7 @@ class Operating:
         self._draining = draining
         self._id = program_id
         self._started_at = clock()
+        self._rules = merge_table((*kind.families(), *metrics.families))
         #: What each worker had counted in earlier lives.
         self._gone: dict[int, exposition.Exposition] = {}
         self._gone_totals = Totals()
@@ -148,7 +150,7 @@ class Operating:
             one = each.setdefault(index, exposition.blank(heads))
             # Counters have another name in the heads of OpenMetrics, and the same in their samples.
             exposition.add_gone(one, gone)
-        total = exposition.merged([*each.values(), exposition.read(own)])
+        total = exposition.merged([*each.values(), exposition.read(own)], self._rules)
         return exposition.write(total, open_metrics=open_metrics)
 
     async def _metrics_route(self, request: web.BaseRequest) -> web.Response:

@@ -19,6 +19,7 @@ from kube.controlplane import VISITOR_TOKEN
 from isthmus.core.service_names import ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import open_kube
+from isthmus.kube.node_proxy_api import sources_of
 from isthmus.kube.node_proxy_watch import ClusterWatch
 from isthmus.services.model import Family, PortKey, Protocol, Update
 from isthmus.services.objects import NodeObject
@@ -67,7 +68,7 @@ async def watching(kubeconfig: str) -> AsyncIterator[Seen]:
     kube = open_kube(kubeconfig)
     seen = Seen()
     watch = ClusterWatch(
-        kube.cluster("here"),
+        sources_of(kube, "here"),
         on_services=seen.tracker.hear_services,
         on_slices=seen.tracker.hear_slices,
         on_node=seen.on_node,
@@ -195,7 +196,7 @@ async def expect_gone(kubeconfig: str) -> None:
     """A watch from a version that the API has forgotten is refused in the way that we know."""
     kube = open_kube(kubeconfig)
     try:
-        sources = kube.cluster("here")
+        sources = sources_of(kube, "here")
         for source in (sources.services, sources.slices):
             with pytest.raises(KubeError) as caught:
                 async with (

@@ -11,6 +11,7 @@ from fakeapi import running, until
 from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluster
 
 from isthmus.core.service_names import ServiceName
+from isthmus.kube.node_proxy_api import sources_of
 from isthmus.kube.node_proxy_watch import ClusterWatch
 from isthmus.services.model import Family
 from isthmus.services.objects import NodeObject, ServiceBatch, SliceBatch
@@ -27,7 +28,7 @@ class Told:
         self.nodes: list[NodeObject | None] = []
         self.cidrs: list[tuple[str, ...]] = []
         self.watch = ClusterWatch(
-            api.kube().cluster("here"),
+            sources_of(api.kube(), "here"),
             on_services=self._service,
             on_slices=self._slice,
             on_node=self.nodes.append,

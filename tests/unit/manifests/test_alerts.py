@@ -15,6 +15,7 @@ from isthmus.manifests.alert_list import ALERTS
 from isthmus.manifests.alerts import prometheus_rule, rules, rules_text
 from isthmus.manifests.indicators import NODE_FAILURES
 from isthmus.net.certificates import Lifetime
+from isthmus.observe.counters import merge_table
 from isthmus.observe.metrics import ServerMetrics
 from isthmus.observe.node_traffic import NodeResult
 from isthmus.observe.program import ProgramMetrics
@@ -336,7 +337,8 @@ def test_an_alert_fires_alone(tmp_path: Path, name: str) -> None:
 
 def of_workers(*each: ProgramMetrics) -> dict[str, str]:
     """What a program with these workers shows, as series that stay for half an hour."""
-    total = exposition.merged([exposition.read(it.render()) for it in each])
+    rules = merge_table(family for it in each for family in it.families)
+    total = exposition.merged([exposition.read(it.render()) for it in each], rules)
     lines = exposition.write(total).decode().splitlines()
     samples = [line.rpartition(" ") for line in lines if not line.startswith(("#", "process_"))]
     return {

@@ -7,8 +7,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from isthmus.core.merge import Merge
-from isthmus.observe.counters import PROCESS_MERGE, Family, gauge, one
-from isthmus.observe.every import every_family, merge_table
+from isthmus.observe.counters import PROCESS_MERGE, Family, gauge, merge_table, one
+from isthmus.observe.every import every_family
 from isthmus.observe.metrics import ServerMetrics
 from isthmus.observe.sidecar_metrics import Socks5ProxyMetrics
 from isthmus.observe.sni_metrics import SniRouterMetrics
@@ -41,6 +41,8 @@ OTHER = ONE.replace(b'1"} 2.0', b'1"} 5.0').replace(b"1.0e+09", b"2.0e+09") + (
     b'isthmus_server_links_opened_total{le="+Inf"} +Inf\n'
 )
 
+RULES = merge_table(every_family())
+
 
 def samples(text: bytes) -> dict[str, float]:
     lines = [line for line in text.decode().splitlines() if not line.startswith("#")]
@@ -53,7 +55,7 @@ def test_what_is_read_is_written_again() -> None:
 
 def merged(*texts: bytes) -> dict[str, float]:
     each = [exposition.read(text) for text in texts]
-    return samples(exposition.write(exposition.merged(each)))
+    return samples(exposition.write(exposition.merged(each, RULES)))
 
 
 def test_families_are_merged_by_their_rules() -> None:
@@ -98,7 +100,9 @@ def test_a_servers_own_text_goes_through_both_formats() -> None:
     metrics = ServerMetrics()
     metrics.dial_succeeded(0.01, "connection-1")
     plain, open_text = metrics.render(), metrics.render_open()
-    twice = exposition.write(exposition.merged([exposition.read(plain), exposition.read(plain)]))
+    twice = exposition.write(
+        exposition.merged([exposition.read(plain), exposition.read(plain)], RULES)
+    )
     name = "konnectivity_network_proxy_server_dial_duration_seconds_count"
     assert samples(twice)[name] == 2.0
     assert list(parse(twice.decode()))
@@ -106,7 +110,7 @@ def test_a_servers_own_text_goes_through_both_formats() -> None:
     exposition.keep(gone, exposition.read(plain))
     first, ended = exposition.read(open_text), exposition.blank(exposition.read(open_text))
     exposition.add_gone(ended, gone)
-    total = exposition.merged([first, exposition.read(open_text), ended])
+    total = exposition.merged([first, exposition.read(open_text), ended], RULES)
     written = exposition.write(total, open_metrics=True).decode()
     assert 'connection_id="connection-1"' in written
     parsed = parse_open(written)  # type: ignore[no-untyped-call]  # theirs has none

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from isthmus.config.node_proxy import NFTABLES, NodeProxySettings
 from isthmus.kube.api import Kube, open_kube
+from isthmus.kube.node_proxy_api import sources_of
 from isthmus.kube.node_proxy_watch import ClusterWatch
 from isthmus.nodeproxy.manifests import Manifests
 from isthmus.nodeproxy.manifests_watch import ManifestsWatch
@@ -79,7 +80,7 @@ class FromApi:
     async def run(self, listener: Listener) -> None:
         """Watch; see Input."""
         await ClusterWatch(
-            self._kube.cluster(self.node_name),
+            sources_of(self._kube, self.node_name),
             on_services=listener.heard_services,
             on_slices=listener.heard_slices,
             on_node=listener.heard_node,

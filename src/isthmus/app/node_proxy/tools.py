@@ -18,7 +18,7 @@ from isthmus.config.node_proxy import NFTABLES, NodeProxySettings
 from isthmus.errors import ConfigError, KubeError
 from isthmus.kube.api import open_kube
 from isthmus.kube.following import Source
-from isthmus.kube.node_proxy_api import FoundCidrs
+from isthmus.kube.node_proxy_api import FoundCidrs, sources_of
 from isthmus.nodeproxy.custom_detectors import find_detector
 from isthmus.nodeproxy.manifests import Manifests, read_manifests
 from isthmus.nodeproxy.node_addresses import node_ips
@@ -123,7 +123,7 @@ async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
             raise
         raise ConfigError("say --manifests or --kubeconfig: this is not a pod") from error
     try:
-        sources = kube.cluster(name)
+        sources = sources_of(kube, name)
         async with asyncio.timeout(_LIST_S):
             services = await sources.services.list()
             slices = await sources.slices.list()

@@ -1,8 +1,8 @@
-"""The programs with workers that have no agents: both sidecars and the SNI router."""
+"""Both sidecars with workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -10,14 +10,14 @@ from isthmus.app.descriptors import allow_connections
 from isthmus.app.handed import Handed
 from isthmus.app.operator_ports import Door
 from isthmus.config.sidecar import SidecarSettings
-from isthmus.config.sni_router import SniRouterSettings
-from isthmus.core.snapshot import SidecarView, SniRouterView
+from isthmus.core.snapshot import SidecarView
 from isthmus.net.listen import bind_tcp
+from isthmus.observe.counters import Family
+from isthmus.observe.sidecar_metrics import SidecarMetrics
 from isthmus.workers.kind import BaseKind, BoundSocket, Place, WorkerProgram
 
 S = TypeVar("S", bound=SidecarSettings)
 SERVING = "--serving-port"
-LISTEN = "--listen"
 
 
 class SidecarKind(BaseKind, Generic[S]):
@@ -26,7 +26,11 @@ class SidecarKind(BaseKind, Generic[S]):
     view = SidecarView
 
     def __init__(
-        self, name: str, settings: S, program: Callable[[S, Handed], WorkerProgram]
+        self,
+        name: str,
+        settings: S,
+        program: Callable[[S, Handed], WorkerProgram],
+        metrics: Callable[[], SidecarMetrics],
     ) -> None:
         """``program`` makes the one of a worker, and imports it not before."""
         self.name = name
@@ -36,6 +40,11 @@ class SidecarKind(BaseKind, Generic[S]):
         self.health = Door(host=settings.health_bind_address, port=settings.health_port)
         self.admin_port = settings.admin_port
         self._program = program
+        self._metrics = metrics
+
+    def families(self) -> Iterable[Family]:
+        """Give those of a worker."""
+        return self._metrics().families
 
     def allow(self) -> None:
         """Take as many descriptors as all connections want: a worker may have them all for long."""
@@ -58,39 +67,3 @@ class SidecarKind(BaseKind, Generic[S]):
             max_handshakes=place.share(self.settings.max_handshakes),
         )
         return self._program(settings, handed)
-
-
-class SniRouterKind(BaseKind):
-    """``isthmus sni-router``."""
-
-    name = "sni-router"
-    view = SniRouterView
-
-    def __init__(self, settings: SniRouterSettings) -> None:
-        self.settings = settings
-        self.workers = settings.workers
-        self.drain_s = settings.graceful_shutdown_timeout_s
-        self.health = Door(host=settings.health_bind_address, port=settings.health_port)
-        self.admin_port = settings.admin_port
-
-    def allow(self) -> None:
-        """Take as many descriptors as all connections want."""
-        allow_connections(self.settings.max_connections)
-
-    def bind(self) -> Iterator[BoundSocket]:
-        """Bind every port."""
-        for host, port in self.settings.listeners:
-            for sock in bind_tcp(host, port, flag=LISTEN):
-                yield BoundSocket(LISTEN, sock)
-
-    def make(self, place: Place, handed: Handed) -> WorkerProgram:
-        """Make the router of a worker, with its part of what all may carry."""
-        from isthmus.app.sni_router.program import SniRouter
-
-        settings = replace(
-            self.settings,
-            max_connections=place.share(self.settings.max_connections),
-            max_connections_per_source=place.share(self.settings.max_connections_per_source),
-            max_hellos=place.share(self.settings.max_hellos),
-        )
-        return SniRouter(settings, handed=handed)
