@@ -27,7 +27,7 @@ from links_key import rsa_leaves
 from machine import machine
 from processes import BenchError, Child, Workspace, rss_kb
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 HERE = Path(__file__).resolve().parent
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
 """Many agents in one process, each with its own link, for bench/links.py.
 
-They connect, wait and come back with the agent's own code (app/agent/servers.py): its handshake,
-its pings and its back-off. What is missing of an agent is what has nothing to do with links: ports,
-metrics and targets. A dial is answered here, by sending back whatever comes.
+They connect, wait and come back with the agent's own code (programs/agent/servers.py): its
+handshake, its pings and its back-off. What is missing of an agent is what has nothing to do with
+links: ports, metrics and targets. A dial is answered here, by sending back whatever comes.
 
 usage: links_agents.py PKI-DIRECTORY PORT FIRST NUMBER
 
@@ -24,20 +24,20 @@ from functools import partial
 
 import uvloop
 
-from isthmus.app.agent.servers import Place, Servers
-from isthmus.app.descriptors import allow_all
-from isthmus.app.pki import PkiFiles
-from isthmus.config.agent import AgentSettings
-from isthmus.core.backoff import Backoff
-from isthmus.core.proxies import ProxyRules
 from isthmus.errors import LinkError, LinkStage
+from isthmus.frame.descriptors import allow_all
 from isthmus.links.agent_side import Greeting
 from isthmus.links.talk import Incoming
+from isthmus.logs import OncePer
 from isthmus.net.certificates import TlsFiles
 from isthmus.net.contexts import client_context
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
-from isthmus.observe.logs import OncePer
+from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.agent.servers import Place, Servers
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.text.backoff import Backoff
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets

@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 _BITS = 2048
 

@@ -13,17 +13,17 @@ from collections.abc import Callable
 
 from services_rig import make_objects
 
-from isthmus.nodeproxy.iptables_writing import restore_input
-from isthmus.services.detecting import SourceRanges
-from isthmus.services.iptables.renderer import Renderer as IptablesRenderer
-from isthmus.services.iptables.saved import Saved, SavedTable
-from isthmus.services.iptables.syncing import full_writes
-from isthmus.services.model import Family, View
-from isthmus.services.nftables.renderer import Renderer as NftablesRenderer
-from isthmus.services.nftables.text import rebuilt
-from isthmus.services.reading import read_service, read_slice
-from isthmus.services.settings import RuleSettings
-from isthmus.services.tracker import Tracker
+from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
+from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer as IptablesRenderer
+from isthmus.programs.node_proxy.rules.iptables.saved import Saved, SavedTable
+from isthmus.programs.node_proxy.rules.iptables.syncing import full_writes
+from isthmus.programs.node_proxy.rules.model import Family, View
+from isthmus.programs.node_proxy.rules.nftables.renderer import Renderer as NftablesRenderer
+from isthmus.programs.node_proxy.rules.nftables.text import rebuilt
+from isthmus.programs.node_proxy.rules.reading import read_service, read_slice
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import Tracker
 
 _SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(ranges=("10.180.0.0/16",)))
 

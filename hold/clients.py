@@ -19,8 +19,8 @@ from hold.programs import SilentError
 from isthmus.client.dialer import Dialer
 from isthmus.client.service import ConnectivityService
 from isthmus.client.stream import Connection
-from isthmus.core.connectivity import Connection as Door
-from isthmus.core.connectivity import ConnectivityConfig, NetworkConfig
+from isthmus.dial.rules_connectivity import Connection as Door
+from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
 
 T = TypeVar("T")
 

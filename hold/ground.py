@@ -13,7 +13,7 @@ from topologies import wait_until
 
 from hold import ROOT
 from hold.programs import Agent, Program, Server, SilentError
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 LAUNCH = ROOT / "bench" / "launch.py"
 #: Every address that a server may have in a scenario.

@@ -12,9 +12,9 @@ from typing import Any
 
 from processes import BenchError, Child, rss_kb
 
-from isthmus.app.pki import PkiFiles
 from isthmus.client.admin import AdminClient, AdminError
-from isthmus.core.connectivity import ClientTls, Connection, Protocol
+from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 
 LOOPBACK = "127.0.0.1"

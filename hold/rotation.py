@@ -18,7 +18,7 @@ from hold.ground import NAMES, Ground
 from hold.outcome import Outcome
 from hold.programs import Agent, Server
 from hold.traffic import Steady
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 LETTER, TITLE = "G", "certificates and authorities replaced every few seconds, under traffic"
 LEAVES = ("server", "agent", "client")

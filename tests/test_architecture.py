@@ -10,44 +10,48 @@ ROOT = Path(__file__).parents[1] / "src" / "isthmus"
 
 # Lower may not import higher. Packages on one line may import each other's values.
 LAYERS = [
-    {"values", "errors", "svg", "__init__"},
+    {"values", "errors", "__init__"},
+    {"text"},
+    {"settings", "logs"},
     {"wire"},
     {"tunnel"},
-    {"core", "config", "services"},
-    {"manifests"},
-    {"hosting"},
     {"net", "testing"},
-    {"observe"},
-    {"frontends", "dialers", "links", "kube", "nodeproxy", "admin"},
-    {"dashboard"},
-    {"app", "client"},
-    {"workers"},
-    {"lab", "doctor"},
+    {"links"},
+    {"dial"},
+    {"kube"},
+    {"frame"},
+    {"programs"},
+    {"client", "hosting", "manifests"},
+    {"lab", "tools"},
     {"cli"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+#: A program may not know another; what two of them share is below them.
+ROOMS = "programs"
 
-PURE = {
+PURE_PACKAGES = {
     "values",
     "errors",
-    "svg",
+    "text",
+    "settings",
     "wire",
     "tunnel",
-    "core",
-    "config",
-    "services",
     "manifests",
     "hosting",
 }
+#: Elsewhere a file is pure by its name, or by that of its folder.
+PURE_NAMES = ("settings", "rules", "model", "plan", "render")
+#: What talks to a person is not pure anywhere.
+COMMAND = "command"
 IMPURE_MODULES = {
     "asyncio": "net/ or above",
     "socket": "net/",
     "ssl": "net/tls.py or net/contexts.py",
-    "subprocess": "app/",
-    "threading": "app/",
+    "subprocess": "a program or a tool",
+    "threading": "a program or a tool",
     "time": "the caller: time comes in as an argument",
     "random": "the caller: chance comes in as an argument",
-    "logging": "observe/, or return what is to be said",
+    "logging": "logs.py, or return what is to be said",
     "os": "the caller: files and environment come in as arguments",
 }
 
@@ -84,6 +88,21 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def rooms() -> set[str]:
+    return {path.name for path in (ROOT / ROOMS).iterdir() if (path / "__init__.py").exists()}
+
+
+def is_pure(path: Path) -> bool:
+    *folders, name = path.relative_to(ROOT).with_suffix("").parts
+    if name.startswith(COMMAND):
+        return False
+    if (folders[0] if folders else name) in PURE_PACKAGES:
+        return True
+    word = name if name in PURE_NAMES else name.partition("_")[0]
+    return word in PURE_NAMES or bool({*folders[1:]} & set(PURE_NAMES))
+
+
 def test_imports_go_one_way() -> None:
     wrong = []
     for path in modules():
@@ -96,6 +115,10 @@ def test_imports_go_one_way() -> None:
             if parts[0] != "isthmus" or len(parts) == 1 or parts[1].startswith("__"):
                 continue
             other = parts[1]
+            if own == other == ROOMS and len(parts) > 2:
+                room = path.relative_to(ROOT).parts[1]
+                if parts[2] != room.removesuffix(".py") and parts[2] in rooms():
+                    wrong.append(f"{named(path)}:{line}: {room}/ may not import {parts[2]}/")
             if LEVEL[other] > LEVEL[own]:
                 wrong.append(
                     f"{named(path)}:{line}: {own}/ may not import {other}/, which is above it;"
@@ -104,12 +127,12 @@ def test_imports_go_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_pure_packages_stay_pure() -> None:
+def test_pure_files_stay_pure() -> None:
     wrong = [
-        f"{named(path)}:{line}: {package_of(path)}/ is pure and may not import {top};"
+        f"{named(path)}:{line}: a pure file may not import {top};"
         f" this belongs to {IMPURE_MODULES[top]}"
         for path in modules()
-        if package_of(path) in PURE
+        if is_pure(path)
         for line, name in imports_of(path)
         if (top := name.split(".")[0]) in IMPURE_MODULES
     ]

@@ -13,9 +13,9 @@ import click
 
 from isthmus import __version__
 from isthmus.cli.flagdocs import PAGES
-from isthmus.cli.flags import FlagCommand
 from isthmus.cli.main import COMMANDS, cli
-from isthmus.config.options import Kind, Option, options_of
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.settings.options import Kind, Option, options_of
 
 NOTE = "<!-- Written by tools/reference_docs.py; a test fails when it is not current. -->\n"
 _PROGRAMS = {title.removeprefix("isthmus "): page for page, (title, _, _) in PAGES.items()}

@@ -4,7 +4,7 @@
 and commands.md (reference_commands.py), and the tables between ``<!-- begin … -->`` and
 ``<!-- end … -->`` of docs/migrate-from-konnectivity.md. tests/docs/test_reference.py fails when a
 page is not what this would write. The pages of flags and metrics have writers of their own
-(cli/flagdocs.py, observe/reference.py).
+(cli/flagdocs.py, tools/metrics_reference.py).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import msgspec
 from reference_commands import NOTE, commands
 
 from isthmus.cli.flagdocs import PAGES
-from isthmus.config.agent import AgentSettings
-from isthmus.config.log import LogSettings
-from isthmus.config.options import OURS, SAME, Kind, Option, options_of
-from isthmus.config.server import ServerSettings
-from isthmus.core.audit import Claimed, Record, Requester
-from isthmus.doctor.advice import DIAL_ADVICE, LINK_ADVICE
+from isthmus.dial.frontends.statuses import HTTP_STATUS, KONNECTIVITY_HTTP_STATUS
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.frontends.socks5 import CODE_OF
-from isthmus.frontends.statuses import HTTP_STATUS, KONNECTIVITY_HTTP_STATUS
+from isthmus.frame.audit.model import Claimed, Record, Requester
+from isthmus.frame.observe.metrics import GO_DIAL_FAILURE
 from isthmus.links.go_errors import go_text
-from isthmus.observe.metrics import GO_DIAL_FAILURE
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.sidecar.socks5_frontend import CODE_OF
+from isthmus.settings.log import LogSettings
+from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
+from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
 from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort
 from isthmus.wire.payload import STATUS_OF_FAILURE
@@ -270,7 +270,7 @@ def _failure_row(one: DialFailure) -> str:
     socks = CODE_OF[one]
     cells = (
         f"{one.value}",
-        f"`{one.name.lower()}`",  # as observe/counters.py names members of an enum
+        f"`{one.name.lower()}`",  # as frame/observe/counters.py names members of an enum
         str(HTTP_STATUS[one]),
         str(KONNECTIVITY_HTTP_STATUS[one]),
         f"{STATUS_OF_FAILURE[one].name} ({STATUS_OF_FAILURE[one].value})",

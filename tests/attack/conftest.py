@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 # Tests are imported by path (importlib mode), which leaves these directories unsearched.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -23,10 +23,10 @@ from proxies_bed import ProxiesBed, connect, greet
 from proxies_bed import ask as ask_socks5
 from stack import Stack, http_get, wait_until
 
-from isthmus.app.pki import PkiFiles
-from isthmus.config.gates import CLUSTER_TO_MASTER
-from isthmus.dialers.permitted import PermittedOnly
+from isthmus.dial.dialers.permitted import PermittedOnly
 from isthmus.errors import DialFailure
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.wire.kep1281_pb2 import ConnectOptions
 from isthmus.wire.payload import CONNECT_OPTIONS
 

@@ -13,8 +13,8 @@ from clients import Client, Target, echo_target, head_for, status_of
 from node_clients import NodeDial, node
 from stack import Stack, http_get, wait_until
 
-from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.net import name_service
+from isthmus.settings.gates import CLUSTER_TO_MASTER
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "net"))
 

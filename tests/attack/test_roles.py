@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from grpc_clients import GrpcCall
 from stack import Stack
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 from isthmus.wire.http2 import (
     END_HEADERS,
     HEADERS,

@@ -19,7 +19,7 @@ from clients import LIMIT_S, MIB, Client, Target, echo_target, receive_all, send
 from programs import Program, Programs
 from stack import http_get, metric, wait_until
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 #: Of the budget of a process its only busy peer has the half; at an agent, where the client has a
 #: share of its server's share, a third.

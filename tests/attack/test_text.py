@@ -18,9 +18,10 @@ from grpc_clients import GrpcCall
 from stack import Stack, agent_context, wait_until
 from test_token_watch import TokenApi, jwt, linked
 
-from isthmus.app import pki
-from isthmus.core.places import STRANGER_S, Allowance
-from isthmus.observe import logs
+from isthmus import logs
+from isthmus.net.rules_places import STRANGER_S, Allowance
+from isthmus.text.text_limits import MAX_DETAIL_CHARS, MAX_LOGGED_CHARS, MAX_STATUS_BYTES
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 from isthmus.wire import hpack
 from isthmus.wire.http2 import (
@@ -44,7 +45,6 @@ from isthmus.wire.link import take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello, Refusal, Welcome
 from isthmus.wire.packet import dial_request
 from isthmus.wire.payload import CONNECT_OPTIONS, connect_options
-from isthmus.wire.text_limits import MAX_DETAIL_CHARS, MAX_LOGGED_CHARS, MAX_STATUS_BYTES
 
 ATTACKER = "127.0.0.2"
 #: The first byte of a TLS record that says what is wrong.

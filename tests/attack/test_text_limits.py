@@ -22,9 +22,16 @@ from grpc_clients import GrpcCall
 from stack import Stack, agent_context, http_get
 from test_text import CALL, GREETING, Mux, answer, hello, log, send_in_frames
 
-from isthmus.app import pki
-from isthmus.core import audit
-from isthmus.observe import logs
+from isthmus import logs
+from isthmus.frame.audit import model as audit
+from isthmus.text.text_limits import (
+    MAX_AGENT_ID_CHARS,
+    MAX_LOGGED_CHARS,
+    MAX_METRIC_LABEL_CHARS,
+    MAX_SNAPSHOT_CHARS,
+    MAX_STATUS_BYTES,
+)
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort, Identity
 from isthmus.wire import hpack
 from isthmus.wire.hpack import encode
@@ -33,13 +40,6 @@ from isthmus.wire.link import to_bytes
 from isthmus.wire.link_pb2 import DialResult, Hello
 from isthmus.wire.packet import dial_request
 from isthmus.wire.payload import CONNECT_OPTIONS, connect_options
-from isthmus.wire.text_limits import (
-    MAX_AGENT_ID_CHARS,
-    MAX_LOGGED_CHARS,
-    MAX_METRIC_LABEL_CHARS,
-    MAX_SNAPSHOT_CHARS,
-    MAX_STATUS_BYTES,
-)
 
 assert log  # a fixture
 LONG = "\N{REPLACEMENT CHARACTER}" * 3_000 + "eyJ-" * 1_500
@@ -87,7 +87,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
     monkeypatch.setattr(hpack, "encode", encoded)
     monkeypatch.setattr(audit, "to_line", lined)
-    monkeypatch.setattr("isthmus.app.server.auditing.to_line", lined, raising=False)
+    monkeypatch.setattr("isthmus.frame.audit.recording.to_line", lined, raising=False)
     monkeypatch.setattr(logs, "_SECRET_VALUE", _Pattern(logs._SECRET_VALUE, seen))
     return seen
 

@@ -16,7 +16,7 @@ import pytest
 from clients import LIMIT_S, TlsClient, echo_target
 from stack import Stack, wait_until
 
-from isthmus.app.server import admission
+from isthmus.programs.server import admission
 from isthmus.wire.link import take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Hello
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 from aiohttp import web
 from scenes import Scene
 
-from isthmus.dashboard.answers import PAGE_HEADERS, say
-from isthmus.dashboard.files import file_routes
+from isthmus.frame.dashboard.answers import PAGE_HEADERS, say
+from isthmus.frame.dashboard.files import file_routes
 
 LIMIT_S = 20.0
 Json = dict[str, Any]

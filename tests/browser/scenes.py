@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from isthmus.core.expiry import standing
+from isthmus.net.rules_expiry import standing
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from clients import echo_target, free_port
 from proxies_bed import ProxiesBed, open_socks5
 from stack import Stack
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 
 def page_of(port: int) -> str:

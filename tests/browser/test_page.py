@@ -14,7 +14,7 @@ import scenes
 from browser import PHONE, Browser
 from fake_feed import FakeFeed
 
-ASSETS = Path(str(files("isthmus.dashboard"))) / "assets"
+ASSETS = Path(str(files("isthmus.frame.dashboard"))) / "assets"
 HOSTILE = '<img src=x onerror="document.title=1">\u202e<script>window.owned=1</script>'
 # Of each element that has text of its own: the contrast of its colour to what is behind it.
 CONTRAST = """

@@ -16,7 +16,7 @@ from relay_bed import Relays, peer_files
 from selenium.webdriver.common.keys import Keys
 from stack import Stack, wait_until
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 
 @pytest.fixture

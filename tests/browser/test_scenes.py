@@ -8,8 +8,8 @@ from dataclasses import fields
 import pytest
 import scenes
 
-from isthmus.core import snapshot
-from isthmus.core.snapshot_json import camel
+from isthmus.frame.model import snapshot
+from isthmus.frame.model.snapshot_json import camel
 
 SERVER = scenes.server().snapshot
 AGENT = scenes.agent_program().snapshot
@@ -37,7 +37,7 @@ def test_a_scene_has_the_keys_of_a_snapshot(made: scenes.Json, view: type) -> No
 
 
 def test_a_moved_link_is_told_as_the_feed_tells_it() -> None:
-    from isthmus.dashboard.delta import MOVED
+    from isthmus.frame.dashboard.delta import MOVED
 
     link = scenes.link(1, "node-1", random.Random(1))
     assert scenes.moved_link(link) == [link["id"], *(link[camel(key)] for key in MOVED["links"])]

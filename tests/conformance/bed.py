@@ -15,12 +15,12 @@ import uvloop
 from callers import HALF_CLOSE, REQUEST, Answer, CallUser, Dialed, Linker, PayloadUser
 from users import DEADLINE_S, MemoryUser, SocketUser, TlsUser, User, until
 
-from isthmus.app import pki
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.poller import Poller
 from isthmus.net.raw import RawSocket
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
 from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_calls import NOBODY

@@ -20,33 +20,34 @@ from typing import Any, NamedTuple
 import h11
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from isthmus.config import (
-    connectivity,
-    entitlements,
-    haproxy_cfg,
-    policy,
-    shown,
-    sni_routes,
-)
-from isthmus.config.identifiers import Identifiers
-from isthmus.core import audit, tokens
-from isthmus.core.merge import Merge
-from isthmus.core.patterns import Pattern
-from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
-from isthmus.core.snapshot_json import json_chunks
-from isthmus.dashboard import delta
-from isthmus.doctor.bundle_secrets import Scrubber
+from isthmus import logs
+from isthmus.dial import rules_tokens as tokens
+from isthmus.dial import settings_connectivity as connectivity
+from isthmus.dial import settings_entitlements as entitlements
+from isthmus.dial import settings_policy as policy
+from isthmus.dial.frontends.statuses import explain
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
-from isthmus.frontends.http_proxy import HttpClient
-from isthmus.frontends.statuses import explain
+from isthmus.frame.audit import model as audit
+from isthmus.frame.dashboard import delta
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView
+from isthmus.frame.model.snapshot_json import json_chunks
+from isthmus.frame.workers import exposition
 from isthmus.kube.kubeconfig import read_config
 from isthmus.links.go_errors import detail_in, failure_in
 from isthmus.links.hello import features_in, features_said, hello_fault
 from isthmus.net import certificates, revocation
 from isthmus.net.contexts import peer_identity
 from isthmus.net.dns_messages import DnsError, question, read_answer
-from isthmus.observe import logs
+from isthmus.programs.apiserver_proxy import settings_haproxy_cfg as haproxy_cfg
+from isthmus.programs.sidecar.http_proxy_frontend import HttpClient
+from isthmus.programs.sni_router import settings_routes as sni_routes
+from isthmus.settings import shown
+from isthmus.settings.identifiers import Identifiers
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
+from isthmus.text.patterns import Pattern
+from isthmus.text.text_limits import plain
+from isthmus.tools.doctor.bundle_secrets import Scrubber
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2 import Http2Connection, Http2Limits
 from isthmus.tunnel.http2_calls import NOBODY
@@ -62,10 +63,8 @@ from isthmus.wire.http_connect import BadRequest, HeadReader, take_connect
 from isthmus.wire.http_forward import read_request
 from isthmus.wire.link import take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Hello
-from isthmus.wire.text_limits import plain
 from isthmus.wire.trace_context import is_tracestate, parse_traceparent
 from isthmus.wire.yamux import FrameType, Header
-from isthmus.workers import exposition
 
 Work = Callable[[], object]
 KIB = 1024
@@ -668,7 +667,7 @@ def _recent(n: int) -> Work:
 
 
 def _events(n: int) -> Work:
-    from isthmus.dashboard.events import EventReader
+    from isthmus.frame.dashboard.events import EventReader
 
     raw = b"event: full\ndata: " + json.dumps({"x": "y" * n}).encode() + b"\n\n"
 

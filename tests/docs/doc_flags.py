@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from isthmus.cli.flags import FlagCommand, go_style
 from isthmus.cli.main import COMMANDS, cli
-from isthmus.config.parsing import load
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import FlagCommand, go_style
+from isthmus.settings.parsing import load
 
 _PLACEHOLDER = re.compile(r"…|\$[A-Z(]|(?<![A-Za-z0-9_$.-])[A-Z]{2,}(?![A-Za-z0-9_.-])|\[")
 

@@ -14,9 +14,13 @@ from typing import Any
 
 import yaml
 
-from isthmus.config import apiserver_proxy_file, connectivity, entitlements, policy, sni_routes
+from isthmus.dial import settings_connectivity as connectivity
+from isthmus.dial import settings_entitlements as entitlements
+from isthmus.dial import settings_policy as policy
 from isthmus.hosting import document
 from isthmus.lab import reading
+from isthmus.programs.apiserver_proxy import settings_file as apiserver_proxy_file
+from isthmus.programs.sni_router import settings_routes as sni_routes
 
 READERS: dict[str, Callable[[str, str], object]] = {
     "EgressSelectorConfiguration": lambda text, name: connectivity.read(text, name=name),

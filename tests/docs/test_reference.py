@@ -12,9 +12,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import reference_docs
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.options import options_of
-from isthmus.config.server import ServerSettings
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import options_of
 
 # Every flag of konnectivity's two programs, from their options.go (2026-09-18), logging left out.
 SERVER = """

@@ -15,10 +15,10 @@ import uvloop
 from clients import LIMIT_S, Client
 from stack import wait_until
 
-from isthmus.app import pki
-from isthmus.app.apiserver_proxy.program import ApiserverProxy
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.observe.apiserver_proxy_metrics import ProxyRefusal
+from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
+from isthmus.programs.apiserver_proxy.program import ApiserverProxy
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.tools.pki import making as pki
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from clients import LIMIT_S
 from stack import Stack
 
 from isthmus.client import ConnectivityService
-from isthmus.core.connectivity import (
+from isthmus.dial.rules_connectivity import (
     ClientTls,
     Connection,
     ConnectivityConfig,

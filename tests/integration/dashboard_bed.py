@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from clients import LIMIT_S
 
-from isthmus.dashboard.picture import Picture
+from isthmus.frame.dashboard.picture import Picture
 
 Event = tuple[str, dict[str, Any]]
 

@@ -17,7 +17,7 @@ from clients import LIMIT_S, Client, TlsClient, connect_uds
 from stack import client_context, http_get, wait_until
 
 import isthmus
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 COMMAND = [sys.executable, "-m", "isthmus.cli.main"]
 #: Where the version under test is.

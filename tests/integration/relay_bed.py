@@ -9,8 +9,8 @@ from typing import Any
 from clients import Client, connect_uds, tunnel
 from stack import Stack, metric
 
-from isthmus.app import pki
-from isthmus.app.server.program import Server
+from isthmus.programs.server.program import Server
+from isthmus.tools.pki import making as pki
 
 #: The name in the certificate of a server that may relay.
 NAME = "relay.isthmus.internal"

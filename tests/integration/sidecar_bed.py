@@ -17,16 +17,16 @@ from client_bed import until
 from clients import LIMIT_S, free_port
 from stack import Stack
 
-from isthmus.app import pki
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.config.socks5_proxy import Socks5ProxySettings
-from isthmus.core.tunnel_health import TunnelHealth
-from isthmus.dialers.sidecar import SidecarDialer
 from isthmus.errors import DialError
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import reach_by
 from isthmus.net.resolver import Resolver
+from isthmus.programs.sidecar.dialer import SidecarDialer
+from isthmus.programs.sidecar.rules_tunnel_health import TunnelHealth
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.values import HostPort
 

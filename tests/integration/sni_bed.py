@@ -19,10 +19,10 @@ import uvloop
 from clients import LIMIT_S
 from stack import wait_until
 
-from isthmus.app import pki
-from isthmus.app.sni_router.program import SniRouter
-from isthmus.config.sni_router import SniRouterSettings
-from isthmus.observe.sni_metrics import Refusal
+from isthmus.programs.sni_router.metrics import Refusal
+from isthmus.programs.sni_router.program import SniRouter
+from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.tools.pki import making as pki
 
 T = TypeVar("T")
 HEAD = "apiVersion: isthmus.dev/v1alpha1\nkind: SNIRoutes\n"

@@ -23,11 +23,11 @@ from typing import Any, Self, TypeVar
 import uvloop
 from clients import LIMIT_S, Client, TlsClient, connect_uds, tunnel
 
-from isthmus.app.agent.program import Agent
-from isthmus.app.pki import PkiFiles
-from isthmus.app.server.program import Server
-from isthmus.config.agent import AgentSettings
-from isthmus.config.server import ServerSettings
+from isthmus.programs.agent.program import Agent
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.program import Server
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.tools.pki.making import PkiFiles
 
 T = TypeVar("T")
 Program = Server | Agent

@@ -21,12 +21,13 @@ from clients import LIMIT_S, Target
 from programs import COMMAND, ENVIRONMENT
 from stack import Program, Stack, client_context, http_get, metric, wait_until
 
-from isthmus.app import health, pki
-from isthmus.app.agent import program as agent_module
-from isthmus.app.heartbeat import Heartbeat
-from isthmus.app.server import program as server_module
-from isthmus.app.server.program import Server
+from isthmus.frame import health
+from isthmus.frame.heartbeat import Heartbeat
 from isthmus.net.contexts import watch
+from isthmus.programs.agent import program as agent_module
+from isthmus.programs.server import program as server_module
+from isthmus.programs.server.program import Server
+from isthmus.tools.pki import making as pki
 from isthmus.wire import pprof_pb2
 
 REFUSED = (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)
@@ -392,9 +393,9 @@ def test_profiles_under_traffic(fresh: Stack, kind: str) -> None:
         assert status == 200 and functions(body)
         assert not tracemalloc.is_tracing()
         status, body = get(program, "/heap")
-        assert status == 200 and "isthmus.app.agent.program.Agent" in functions(body)
+        assert status == 200 and "isthmus.programs.agent.program.Agent" in functions(body)
         status, body = get(program, "/goroutine")
-        watching = f"isthmus.app.{kind}.program.{kind.capitalize()}.watch"
+        watching = f"isthmus.programs.{kind}.program.{kind.capitalize()}.watch"
         assert status == 200 and watching in functions(body)
     fresh.wait_idle()
     status, body = get(program, "/goroutine?debug=2")

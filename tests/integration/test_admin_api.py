@@ -16,8 +16,8 @@ from programs import COMMAND, ENVIRONMENT, Program, Programs
 from stack import Stack, http_get, wait_until
 
 import isthmus
-from isthmus.app import health
-from isthmus.app.heartbeat import Heartbeat
+from isthmus.frame import health
+from isthmus.frame.heartbeat import Heartbeat
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

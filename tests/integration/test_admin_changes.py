@@ -23,7 +23,7 @@ from sni_bed import Bed as SniBed
 from sni_bed import Tenant
 from stack import Stack, client_context, http_get, wait_until
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 ENDED = "ended by an administrator"

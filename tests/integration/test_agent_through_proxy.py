@@ -17,7 +17,7 @@ from clients import LIMIT_S, MIB, Client, echo_target, free_port, receive_all, s
 from programs import ENVIRONMENT, Program, Programs
 from stack import wait_until
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 # RFC 6761 §6.4: this name never resolves. The proxy knows it, the agent does not.
 NAME = "server.invalid"

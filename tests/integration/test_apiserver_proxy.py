@@ -19,12 +19,12 @@ from clients import LIMIT_S, MIB, Client, Target, blocks, free_port, full_target
 from programs import Programs
 from stack import http_get, metric, wait_until
 
-from isthmus.app import pki
-from isthmus.app.apiserver_proxy import connections as apiserver_proxy_connections
-from isthmus.app.apiserver_proxy.program import ApiserverProxy
 from isthmus.errors import ConfigError
 from isthmus.net.resolver import Resolver
-from isthmus.observe.apiserver_proxy_metrics import ProxyRefusal
+from isthmus.programs.apiserver_proxy import connections as apiserver_proxy_connections
+from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
+from isthmus.programs.apiserver_proxy.program import ApiserverProxy
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
 from isthmus.wire.proxy_protocol import take_proxy_header
 

@@ -32,7 +32,7 @@ from grpc_clients import GrpcCall
 from programs import COMMAND, ENVIRONMENT, Programs
 from stack import Stack, client_context, metric, wait_until
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.packet_brake import unsent
 

@@ -18,12 +18,12 @@ from clients import LIMIT_S, Target, echo_target, free_port
 from own_network import needs_root, own_network
 from stack import Stack
 
-from isthmus.app import pki
-from isthmus.app.agent import node_traffic
-from isthmus.app.agent.program import Agent
-from isthmus.app.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
 from isthmus.cli.main import main
-from isthmus.core.bootstrap import State, StepName
+from isthmus.programs.agent import node_traffic
+from isthmus.programs.agent.program import Agent
+from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
+from isthmus.tools.bootstrap.rules import State, StepName
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
 pytestmark = needs_root

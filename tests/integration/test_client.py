@@ -17,8 +17,6 @@ from client_bed import KINDS, THROUGH_SERVER, all_doors, config, doors, opened, 
 from clients import MIB, Target, blocks, echo_target, free_port, full_target
 from stack import Stack
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
 from isthmus.client import (
     Connection,
     ConnectivityService,
@@ -27,7 +25,9 @@ from isthmus.client import (
     NetworkContext,
     start_tls,
 )
-from isthmus.core.connectivity import ConnectivityConfig, NetworkConfig
+from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,13 @@ from client_bed import KINDS, all_doors, config, opened, run
 from clients import LIMIT_S, Target, echo_target, free_port, full_target
 from stack import Stack
 
-from isthmus.app.pki import PkiFiles
 from isthmus.client import DialError, DialFailure, NetworkContext, UnknownNetworkError
 from isthmus.client.aiohttp import Connector
 from isthmus.client.blocking import BlockingService
 from isthmus.client.httpx import AsyncTransport
 from isthmus.client.kubernetes import use, use_async
 from isthmus.client.urllib3 import PoolManager, requests_adapter
+from isthmus.tools.pki.making import PkiFiles
 
 PAGE = b"page " * 50_000
 

@@ -13,7 +13,7 @@ from programs import Program, Programs
 
 from isthmus.client import ConnectivityService, DialError, DialFailure
 from isthmus.client.blocking import BlockingService
-from isthmus.core.connectivity import ClientTls, Connection, ConnectivityConfig, NetworkConfig
+from isthmus.dial.rules_connectivity import ClientTls, Connection, ConnectivityConfig, NetworkConfig
 from isthmus.values import HostPort
 
 

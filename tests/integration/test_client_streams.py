@@ -21,10 +21,10 @@ from clients import LIMIT_S, Target, free_port
 from kubernetes.stream import portforward, stream
 from stack import Stack, wait_until
 
-from isthmus.app.pki import PkiFiles
 from isthmus.client import UnknownNetworkError
 from isthmus.client.blocking import BlockingService
 from isthmus.client.kubernetes import use, use_async
+from isthmus.tools.pki.making import PkiFiles
 
 EXEC = "/api/v1/namespaces/default/pods/web/exec"
 FORWARD = "/api/v1/namespaces/default/pods/web/portforward"

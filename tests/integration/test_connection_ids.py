@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from stack import Stack, wait_until
 
-from isthmus.app.pki import PkiFiles
-from isthmus.observe.tracing import Tracing
+from isthmus.frame.observe.tracing import Tracing
+from isthmus.tools.pki.making import PkiFiles
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]+")
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

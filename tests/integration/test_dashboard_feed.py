@@ -17,13 +17,13 @@ from dashboard_bed import Watcher, ask, deaf
 from stack import Stack, client_context
 
 import isthmus
-from isthmus.admin import ports
-from isthmus.admin.ports import Port, serve
-from isthmus.admin.watched import Watched
-from isthmus.core.history import History, Tally
-from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
-from isthmus.dashboard import feed, stream, viewers
-from isthmus.dashboard.routes import Dashboard, dashboard_routes
+from isthmus.frame.admin import ports
+from isthmus.frame.admin.ports import Port, serve
+from isthmus.frame.admin.watched import Watched
+from isthmus.frame.dashboard import feed, stream, viewers
+from isthmus.frame.dashboard.routes import Dashboard, dashboard_routes
+from isthmus.frame.model.history import History, Tally
+from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView
 from isthmus.values import AgentId, ServerId, TunnelId
 
 

@@ -19,13 +19,13 @@ from dashboard_bed import Watcher, ask, end_tunnel
 from programs import COMMAND, ENVIRONMENT, Programs
 from stack import Stack
 
-from isthmus.admin.ports import Port, serve
-from isthmus.cli.admin_flags import AdminFlags
-from isthmus.cli.dashboard import _remote
-from isthmus.dashboard import merging, picture, source
-from isthmus.dashboard.answers import not_ours
-from isthmus.dashboard.merging import MergedFeed
-from isthmus.dashboard.routes import Dashboard, page
+from isthmus.frame.admin.ports import Port, serve
+from isthmus.frame.dashboard import merging, picture, source
+from isthmus.frame.dashboard.answers import not_ours
+from isthmus.frame.dashboard.merging import MergedFeed
+from isthmus.frame.dashboard.routes import Dashboard, page
+from isthmus.tools.watching.admin_flags import AdminFlags
+from isthmus.tools.watching.command_dashboard import _remote
 
 TOKEN = "a-token-of-a-test-0123456789"
 

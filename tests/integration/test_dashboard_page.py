@@ -12,10 +12,10 @@ from clients import LIMIT_S, Target
 from dashboard_bed import ask, end_tunnel
 from stack import Stack
 
-from isthmus.admin.answers import POLICY
-from isthmus.dashboard.files import file_routes
+from isthmus.frame.admin.answers import POLICY
+from isthmus.frame.dashboard.files import file_routes
 
-ASSETS = files("isthmus.dashboard") / "assets"
+ASSETS = files("isthmus.frame.dashboard") / "assets"
 
 
 def paths() -> list[str]:

@@ -18,8 +18,8 @@ from clients import LIMIT_S, echo_target, free_port
 from programs import COMMAND, ENVIRONMENT, Program, Programs
 from stack import http_get, wait_until
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
 
 
 def doctor(

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from own_network import needs_root, own_network
 
-from isthmus.app.pki import PkiFiles
 from isthmus.cli.main import main
-from isthmus.config.agent import AgentSettings
-from isthmus.config.node_proxy import NodeProxySettings
-from isthmus.core.bootstrap import State
-from isthmus.doctor.files import placed
-from isthmus.doctor.finding import Check, Finding
-from isthmus.doctor.host import see_bind_address, see_routes
-from isthmus.doctor.kernel import see_sysctls, see_tools
-from isthmus.doctor.patient import Patient, Running
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.files import placed
+from isthmus.tools.doctor.finding import Check, Finding
+from isthmus.tools.doctor.host import see_bind_address, see_routes
+from isthmus.tools.doctor.kernel import see_sysctls, see_tools
+from isthmus.tools.doctor.patient import Patient, Running
+from isthmus.tools.pki.making import PkiFiles
 
 pytestmark = needs_root
 

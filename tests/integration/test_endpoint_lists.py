@@ -12,7 +12,7 @@ from clients import Target, ask, head_for, tunnel
 from grpc_clients import GrpcCall
 from stack import Stack, metric, wait_until
 
-from isthmus.config.endpoint_lists import DENIED_BY_DEFAULT
+from isthmus.dial.settings_endpoint_lists import DENIED_BY_DEFAULT
 from isthmus.values import DialId, Identity
 from isthmus.wire.link_pb2 import DialResult
 

@@ -28,8 +28,8 @@ from clients import (
 from stack import Stack, agent_context, client_context, metric, wait_until
 from test_peers import hello
 
-from isthmus.app.server import agents as server_agents
 from isthmus.net import http_site
+from isthmus.programs.server import agents as server_agents
 from isthmus.wire.http2 import ErrorCode, read_goaway, unpack_head
 
 FLOOD = 5000

@@ -35,11 +35,11 @@ from programs import Programs
 from proxies_bed import NAME, Origin, ProxiesBed, connect, curl, origin_server, port_of
 from stack import Stack, http_get, metric, wait_until
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
-from isthmus.app.sidecar import connections as sidecar_connections
-from isthmus.app.sidecar.https_proxy import HttpsProxy
-from isthmus.observe.sidecar_metrics import Unserved
+from isthmus.programs.sidecar import connections as sidecar_connections
+from isthmus.programs.sidecar.https_proxy import HttpsProxy
+from isthmus.programs.sidecar.metrics import Unserved
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
 
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 

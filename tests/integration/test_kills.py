@@ -114,7 +114,7 @@ def test_a_frozen_agent_is_dropped_and_its_tunnels_reset(
     programs: Programs, fresh: Stack, monkeypatch: pytest.MonkeyPatch, link: str
 ) -> None:
     monkeypatch.setattr(link_module, "_TICK_S", 0.05)
-    monkeypatch.setattr("isthmus.app.server.agents.AgentLink", QuickLink)
+    monkeypatch.setattr("isthmus.programs.server.agents.AgentLink", QuickLink)
     server = fresh.add_server()
     flags = programs.agent_flags(server.agent_port)
     frozen = programs.start("agent", *flags, "--agent-id=frozen", f"--link={link}")

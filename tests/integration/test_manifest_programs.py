@@ -21,7 +21,7 @@ from programs import COMMAND, ENVIRONMENT, Programs
 from stack import wait_until
 from test_node_programs import ADDRESS, GATE, LISTENS, connect, has_address
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 pytestmark = needs_root
 

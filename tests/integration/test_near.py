@@ -8,10 +8,10 @@ import pytest
 from clients import echo_target
 from stack import Stack
 
-from isthmus.app import pki
-from isthmus.config.server import ServerSettings
-from isthmus.core.near import NEAR_MORE
 from isthmus.errors import ConfigError
+from isthmus.net.rules_near import NEAR_MORE
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.tools.pki import making as pki
 
 
 @pytest.fixture(scope="module", params=["mux", "grpc"])

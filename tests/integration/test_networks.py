@@ -24,9 +24,9 @@ from clients import (
 )
 from stack import Stack, http_get, metric, wait_until
 
-from isthmus.app.pki import PkiFiles
-from isthmus.app.server.program import Server
 from isthmus.errors import ConfigError
+from isthmus.programs.server.program import Server
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.wire.grpc import MESSAGE_HEAD
 from isthmus.wire.http2 import (
     DATA,

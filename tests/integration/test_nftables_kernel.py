@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from own_network import needs_root, own_network
 
-from isthmus.nodeproxy.backend import ApplyError
-from isthmus.nodeproxy.netlink import DUMP, Netlink, attribute
-from isthmus.nodeproxy.nftables_kernel import NftTransactions
-from isthmus.services.nftables.compiling import compiled
+from isthmus.programs.node_proxy.kernel.backend import ApplyError
+from isthmus.programs.node_proxy.kernel.netlink import DUMP, Netlink, attribute
+from isthmus.programs.node_proxy.kernel.nftables_kernel import NftTransactions
+from isthmus.programs.node_proxy.rules.nftables.compiling import compiled
 
 pytestmark = needs_root
 NETFILTER, GET_CHAIN, IP = 12, 0xA04, 2

@@ -14,13 +14,13 @@ from clients import LIMIT_S, Client, Target, free_port, full_target
 from node_clients import CLIENT, NodeDial, node, refused
 from stack import Stack, metric, wait_until
 
-from isthmus.app.pki import PkiFiles
-from isthmus.app.server import node_bounds
-from isthmus.config.gates import CLUSTER_TO_MASTER
-from isthmus.dialers.permitted import PermittedOnly
+from isthmus.dial.dialers.permitted import PermittedOnly
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Failed
 from isthmus.net.resolver import Cancel, Found
+from isthmus.programs.server import node_bounds
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 
 ON = (f"{CLUSTER_TO_MASTER}=true",)

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 from own_network import needs_root, own_network
 
-from isthmus.core.service_names import ServiceName
-from isthmus.nodeproxy.conntrack import forget_stale_flows
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.kernel.conntrack import forget_stale_flows
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,

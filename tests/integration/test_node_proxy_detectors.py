@@ -8,11 +8,10 @@ import subprocess
 import pytest
 from own_network import needs_root, own_network
 
-from isthmus.app.node_proxy.backends import BACKENDS
-from isthmus.config.node_proxy import NodeProxySettings
-from isthmus.core.service_names import ServiceName
-from isthmus.services.detecting import MODES, DetectorSettings, for_family
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.backends import BACKENDS
+from isthmus.programs.node_proxy.rules.detecting import MODES, DetectorSettings, for_family
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,
@@ -23,7 +22,8 @@ from isthmus.services.model import (
     Update,
     View,
 )
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 pytestmark = [
     needs_root,

@@ -21,15 +21,15 @@ from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT, Program
 from stack import wait_until
 
-from isthmus.nodeproxy.backend import ApplyError
-from isthmus.nodeproxy.nftables import NftablesBackend
-from isthmus.nodeproxy.nftables_kernel import found_in
-from isthmus.nodeproxy.nftables_looks import has_rules
-from isthmus.nodeproxy.nftables_programs import NftProgram, version_of
-from isthmus.services.detecting import SourceRanges
-from isthmus.services.detectors import LocalTrafficDetector, Match
-from isthmus.services.model import Family, Update, View
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.kernel.backend import ApplyError
+from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
+from isthmus.programs.node_proxy.kernel.nftables_kernel import found_in
+from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules
+from isthmus.programs.node_proxy.kernel.nftables_programs import NftProgram, version_of
+from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, Match
+from isthmus.programs.node_proxy.rules.model import Family, Update, View
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 pytestmark = [
     needs_root,

@@ -11,8 +11,8 @@ import pytest
 from own_network import needs_root, own_network
 
 from isthmus.cli.main import main
-from isthmus.nodeproxy.node_addresses import AddressChanges, addresses_of_host
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.kernel.node_addresses import AddressChanges, addresses_of_host
+from isthmus.programs.node_proxy.rules.model import Family
 
 pytestmark = needs_root
 LIMIT_S = 20.0

@@ -19,13 +19,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from own_network import needs_root, own_network
 from stack import Stack, http_get, metric, wait_until
 
-from isthmus.app.agent import node_traffic
-from isthmus.app.agent.program import Agent
-from isthmus.app.server.program import Server
-from isthmus.config.bind import INTERFACE
 from isthmus.errors import ConfigError
+from isthmus.frame.observe.tracing import Tracing
 from isthmus.net import host_address
-from isthmus.observe.tracing import Tracing
+from isthmus.net.settings_bind import INTERFACE
+from isthmus.programs.agent import node_traffic
+from isthmus.programs.agent.program import Agent
+from isthmus.programs.server.program import Server
 
 pytestmark = needs_root
 

@@ -15,14 +15,14 @@ import pytest
 from clients import Target, echo_target, free_port, full_target
 from stack import Stack, client_context
 
-from isthmus.app.pki import PkiFiles
-from isthmus.dialers.through_payload import PayloadDialer
-from isthmus.dialers.through_server import ServerPlace
+from isthmus.dial.dialers.through_payload import PayloadDialer
+from isthmus.dial.dialers.through_server import ServerPlace
 from isthmus.errors import DialFailure
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.testing.ends import MemoryEnd
 from isthmus.testing.http2 import Recorder
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.http2 import Http2Connection
 from isthmus.values import HostPort

@@ -12,8 +12,8 @@ import pytest
 from clients import Client, Target, TlsClient
 from stack import Stack, agent_context, metric, wait_until
 
-from isthmus.app import pki
 from isthmus.links import link as link_module
+from isthmus.tools.pki import making as pki
 from isthmus.wire.link import take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello
 

@@ -19,7 +19,7 @@ from pods import USER, Node, can_run
 from programs import COMMAND, ENVIRONMENT
 from stack import client_context, http_get, wait_until
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 pytestmark = needs_root
 

@@ -10,7 +10,7 @@ import pytest
 from clients import Client, Target, ask, free_port, full_target, head_for, status_of, tunnel
 from stack import Stack, metric
 
-from isthmus.frontends import http_connect
+from isthmus.dial.frontends import http_connect
 from isthmus.links.mux import MuxTalk
 from isthmus.tunnel.limits import Limits
 

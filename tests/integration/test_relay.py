@@ -13,8 +13,8 @@ from grpc_clients import GrpcCall
 from relay_bed import NAME, SENT, TAKEN, Relays, peer_files
 from stack import Stack, http_get, wait_until
 
-from isthmus.app import pki
-from isthmus.dialers.through_peer import PeerLinks
+from isthmus.dial.dialers.through_peer import PeerLinks
+from isthmus.tools.pki import making as pki
 
 
 @pytest.fixture(scope="module", params=["mux", "grpc"])

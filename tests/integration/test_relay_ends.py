@@ -26,8 +26,8 @@ from programs import Program, Programs
 from relay_bed import NAME, SENT, Relays, peer_files
 from stack import Stack, wait_until
 
-from isthmus.app import pki
-from isthmus.app.server.program import Server
+from isthmus.programs.server.program import Server
+from isthmus.tools.pki import making as pki
 
 MIB = 1024 * 1024
 

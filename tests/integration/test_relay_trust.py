@@ -14,11 +14,11 @@ from clients import Target, TlsClient, ask, connect_uds, echo_target, head_for
 from relay_bed import NAME, TAKEN, Relays, peer_files
 from stack import Stack, wait_until
 
-from isthmus.app import pki
-from isthmus.app.pki_revoke import revoke
-from isthmus.app.server.program import Server
 from isthmus.errors import ConfigError
 from isthmus.links.peer_side import MuxPeerTalk
+from isthmus.programs.server.program import Server
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.revoke import revoke
 from isthmus.wire.link import RELAY_ALPN, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Hello
 

@@ -15,9 +15,9 @@ from clients import LIMIT_S, Client, Target, TlsClient, ask, head_for, tunnel
 from grpc_clients import GrpcCall
 from stack import Stack, client_context, metric, wait_until
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
-from isthmus.app.pki_revoke import revoke
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
+from isthmus.tools.pki.revoke import revoke
 
 NAMES = ("localhost", "127.0.0.1")
 

@@ -14,10 +14,10 @@ import pytest
 from clients import Client, Target, TlsClient, head_for
 from stack import Stack, wait_until
 
-from isthmus.app import pki
-from isthmus.app.agent import program as agent_module
-from isthmus.app.server import program as server_module
 from isthmus.net.contexts import watch
+from isthmus.programs.agent import program as agent_module
+from isthmus.programs.server import program as server_module
+from isthmus.tools.pki import making as pki
 
 CUT = (ssl.SSLError, ConnectionError)
 

@@ -29,11 +29,11 @@ from sidecar_bed import (
 )
 from stack import Stack
 
-from isthmus.app import pki
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.core.name_order import Outcome, Source, Way
-from isthmus.dialers.sidecar import SidecarDialer
+from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.errors import ConfigError, DialFailure
+from isthmus.programs.sidecar.dialer import SidecarDialer
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
 KINDS = ["connect-uds", "connect-tls", "grpc-uds", "grpc-tls"]
@@ -689,8 +689,8 @@ def test_resolve_shows_each_step(stack: Stack, tmp_path: Path) -> None:
 
 def test_a_dialer_that_resolves_needs_an_api(stack: Stack) -> None:
     async def work() -> None:
-        from isthmus.config.socks5_proxy import Socks5ProxySettings
         from isthmus.net.poller import Poller
+        from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 
         loop = asyncio.get_running_loop()
         poller = Poller(loop)

@@ -17,7 +17,7 @@ from programs import CURRENT, Program, Programs
 from releases import previous_source
 from stack import wait_until
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 MIB = 1024 * 1024
 BULK = hashlib.sha256(b"isthmus").digest() * (4 * MIB // 32)

@@ -27,16 +27,16 @@ from sni_bed import Bed as SniBed
 from sni_bed import Tenant
 from stack import Stack, agent_context, client_context, http_get, wait_until
 
-from isthmus.admin import ports
-from isthmus.app import pki
-from isthmus.app.server import hand_on
-from isthmus.app.server.agents import AgentDoor
-from isthmus.frontends import grpc_proxy, http_connect
-from isthmus.frontends.grpc_proxy import ClientConnection
-from isthmus.frontends.http_connect import ConnectClient
+from isthmus.dial.frontends import grpc_proxy, http_connect
+from isthmus.dial.frontends.grpc_proxy import ClientConnection
+from isthmus.dial.frontends.http_connect import ConnectClient
+from isthmus.frame.admin import ports
 from isthmus.links.server_side import AgentLink
 from isthmus.net import http_site
 from isthmus.net.peek import HelloPeek
+from isthmus.programs.server import hand_on
+from isthmus.programs.server.agents import AgentDoor
+from isthmus.tools.pki import making as pki
 from isthmus.wire.http2 import PREFACE
 
 #: Long enough for an honest client on a busy machine, short enough for a test.

@@ -23,9 +23,9 @@ from programs import Programs
 from sni_bed import Bed, Tenant, hello_bytes
 from stack import http_get, metric, wait_until
 
-from isthmus.app.sni_router import connections as sni_connections
 from isthmus.errors import ConfigError
-from isthmus.observe.sni_metrics import Refusal
+from isthmus.programs.sni_router import connections as sni_connections
+from isthmus.programs.sni_router.metrics import Refusal
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import (
     AUTHORITY,

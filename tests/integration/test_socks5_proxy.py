@@ -40,9 +40,9 @@ from proxies_bed import (
 )
 from stack import Stack, http_get, metric, wait_until
 
-from isthmus.app import pki
 from isthmus.errors import ConfigError, DialFailure
-from isthmus.observe.sidecar_metrics import Unserved
+from isthmus.programs.sidecar.metrics import Unserved
+from isthmus.tools.pki import making as pki
 from isthmus.wire.socks5 import Code, Greeting, Login, Request
 
 PASSWORD = {"username": "me"}

@@ -10,9 +10,9 @@ import pytest
 from clients import LIMIT_S, MIB, Client, Target
 from stack import Program, Stack, metric, wait_until
 
-from isthmus.app import tunnels
-from isthmus.core import stalls
-from isthmus.core.stalls import why_slow, why_stalled
+from isthmus.dial import rules_stalls as stalls
+from isthmus.dial.rules_stalls import why_slow, why_stalled
+from isthmus.frame import tunnels
 
 # Kernel buffers on the way, one stream's largest window, one read on the other side.
 MOST_BYTES = 32 * MIB

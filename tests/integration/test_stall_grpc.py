@@ -17,8 +17,8 @@ import pytest
 from clients import LIMIT_S, MIB, Client, Target
 from stack import Program, Stack, metric, wait_until
 
-from isthmus.app import pki
 from isthmus.links.grpc import GrpcTalk
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.packet_brake import Brake
 
 #: Of what a call divides, one peer has the half.

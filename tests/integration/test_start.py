@@ -20,8 +20,8 @@ import uvloop
 from clients import Target, free_port, tunnel
 from programs import COMMAND, ENVIRONMENT, Programs
 
-from isthmus.app import pki
 from isthmus.cli.main import main
+from isthmus.tools.pki import making as pki
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from clients import LIMIT_S
 from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT, Program, Programs
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 pytestmark = needs_root
 

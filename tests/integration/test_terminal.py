@@ -22,12 +22,12 @@ from programs import COMMAND, ENVIRONMENT
 from stack import Stack, http_get, wait_until
 from terminal import Terminal
 
-from isthmus.app import tunnels
-from isthmus.app.up_state import own_directory, tell_admin_ports
-from isthmus.app.views import tally
-from isthmus.cli import admin_flags
 from isthmus.cli.main import main
-from isthmus.core.stalls import why_stalled
+from isthmus.dial.rules_stalls import why_stalled
+from isthmus.frame import tunnels
+from isthmus.frame.views import tally
+from isthmus.tools.up.state import own_directory, tell_admin_ports
+from isthmus.tools.watching import admin_flags
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "terminal.md"
 Captured = pytest.CaptureFixture[str]

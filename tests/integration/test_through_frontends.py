@@ -13,12 +13,11 @@ import pytest
 from clients import MIB, Target, blocks, echo_target, free_port, full_target
 from stack import Stack, client_context
 
-from isthmus.app.pki import PkiFiles
-from isthmus.dialers.pooled_dial import PooledDialer
-from isthmus.dialers.through_connect import ConnectDialer
-from isthmus.dialers.through_grpc import GrpcDialer
-from isthmus.dialers.through_payload import PayloadDialer
-from isthmus.dialers.through_server import ServerDial, ServerDialer, ServerPlace
+from isthmus.dial.dialers.pooled_dial import PooledDialer
+from isthmus.dial.dialers.through_connect import ConnectDialer
+from isthmus.dial.dialers.through_grpc import GrpcDialer
+from isthmus.dial.dialers.through_payload import PayloadDialer
+from isthmus.dial.dialers.through_server import ServerDial, ServerDialer, ServerPlace
 from isthmus.errors import DialFailure
 from isthmus.lab.outcome import TlsFiles
 from isthmus.lab.pipes import Pipe
@@ -27,6 +26,7 @@ from isthmus.lab.topology import Attempt, Failing, Protocol, Traffic, Verb, Way
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.values import HostPort
 

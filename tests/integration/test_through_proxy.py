@@ -10,11 +10,11 @@ import pytest
 from clients import Client, Target, blocks, free_port
 from stack import Stack
 
-from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import LinkError, LinkStage
 from isthmus.net.contexts import TlsFiles, client_context
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
+from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.through_proxy import connect_through
 from isthmus.values import HostPort
 

@@ -19,10 +19,10 @@ from stack import Stack, agent_context, client_context, http_get, wait_until
 from test_floods import is_over, rss_bytes
 from test_slowloris import DEADLINE_S, descriptors, tcp, uds_client
 
-from isthmus.app.server import hand_on
-from isthmus.app.server.agents import AgentDoor
-from isthmus.frontends import grpc_proxy, http_connect
+from isthmus.dial.frontends import grpc_proxy, http_connect
 from isthmus.net import http_site
+from isthmus.programs.server import hand_on
+from isthmus.programs.server.agents import AgentDoor
 
 MIB = 1024 * 1024
 RECORD = b"\x16\x03\x01"

@@ -15,7 +15,7 @@ import pytest
 from clients import Target, tunnel
 from stack import Stack, metric, wait_until
 
-from isthmus.app.server import token_watch
+from isthmus.programs.server import token_watch
 
 AUDIENCE = "system:konnectivity-server"
 USER = "system:serviceaccount:kube-system:konnectivity-agent"

@@ -16,8 +16,8 @@ from stack import Stack
 from terminal import OTHER_SCREEN, OWN_SCREEN, Terminal
 
 from isthmus.cli.main import main
-from isthmus.cli.top import Watcher
 from isthmus.client.admin import AdminClient
+from isthmus.tools.watching.command_top import Watcher
 
 TOP = [*COMMAND, "top", "-d", "0.2"]
 BROKEN = """
@@ -27,7 +27,7 @@ def fails(*_, **__):
     raise RuntimeError("a bug")
 top_view.screen_lines = fails
 from isthmus.cli.main import main
-from isthmus.cli.top import Watcher
+from isthmus.tools.watching.command_top import Watcher
 from isthmus.client.admin import AdminClient
 main(sys.argv[1:])
 """

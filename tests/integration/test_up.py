@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from isthmus.app import demo, up
-from isthmus.app.up_state import told_admin_ports
+from isthmus.tools.up import demo
+from isthmus.tools.up import running as up
+from isthmus.tools.up.state import told_admin_ports
 from isthmus.values import HostPort
 
 UP = [sys.executable, "-m", "isthmus.cli.main", "up"]

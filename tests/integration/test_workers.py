@@ -18,8 +18,8 @@ from programs import Programs
 from stack import http_get, metric, wait_until
 from workers_bed import HANDED, WORKERS, Bed
 
-from isthmus.app.pki import PkiFiles
 from isthmus.client.admin import AdminClient
+from isthmus.tools.pki.making import PkiFiles
 
 
 @pytest.fixture(scope="module", params=["mux", "grpc"])

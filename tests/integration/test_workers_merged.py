@@ -18,8 +18,8 @@ from relay_bed import peer_files
 from stack import Stack, http_get, metric, wait_until
 from workers_bed import START_S, serving
 
-from isthmus.app import pki
-from isthmus.app.pki_revoke import revoke
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.revoke import revoke
 
 WORKERS = 4
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from programs import Program, Programs
 from stack import wait_until
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 PATIENCE_S = 30.0
 CHECK_S = 90

@@ -23,7 +23,7 @@ from container.wheels import ROOT, build_wheel
 from stack import wait_until
 
 from isthmus import __version__
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1800)]
 #: What a shell would be, hidden.
@@ -117,10 +117,14 @@ def test_nothing_can_be_written_and_nothing_has_to_be(image: Image) -> None:
     python = "/opt/isthmus/bin/python3"
     done = run(image, python, "-c", "open('/opt/isthmus/x', 'w')", owner=(0, 0))
     assert "Read-only file system" in done.stderr
-    program = "import isthmus.app.agent.program as it, os; print(os.path.exists(it.__cached__))"
+    program = (
+        "import isthmus.programs.agent.program as it, os; print(os.path.exists(it.__cached__))"
+    )
     assert run(image, python, "-P", "-c", program).stdout == "True\n"
     # Flags 1: by hash, and never checked (PEP 552).
-    compiled = "import isthmus.app.agent.program as it; print(open(it.__cached__, 'rb').read(8)[4])"
+    compiled = (
+        "import isthmus.programs.agent.program as it; print(open(it.__cached__, 'rb').read(8)[4])"
+    )
     assert run(image, python, "-P", "-c", compiled).stdout == "1\n"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stack import wait_until
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 pytestmark = pytest.mark.interop
 

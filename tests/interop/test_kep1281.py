@@ -18,13 +18,13 @@ from gobuild import build
 from konnpeers import GoPeer
 from programs import Program, Programs
 
-from isthmus.app.pki import PkiFiles
-from isthmus.dialers.through_payload import PayloadDialer
-from isthmus.dialers.through_server import ServerPlace
+from isthmus.dial.dialers.through_payload import PayloadDialer
+from isthmus.dial.dialers.through_server import ServerPlace
 from isthmus.errors import DialFailure
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.values import HostPort
 

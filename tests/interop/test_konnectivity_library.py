@@ -10,7 +10,7 @@ from clients import echo_target
 from konnpeers import Peers
 
 from isthmus.client import ConnectivityService
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
 
 LIMIT_S = 60.0
 

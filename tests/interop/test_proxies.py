@@ -12,9 +12,9 @@ from gobuild import build
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.addresses import plain_address
-from isthmus.core.proxies import DEFAULT_PORTS, ProxyAddress, ProxyRules
 from isthmus.errors import ConfigError
+from isthmus.net.rules_proxies import DEFAULT_PORTS, ProxyAddress, ProxyRules
+from isthmus.text.addresses import plain_address
 
 pytestmark = pytest.mark.interop
 
@@ -139,7 +139,7 @@ def is_any(host: str) -> bool:
 @MANY
 @given(lists, hosts, ports)
 def test_the_same_hosts_are_exempt(oracle: Oracle, no_proxy: str, host: str, port: int) -> None:
-    assume(not is_any(host))  # loopback here, as for the kernel; see core/proxies.py
+    assume(not is_any(host))  # loopback here, as for the kernel; see net/rules_proxies.py
     environment = {"HTTPS_PROXY": "http://proxy.example:3128", "NO_PROXY": no_proxy}
     ours = ProxyRules.from_environment(environment).proxy_for(host, port)
     assert told(ours) == told_by_go(oracle.ask(environment, host, port))

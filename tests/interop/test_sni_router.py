@@ -15,7 +15,7 @@ from clients import LIMIT_S, free_port
 from sni_bed import Bed, Tenant
 from stack import wait_until
 
-from isthmus.observe.sni_metrics import Refusal
+from isthmus.programs.sni_router.metrics import Refusal
 
 pytestmark = pytest.mark.interop
 

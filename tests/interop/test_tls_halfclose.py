@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from isthmus.app import pki
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.poller import Poller
 from isthmus.net.tls import TlsEnd
 from isthmus.testing import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 
 pytestmark = pytest.mark.interop

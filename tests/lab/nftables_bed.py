@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from pyroute2 import netns
 
-from isthmus.core.service_names import ServiceName
+from isthmus.dial.rules_service_names import ServiceName
 from isthmus.net.namespaces import remove
-from isthmus.services.model import (
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,

@@ -12,16 +12,16 @@ from dataclasses import replace
 import pytest
 from nftables_bed import Space, backed, spaces, update
 
-from isthmus.nodeproxy.backend import ApplyError, SyncReport
-from isthmus.nodeproxy.iptables import IptablesBackend
-from isthmus.nodeproxy.nfacct import read_counters
-from isthmus.services.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.services.iptables import names
-from isthmus.services.iptables.base import COUNTERS, JUMPS
-from isthmus.services.iptables.renderer import Renderer
-from isthmus.services.iptables.saved import parse_saved
-from isthmus.services.model import BackedPort, Family, Protocol
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
+from isthmus.programs.node_proxy.kernel.nfacct import read_counters
+from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS, JUMPS
+from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.iptables.saved import parse_saved
+from isthmus.programs.node_proxy.rules.model import BackedPort, Family, Protocol
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("iptables-nft") and shutil.which("iptables-legacy")),

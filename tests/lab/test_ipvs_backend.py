@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
-from isthmus.core.service_names import ServiceName
+from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import ConfigError
 from isthmus.net.namespaces import in_namespace, inside, remove
-from isthmus.nodeproxy.backend import ApplyError, SyncReport
-from isthmus.nodeproxy.ipvs import IpvsBackend
-from isthmus.nodeproxy.ipvs_netlink import IpvsTable
-from isthmus.nodeproxy.sysctls import Sysctls
-from isthmus.services.detectors import Match
-from isthmus.services.ipvs.kernel import sysctls
-from isthmus.services.ipvs.plan import IpvsOptions
-from isthmus.services.ipvs.servers import (
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.ipvs import IpvsBackend
+from isthmus.programs.node_proxy.kernel.ipvs_netlink import IpvsTable
+from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
+from isthmus.programs.node_proxy.rules.detectors import Match
+from isthmus.programs.node_proxy.rules.ipvs.kernel import sysctls
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions
+from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
     ChangeServer,
@@ -40,7 +40,7 @@ from isthmus.services.ipvs.servers import (
     VirtualServer,
     WeighDestination,
 )
-from isthmus.services.model import (
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,
@@ -51,7 +51,7 @@ from isthmus.services.model import (
     Update,
     View,
 )
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 NO_IPVS = "the kernel has no IPVS (the module ip_vs)"
 NODE = "ipvs-test"

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nftables_bed import Space, backed, listing, spaces, update
 
-from isthmus.nodeproxy.backend import ApplyError, SyncReport
-from isthmus.nodeproxy.nftables import NftablesBackend
-from isthmus.nodeproxy.nftables_looks import has_rules, has_table
-from isthmus.services.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.services.model import BackedPort, Family, Protocol, Update
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
+from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules, has_table
+from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.model import BackedPort, Family, Protocol, Update
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 pytestmark = pytest.mark.skipif(not shutil.which("nft"), reason="nft is not installed")
 

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from nftables_bed import Space, spaces
 
-from isthmus.nodeproxy import iptables_commands
-from isthmus.nodeproxy.backend import ApplyError, Backend
-from isthmus.nodeproxy.iptables import IptablesBackend
-from isthmus.nodeproxy.nftables import NftablesBackend
-from isthmus.services.detecting import SourceRanges
-from isthmus.services.model import Family
-from isthmus.services.reading import read_service, read_slice
-from isthmus.services.settings import RuleSettings
-from isthmus.services.tracker import Tracker
+from isthmus.programs.node_proxy.kernel import iptables_commands
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, Backend
+from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
+from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
+from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.reading import read_service, read_slice
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import Tracker
 
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("nft", "iptables-nft", "iptables-legacy"))),

@@ -8,11 +8,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.apiserver_proxy_file import parse, write
-from isthmus.config.apiserver_proxy_plan import CheckPlan, Checks, ProxyPlan
-from isthmus.config.haproxy_cfg import convert
-from isthmus.core.upstreams import Bounds
 from isthmus.errors import ConfigError
+from isthmus.programs.apiserver_proxy.plan import CheckPlan, Checks, ProxyPlan
+from isthmus.programs.apiserver_proxy.rules import Bounds
+from isthmus.programs.apiserver_proxy.settings_file import parse, write
+from isthmus.programs.apiserver_proxy.settings_haproxy_cfg import convert
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.doctor.bundle_secrets import BLANK, Scrubber
+from isthmus.tools.doctor.bundle_secrets import BLANK, Scrubber
 
 ALNUM = string.ascii_letters + string.digits
 LOWER = string.ascii_lowercase + string.digits

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.app import pki
 from isthmus.errors import ConfigError
 from isthmus.net.certificates import Lifetime, TlsFiles, check_files
+from isthmus.tools.pki import making as pki
 
 
 @pytest.fixture(scope="module")

@@ -11,20 +11,20 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.config.connectivity import read
-from isthmus.config.connectivity_fields import KINDS, explain
-from isthmus.config.connectivity_service import TYPES
-from isthmus.config.connectivity_writing import to_connectivity_service, to_egress_selector
-from isthmus.config.egress_selector import NAMES, PROTOCOLS
-from isthmus.config.located import MAX_ERRORS
-from isthmus.core.connectivity import (
+from isthmus.dial.rules_connectivity import (
     ClientTls,
     Connection,
     ConnectivityConfig,
     NetworkConfig,
     Protocol,
 )
+from isthmus.dial.settings_connectivity import read
+from isthmus.dial.settings_connectivity_fields import KINDS, explain
+from isthmus.dial.settings_connectivity_service import TYPES
+from isthmus.dial.settings_connectivity_writing import to_connectivity_service, to_egress_selector
+from isthmus.dial.settings_egress_selector import NAMES, PROTOCOLS
 from isthmus.errors import ConfigError
+from isthmus.settings.located import MAX_ERRORS
 from isthmus.values import HostPort
 
 KEYS = sorted({field.name for kind in KINDS for field in kind.fields})

@@ -8,11 +8,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.config.destinations import parse_destination
-from isthmus.config.gates import GATES, parse_gates
-from isthmus.core.addresses import IpNetwork
-from isthmus.core.destinations import Destination, Destinations
+from isthmus.dial.rules_destinations import Destination, Destinations
+from isthmus.dial.settings_destinations import parse_destination
 from isthmus.errors import ConfigError
+from isthmus.settings.gates import GATES, parse_gates
+from isthmus.text.addresses import IpNetwork
 from isthmus.values import HostPort, is_address
 
 ports = st.integers(1, 3)

@@ -8,11 +8,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.endpoint_lists import DENY, parse_entries
-from isthmus.core.addresses import IpNetwork
-from isthmus.core.endpoint_lists import EndpointLists, Entry
-from isthmus.core.policy import Ports
+from isthmus.dial.rules_endpoint_lists import EndpointLists, Entry
+from isthmus.dial.rules_policy import Ports
+from isthmus.dial.settings_endpoint_lists import DENY, parse_entries
 from isthmus.errors import ConfigError
+from isthmus.text.addresses import IpNetwork
 
 # Few bits in play, so that entries match and contain each other often.
 addresses = st.builds(lambda bits: IPv4Address(bits << 28 | 1), st.integers(0, 15))

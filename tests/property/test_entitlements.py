@@ -8,11 +8,11 @@ from ipaddress import IPv4Network, ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.entitlements import parse
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.entitlements import BY_NAME, Entitlements, Grants, Rule
-from isthmus.core.patterns import Pattern
+from isthmus.dial.settings_entitlements import parse
 from isthmus.errors import ConfigError
+from isthmus.settings.identifiers import Identifiers
+from isthmus.settings.rules_entitlements import BY_NAME, Entitlements, Grants, Rule
+from isthmus.text.patterns import Pattern
 from isthmus.values import Identity
 
 SHOWN = Identity("x")

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.services.detectors import NOTHING_LOCAL
-from isthmus.services.explaining import Explanation, explain, merged
-from isthmus.services.explaining_flow import Origin, Packet
-from isthmus.services.explaining_iptables import IptablesRules
-from isthmus.services.explaining_nftables import NftablesRules
-from isthmus.services.iptables import renderer as iptables
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
+from isthmus.programs.node_proxy.rules.explaining import Explanation, explain, merged
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet
+from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
+from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
+from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
     Family,
@@ -27,9 +27,9 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
-from isthmus.services.nftables import renderer as nftables
-from isthmus.services.settings import RuleSettings
-from isthmus.services.topology import categorize_endpoints
+from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 NODE, SECOND = "192.0.2.1", "192.0.2.2"
 LOCAL_PODS = [f"10.1.0.{each}" for each in range(3)]

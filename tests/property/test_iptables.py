@@ -7,14 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.detecting import Interfaces, SourceRanges
-from isthmus.services.detectors import NOTHING_LOCAL
-from isthmus.services.iptables.renderer import Renderer
-from isthmus.services.iptables.ruleset import TableWrite
-from isthmus.services.iptables.saved import parse_saved
-from isthmus.services.iptables.syncing import cleanup_writes, full_writes
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.detecting import Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
+from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
+from isthmus.programs.node_proxy.rules.iptables.saved import parse_saved
+from isthmus.programs.node_proxy.rules.iptables.syncing import cleanup_writes, full_writes
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
     Family,
@@ -23,8 +23,8 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
-from isthmus.services.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
-from isthmus.services.topology import categorize_endpoints
+from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
+from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 ADDRESSES = st.sampled_from(["9.9.9.1", "9.9.9.2"])
 ENDPOINTS = st.builds(

@@ -7,8 +7,8 @@ from ipaddress import ip_address
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.address_order import in_order
-from isthmus.core.name_files import (
+from isthmus.net.rules_address_order import in_order
+from isthmus.net.rules_name_files import (
     MOST_SEARCHED,
     MOST_SERVERS,
     parse_hosts,

@@ -9,9 +9,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.detecting import SourceRanges
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,
@@ -21,13 +21,17 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
-from isthmus.services.nftables.compiling import ForeignRuleError, RuleValueError, compiled
-from isthmus.services.nftables.names import Container
-from isthmus.services.nftables.port_rules import Element
-from isthmus.services.nftables.renderer import Renderer
-from isthmus.services.nftables.ruleset import Changes, Ruleset
-from isthmus.services.nftables.text import difference, rebuilt
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.nftables.compiling import (
+    ForeignRuleError,
+    RuleValueError,
+    compiled,
+)
+from isthmus.programs.node_proxy.rules.nftables.names import Container
+from isthmus.programs.node_proxy.rules.nftables.port_rules import Element
+from isthmus.programs.node_proxy.rules.nftables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.nftables.ruleset import Changes, Ruleset
+from isthmus.programs.node_proxy.rules.nftables.text import difference, rebuilt
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(("10.0.0.0/8",)))
 

@@ -7,14 +7,14 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address, ip_netw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.config.networks import parse_networks
-from isthmus.config.policy import parse
-from isthmus.core.addresses import IpNetwork
-from isthmus.core.networks import ClusterNetwork, Networks, Nowhere
-from isthmus.core.patterns import Pattern
-from isthmus.core.policy import BY_DEFAULT, Effect, Match, Policy, PolicyRule, Ports, Question
+from isthmus.dial.rules_networks import ClusterNetwork, Networks, Nowhere
+from isthmus.dial.rules_policy import BY_DEFAULT, Effect, Match, Policy, PolicyRule, Ports, Question
+from isthmus.dial.settings_networks import parse_networks
+from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
+from isthmus.settings.identifiers import Identifiers
+from isthmus.text.addresses import IpNetwork
+from isthmus.text.patterns import Pattern
 from isthmus.values import HostPort, Identity
 
 DOCUMENT = """\

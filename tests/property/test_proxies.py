@@ -8,8 +8,8 @@ from urllib.parse import quote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.proxies import ProxyAddress, ProxyRules
 from isthmus.errors import ConfigError, ProtocolError
+from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 from isthmus.values import HostPort
 from isthmus.wire.connect_answer import MAX_ANSWER_BYTES, ConnectAnswer, ConnectAsking
 

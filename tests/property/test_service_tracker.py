@@ -9,16 +9,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.model import Family, Protocol, Update
-from isthmus.services.objects import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.model import Family, Protocol, Update
+from isthmus.programs.node_proxy.rules.objects import (
     ObjectPort,
     ServiceObject,
     SliceEndpoint,
     SliceObject,
     SlicePort,
 )
-from isthmus.services.reading import (
+from isthmus.programs.node_proxy.rules.reading import (
     read_node,
     read_service,
     read_service_cidrs,
@@ -26,7 +26,7 @@ from isthmus.services.reading import (
     service_key,
     slice_key,
 )
-from isthmus.services.tracker import ZONE_LABEL, Tracker
+from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, Tracker
 
 FAMILIES = (Family.IPV4, Family.IPV6)
 PORTS = (

@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.policy import Question
-from isthmus.core.shares import Hold, Per, Share, ShareTable
-from isthmus.core.token_bucket import TokenBucket
+from isthmus.dial.rules_policy import Question
+from isthmus.dial.rules_shares import Hold, Per, Share, ShareTable
+from isthmus.text.token_bucket import TokenBucket
 from isthmus.values import HostPort, Identity
 
 rates = st.floats(0.1, 1000.0)

@@ -11,13 +11,13 @@ import dns.rrset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.cloud_apis import CloudApis
-from isthmus.core.name_order import Inquiry, NameRules, Outcome, Resolution, Source, Step, Way
-from isthmus.core.service_names import ServiceName, guest_questions, service_name
-from isthmus.core.tunnel_health import Attempt, TunnelHealth
+from isthmus.dial.rules_cloud_apis import CloudApis
+from isthmus.dial.rules_name_order import Inquiry, NameRules, Outcome, Resolution, Source, Step, Way
+from isthmus.dial.rules_service_names import ServiceName, guest_questions, service_name
 from isthmus.errors import DialFailure
 from isthmus.net.dns_messages import Answer, DnsError, question, read_answer
 from isthmus.net.dns_stream import DnsStream
+from isthmus.programs.sidecar.rules_tunnel_health import Attempt, TunnelHealth
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import join
 

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv6Address
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from isthmus.config.targets import FLAG, Target, parse_target
+from isthmus.dial.settings_targets import FLAG, Target, parse_target
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort
 

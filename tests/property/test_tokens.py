@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.tokens import MOST_CHARS, take_token
+from isthmus.dial.rules_tokens import MOST_CHARS, take_token
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SMALL = st.text(st.sampled_from("abcxyz0189"), min_size=16, max_size=16)

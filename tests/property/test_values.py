@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.durations import format_duration, parse_duration
-from isthmus.config.identifiers import Identifiers
+from isthmus.settings.identifiers import Identifiers
+from isthmus.text.durations import format_duration, parse_duration
 from isthmus.values import HostPort
 
 label = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,8}[a-z0-9_])?", fullmatch=True)

@@ -12,8 +12,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from isthmus.client import ConnectivityService, DialError, DialFailure
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.dialers import custom
+from isthmus.dial.dialers import custom
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
 
 
 @dataclass

@@ -23,9 +23,9 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from isthmus.cli.flags import FlagCommand, go_style
-from isthmus.config.options import Kind, Option
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import FlagCommand, go_style
+from isthmus.settings.options import Kind, Option
 
 Items = list[CompletionItem[str]]
 VARIABLE = "_ISTHMUS_COMPLETE"

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from isthmus.cli.flags import grouped
-from isthmus.config.agent import AgentSettings
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.config.node_proxy import NodeProxySettings
-from isthmus.config.options import OURS, SAME, Kind, Option, options_of
-from isthmus.config.server import ServerSettings
-from isthmus.config.sni_router import SniRouterSettings
-from isthmus.config.socks5_proxy import Socks5ProxySettings
+from isthmus.frame.cli.flags import grouped
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
 
 _FORMS = """\
 `--flag=value` and `--flag value` are the same; a boolean is `--flag` or `--flag=false`. Durations

@@ -18,43 +18,78 @@ from weakref import WeakSet
 import click
 
 from isthmus import __version__
-from isthmus.config.checks import nearest
 from isthmus.errors import ConfigError
+from isthmus.settings.checks import nearest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 # The order is that of a first day: try it, make certificates, run the two programs,
-# then see what they do in whole networks.
-COMMANDS = {
-    "up": "Start a server, an agent and a demo target in this terminal",
-    "pki": "Make and show certificates",
-    "server": "Run the server beside the control plane",
-    "agent": "Run an agent in the network that the server cannot reach",
-    "sni-router": "Share one address between many control planes, told apart by TLS server name",
-    "socks5-proxy": "Run the SOCKS5 sidecar of a hosted control plane, into the guest cluster",
-    "https-proxy": "Run the HTTP proxy sidecar of a hosted control plane, into the guest cluster",
-    "node-proxy": "Program a node for the Services of its cluster, as kube-proxy does",
-    "apiserver-proxy": "Give a node its own address for an apiserver that runs elsewhere",
-    "status": "Show on one screen how the programs here are",
-    "top": "Watch tunnels live, the fastest first",
-    "dashboard": "Serve one page that shows several running programs",
-    "tunnels": "Show tunnels, and end them",
-    "agents": "Show the agents that are connected",
-    "doctor": "Find what is wrong here, and say what to do",
-    "support-bundle": "Pack what is needed to help into one archive, without secrets",
-    "completion": "Print a script that completes commands and flags in a shell",
-    "manifest": "Write manifests and units that run our programs",
-    "publish": "Plan how a hosted control plane is reached",
-    "bootstrap": "Help nodes to find kube-apiserver through their agents",
-    "resolve": "Explain how a sidecar finds and reaches a name",
-    "lab": "Build networks with walls between them on this machine",
-    "dial": "Open a connection through the connectivity service",
-    "curl": "Fetch a URL through the connectivity service",
-    "config": "Check and convert connectivity configurations, explain their fields",
-    "egress": "Explain where kube-apiserver's requests go",
-    "policy": "Test what a policy allows",
+# then see what they do in whole networks. A command is imported when it is needed.
+_LISTED = {
+    "up": ("tools.up.command", "Start a server, an agent and a demo target in this terminal"),
+    "pki": ("tools.pki.command", "Make and show certificates"),
+    "server": ("programs.server.command", "Run the server beside the control plane"),
+    "agent": ("programs.agent.command", "Run an agent in the network that the server cannot reach"),
+    "sni-router": (
+        "programs.sni_router.command",
+        "Share one address between many control planes, told apart by TLS server name",
+    ),
+    "socks5-proxy": (
+        "programs.sidecar.command_socks5",
+        "Run the SOCKS5 sidecar of a hosted control plane, into the guest cluster",
+    ),
+    "https-proxy": (
+        "programs.sidecar.command_https",
+        "Run the HTTP proxy sidecar of a hosted control plane, into the guest cluster",
+    ),
+    "node-proxy": (
+        "programs.node_proxy.command",
+        "Program a node for the Services of its cluster, as kube-proxy does",
+    ),
+    "apiserver-proxy": (
+        "programs.apiserver_proxy.command",
+        "Give a node its own address for an apiserver that runs elsewhere",
+    ),
+    "status": ("tools.watching.command_status", "Show on one screen how the programs here are"),
+    "top": ("tools.watching.command_top", "Watch tunnels live, the fastest first"),
+    "dashboard": (
+        "tools.watching.command_dashboard",
+        "Serve one page that shows several running programs",
+    ),
+    "tunnels": ("tools.watching.command_tunnels", "Show tunnels, and end them"),
+    "agents": ("tools.watching.command_agents", "Show the agents that are connected"),
+    "doctor": ("tools.doctor.command", "Find what is wrong here, and say what to do"),
+    "support-bundle": (
+        "tools.doctor.command_bundle",
+        "Pack what is needed to help into one archive, without secrets",
+    ),
+    "completion": ("cli.completion", "Print a script that completes commands and flags in a shell"),
+    "manifest": ("manifests.command", "Write manifests and units that run our programs"),
+    "publish": ("hosting.command", "Plan how a hosted control plane is reached"),
+    "bootstrap": (
+        "tools.bootstrap.command",
+        "Help nodes to find kube-apiserver through their agents",
+    ),
+    "resolve": (
+        "tools.connectivity.command_resolve",
+        "Explain how a sidecar finds and reaches a name",
+    ),
+    "lab": ("lab.command", "Build networks with walls between them on this machine"),
+    "dial": (
+        "tools.connectivity.command_dial",
+        "Open a connection through the connectivity service",
+    ),
+    "curl": ("tools.connectivity.command_curl", "Fetch a URL through the connectivity service"),
+    "config": (
+        "tools.connectivity.command_config",
+        "Check and convert connectivity configurations, explain their fields",
+    ),
+    "egress": ("tools.connectivity.command_egress", "Explain where kube-apiserver's requests go"),
+    "policy": ("tools.connectivity.command_policy", "Test what a policy allows"),
 }
+#: What each command says of itself.
+COMMANDS = {name: says for name, (_, says) in _LISTED.items()}
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 #: What becomes of output on a full disk, or on one that fails; a closed pipe is click's part.
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -74,9 +109,8 @@ class LazyGroup(click.Group):
         """Import a command by name; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        module_name = cmd_name.replace("-", "_")
-        module = import_module(f"isthmus.cli.{module_name}")
-        command = getattr(module, "command", None) or getattr(module, module_name)
+        module = import_module(f"isthmus.{_LISTED[cmd_name][0]}")
+        command = getattr(module, "command", None) or getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command), f"{module.__name__} has no command"
         refuse_twice(command)
         return command

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from isthmus import __version__
 from isthmus.client.admin_errors import AdminError, Trouble, explain, first_line
-from isthmus.core.addresses import is_loopback
 from isthmus.errors import ConfigError
+from isthmus.text.addresses import is_loopback
 
 __all__ = ["AdminClient", "AdminError", "Answer", "Trouble", "read_token"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from isthmus.client.context import NetworkContext
 from isthmus.client.dialer import DIAL_TIMEOUT_S
 from isthmus.client.service import ConnectivityService, read_file
-from isthmus.core.connectivity import ConnectivityConfig
+from isthmus.dial.rules_connectivity import ConnectivityConfig
 from isthmus.values import HostPort
 
 if TYPE_CHECKING:

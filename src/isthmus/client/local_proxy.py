@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from isthmus.client.context import NetworkContext
 from isthmus.client.service import ConnectivityService
+from isthmus.dial.frontends.statuses import explain, status_for
 from isthmus.errors import DialError, IsthmusError
-from isthmus.frontends.statuses import explain, status_for
 from isthmus.wire.http_connect import BadRequest, ConnectRequest, HeadReader, established, reply
 
 HEAD_S = 10.0

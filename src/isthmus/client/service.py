@@ -14,7 +14,7 @@ from isthmus.client.context import NetworkContext
 from isthmus.client.dialer import Dialer
 from isthmus.client.errors import UnknownNetworkError
 from isthmus.client.ways import Ground, Way, describe
-from isthmus.core.connectivity import ConnectivityConfig, NetworkConfig
+from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.net.plain_file import TooLargeError, read_bytes
 from isthmus.net.poller import Poller
@@ -179,7 +179,7 @@ def read_file(path: str | Path) -> ConnectivityConfig:
     Raises:
         ConfigError: see ConnectivityService.from_file.
     """
-    from isthmus.config.connectivity import read
+    from isthmus.dial.settings_connectivity import read
 
     try:
         data = read_bytes(path, most_bytes=_MOST_FILE_BYTES)

@@ -11,15 +11,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.core.connectivity import ClientTls, Connection, NetworkConfig, Protocol
-from isthmus.core.metadata import MetadataGuard
-from isthmus.dialers.through_server import ServerPlace
+from isthmus.dial.dialers.through_server import ServerPlace
+from isthmus.dial.rules_connectivity import ClientTls, Connection, NetworkConfig, Protocol
 from isthmus.errors import ConfigError
 from isthmus.net.connect import Failed
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import AnyDialer, Dialing, Reached
 from isthmus.net.resolver import Resolver
+from isthmus.net.rules_metadata import MetadataGuard
 from isthmus.values import HostPort
 from isthmus.wire.asking import Asking
 
@@ -110,23 +110,23 @@ def _dialer(network: NetworkConfig, ground: Ground) -> AnyDialer:
     loop, poller, resolver = ground.loop, ground.poller, ground.resolver
     match connection.protocol:
         case Protocol.DIRECT:
-            from isthmus.dialers.direct import DirectDialer
+            from isthmus.dial.dialers.direct import DirectDialer
 
             return DirectDialer(loop, poller, resolver, metadata=MetadataGuard(network.cidrs))
         case Protocol.HTTP_CONNECT:
-            from isthmus.dialers.through_connect import ConnectDialer
+            from isthmus.dial.dialers.through_connect import ConnectDialer
 
             return ConnectDialer(loop, poller, resolver, _place(connection, ()))
         case Protocol.PACKET:
-            from isthmus.dialers.through_grpc import GrpcDialer
+            from isthmus.dial.dialers.through_grpc import GrpcDialer
 
             return GrpcDialer(loop, poller, resolver, _place(connection, ("h2",)))
         case Protocol.PAYLOAD:
-            from isthmus.dialers.through_payload import PayloadDialer
+            from isthmus.dial.dialers.through_payload import PayloadDialer
 
             return PayloadDialer(loop, poller, resolver, _place(connection, ("h2",)))
         case Protocol.CUSTOM:
-            from isthmus.dialers.custom import ForeignDialer, load
+            from isthmus.dial.dialers.custom import ForeignDialer, load
 
             return ForeignDialer(
                 loop,

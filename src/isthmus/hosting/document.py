@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import yaml
 
-from isthmus.config.located import Located, compose_all, near, short
 from isthmus.errors import ConfigError
 from isthmus.hosting import words
 from isthmus.hosting.fields import MAX_ITEMS, Known
@@ -28,6 +27,7 @@ from isthmus.hosting.model import (
     Service,
     Strategy,
 )
+from isthmus.settings.located import Located, compose_all, near, short
 
 API_VERSION = "hypershift.openshift.io/v1beta1"
 KIND = "HostedCluster"

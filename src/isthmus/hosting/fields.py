@@ -9,9 +9,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
 
-from isthmus.config.located import Located
 from isthmus.hosting.known_fields import DOCUMENT, WORDS, Tree
 from isthmus.hosting.model import Place
+from isthmus.settings.located import Located
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)

@@ -13,11 +13,6 @@ from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.apiserver_proxy_file import write
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.server import ServerSettings
-from isthmus.core.upstreams import Bounds
 from isthmus.errors import ConfigError
 from isthmus.hosting import lab_topology_fronts as doors
 from isthmus.hosting import lab_topology_steps as seen
@@ -34,6 +29,11 @@ from isthmus.hosting.own_parts_konnectivity import (
 from isthmus.hosting.own_parts_names import advertise_address, service_addresses
 from isthmus.hosting.own_parts_node import proxy_plan
 from isthmus.hosting.reach import Who, needs, way
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.apiserver_proxy.rules import Bounds
+from isthmus.programs.apiserver_proxy.settings_file import write
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort, is_address
 
 GUEST, PODS, MANAGEMENT = "guest", "pods", "management"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.config.go_yaml_writing import to_yaml
 from isthmus.hosting.model import Endpoint, From, Plan, Service
 from isthmus.hosting.own_parts_konnectivity import (
     Choices,
@@ -25,6 +24,7 @@ from isthmus.hosting.own_parts_router import router_files
 from isthmus.hosting.own_parts_routes import routes_document, shared_addresses
 from isthmus.hosting.reach import way
 from isthmus.hosting.visibility import SHARED_INGRESS
+from isthmus.settings.go_yaml_writing import to_yaml
 
 OBJECTS = "objects.yaml"
 

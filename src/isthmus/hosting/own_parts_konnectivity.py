@@ -10,25 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isthmus import __version__
-from isthmus.config.agent import AgentSettings
-from isthmus.config.manifest import DAEMON_SET, ManifestSettings
-from isthmus.config.manifest_server import (
-    CONFIG_MAP,
-    EGRESS,
-    SERVICES,
-    ServerManifestSettings,
-    with_defaults,
-)
-from isthmus.config.manifest_sidecar import PATCH
-from isthmus.config.options import options_of
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
 from isthmus.hosting.model import Endpoint, Plan
 from isthmus.hosting.own_parts_names import no_proxy
 from isthmus.manifests.agent import AgentPlan, agent_manifest
 from isthmus.manifests.arguments import arguments
 from isthmus.manifests.server import server_manifest
 from isthmus.manifests.server_plan import ServerPlan
+from isthmus.manifests.settings import DAEMON_SET, ManifestSettings
+from isthmus.manifests.settings_server import (
+    CONFIG_MAP,
+    EGRESS,
+    SERVICES,
+    ServerManifestSettings,
+    with_defaults,
+)
+from isthmus.manifests.settings_sidecar import PATCH
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
 
 Typed = Mapping[str, tuple[str, ...]]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
-from isthmus.config.apiserver_proxy_plan import ADVERTISED
-from isthmus.config.sidecar_presets import ETCD, KUBE_APISERVER, NAMESPACE, PRESETS
 from isthmus.hosting.model import HostedCluster, Plan, Platform, Service
+from isthmus.programs.apiserver_proxy.plan import ADVERTISED
+from isthmus.programs.sidecar.settings_presets import ETCD, KUBE_APISERVER, NAMESPACE, PRESETS
 from isthmus.values import is_address
 
 #: The endpoint of the ``kubernetes`` service where a document says none.

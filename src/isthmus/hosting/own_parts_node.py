@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.config.apiserver_proxy_file import write
-from isthmus.config.apiserver_proxy_plan import CheckPlan, ProxyPlan, ThroughPlan
-from isthmus.config.manifest import STATIC_POD
-from isthmus.config.manifest_apiserver_proxy import ApiserverProxyManifestSettings
-from isthmus.config.parsing import load
-from isthmus.core.proxies import ProxyAddress
 from isthmus.hosting.model import Endpoint, From, HostedCluster, Plan, Platform
 from isthmus.hosting.own_parts_konnectivity import Choices
 from isthmus.hosting.own_parts_names import advertise_address
@@ -18,6 +11,13 @@ from isthmus.manifests.apiserver_proxy import (
     ProxyManifestPlan,
     apiserver_proxy_manifest,
 )
+from isthmus.manifests.settings import STATIC_POD
+from isthmus.manifests.settings_apiserver_proxy import ApiserverProxyManifestSettings
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.apiserver_proxy.plan import CheckPlan, ProxyPlan, ThroughPlan
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.apiserver_proxy.settings_file import write
+from isthmus.settings.parsing import load
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.options import options_of
-from isthmus.config.parsing import load
-from isthmus.config.sni_router import SniRouterSettings
 from isthmus.hosting.model import Plan, Service
 from isthmus.hosting.objects import PRIVATE_ROUTER
 from isthmus.hosting.own_parts_konnectivity import Choices
@@ -25,6 +21,10 @@ from isthmus.manifests import containers, objects, pods
 from isthmus.manifests.arguments import arguments, for_pod
 from isthmus.manifests.pods import Manifest, Pod
 from isthmus.manifests.volumes import File
+from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
 
 #: Where the Services of a plan lead: a port of this name.
 PORT_NAME, PORT = "https", 8443

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.sni_routes import API_VERSION, KIND
 from isthmus.hosting.model import Endpoint, Plan, Service, Strategy
+from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
+from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort
 
 _SERVICE = "Service/"

@@ -27,7 +27,7 @@ from isthmus.hosting.picture_layout import (
 )
 from isthmus.hosting.picture_style import BRICKS, KIND, STYLE
 from isthmus.hosting.picture_view import Gate, Hold, Sign, View, view
-from isthmus.svg import circle, group, num, path, rect, tag, text, wrap
+from isthmus.text.svg import circle, group, num, path, rect, tag, text, wrap
 
 _WALL, _HOLE, _PIECE = 12.0, 6.0, 16.0
 _ROW = 17.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from isthmus.hosting.model import From
 from isthmus.hosting.picture_view import Gate, Hold, Item, Stand, View
-from isthmus.svg import text_width, wrap
+from isthmus.text.svg import text_width, wrap
 
 WIDTH = 420.0
 MARGIN = 12.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.hosting.model import From
-from isthmus.svg import MONO, SANS
+from isthmus.text.svg import MONO, SANS
 
 #: The class of everything that has to do with a place.
 KIND: Mapping[From, str] = {

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
-from isthmus.core.addresses import reached
 from isthmus.hosting.model import (
     Finding,
     HostedCluster,
@@ -17,6 +16,7 @@ from isthmus.hosting.model import (
     Strategy,
     Weight,
 )
+from isthmus.text.addresses import reached
 
 CRD = "the CRD"
 CONTROLLER = "the controller"

@@ -7,9 +7,9 @@ from ipaddress import ip_address, ip_network
 from itertools import combinations
 from typing import Final
 
-from isthmus.core.proxies import ProxyAddress, ProxyRules
 from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Weight
 from isthmus.hosting.rule import BOTH, CONTROLLER, CRD, Broken, Rule, contains, overlap, place
+from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 
 MAX_ALLOWED_CIDRS = 500
 MIN_SERVICE_ADDRESSES = 8

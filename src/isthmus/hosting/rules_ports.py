@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from isthmus.core.addresses import reached, reached_address
 from isthmus.hosting.model import HostedCluster, Publishing, Strategy, Weight
 from isthmus.hosting.rule import BOTH, CONTROLLER, CRD, Broken, Rule, contains, of_section
+from isthmus.text.addresses import reached, reached_address
 from isthmus.values import is_address
 
 

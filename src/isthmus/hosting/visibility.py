@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from isthmus.core.addresses import reached_address
 from isthmus.hosting.model import (
     Access,
     Endpoint,
@@ -19,6 +18,7 @@ from isthmus.hosting.model import (
     Service,
     Strategy,
 )
+from isthmus.text.addresses import reached_address
 from isthmus.values import is_address
 
 #: What a Route comes in by where it is no Service of this plan.

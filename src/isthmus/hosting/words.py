@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from isthmus.config.cidrs import cidr
-from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import ConfigError
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.text.cidrs import cidr
 from isthmus.values import HostPort, is_address
 
 _HOSTNAME = re.compile(r"(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}", re.ASCII)

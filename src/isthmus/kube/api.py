@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from isthmus.core.leases import Doomed, Lease
+from isthmus.kube.rules_leases import Doomed, Lease
 
 if TYPE_CHECKING:  # which knows our Change
     from isthmus.kube.client import KubeClient

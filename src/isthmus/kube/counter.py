@@ -13,10 +13,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
-from isthmus.core.leases import Lease, addresses, count_valid, next_expiry
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseEvent, Leases
 from isthmus.kube.outage import Outage
+from isthmus.kube.rules_leases import Lease, addresses, count_valid, next_expiry
 from isthmus.values import HostPort, ServerId
 
 _OK = 200

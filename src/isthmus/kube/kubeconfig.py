@@ -23,9 +23,9 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
 from lightkube.core.generic_client import GenericAsyncClient
 
-from isthmus.core.addresses import is_loopback
 from isthmus.errors import ConfigError
 from isthmus.net.plain_file import read_bytes
+from isthmus.text.addresses import is_loopback
 
 _EXEC_VERSIONS = frozenset(
     f"client.authentication.k8s.io/{version}" for version in ("v1alpha1", "v1beta1")

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from isthmus.core.leases import (
+from isthmus.errors import KubeError
+from isthmus.kube.api import LeaseDraft, LeaseListing, Leases
+from isthmus.kube.outage import Outage
+from isthmus.kube.rules_leases import (
     ADDRESS_ANNOTATION,
     COLLECT_S,
     DURATION_S,
@@ -24,10 +27,7 @@ from isthmus.core.leases import (
     lease_name,
     to_selector,
 )
-from isthmus.errors import KubeError
-from isthmus.kube.api import LeaseDraft, LeaseListing, Leases
-from isthmus.kube.outage import Outage
-from isthmus.observe.logs import log
+from isthmus.logs import log
 from isthmus.values import ServerId
 
 _OK = 200

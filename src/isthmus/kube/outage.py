@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import random
 
-from isthmus.core.backoff import Backoff
 from isthmus.errors import KubeError
-from isthmus.observe.logs import log
+from isthmus.logs import log
+from isthmus.text.backoff import Backoff
 
 _FIRST_S = 0.5
 _log = logging.getLogger("isthmus.kube")

@@ -16,10 +16,10 @@ from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions, S
 from lightkube.resources.authentication_v1 import TokenReview
 from lightkube.resources.coordination_v1 import Lease as Resource
 
-from isthmus.core.leases import ADDRESS_ANNOTATION, Doomed, Lease
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseDraft, LeaseEvent, LeaseListing, TokenReviews, TokenStatus
 from isthmus.kube.client import KubeClient
+from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Doomed, Lease
 from isthmus.kube.service_resources import LightServices
 
 _MICROSECOND_S = 1e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from isthmus.core.service_names import Service, ServiceName
+from isthmus.dial.rules_service_names import Service, ServiceName
 from isthmus.kube.following import Source
 
 

@@ -10,7 +10,7 @@ from lightkube.models.core_v1 import ServiceSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Service as Resource
 
-from isthmus.core.service_names import Service, ServiceName
+from isthmus.dial.rules_service_names import Service, ServiceName
 from isthmus.kube.client import KubeClient
 from isthmus.kube.listing import LightSource
 from isthmus.values import is_address

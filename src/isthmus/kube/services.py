@@ -11,12 +11,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from isthmus.core.addresses import reached_address
-from isthmus.core.service_names import Service, ServiceName
+from isthmus.dial.rules_service_names import Service, ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change
 from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower
 from isthmus.kube.service_api import Services
+from isthmus.text.addresses import reached_address
 
 #: How long a lookup waits for the first listing, and how long what was read one by one is kept.
 FIRST_LISTING_S = 5.0

@@ -3,8 +3,8 @@
 A token is never logged and not kept here. Verdicts are remembered for seconds by its hash: accepted
 ones because thousands of agents that lost a server come back at once and would drown the API,
 rejections because whoever was rejected comes again at once. The API's time is divided fairly by
-where tokens come from (core/turns.py): whoever sends many that are no good waits for itself. Tokens
-of agents that are linked are kept, and asked about again, by app/server/token_watch.py.
+where tokens come from (net/rules_turns.py): whoever sends many that are no good waits for itself.
+Tokens of agents that are linked are kept, and asked about again, by programs/server/token_watch.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from isthmus.core.tokens import MOST_CHARS
-from isthmus.core.turns import Turns
+from isthmus.dial.rules_tokens import MOST_CHARS
 from isthmus.errors import KubeError
 from isthmus.kube.api import TokenReviews, TokenStatus
+from isthmus.net.rules_turns import Turns
 from isthmus.values import Identity
 
 IDENTITY_KIND = "token"

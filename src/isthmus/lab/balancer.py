@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from isthmus.core.metadata import NO_METADATA_BY_NAME
-from isthmus.dialers.direct import DirectDial, DirectDialer
+from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.lab.balancing import DOWN_S, By, Outages, pick
 from isthmus.lab.servers import Connections, HttpEnd, Page, plain, until_told
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
+from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.end import End, Ending
 from isthmus.values import HostPort

@@ -6,10 +6,10 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from isthmus.config.located import MAX_CHARS, near, short
 from isthmus.errors import ConfigError
 from isthmus.lab.reading import read
 from isthmus.lab.topology import Topology
+from isthmus.settings.located import MAX_CHARS, near, short
 
 _SUFFIXES = (".yaml", ".yml")
 

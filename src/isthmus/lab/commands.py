@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.config.options import Option, options_of
-from isthmus.config.server import ServerSettings
-from isthmus.config.sni_router import SniRouterSettings
-from isthmus.config.socks5_proxy import Socks5ProxySettings
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.options import Option, options_of
 
 Kind = Literal[
     "server", "agent", "sni-router", "socks5-proxy", "https-proxy", "apiserver-proxy", ""

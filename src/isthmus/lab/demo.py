@@ -1,7 +1,7 @@
 """``isthmus up --namespaces``: a server and an agent on two sides of a real firewall, in a lab.
 
 Shows that the direct way fails and the tunnel works. The lab is a small one of its own; building
-and removing it is stage.py's part, what is printed is cli/up.py's.
+and removing it is stage.py's part, what is printed is tools/up/command.py's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from string import Template
 
-from isthmus.app.demo import NAME
-from isthmus.app.signals import noting_signals
-from isthmus.app.up import AGENT_ID, LOOPBACK, Say, curl_line, snapshot_line
 from isthmus.errors import ConfigError
+from isthmus.frame.signals import noting_signals
 from isthmus.lab import fabric, reading
 from isthmus.lab.outcome import Outcome
 from isthmus.lab.prober import ProbeLostError
@@ -25,6 +23,8 @@ from isthmus.lab.processes import ISTHMUS, log_of
 from isthmus.lab.stage import LabError, Stage, ToldToStopError, standing
 from isthmus.lab.steps import perform
 from isthmus.lab.topology import Act, Attempt, Deed, Verb
+from isthmus.tools.up.demo import NAME
+from isthmus.tools.up.running import AGENT_ID, LOOPBACK, Say, curl_line, snapshot_line
 from isthmus.values import HostPort
 
 # Nobody else is in the lab, so addresses and ports may be fixed.

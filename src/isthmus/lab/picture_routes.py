@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from isthmus.lab.picture_layout import WALL, Group, Layout, port_y
 from isthmus.lab.picture_wires import Wire
-from isthmus.svg import num
+from isthmus.text.svg import num
 
 SPREAD = 4.0
 

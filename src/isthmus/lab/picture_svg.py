@@ -36,7 +36,7 @@ from isthmus.lab.picture_svg_list import links_list, list_size
 from isthmus.lab.picture_svg_tags import color, mark
 from isthmus.lab.picture_wires import LINE_GAP, tunnels_drawn
 from isthmus.lab.picture_words import counted, link_texts
-from isthmus.svg import circle, group, num, path, rect, tag, text
+from isthmus.text.svg import circle, group, num, path, rect, tag, text
 
 TITLE_SIZE, SUBTITLE_SIZE = 22.0, 14.0
 

@@ -12,7 +12,7 @@ from isthmus.lab.picture_live import Link
 from isthmus.lab.picture_svg_tags import color, mark
 from isthmus.lab.picture_wires import tunnel_colors, tunnels_drawn
 from isthmus.lab.picture_words import flow_text, link_texts
-from isthmus.svg import num, path, tag, text
+from isthmus.text.svg import num, path, tag, text
 
 ROW = 24.0
 SIZE = 13.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.lab.picture import Mark
 from isthmus.lab.picture_style import TUNNEL_COLORS
-from isthmus.svg import circle, num, path
+from isthmus.text.svg import circle, num, path
 
 
 def color(number: int) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from isthmus.lab.topology import Topology
 
 if TYPE_CHECKING:
-    from isthmus.app.pki import PkiFiles  # cryptography is slow to import
+    from isthmus.tools.pki.making import PkiFiles  # cryptography is slow to import
 
-#: The files of the lab's own PKI: fields of isthmus.app.pki.PkiFiles.
+#: The files of the lab's own PKI: fields of isthmus.tools.pki.making.PkiFiles.
 PKI_FILES = (
     "ca_cert",
     "ca_key",

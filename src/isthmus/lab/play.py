@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from isthmus.app.signals import Told, noting_signals
 from isthmus.errors import ConfigError, IsthmusError
+from isthmus.frame.signals import Told, noting_signals
 from isthmus.lab import catalog, fabric, reading, removal
 from isthmus.lab.picture import Live
 from isthmus.lab.processes import last_words, runs, was_started

@@ -33,8 +33,7 @@ from dataclasses import asdict
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from isthmus.core.metadata import NO_METADATA_BY_NAME
-from isthmus.dialers.direct import DirectDialer
+from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.errors import DialError, IsthmusError
 from isthmus.lab import attempts
 from isthmus.lab.attempts import Means
@@ -45,11 +44,12 @@ from isthmus.lab.probe_words import Json, as_object, read_attempt, read_way, wri
 from isthmus.lab.topology import Protocol, Way
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
+from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
 from isthmus.values import HostPort
 
 if TYPE_CHECKING:
-    from isthmus.dialers.pooled_dial import PooledDialer
-    from isthmus.dialers.through_server import ServerPlace
+    from isthmus.dial.dialers.pooled_dial import PooledDialer
+    from isthmus.dial.dialers.through_server import ServerPlace
 
 MOST_LINE_BYTES = 4 * 1024 * 1024
 
@@ -158,7 +158,7 @@ class Probe:
 
     def _through(self, way: Way, tls: TlsFiles) -> Dialer:
         # Only what is asked for is imported: most probes never speak gRPC.
-        from isthmus.dialers.through_server import ServerPlace
+        from isthmus.dial.dialers.through_server import ServerPlace
 
         alpn = "" if way.protocol is Protocol.HTTP_CONNECT else "h2"
         if way.uds:
@@ -167,14 +167,14 @@ class Probe:
             place = ServerPlace(tcp=HostPort.parse(way.tcp), context=partial(context, tls, alpn))
         if way.protocol is not Protocol.HTTP_CONNECT:
             return self._shared_dialer(way, tls, place)
-        from isthmus.dialers.through_connect import ConnectDialer
+        from isthmus.dial.dialers.through_connect import ConnectDialer
 
         return ConnectDialer(self._loop, self._poller, self._resolver, place)
 
     def _shared_dialer(self, way: Way, tls: TlsFiles, place: ServerPlace) -> Dialer:
         """Give the one of this way: it keeps its connection to the server for the next attempt."""
-        from isthmus.dialers.through_grpc import GrpcDialer
-        from isthmus.dialers.through_payload import PayloadDialer
+        from isthmus.dial.dialers.through_grpc import GrpcDialer
+        from isthmus.dial.dialers.through_payload import PayloadDialer
 
         found = self._shared_dialers.get((way, tls))
         if found is None:

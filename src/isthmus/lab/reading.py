@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
-from isthmus.config.located import Fields, Located, compose, read_all
 from isthmus.errors import ConfigError
 from isthmus.lab import reading_words as words
 from isthmus.lab.placeholders import addresses, fill, known
@@ -29,6 +28,7 @@ from isthmus.lab.topology import (
     Wall,
     Way,
 )
+from isthmus.settings.located import Fields, Located, compose, read_all
 
 MAX_WAY_CHARS = 40
 

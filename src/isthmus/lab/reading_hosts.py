@@ -10,8 +10,6 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from isthmus.config.cidrs import cidr
-from isthmus.config.located import Fields, Located, near
 from isthmus.lab import reading_words as words
 from isthmus.lab.commands import ready_url
 from isthmus.lab.placeholders import addresses, fill, known
@@ -28,6 +26,8 @@ from isthmus.lab.topology import (
     Shape,
     Topology,
 )
+from isthmus.settings.located import Fields, Located, near
+from isthmus.text.cidrs import cidr
 from isthmus.values import is_address
 
 MAX_HOSTS = 64

@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from isthmus.config.cidrs import cidr
-from isthmus.config.located import Fields, Located
 from isthmus.lab import reading_words as words
 from isthmus.lab.topology import Host, IpNetwork, Network
+from isthmus.settings.located import Fields, Located
+from isthmus.text.cidrs import cidr
 
 MAX_NETWORKS = 32
 MAX_NETWORK_CHARS = 15  # an interface's name, IFNAMSIZ less its zero

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
 
-from isthmus.config.located import Fields, Located, near, read_all, short
 from isthmus.lab import reading_words as words
 from isthmus.lab.commands import kind
 from isthmus.lab.topology import (
@@ -33,6 +32,7 @@ from isthmus.lab.topology import (
     Verb,
     WindowsGrow,
 )
+from isthmus.settings.located import Fields, Located, near, read_all, short
 
 DIRECT = "direct"
 MAX_STEPS = 1000  # lists expanded

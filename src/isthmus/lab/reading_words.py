@@ -13,10 +13,10 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from isthmus.config.located import Fields, Located, near
 from isthmus.lab.placeholders import unknown
 from isthmus.lab.state import OWN_FILES
 from isthmus.lab.topology import UDP, IpAddress
+from isthmus.settings.located import Fields, Located, near
 from isthmus.values import HostPort, is_address
 
 MAX_ITEMS = 256  # of any list

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.config.checks import nearest
 from isthmus.errors import ConfigError
 from isthmus.lab.plan import WALL, Names
 from isthmus.lab.processes import environment
 from isthmus.lab.state import Lab
 from isthmus.lab.topology import Topology
 from isthmus.net.namespaces import in_namespace
+from isthmus.settings.checks import nearest
 
 
 def command(

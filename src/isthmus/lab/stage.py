@@ -18,10 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
-from isthmus.app.signals import Told
 from isthmus.errors import ConfigError, IsthmusError
+from isthmus.frame.signals import Told
 from isthmus.lab import cables, fabric, relay, removal, servers, state
 from isthmus.lab.guardian import Guardian
 from isthmus.lab.outcome import TlsFiles
@@ -31,6 +29,8 @@ from isthmus.lab.prober import Prober
 from isthmus.lab.processes import Programs, argv, last_words, log_of
 from isthmus.lab.state import MARK, PKI, Lab
 from isthmus.lab.topology import Attempt, Cable, Host, Process, Run, Topology, Verb, Way
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
 
 T = TypeVar("T")
 Progress = Callable[[str], None]

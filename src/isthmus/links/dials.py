@@ -13,6 +13,8 @@ from typing import cast
 from google.protobuf.message import DecodeError
 
 from isthmus.errors import DialFailure, ProtocolError
+from isthmus.text.short_cache import short_cache
+from isthmus.text.text_limits import MAX_CONNECTION_ID_CHARS, MAX_DETAIL_CHARS
 from isthmus.tunnel.budget import Deposit
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Early, Ending
@@ -22,8 +24,6 @@ from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.link import TO_WIRE, bound_texts, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 from isthmus.wire.link_pb2 import TrafficClass as WireClass
-from isthmus.wire.short_cache import short_cache
-from isthmus.wire.text_limits import MAX_CONNECTION_ID_CHARS, MAX_DETAIL_CHARS
 
 #: Longer ones, of which peers decide, are read and written anew each time: no cache keeps them.
 _SHORT_IDENTITY_BYTES = 4096

@@ -1,6 +1,6 @@
 """A conversation by konnectivity's gRPC: one call of /AgentService/Connect over HTTP/2.
 
-What both sides share; links/grpc_server.py and links/grpc_agent.py add their halves. The packets
+What both sides share; grpc_server.py and grpc_agent.py add their halves. The packets
 are tunnel/packet_link.py.
 """
 
@@ -15,6 +15,7 @@ from isthmus.links.dials import said_about
 from isthmus.links.go_errors import detail_in, failure_in
 from isthmus.links.packet_dials import IncomingPacketDial
 from isthmus.links.talk import Told
+from isthmus.text.text_limits import MAX_DETAIL_CHARS
 from isthmus.tunnel.budget import OVER_SHARE, Account
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Ending
@@ -25,7 +26,6 @@ from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.link import TO_WIRE
 from isthmus.wire.link_pb2 import DialResult
-from isthmus.wire.text_limits import MAX_DETAIL_CHARS
 
 if TYPE_CHECKING:
     from isthmus.links.link import Link
@@ -36,7 +36,7 @@ HALF_CLOSE = b"isthmus-half-close"
 #: What the whole link may send ahead at first; it grows. What each connection may make us keep is
 #: bounded by the brake (tunnel/packet_brake.py).
 _WINDOW_BYTES = MIB
-#: Identifiers, a token and everything else (wire/text_limits.py), with room for other metadata.
+#: Identifiers, a token and everything else (text/text_limits.py), with room for other metadata.
 _HEADER_BYTES = 64 * 1024
 _MAX_SHOWN_CHARS = 300
 _REACHED = DialResult()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.core.near import ZONE_LABEL
 from isthmus.errors import LinkStage
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
 from isthmus.links.hello import (
@@ -17,6 +16,7 @@ from isthmus.links.hello import (
     features_in,
     process_in,
 )
+from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.packet_link import PacketLink

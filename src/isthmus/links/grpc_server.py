@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.near import ZONE_LABEL
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
 from isthmus.links.hello import (
     FEATURES,
@@ -18,12 +16,14 @@ from isthmus.links.hello import (
     hello_fault,
     process_in,
 )
+from isthmus.net.rules_near import ZONE_LABEL
+from isthmus.settings.identifiers import Identifiers
+from isthmus.text.text_limits import MAX_VERSION_CHARS, cut, plain
 from isthmus.tunnel.http2_calls import NOBODY
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
 from isthmus.wire.http2 import ErrorCode, Headers, Http2Error, header
-from isthmus.wire.text_limits import MAX_VERSION_CHARS, cut, plain
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink, Membership

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice
 
-from isthmus.wire.text_limits import (
+from isthmus.text.text_limits import (
     MAX_AGENT_ID_CHARS,
     MAX_FEATURE_CHARS,
     MAX_FEATURES,

@@ -1,8 +1,8 @@
 """A link between a server and an agent: the TLS handshake, hello and welcome, dials, its end.
 
-What they say is a talk (links/talk.py): by our own protocol (links/mux.py) or by konnectivity's
-(links/grpc.py), as ALPN decides. What both sides share is here; links/server_side.py and
-links/agent_side.py add their halves. Choosing a link is core/agents.py.
+What they say is a talk (talk.py): by our own protocol (mux.py) or by konnectivity's
+(grpc.py), as ALPN decides. What both sides share is here; server_side.py and
+agent_side.py add their halves. Choosing a link is dial/rules_agents.py.
 """
 
 from __future__ import annotations

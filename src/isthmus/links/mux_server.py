@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isthmus import __version__
-from isthmus.config.identifiers import Identifiers
 from isthmus.errors import ProtocolError
 from isthmus.links.hello import Unwelcome, features_said, hello_fault
 from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
+from isthmus.settings.identifiers import Identifiers
+from isthmus.text.text_limits import MAX_VERSION_CHARS, cut
 from isthmus.tunnel.stream import Stream
 from isthmus.wire.link_pb2 import Control, Load, Refusal, Welcome
 from isthmus.wire.link_pb2 import Membership as MembershipMessage
-from isthmus.wire.text_limits import MAX_VERSION_CHARS, cut
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink, Membership

@@ -2,7 +2,7 @@
 
 The connection is made as an agent makes it, to the same port, under an ALPN name of its own. One
 hop at most: what comes by such a link is for the other server's own agents, and it opens nothing
-here. Which of these links is asked, and when, is dialers/through_peer.py.
+here. Which of these links is asked, and when, is dial/dialers/through_peer.py.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.near import ZONE_LABEL
 from isthmus.links.grpc_server import GrpcServerTalk
 from isthmus.links.hello import Unwelcome
 from isthmus.links.link import HANDSHAKE_S, Link
@@ -18,6 +16,8 @@ from isthmus.links.mux_server import MuxServerTalk
 from isthmus.links.talk import Incoming, choose
 from isthmus.links.unproven import MayRead, Unproven
 from isthmus.net.poller import Poller
+from isthmus.net.rules_near import ZONE_LABEL
+from isthmus.settings.identifiers import Identifiers
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets

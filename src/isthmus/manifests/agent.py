@@ -11,18 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.gates import CLUSTER_TO_MASTER
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.manifest import (
-    DAEMON_SET,
-    DEPLOYMENT,
-    EARLY_FORMS,
-    STATIC_POD,
-    SYSTEMD,
-    ManifestSettings,
-)
-from isthmus.config.options import options_of
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, objects, pods, volumes
 from isthmus.manifests.agent_around import around_agent
@@ -30,7 +18,19 @@ from isthmus.manifests.agent_unit import agent_unit
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
 from isthmus.manifests.extras import NOTHING, Extras
 from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests.settings import (
+    DAEMON_SET,
+    DEPLOYMENT,
+    EARLY_FORMS,
+    STATIC_POD,
+    SYSTEMD,
+    ManifestSettings,
+)
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, File, Volume
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.settings.options import options_of
 
 TOKEN_FLAG = "--service-account-token-path"
 _CA_FLAG = "--ca-cert"

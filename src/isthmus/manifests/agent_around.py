@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.manifest import DEPLOYMENT, ManifestSettings
 from isthmus.manifests import around
 from isthmus.manifests.around import AGENT_VERBS, Owner
 from isthmus.manifests.pods import Manifest
+from isthmus.manifests.settings import DEPLOYMENT, ManifestSettings
+from isthmus.programs.agent.settings import AgentSettings
 
 
 def around_agent(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from isthmus.core.expiry import BAD, BAD_SHARE, WARN, WARN_SHARE
 from isthmus.manifests.alert import CRITICAL, INFO, WARNING, Alert
 from isthmus.manifests.indicators import (
     GO,
@@ -21,6 +20,7 @@ from isthmus.manifests.indicators import (
     node_failure_name,
     node_failures,
 )
+from isthmus.net.rules_expiry import BAD, BAD_SHARE, WARN, WARN_SHARE
 
 _BUDGET = 1 - OBJECTIVE
 
@@ -42,7 +42,7 @@ def _any(suffix: str) -> str:
 
 
 def _certificate_left(least: timedelta, share: int) -> str:
-    """Less is left of a certificate than core/expiry.py wants."""
+    """Less is left of a certificate than net/rules_expiry.py wants."""
     end, start = (_any(f"certificate_{it}_timestamp_seconds") for it in ("expiry", "start"))
     return f"{end} - time() < clamp_max(({end} - {start}) / {share}, {least.days} * 86400)"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.config.go_yaml_writing import to_yaml
 from isthmus.manifests.alert_list import ALERTS
 from isthmus.manifests.indicators import recorded
+from isthmus.settings.go_yaml_writing import to_yaml
 
 
 def rules() -> dict[str, Any]:

@@ -11,20 +11,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from isthmus.config.apiserver_proxy import IN_THE_FILE, ApiserverProxySettings
-from isthmus.config.apiserver_proxy_file import write
-from isthmus.config.apiserver_proxy_plan import ProxyPlan
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.manifest import STATIC_POD
-from isthmus.config.manifest_apiserver_proxy import IGNITION, ApiserverProxyManifestSettings
-from isthmus.config.options import options_of
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, pods, volumes
 from isthmus.manifests.apiserver_proxy_unit import proxy_unit
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
 from isthmus.manifests.ignition import IgnitionFile, ignition
 from isthmus.manifests.pods import Pod
+from isthmus.manifests.settings import STATIC_POD
+from isthmus.manifests.settings_apiserver_proxy import IGNITION, ApiserverProxyManifestSettings
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, File
+from isthmus.programs.apiserver_proxy.plan import ProxyPlan
+from isthmus.programs.apiserver_proxy.settings import IN_THE_FILE, ApiserverProxySettings
+from isthmus.programs.apiserver_proxy.settings_file import write
+from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.settings.options import options_of
 
 #: Where HyperShift has haproxy.cfg, and where the kubelet looks for static pods.
 CONFIG = "/etc/kubernetes/apiserver-proxy-config/apiserver-proxy.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from isthmus.config.options import Option
+from isthmus.settings.options import Option
 
 Given = Mapping[str, Sequence[str]]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.config.cidrs import cidr
 from isthmus.manifests.pods import Manifest
+from isthmus.text.cidrs import cidr
 
 RBAC = "rbac.authorization.k8s.io"
 #: Keeping one's own Lease, counting the others', and removing those that nobody keeps.

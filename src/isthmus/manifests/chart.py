@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from isthmus import __version__
-from isthmus.config.manifest_value import Shape, Tree, Value, leaves
-from isthmus.config.manifest_values import SECTIONS, VALUES
 from isthmus.manifests.alerts import rules_text
+from isthmus.manifests.settings_value import Shape, Tree, Value, leaves
+from isthmus.manifests.settings_values import SECTIONS, VALUES
 
 NAME = "isthmus"
 #: What the templates use: a preStop that sleeps is known since 1.30.

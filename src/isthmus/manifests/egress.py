@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.config.connectivity_writing import to_egress_selector
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.manifest_server import ServerManifestSettings
-from isthmus.config.server import HTTP_CONNECT, ServerSettings
-from isthmus.core.connectivity import (
+from isthmus.dial.rules_connectivity import (
     CONTROL_PLANE,
     ClientTls,
     Connection,
@@ -14,10 +10,14 @@ from isthmus.core.connectivity import (
     NetworkConfig,
     Protocol,
 )
-from isthmus.core.egress import CLUSTER, ETCD
+from isthmus.dial.rules_egress import CLUSTER, ETCD
+from isthmus.dial.settings_connectivity_writing import to_egress_selector
 from isthmus.errors import ConfigError
 from isthmus.manifests.pods import Manifest
+from isthmus.manifests.settings_server import ServerManifestSettings
 from isthmus.manifests.volumes import File
+from isthmus.programs.server.settings import HTTP_CONNECT, ServerSettings
+from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort
 
 _PROTOCOLS = {HTTP_CONNECT: Protocol.HTTP_CONNECT}

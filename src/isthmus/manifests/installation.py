@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from isthmus import __version__
-from isthmus.config.manifest_value import Tree
-from isthmus.config.manifest_values import CERTIFICATE
 from isthmus.manifests import around
 from isthmus.manifests.agent import check_agent, cluster_objects
 from isthmus.manifests.alerts import rules
@@ -25,6 +23,8 @@ from isthmus.manifests.installation_server import (
     server_plan,
 )
 from isthmus.manifests.pods import Manifest
+from isthmus.manifests.settings_value import Tree
+from isthmus.manifests.settings_values import CERTIFICATE
 
 
 def installation(values: Tree, namespace: str) -> list[Manifest]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.manifest import ManifestSettings
-from isthmus.config.manifest_values import CERTIFICATE
-from isthmus.config.parsing import load
 from isthmus.errors import ConfigError
 from isthmus.manifests.agent import AgentPlan
 from isthmus.manifests.arguments import with_examples
 from isthmus.manifests.installation_pods import Given, extras_of, with_arguments, yes
 from isthmus.manifests.installation_server import leases_in
+from isthmus.manifests.settings import ManifestSettings
+from isthmus.manifests.settings_values import CERTIFICATE
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.parsing import load
 
 CA = "/etc/isthmus/ca/ca.crt"
 TOKEN = "/var/run/secrets/isthmus/token"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isthmus.config.checks import nearest
-from isthmus.config.options import Kind, Option, options_of
 from isthmus.errors import ConfigError
 from isthmus.manifests.extras import Extras
 from isthmus.manifests.objects import SECRET_MODE
 from isthmus.manifests.volumes import Volume
+from isthmus.settings.checks import nearest
+from isthmus.settings.options import Kind, Option, options_of
 
 Given = dict[str, tuple[str, ...]]
 

@@ -5,12 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from isthmus.config.manifest import DAEMON_SET, DEPLOYMENT, STATIC_POD
-from isthmus.config.manifest_server import ServerManifestSettings
-from isthmus.config.manifest_server_forms import FLAGS, SIDECAR, lease_namespace
-from isthmus.config.manifest_values import TOKEN
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
 from isthmus.manifests import around, egress
 from isthmus.manifests.arguments import with_examples
@@ -21,6 +15,12 @@ from isthmus.manifests.server import server_manifest
 from isthmus.manifests.server_around import around_server
 from isthmus.manifests.server_forms import check_form, workload
 from isthmus.manifests.server_plan import ServerPlan
+from isthmus.manifests.settings import DAEMON_SET, DEPLOYMENT, STATIC_POD
+from isthmus.manifests.settings_server import ServerManifestSettings
+from isthmus.manifests.settings_server_forms import FLAGS, SIDECAR, lease_namespace
+from isthmus.manifests.settings_values import TOKEN
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.parsing import load
 
 KUBECONFIG = "/etc/isthmus/kube/kubeconfig"
 CLIENT_CA = "/etc/isthmus/client-ca/ca.crt"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.config.go_yaml_writing import to_yaml
+from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort
 
 _CLUSTER, _USER, _CONTEXT = "control-plane", "kubelet-bootstrap", "kubelet-bootstrap@control-plane"

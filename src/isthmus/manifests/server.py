@@ -12,18 +12,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.manifest_server import (
-    CONFIG_MAP,
-    EGRESS,
-    READY,
-    SERVICES,
-    ServerManifestSettings,
-)
-from isthmus.config.manifest_server_forms import SIDECAR
-from isthmus.config.manifest_sidecar import PATCH, POD_SPEC
-from isthmus.config.role_warnings import role_warnings
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, egress, objects, patches, server_volumes
 from isthmus.manifests.arguments import for_pod, references
@@ -36,7 +24,19 @@ from isthmus.manifests.server_forms import (
     form_warnings,
 )
 from isthmus.manifests.server_plan import ServerPlan
+from isthmus.manifests.settings_server import (
+    CONFIG_MAP,
+    EGRESS,
+    READY,
+    SERVICES,
+    ServerManifestSettings,
+)
+from isthmus.manifests.settings_server_forms import SIDECAR
+from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
 from isthmus.manifests.volumes import File, Volume
+from isthmus.programs.server.rules_role_warnings import role_warnings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.go_yaml_writing import to_yaml
 
 NAME = "konnectivity-server"
 #: Where sidecars and kube-apiserver expect it.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from isthmus.config.manifest import DAEMON_SET, DEPLOYMENT, EARLY_FORMS, SYSTEMD
 from isthmus.manifests import around
 from isthmus.manifests.around import SERVER_VERBS, Owner
 from isthmus.manifests.pods import Manifest
 from isthmus.manifests.server_plan import ServerPlan
+from isthmus.manifests.settings import DAEMON_SET, DEPLOYMENT, EARLY_FORMS, SYSTEMD
 
 
 def around_server(plan: ServerPlan) -> list[Manifest]:

@@ -10,16 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.manifest import (
-    DAEMON_SET,
-    DEPLOYMENT,
-    EARLY_FORMS,
-    STATIC_POD,
-    SYSTEMD,
-)
-from isthmus.config.manifest_server import ALL, EGRESS, OBJECTS, READY, SOCKET, WORKLOAD
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, egress, objects, pods, server_volumes, volumes
 from isthmus.manifests.arguments import for_pod, references
@@ -27,7 +17,11 @@ from isthmus.manifests.pods import Manifest, Pod
 from isthmus.manifests.server_around import around_server
 from isthmus.manifests.server_plan import LEAVE_S, ServerPlan
 from isthmus.manifests.server_unit import server_socket, server_unit
+from isthmus.manifests.settings import DAEMON_SET, DEPLOYMENT, EARLY_FORMS, STATIC_POD, SYSTEMD
+from isthmus.manifests.settings_server import ALL, EGRESS, OBJECTS, READY, SOCKET, WORKLOAD
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, Volume
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.go_yaml_writing import to_yaml
 
 _CONTAINER = "server"
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from isthmus.config.manifest import DEPLOYMENT
-from isthmus.config.manifest_server import ServerManifestSettings
-from isthmus.config.manifest_server_forms import SIDECAR
-from isthmus.config.options import options_of
-from isthmus.config.server import BY_NAME_WORD, ServerSettings
 from isthmus.manifests.arguments import Given, arguments
 from isthmus.manifests.extras import NOTHING, Extras
+from isthmus.manifests.settings import DEPLOYMENT
+from isthmus.manifests.settings_server import ServerManifestSettings
+from isthmus.manifests.settings_server_forms import SIDECAR
 from isthmus.manifests.volumes import File
+from isthmus.programs.server.settings import BY_NAME_WORD, ServerSettings
+from isthmus.settings.options import options_of
 
 _FILE = "FILE"
 _SPARE_S = 5

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from isthmus.config.server import ServerSettings
 from isthmus.manifests.agent_unit import check_seen, protect_home
 from isthmus.manifests.systemd import SUPERVISION, Lines, command_line, hardening, socket_unit, unit
 from isthmus.manifests.volumes import File
+from isthmus.programs.server.settings import ServerSettings
 from isthmus.values import HostPort
 
 #: What ends and restarts the unit; 40 % of it are for what peers make the server keep.

@@ -12,10 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.manifest_sidecar import PATCH, SidecarManifestSettings
-from isthmus.config.options import options_of
-from isthmus.config.sidecar_presets import (
+from isthmus.errors import ConfigError
+from isthmus.manifests import containers, objects, patches, volumes
+from isthmus.manifests.arguments import for_pod, references
+from isthmus.manifests.objects import CA, CERT, KEY
+from isthmus.manifests.pods import Manifest
+from isthmus.manifests.settings_sidecar import PATCH, SidecarManifestSettings
+from isthmus.manifests.sidecar_plan import PROGRAMS, Sidecar
+from isthmus.manifests.volumes import File, Volume
+from isthmus.programs.sidecar.settings_presets import (
     DUAL,
     GRPC_VARIABLES,
     HANDED_ON,
@@ -23,13 +28,8 @@ from isthmus.config.sidecar_presets import (
     HTTPS,
     SOCKS5,
 )
-from isthmus.errors import ConfigError
-from isthmus.manifests import containers, objects, patches, volumes
-from isthmus.manifests.arguments import for_pod, references
-from isthmus.manifests.objects import CA, CERT, KEY
-from isthmus.manifests.pods import Manifest
-from isthmus.manifests.sidecar_plan import PROGRAMS, Sidecar
-from isthmus.manifests.volumes import File, Volume
+from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.settings.options import options_of
 
 KUBECONFIG = "/etc/kubernetes/secrets/kubeconfig/kubeconfig"
 #: Where Go looks for authorities. Ours is told.

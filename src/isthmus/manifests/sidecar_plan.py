@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from isthmus.config.checks import nearest
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.config.manifest_sidecar import SidecarManifestSettings
-from isthmus.config.options import Kind, Option, options_of
-from isthmus.config.parsing import load
-from isthmus.config.sidecar_presets import DUAL, HTTPS, SOCKS5
-from isthmus.config.socks5_proxy import Socks5ProxySettings
-from isthmus.core.addresses import is_loopback
 from isthmus.errors import ConfigError
 from isthmus.manifests.arguments import Given, arguments, with_examples
+from isthmus.manifests.settings_sidecar import SidecarManifestSettings
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.sidecar.settings_presets import DUAL, HTTPS, SOCKS5
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.settings.checks import nearest
+from isthmus.settings.options import Kind, Option, options_of
+from isthmus.settings.parsing import load
+from isthmus.text.addresses import is_loopback
 from isthmus.values import HostPort
 
 Settings = Socks5ProxySettings | HttpsProxySettings

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from urllib.parse import quote
 
-from isthmus.config.identifiers import Identifiers
 from isthmus.errors import ConfigError
+from isthmus.settings.identifiers import Identifiers
 from isthmus.values import is_address
 
 

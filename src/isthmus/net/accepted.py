@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from isthmus.core.addresses import plain_address
+from isthmus.text.addresses import plain_address
 from isthmus.wire.proxy_protocol import IpPort
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))

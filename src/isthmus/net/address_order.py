@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from isthmus.core.address_order import in_order
+from isthmus.net.rules_address_order import in_order
 
 _ANY_PORT = 9  # nothing is sent: a connected datagram socket only asks the routing table
 

@@ -3,7 +3,7 @@
 ``check_files`` turns everything that can be wrong with them into one sentence that names the file.
 It reads dates and usages with the few lines of DER below: ``cryptography`` would cost each server
 and agent 11 MB for two timestamps. Contexts and reloading live in contexts.py, making certificates
-in app/pki.py.
+in tools/pki/making.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who pays for what waits in a tunnel without a link: the early keeper, and both ends.
 
 For programs that pass connections on, and for targets that no agent dials. A socket counts what
-waits in it (net/raw.py); links and calls have accounts of their own (tunnel/budget.py).
+waits in it (raw.py); links and calls have accounts of their own (tunnel/budget.py).
 """
 
 from __future__ import annotations

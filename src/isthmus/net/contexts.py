@@ -17,7 +17,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import cast
 
-from isthmus.config.ciphers import OPENSSL_NAMES, TLS12, TLS13, TLS13_SUITES, openssl_ciphers
 from isthmus.errors import ConfigError
 from isthmus.net.certificates import (
     Lifetime,
@@ -28,8 +27,9 @@ from isthmus.net.certificates import (
     load_pair,
 )
 from isthmus.net.revocation import Revocations
+from isthmus.net.settings_ciphers import OPENSSL_NAMES, TLS12, TLS13, TLS13_SUITES, openssl_ciphers
+from isthmus.text.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES, MAX_SANS
 from isthmus.values import ANONYMOUS, Identity
-from isthmus.wire.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES, MAX_SANS
 
 __all__ = [
     "HotContext",

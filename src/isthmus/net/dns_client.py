@@ -3,7 +3,7 @@
 Both families are asked for at once, from one socket that a lookup has for itself and one server:
 whoever is cancelled closes it, and nothing of the question is left. A server that is silent,
 refuses or has an error is followed by the next (resolv.conf(5)); what is no answer to the question
-is passed over, as an answer may still come. Which names are asked for is net/resolver.py. Imports
+is passed over, as an answer may still come. Which names are asked for is resolver.py. Imports
 dnspython, which takes 80 ms: import this where something is asked.
 """
 
@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from isthmus.core.name_files import ResolvConf
 from isthmus.net.descriptors import as_it_is, for_a_peer
 from isthmus.net.dns_messages import (
     Answer,
@@ -26,6 +25,7 @@ from isthmus.net.dns_messages import (
     read_answer,
     wire_id,
 )
+from isthmus.net.rules_name_files import ResolvConf
 
 #: RFC 8305 §3: with addresses of one family there is no long wait for the other.
 OTHER_FAMILY_S = 1.0

@@ -1,7 +1,7 @@
 """The gate behind a listening socket: who comes in is counted until its socket is closed.
 
 Whoever finds no place is told so in its own protocol by the owner of the port, or reset; the
-kernel's queue never fills with those that nobody will serve. The counting is core/places.py.
+kernel's queue never fills with those that nobody will serve. The counting is rules_places.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 
-from isthmus.core.addresses import plain_address
-from isthmus.core.places import HERE, Full, Places
+from isthmus.net.rules_places import HERE, Full, Places
+from isthmus.text.addresses import plain_address
 
 _UCRED = struct.Struct("3i")
 # socket.socket.family makes an enum of the number each time, which costs 1.4 µs (timeit).

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
-from isthmus.config.bind import check_interface
 from isthmus.errors import ConfigError
 from isthmus.net.child_endings import ending_of, was_killed
 from isthmus.net.nft_guard import apply, guard_table, without_table
+from isthmus.net.settings_bind import check_interface
 
 TOOL_TIMEOUT_S = 15.0
 _BEFORE_FILTERS = -10

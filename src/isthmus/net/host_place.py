@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from pyroute2 import IPRoute
 
-from isthmus.config.bind import NO_UPLINK
 from isthmus.errors import ConfigError
 from isthmus.net import host_links
 from isthmus.net.host_callers import AGENT, SETUP, Caller
 from isthmus.net.host_links import LOOPBACK, Address, Held, Mark, kernel_of_this_host
 from isthmus.net.host_only import Guard, guard, remove_guards
+from isthmus.net.settings_bind import NO_UPLINK
 from isthmus.net.uplinks import find_uplinks
 
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from isthmus.core.name_files import (
+from isthmus.net.plain_file import read_bytes
+from isthmus.net.rules_name_files import (
     NameSource,
     ResolvConf,
     parse_hosts,
     parse_nsswitch,
     parse_resolv_conf,
 )
-from isthmus.net.plain_file import read_bytes
 
 DNS_PORT = 53
 #: A hosts file of 8 MiB is read in 0.4 s, once; the others are a few lines.

@@ -1,8 +1,8 @@
 """The nftables table that keeps other machines from an address, written to the kernel by netlink.
 
 nft itself reads the sets of every table of the host before it writes to one, and crashes where a
-later nft made one of them (nodeproxy/nftables_kernel.py). Which uplinks are in the table, and when
-it is written, is host_only.py's to say. Blocks.
+later nft made one of them (programs/node_proxy/kernel/nftables_kernel.py). Which uplinks are in the
+table, and when it is written, is host_only.py's to say. Blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 from isthmus.errors import ConfigError
-from isthmus.services.nftables.encoding import (
+from isthmus.net.rules_nft_encoding import (
     APPEND,
     CREATE,
     FAMILIES,

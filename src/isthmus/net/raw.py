@@ -1,7 +1,7 @@
 """A non-blocking stream socket on the poller: events in, bytes out, and the ways to end.
 
 The base of every socket end and carrier. Subclasses say what to do with what is readable;
-plain ends are net/socket_end.py, TLS is net/tls.py.
+plain ends are socket_end.py, TLS is tls.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from isthmus.tunnel.budget import Account
 READ_BYTES = 64 * 1024
 #: A sink says full above this many bytes that the kernel did not take, and resumes at nothing left.
 FULL_BYTES = 64 * 1024
-#: What may be kept early without a charge: it is in what a connection costs (core/places.py).
+#: What may be kept early without a charge: it is in what a connection costs (rules_places.py).
 FREE_BYTES = 2048
 _MOST_PARTS = 64
 _SMALL_BYTES = 4096

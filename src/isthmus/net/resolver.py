@@ -8,7 +8,7 @@ then the oldest of the client with most is given up, as it is the likeliest to n
 Why not aiodns 4.0 (pycares 5.2, c-ares; wheels for CPython 3.9 to 3.14 and PyPy), which was tried
 first: a lookup that is cancelled goes on. A channel ends all of its queries or none, and of 64
 cancelled lookups all were sent again, 308 datagrams in 5 s. A channel for each lookup would end
-them, but reads every file each time, hides its sockets from net/descriptors.py, and with aiodns has
+them, but reads every file each time, hides its sockets from descriptors.py, and with aiodns has
 a thread and four descriptors; c-ares knows no other source of nsswitch.conf, nor its actions, and
 waits for a family that is not answered though the other is. CPU time for both families of a new
 name on uvloop, a server on loopback, at 1 and at 64 lookups at once: this 211 and 187 µs (a name in
@@ -25,12 +25,12 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from isthmus.core.name_files import Status
 from isthmus.errors import DialFailure, IsthmusError
 from isthmus.net.address_order import ordered
 from isthmus.net.connect import Address, Failed, literal
 from isthmus.net.descriptors import descriptors
 from isthmus.net.name_service import NamePaths, NameService
+from isthmus.net.rules_name_files import Status
 from isthmus.net.system_lookups import SystemLookups
 from isthmus.values import HostPort, is_address
 
@@ -102,7 +102,7 @@ class Resolver:
         paths: NamePaths | None = None,
         for_peers: bool = True,
     ) -> None:
-        """``for_peers`` False: it looks up the program's own links (net/descriptors.py)."""
+        """``for_peers`` False: it looks up the program's own links (descriptors.py)."""
         self._loop = loop
         self._aliases = {_normal(name): tuple(to) for name, to in (aliases or {}).items()}
         self._most = _most_pending() if max_pending is None else max_pending

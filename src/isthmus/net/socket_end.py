@@ -1,6 +1,6 @@
 """Ends over sockets: what every one of them does, and the one over a plain TCP or UNIX socket.
 
-The end over TLS is in net/tls.py.
+The end over TLS is in tls.py.
 """
 
 from __future__ import annotations

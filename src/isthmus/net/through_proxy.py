@@ -3,7 +3,7 @@
 A plain proxy's own socket is handed on. With an https proxy the caller speaks its TLS inside ours:
 it gets one side of a socket pair, the other is joined to our TLS end, a tunnel as any other.
 
-Which proxy is asked for which host is core/proxies.py.
+Which proxy is asked for which host is rules_proxies.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import ssl
 import threading
 import time
 
-from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import DialFailure, LinkError, LinkStage, ProtocolError
 from isthmus.net.certificates import TlsFiles
 from isthmus.net.connect import Connecting
 from isthmus.net.contexts import client_context
 from isthmus.net.poller import HUP, Poller
 from isthmus.net.resolver import Resolver
+from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import GONE, Early, End, Ending, join
@@ -69,7 +69,7 @@ async def connect_through(
         target: whom to ask for.
         context: for https proxies; None trusts the system's CAs.
         timeout_s: for everything, from the look-up to the answer.
-        for_peer: it takes none of the descriptors that are kept back (net/descriptors.py).
+        for_peer: it takes none of the descriptors that are kept back (descriptors.py).
 
     Raises:
         LinkError: there is no way through; the sentence names the proxy, and has its status line

@@ -4,7 +4,7 @@ Not uvloop's TLS: that cannot half-close (the reply is dropped), takes 1.1 s of 
 this takes 0.7 to 0.9, and 610 kB per busy connection where this takes 104. Buffers for reading
 are the poller's and shared by all its connections.
 
-Contexts and their reload are net/contexts.py.
+Contexts and their reload are contexts.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HTTP/2 in memory: a handler that records, and two connections coupled without sockets or a loop.
 
-Nothing moves by itself, as in testing/carriers.py.
+Nothing moves by itself, as in carriers.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The end: the one interface of the data path, and join, which makes two ends peers.
 
 Data is calls: whoever reads bytes calls ``peer.write`` there and then. There is no queue, task,
-await or object per chunk. Socket ends live in net/, streams in tunnel/stream.py.
+await or object per chunk. Socket ends live in net/, streams in stream.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Lean on purpose: general libraries were measured at a third to a half of Go's request rate. The
 plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
-batch of events, exactly as with a mux session (tunnel/session.py).
+batch of events, exactly as with a mux session (session.py).
 
 One object, built in layers so that a frame costs no detour: http2_output.py sends, http2_table.py
 knows the streams and their bounds, http2_reader.py takes frames apart, http2_calls.py reads what

@@ -1,6 +1,6 @@
 """Calls of an HTTP/2 connection: what headers do, from a request to its trailers.
 
-The fourth layer of tunnel/http2.py; how blocks are gathered and decoded is http2_headers.py.
+The fourth layer of http2.py; how blocks are gathered and decoded is http2_headers.py.
 """
 
 from __future__ import annotations

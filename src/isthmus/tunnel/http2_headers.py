@@ -1,6 +1,6 @@
 """Header blocks of an HTTP/2 connection: HEADERS, what CONTINUATION adds, and their decoding.
 
-What the headers mean for a stream is tunnel/http2.py; HPACK is wire/http2.py.
+What the headers mean for a stream is http2.py; HPACK is wire/http2.py.
 """
 
 from __future__ import annotations

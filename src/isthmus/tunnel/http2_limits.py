@@ -23,7 +23,7 @@ class Http2Limits:
     ping_every_s: float = 10.0
     dead_after_s: float = 20.0
     #: How long the last bytes of an ended stream may wait without any of them being taken: as long
-    #: as a socket's (app/tunnels.py).
+    #: as a socket's (frame/tunnels.py).
     linger_s: float = 300.0
     #: While the budget is exhausted: a reader that takes nothing for so long is reset.
     stuck_s: float = 300.0

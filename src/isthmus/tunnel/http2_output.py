@@ -2,7 +2,7 @@
 
 Frames are gathered until the plumbing says ``flush()``, once per batch of events. Control frames
 always go into the batch; data only as far as the windows and the batch's own bound allow, and what
-waits for them takes turns. This is the lowest layer of tunnel/http2.py, and has its fields.
+waits for them takes turns. This is the lowest layer of http2.py, and has its fields.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Takes an HTTP/2 connection apart: whole frames to whoever knows them, data to its stream.
 
 Data passes through as it comes; only other frames, 16 KiB at most, are gathered. The third layer
-of tunnel/http2.py, which says what the other frames do.
+of http2.py, which says what the other frames do.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class FrameReader(StreamTable):
         if stream.open:
             self._guard(stream, Http2Stream.ended_by_peer)
 
-    # Given by tunnel/http2.py.
+    # Given by http2.py.
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Take a whole frame that is not data."""

@@ -1,7 +1,7 @@
 """One HTTP/2 stream: what the peer allows it to send, what it allows the peer, and how it ends.
 
 Bytes here are a gRPC call's; what they mean is its handler's business. Frames are read, and turns
-between streams are taken, in tunnel/http2.py.
+between streams are taken, in http2.py.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Http2Stream:
         # Receiving.
         self.window = self.receive_credit = connection.limits.stream_window_bytes
         self.full_window = self.window  # less while its account is over its share
-        self.paced = False  # its handler slows it down itself (tunnel/packet_brake.py)
+        self.paced = False  # its handler slows it down itself (packet_brake.py)
         self.owed = 0
         self.unconsumed = 0
         self.held = 0  # of that, what a full sink has not taken

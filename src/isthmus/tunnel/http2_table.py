@@ -1,7 +1,7 @@
 """The streams of an HTTP/2 connection: which there are, which there were, and what they keep.
 
-The second layer of tunnel/http2.py. It bounds what a peer can make us keep and do: the bytes that
-sinks have not taken, which are charged to an account (tunnel/budget.py), the floods, the memory of
+The second layer of http2.py. It bounds what a peer can make us keep and do: the bytes that
+sinks have not taken, which are charged to an account (budget.py), the floods, the memory of
 streams that are over.
 """
 

@@ -1,4 +1,4 @@
-"""One konnectivity connection among the many of a call: an end; see tunnel/packet_link.py."""
+"""One konnectivity connection among the many of a call: an end; see packet_link.py."""
 
 from __future__ import annotations
 

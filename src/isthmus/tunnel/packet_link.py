@@ -3,10 +3,10 @@
 Either side may open connections. Which of the two opened one decides who asks to close it and who
 answers: the role is the connection's (LinkedEnd.opener), not the link's.
 
-Sending takes turns by class (tunnel/classes.py), so that no connection waits for another's bulk;
+Sending takes turns by class (classes.py), so that no connection waits for another's bulk;
 what is in the call's own queue is past that, as HTTP/2 keeps its order. Receiving has no flow
-control of its own in this protocol; what happens when a sink is full is tunnel/packet_brake.py. One
-connection is tunnel/linked_end.py.
+control of its own in this protocol; what happens when a sink is full is packet_brake.py. One
+connection is linked_end.py.
 
 The dial's life is links/grpc_*.py; the protocol's meaning of each packet is reference E4 to E6 in
 the docs (docs/konnectivity.md).
@@ -57,7 +57,7 @@ __all__ = [
     "unsent",
 ]
 
-#: As of the streams of other sessions (tunnel/limits.py).
+#: As of the streams of other sessions (limits.py).
 STUCK_S = Limits().stuck_s
 #: Packets that wait for a peer that asks and does not read; data is braked long before.
 MOST_WAITING_BYTES = 8 * 1024 * 1024

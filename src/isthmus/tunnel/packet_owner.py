@@ -1,4 +1,4 @@
-"""What a call's packets (tunnel/packet_link.py) report to the link around it."""
+"""What a call's packets (packet_link.py) report to the link around it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The client's side of a KEP-1281 call: one dial, and the end that comes of it.
 
-The other side is tunnel/payload_end.py, which says what a call can say. In short, here:
+The other side is payload_end.py, which says what a call can say. In short, here:
 
 - the response's headers are the dial's success; a status before them is its failure;
 - our half-close is END_STREAM, our reset RST_STREAM(CANCEL);

@@ -13,7 +13,7 @@ The request names the target, so the dial begins with it. What of a tunnel's lif
 - the client's reset: RST_STREAM. The target's: trailers with ABORTED, or RST_STREAM where bytes
   wait that the client does not read. Never OK.
 
-Who dials is frontends/payload.py.
+Who dials is dial/frontends/payload.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 "The state of TCP connection is exactly the same as the gRPC stream state": one stream is one
 connection, its window is the back-pressure. How a call begins and ends differs by side and is
-tunnel/payload_end.py (the server's) and tunnel/payload_call.py (the client's).
+payload_end.py (the server's) and payload_call.py (the client's).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One call of /ProxyService/Proxy as its client makes it: one dial, and the end that comes of it.
 
-The other side is tunnel/proxy_end.py. A call carries one connection, so that the stream's window is
+The other side is proxy_end.py. A call carries one connection, so that the stream's window is
 its back-pressure: a full sink holds credit back, for as long as it likes. (Calls that carry many
-connections, where nobody may do that, are tunnel/packet_link.py.)
+connections, where nobody may do that, are packet_link.py.)
 
 What of a tunnel's life the protocol can say:
 

@@ -4,8 +4,8 @@ The call's packets come in by PacketReader and go out as gRPC messages; back-pre
 stream's window. The protocol has no half-close: when the target ends, the client is told CLOSE_RSP
 and the call is over. A call that the client half-closes (END_STREAM) still gets its reply.
 
-Who dials is frontends/grpc_proxy.py. Agents, which carry many connections in one call, are
-tunnel/packet_link.py.
+Who dials is dial/frontends/grpc_proxy.py. Agents, which carry many connections in one call, are
+packet_link.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from isthmus.wire.packet import (
 
 #: Go's client registers a connection only after it handed the dial's result over, and drops what
 #: comes before that: nearly always, measured; with 10 ms still one in a hundred on a slow machine.
-#: A client with many calls at once needs longer (frontends/grpc_proxy.py). On a machine whose
+#: A client with many calls at once needs longer (dial/frontends/grpc_proxy.py). On a machine whose
 #: cores are all taken by others some are lost whatever the time, and neither a ping's answer nor
 #: the client's answer to a packet for an unknown connection tells when it is ready.
 SETTLE_S = 0.050

@@ -3,7 +3,7 @@
 The plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
 batch of events; the session calls ``carrier.send`` and ``carrier.wake``. Order: window updates,
 pings and resets are written at once; data waits in its stream while the carrier is full, and
-streams take turns of at most one frame, by their class (tunnel/classes.py). Nothing here scans all
+streams take turns of at most one frame, by their class (classes.py). Nothing here scans all
 streams.
 
 What the first stream carries (hello, welcome, dials) is links/. Timers: the owner calls ``tick``.

@@ -2,7 +2,7 @@
 
 Sending obeys the credit the peer gave. Receiving gives credit back only while the sink is not
 full, so that a reader that stops stops its own writer and nobody else. Frames are packed and
-turns are taken in tunnel/session.py.
+turns are taken in session.py.
 """
 
 from __future__ import annotations

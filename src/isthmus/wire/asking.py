@@ -5,7 +5,7 @@
     isthmus-group     a group of that user; may come several times
     isthmus-tenant    the tenant
     isthmus-object    the Kubernetes object that is behind it
-    traceparent, tracestate   W3C Trace Context (wire/trace_context.py)
+    traceparent, tracestate   W3C Trace Context (trace_context.py)
     isthmus-half-close        it understands half-closes; a server that keeps them answers the same
 
 Values of ours are percent-encoded UTF-8 (RFC 3986 §2.1). Whether any of it is believed is for the
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote_to_bytes
 
-from isthmus.wire.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES
+from isthmus.text.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES
 from isthmus.wire.trace_context import is_traceparent, is_tracestate
 
 #: In UTF-8. All of it has to fit into the first message of a stream (links/dials.py).

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.errors import ProtocolError
-from isthmus.wire.text_limits import MAX_ALPN_NAMES, MAX_SERVER_NAME_BYTES
+from isthmus.text.text_limits import MAX_ALPN_NAMES, MAX_SERVER_NAME_BYTES
 
 #: A larger one is not looked at; post-quantum key shares make one of about 2 KiB.
 MAX_HELLO_BYTES = 16 * 1024

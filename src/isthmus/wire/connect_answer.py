@@ -1,6 +1,6 @@
 """HTTP CONNECT as a client sees it: the request to a proxy, and the head of its answer.
 
-The other side of it, a proxy's, is wire/http_connect.py.
+The other side of it, a proxy's, is http_connect.py.
 """
 
 from __future__ import annotations

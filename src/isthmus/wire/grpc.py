@@ -2,7 +2,7 @@
 
 A message is five bytes (a compressed flag and a length) and its body; a call ends with trailers
 that carry its status. Section names are those of "gRPC over HTTP2" (PROTOCOL-HTTP2.md). HTTP/2
-itself is wire/http2.py; what the messages say is wire/packet.py.
+itself is http2.py; what the messages say is packet.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from isthmus.errors import ProtocolError
-from isthmus.wire.text_limits import MAX_STATUS_BYTES, MAX_STATUS_CHARS, cut, shown
+from isthmus.text.text_limits import MAX_STATUS_BYTES, MAX_STATUS_CHARS, cut, shown
 
 MESSAGE_HEAD = 5
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # what Go's programs take unless told otherwise

@@ -3,7 +3,7 @@
 Nothing that we write is Huffman-coded or enters a peer's table, so writing costs one copy of the
 bytes. Reading looks at each byte once: the ``hpack`` package copies the rest of a block for every
 literal in it, and decodes a whole list before anybody can count it. From that package comes the
-table of Huffman's code. Frames are wire/http2.py.
+table of Huffman's code. Frames are http2.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from hpack.exceptions import HPACKDecodingError
 from hpack.huffman_table import decode_huffman
 
-from isthmus.wire.text_limits import MAX_HEADERS
+from isthmus.text.text_limits import MAX_HEADERS
 
 Header = tuple[bytes, bytes]
 Headers = tuple[Header, ...]

@@ -1,7 +1,7 @@
 """HTTP/2 frames (RFC 9113): the header, the few payloads that are numbers, the error codes.
 
 Only bytes and values; the rules of a connection are tunnel/http2.py. Header blocks are read and
-written by wire/hpack.py, behind caches for short ones: grpc-go's first block is the same on every
+written by hpack.py, behind caches for short ones: grpc-go's first block is the same on every
 new connection, and decoding it takes 27 µs, looking it up 0.3 µs (timeit).
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 from isthmus.errors import ProtocolError
+from isthmus.text.short_cache import OBJECT_BYTES, short_cache
+from isthmus.text.text_limits import shown
 from isthmus.wire import hpack
-from isthmus.wire.short_cache import OBJECT_BYTES, short_cache
-from isthmus.wire.text_limits import shown
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES = 9

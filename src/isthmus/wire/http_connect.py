@@ -3,7 +3,7 @@
 The plain common head (what kube-apiserver, Go and curl send) is read here with one regular
 expression; every other head is given to h11 and then held to the same rules. Nothing here opens,
 waits or times out: the slow-header timeout and the dial live in frontends/, the table from a
-failed dial to a status in frontends/statuses.py.
+failed dial to a status in dial/frontends/statuses.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from http import HTTPStatus
 import h11
 
 from isthmus.errors import ProtocolError
+from isthmus.text.text_limits import MAX_HEADERS
 from isthmus.values import HostPort
 from isthmus.wire.asking import HALF_CLOSE, NOTHING, Asking, asking_in
-from isthmus.wire.text_limits import MAX_HEADERS
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # without its line feed
@@ -283,7 +283,7 @@ def _read_head(head: bytes) -> ConnectRequest:
 
 
 def _says_more(lines: bytes) -> bool:
-    """Tell whether some header line, in lower case, may be one of wire/asking.py's."""
+    """Tell whether some header line, in lower case, may be one of asking.py's."""
     return b"\nisthmus-" in lines or b"\ntrace" in lines
 
 

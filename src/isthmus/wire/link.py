@@ -12,8 +12,7 @@ from typing import TypeVar, cast
 from google.protobuf.message import DecodeError, Message
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.wire.link_pb2 import Control, Dial, DialResult, Refusal, Welcome
-from isthmus.wire.text_limits import (
+from isthmus.text.text_limits import (
     MAX_ADDRESS_CHARS,
     MAX_AGENT_ID_CHARS,
     MAX_DETAIL_CHARS,
@@ -30,6 +29,7 @@ from isthmus.wire.text_limits import (
     cut,
     first_too_long,
 )
+from isthmus.wire.link_pb2 import Control, Dial, DialResult, Refusal, Welcome
 
 ALPN = "isthmus/1"
 #: The same protocol between two servers, one of which passes dials to its agents. A name of its

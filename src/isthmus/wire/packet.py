@@ -13,9 +13,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from isthmus.errors import ProtocolError
+from isthmus.text.text_limits import MAX_ADDRESS_CHARS, MAX_DETAIL_CHARS, MAX_PACKET_BYTES, cut
 from isthmus.wire.grpc import message_head
 from isthmus.wire.konnectivity_pb2 import Packet
-from isthmus.wire.text_limits import MAX_ADDRESS_CHARS, MAX_DETAIL_CHARS, MAX_PACKET_BYTES, cut
 
 # Plain ints, as packet.type gives them: comparing an IntEnum member costs four times as much.
 DIAL_REQ, DIAL_RSP, CLOSE_REQ, CLOSE_RSP, DATA, DIAL_CLS, DRAIN = range(7)

@@ -16,10 +16,10 @@ from functools import lru_cache
 from google.protobuf.message import DecodeError
 
 from isthmus.errors import DialFailure, ProtocolError
+from isthmus.text.short_cache import short_cache
 from isthmus.values import HostPort
 from isthmus.wire.grpc import Status, message_head
 from isthmus.wire.kep1281_pb2 import ConnectOptions, Payload
-from isthmus.wire.short_cache import short_cache
 
 PATH = b"/ProxyService/Proxy"
 #: "metadata["x-kube-net-proxy"] = base64.Encode(proto.Marshal(connectOptions))" (KEP-1281).

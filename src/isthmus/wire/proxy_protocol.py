@@ -14,7 +14,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from isthmus.errors import ProtocolError
-from isthmus.wire.text_limits import MAX_PROXY_HEADER_BYTES
+from isthmus.text.text_limits import MAX_PROXY_HEADER_BYTES
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 #: A longer header is not read; real ones have less than 1 KiB.

@@ -1,7 +1,7 @@
 """W3C Trace Context: ``traceparent`` and ``tracestate``, read strictly and written back unchanged.
 
 The Recommendation of 23 November 2021, https://www.w3.org/TR/trace-context/. Making spans is
-observe/tracing.py; a program without tracing passes on what came.
+frame/observe/tracing.py; a program without tracing passes on what came.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 # §3.3.1.5: at least 512 characters of a tracestate are to be passed on.
-from isthmus.wire.text_limits import MAX_TRACEPARENT_CHARS, MAX_TRACESTATE_CHARS
+from isthmus.text.text_limits import MAX_TRACEPARENT_CHARS, MAX_TRACESTATE_CHARS
 
 SAMPLED = 0x01
 

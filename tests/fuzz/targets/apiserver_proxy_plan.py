@@ -2,7 +2,7 @@
 
 from texts import NAME, read
 
-from isthmus.config import apiserver_proxy_file
+from isthmus.programs.apiserver_proxy import settings_file as apiserver_proxy_file
 
 
 def check(data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from texts import NAME, read
 
-from isthmus.config import connectivity
+from isthmus.dial import settings_connectivity as connectivity
 
 
 def check(data: bytes) -> None:

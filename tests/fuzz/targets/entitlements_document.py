@@ -2,7 +2,7 @@
 
 from texts import NAME, read
 
-from isthmus.config import entitlements
+from isthmus.dial import settings_entitlements as entitlements
 
 
 def check(data: bytes) -> None:

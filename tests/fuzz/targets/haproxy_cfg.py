@@ -2,7 +2,7 @@
 
 from texts import NAME, read
 
-from isthmus.config import haproxy_cfg
+from isthmus.programs.apiserver_proxy import settings_haproxy_cfg as haproxy_cfg
 
 
 def check(data: bytes) -> None:

@@ -2,8 +2,8 @@
 
 from texts import NAME, read
 
-from isthmus.config import node_proxy_file
-from isthmus.config.node_proxy import NodeProxySettings
+from isthmus.programs.node_proxy import settings_file as node_proxy_file
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 _FLAGS = NodeProxySettings()
 

@@ -2,7 +2,7 @@
 
 from texts import NAME, read
 
-from isthmus.config import policy
+from isthmus.dial import settings_policy as policy
 
 
 def check(data: bytes) -> None:

@@ -5,8 +5,8 @@ What cannot be read is left out with a note; nothing is raised, and what is read
 
 import msgspec
 
-from isthmus.services.objects import ServiceObject
-from isthmus.services.reading import (
+from isthmus.programs.node_proxy.rules.objects import ServiceObject
+from isthmus.programs.node_proxy.rules.reading import (
     read_node,
     read_service,
     read_service_cidrs,

@@ -2,7 +2,7 @@
 
 from texts import NAME, read
 
-from isthmus.config import sni_routes
+from isthmus.programs.sni_router import settings_routes as sni_routes
 
 
 def check(data: bytes) -> None:

@@ -20,8 +20,8 @@ from kube.objects import HOOKS_PORT, KUBELET_PORT, WEB_PORT
 from kube.programs import Program, is_left_over, run_name
 from kube.tunnels import Mode, Tunnel
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
 
 SERVER_NAMES = ("localhost", "127.0.0.1", CONTROL_PLANE, NODE, POD, "hooks.default.svc")
 

@@ -14,7 +14,7 @@ from kube.build import Binaries
 from kube.ground import CONTROL_PLANE
 from kube.programs import Program, connect, free_port
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 VISITOR_TOKEN = "visitor-secret"
 _AUTHORIZATION = "--authorization-mode="

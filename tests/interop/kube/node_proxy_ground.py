@@ -20,8 +20,8 @@ from kube.ground import CONTROL_PLANE
 from kube.programs import is_left_over, run_name
 from pyroute2 import IPRoute, netns
 
-from isthmus.app import pki
 from isthmus.net.namespaces import remove
+from isthmus.tools.pki import making as pki
 
 NODE_NAME = "node-a"
 NODE_IPS = ("192.168.50.2", "fd00:50::2")

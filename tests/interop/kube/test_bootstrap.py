@@ -21,13 +21,13 @@ from kube.programs import wait_until
 from own_network import own_network
 from programs import COMMAND, ENVIRONMENT, Programs
 
-from isthmus.app.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
-from isthmus.app.pki import PkiFiles
-from isthmus.config.targets import parse_target
+from isthmus.dial.settings_targets import parse_target
 from isthmus.errors import KubeError
 from isthmus.kube.endpoints import kubernetes_endpoints
 from isthmus.kube.kubeconfig import read_config
 from isthmus.manifests.apiserver import apiserver_plan
+from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 
 pytestmark = pytest.mark.interop

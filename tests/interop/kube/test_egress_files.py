@@ -16,7 +16,7 @@ import pytest
 from kube.build import Binaries
 from kube.programs import free_port
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 sys.path.append(str(Path(__file__).parents[2] / "unit" / "config"))
 from connectivity_cases import CASES, Verdict

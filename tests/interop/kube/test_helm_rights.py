@@ -22,7 +22,7 @@ from kube.documents import make_namespace
 from kube.helm_chart import NAMESPACE, Helm, Key, Object
 from kube.programs import ISTHMUS, Program, free_port, wait_until
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 pytestmark = pytest.mark.interop
 

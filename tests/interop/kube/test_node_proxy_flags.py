@@ -20,7 +20,7 @@ from kube.build import Binaries
 from kube.programs import LIMIT_S
 
 from isthmus.cli.main import main
-from isthmus.config.durations import parse_duration
+from isthmus.text.durations import parse_duration
 
 pytestmark = pytest.mark.interop
 

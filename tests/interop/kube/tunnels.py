@@ -13,7 +13,7 @@ from typing import Any
 from kube.ground import CONTROL_PLANE
 from kube.programs import ISTHMUS, Program, connect, free_port
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 LOOPBACK = "127.0.0.1"
 ASK_LIMIT_S = 10.0

@@ -14,11 +14,11 @@ from kube.api import Api, write_kubeconfig
 from kube.build import Binaries
 from kube.cluster import plain_control_plane
 
-from isthmus.core.leases import Doomed
 from isthmus.errors import KubeError
 from isthmus.kube.api import Kube, LeaseDraft, open_kube
 from isthmus.kube.counter import LeaseCounter
 from isthmus.kube.leases import LeaseKeeper, LeaseTiming
+from isthmus.kube.rules_leases import Doomed
 from isthmus.kube.tokens import Accepted, Expected, Rejected, TokenReviewer, Unavailable
 from isthmus.values import ServerId
 

@@ -16,14 +16,14 @@ from kube.build import Binaries
 from kube.cluster import plain_control_plane
 from kube.controlplane import VISITOR_TOKEN
 
-from isthmus.core.service_names import ServiceName
+from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import open_kube
-from isthmus.kube.node_proxy_api import sources_of
-from isthmus.kube.node_proxy_watch import ClusterWatch
-from isthmus.services.model import Family, PortKey, Protocol, Update
-from isthmus.services.objects import NodeObject
-from isthmus.services.tracker import ZONE_LABEL, Tracker
+from isthmus.programs.node_proxy.kube_api import sources_of
+from isthmus.programs.node_proxy.kube_watch import ClusterWatch
+from isthmus.programs.node_proxy.rules.model import Family, PortKey, Protocol, Update
+from isthmus.programs.node_proxy.rules.objects import NodeObject
+from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, Tracker
 
 pytestmark = pytest.mark.interop
 

@@ -17,7 +17,7 @@ from kube_api.relays import Relay
 from programs import Program, Programs
 from stack import http_get, metric, wait_until
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 
 pytestmark = pytest.mark.interop
 

@@ -16,7 +16,7 @@ from kube.build import Binaries
 from kube.cluster import plain_control_plane
 from kube.controlplane import VISITOR_TOKEN
 
-from isthmus.core.service_names import ServiceName
+from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import Kube, open_kube
 from isthmus.kube.services import ServiceWatch

@@ -8,12 +8,12 @@ from typing import Any
 
 import aiohttp
 
-from isthmus.admin.answers import Checks, Metrics, Routes, Snapshot
-from isthmus.admin.ports import Port, serve
-from isthmus.admin.watched import Watched
-from isthmus.config.server import ServerSettings
-from isthmus.core.history import History
-from isthmus.core.snapshot import ServerView, Totals, TunnelState, TunnelView
+from isthmus.frame.admin.answers import Checks, Metrics, Routes, Snapshot
+from isthmus.frame.admin.ports import Port, serve
+from isthmus.frame.admin.watched import Watched
+from isthmus.frame.model.history import History
+from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView
+from isthmus.programs.server.settings import ServerSettings
 from isthmus.values import AgentId, ServerId, TunnelId
 
 TUNNELS = 2500

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from asking import Ask, asking, listen, watched
 
-from isthmus.admin import guard as guard_module
-from isthmus.admin.answers import Routes
-from isthmus.admin.routes import admin_routes
-from isthmus.admin.token import TokenFile
+from isthmus.frame.admin import guard as guard_module
+from isthmus.frame.admin.answers import Routes
+from isthmus.frame.admin.routes import admin_routes
+from isthmus.frame.admin.token import TokenFile
 from isthmus.net.poller import OUT, Poller
 from isthmus.values import TunnelId
 

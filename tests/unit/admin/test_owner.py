@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.admin.owner import Owner, descriptors_of, find, owner_of
+from isthmus.frame.admin.owner import Owner, descriptors_of, find, owner_of
 
 LOCAL, REMOTE = "0100007F:0CEA", "0100007F:1F9F"
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout"

@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.admin import ports
-from isthmus.admin.answers import PING, Check
-from isthmus.admin.ports import Port
-from isthmus.admin.routes import AGENT, admin_routes, health_routes
-from isthmus.core.snapshot import ServerView
 from isthmus.errors import ConfigError
+from isthmus.frame.admin import ports
+from isthmus.frame.admin.answers import PING, Check
+from isthmus.frame.admin.ports import Port
+from isthmus.frame.admin.routes import AGENT, admin_routes, health_routes
+from isthmus.frame.model.snapshot import ServerView
+from isthmus.frame.observe.metrics import AgentMetrics, ServerMetrics
 from isthmus.net import http_site
 from isthmus.net.contexts import HotContext, TlsFiles, server_context
-from isthmus.observe.metrics import AgentMetrics, ServerMetrics
 
 
 def test_the_servers_health_port() -> None:

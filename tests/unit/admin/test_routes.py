@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import isthmus
-from isthmus.admin import routes as routes_module
-from isthmus.admin.routes import admin_routes, health_routes
-from isthmus.admin.watched import Watched
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
-from isthmus.core.history import STEPS, History, Tally
-from isthmus.observe.audit_log import AuditLog
-from isthmus.observe.logs import RecentLines, configure, log
+from isthmus.frame.admin import routes as routes_module
+from isthmus.frame.admin.routes import admin_routes, health_routes
+from isthmus.frame.admin.watched import Watched
+from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.model.history import STEPS, History, Tally
+from isthmus.logs import RecentLines, configure, log
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.settings.parsing import load
 
 BAD_LIMITS = ("-1", "x", "", "1e3", "٣", "9" * 30, "1 ", "+1", "0x1")
 
@@ -118,7 +118,7 @@ def test_audit_records_are_newest_first(tmp_path: Path) -> None:
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecentLines]:
     """A log of this test's own."""
     kept = RecentLines()
-    monkeypatch.setattr("isthmus.observe.logs.RECENT", kept)
+    monkeypatch.setattr("isthmus.logs.RECENT", kept)
     monkeypatch.setattr(routes_module, "RECENT", kept)
     loggers = [logging.getLogger(name) for name in ("isthmus", "asyncio", "aiohttp")]
     before = [(it, it.handlers[:], it.level, it.propagate) for it in loggers]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.admin.token import MAX_BYTES, TokenFile, read_token
 from isthmus.errors import ConfigError
+from isthmus.frame.admin.token import MAX_BYTES, TokenFile, read_token
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from isthmus.admin.answers import Check
-from isthmus.app import health, heartbeat
-from isthmus.app.health import Health, WatchedTasks
-from isthmus.app.heartbeat import Heartbeat
-from isthmus.core.history import Tally
+from isthmus.frame import health, heartbeat
+from isthmus.frame.admin.answers import Check
+from isthmus.frame.health import Health, WatchedTasks
+from isthmus.frame.heartbeat import Heartbeat
+from isthmus.frame.model.history import Tally
+from isthmus.frame.observe.metrics import ServerMetrics
 from isthmus.net.listen import UNDRAINED_S, Listener, bind_tcp, bind_uds, not_listening
 from isthmus.net.poller import Poller
-from isthmus.observe.metrics import ServerMetrics
 
 LIMIT_S = 20.0
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.memory import cgroup_limit, default_bytes, open_budget
-from isthmus.config.memory import MemorySettings
 from isthmus.errors import ConfigError
+from isthmus.frame.memory import cgroup_limit, default_bytes, open_budget
+from isthmus.settings.memory import MemorySettings
 
 MIB, GIB = 2**20, 2**30
 

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from isthmus.app.metered import Face, Gates, MeteredTunnel
-from isthmus.core.shares import Pot, Share
+from isthmus.dial.metered import Face, Gates, MeteredTunnel
+from isthmus.dial.rules_shares import Pot, Share
 from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.first_byte import DialAgain

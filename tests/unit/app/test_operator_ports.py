@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.handed import Handed
-from isthmus.app.operator_ports import OperatorPorts
-from isthmus.config.admin import AdminSettings
 from isthmus.errors import ConfigError
-from isthmus.observe.logs import OncePer
+from isthmus.frame.handed import Handed
+from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.logs import OncePer
+from isthmus.settings.admin import AdminSettings
 
 
 def test_a_worker_leaves_the_token_to_its_parent(tmp_path: Path) -> None:

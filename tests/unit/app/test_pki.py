@@ -16,9 +16,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from isthmus.app import pki
-from isthmus.app.pki import KeyState
 from isthmus.errors import ConfigError
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import KeyState
 
 KINDS = ("agent", "ca", "client-ca", "client", "server")
 NAMES = [f"{kind}.{ext}" for kind in KINDS for ext in ("crt", "key")]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from isthmus.app import pki
-from isthmus.app.pki_revoke import revoke, revoke_all
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.revoke import revoke, revoke_all
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 

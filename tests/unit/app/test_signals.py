@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from isthmus.app.signals import Told, noting_signals
+from isthmus.frame.signals import Told, noting_signals
 
 LOOP = """
-from isthmus.app.signals import noting_signals
+from isthmus.frame.signals import noting_signals
 with noting_signals() as told:
     print("ready", flush=True)
     while not told.wait(0.001):

@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
-from isthmus.app.server.auditing import Auditor
-from isthmus.app.tunnels import LEFTOVERS_S, TunnelTable
-from isthmus.core.audit import Record, Stage
-from isthmus.observe.audit_log import AuditLog
-from isthmus.observe.metrics import ServerMetrics
+from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.audit.model import Record, Stage
+from isthmus.frame.audit.recording import Auditor
+from isthmus.frame.observe.metrics import ServerMetrics
+from isthmus.frame.tunnels import LEFTOVERS_S, TunnelTable
 from isthmus.testing import ManualClock, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.tunnel import Tunnel

@@ -11,14 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import demo, up
-from isthmus.app.pki import PkiFiles
-from isthmus.app.up_state import (
-    own_directory,
-    state_home,
-    tell_admin_ports,
-    told_admin_ports,
-)
 from isthmus.errors import ConfigError
 from isthmus.lab import demo as lab_demo
 from isthmus.lab.outcome import Outcome
@@ -26,6 +18,10 @@ from isthmus.lab.reading import read
 from isthmus.lab.stage import Stage, Told, enter
 from isthmus.lab.state import Lab
 from isthmus.lab.topology import Allow, Failing
+from isthmus.tools.pki.making import PkiFiles
+from isthmus.tools.up import demo
+from isthmus.tools.up import running as up
+from isthmus.tools.up.state import own_directory, state_home, tell_admin_ports, told_admin_ports
 from isthmus.values import HostPort
 
 LONG_AGO = 1_000_000_000

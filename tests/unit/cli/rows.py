@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.cli.looking import Seen
-from isthmus.cli.tunnel_rows import TunnelRow
 from isthmus.client.admin import AdminClient
+from isthmus.tools.watching.looking import Seen
+from isthmus.tools.watching.tunnel_rows import TunnelRow
 
 
 def tunnel(number: int, **more: Any) -> dict[str, Any]:

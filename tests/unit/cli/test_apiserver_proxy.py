@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
-from isthmus.config.apiserver_proxy_file import parse
+from isthmus.programs.apiserver_proxy.settings_file import parse
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = str(ROOT / "examples" / "apiserver-proxy" / "apiserver-proxy.yaml")

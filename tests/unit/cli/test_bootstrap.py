@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from isthmus.app import pki
 from isthmus.cli.main import main
 from isthmus.kube.kubeconfig import read_config
+from isthmus.tools.pki import making as pki
 
 ADDRESS = "--bind-address=10.0.0.1"
 TOKEN = "abcdef.0123456789abcdef"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
-from isthmus.dialers import custom
+from isthmus.dial.dialers import custom
 
 SERVICE = """\
 apiVersion: connectivityservice.k8s.io/v1alpha1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import isthmus
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 LIMIT_S = 30.0
 COMMAND = [sys.executable, "-m", "isthmus.cli.main"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
-from isthmus.core.egress import KINDS
+from isthmus.dial.rules_egress import KINDS
 
 SELECTOR = """\
 apiVersion: apiserver.k8s.io/v1beta1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.cli.flags import FlagCommand, go_style, grouped, settings_command
-from isthmus.config.options import options_of
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import FlagCommand, go_style, grouped, settings_command
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import options_of
 
 OPTIONS = options_of(ServerSettings)
 AGENT_SIDE = ["--cluster-cert=c", "--cluster-key=k", "--cluster-ca-cert=ca"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.flagdocs import PAGES, page, write
-from isthmus.config.options import options_of
+from isthmus.settings.options import options_of
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 

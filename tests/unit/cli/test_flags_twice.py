@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from isthmus.cli.flags import FlagCommand
 from isthmus.cli.main import COMMANDS, cli, main
-from isthmus.config.agent import AgentSettings
-from isthmus.config.options import Option
-from isthmus.config.parsing import load
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.options import Option
+from isthmus.settings.parsing import load
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -108,7 +108,7 @@ def test_repeatable_flags_add_up() -> None:
 
 
 def test_a_list_says_how_to_write_it() -> None:
-    from isthmus.config.node_proxy import NodeProxySettings
+    from isthmus.programs.node_proxy.settings import NodeProxySettings
 
     with pytest.raises(ConfigError, match="give it once, with commas between the values"):
         load(NodeProxySettings, {"cluster_cidr": ("10.0.0.0/8", "fd00::/8")}, {})

@@ -9,9 +9,9 @@ from copy import copy
 import click
 import pytest
 
-from isthmus.cli.flags import FlagCommand
 from isthmus.cli.main import COMMANDS, cli, main
-from isthmus.config.log import V_HELP
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.settings.log import V_HELP
 
 # A verb in the imperative is hard to tell by rule; words that begin so are never one.
 NOT_A_VERB = re.compile(

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from isthmus.cli.looking import at_once
+from isthmus.tools.watching.looking import at_once
 
 LIMIT_S = 20.0
 
@@ -33,7 +33,7 @@ def test_what_goes_wrong_is_raised() -> None:
 
 PATIENT = """
 import sys
-from isthmus.cli.admin_flags import AdminFlags
+from isthmus.tools.watching.admin_flags import AdminFlags
 from isthmus.cli.main import main
 AdminFlags.clients.__kwdefaults__["timeout_s"] = 600.0
 sys.exit(main(["status", "--admin", sys.argv[1], "--admin", sys.argv[2]]))

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from isthmus.cli.main import main
-from isthmus.cli.manifest import command
+from isthmus.manifests.command import command
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 

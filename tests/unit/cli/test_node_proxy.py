@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.node_proxy import backends as node_proxy_backends
-from isthmus.app.node_proxy import program as node_proxy
 from isthmus.cli.main import main
-from isthmus.config.node_proxy import NodeProxySettings
+from isthmus.programs.node_proxy import backends as node_proxy_backends
+from isthmus.programs.node_proxy import program as node_proxy
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 CONFIG = """\
 apiVersion: kubeproxy.config.k8s.io/v1alpha1

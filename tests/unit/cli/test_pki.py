@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from isthmus.app import pki
-from isthmus.cli.pki import command
 from isthmus.errors import ConfigError
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.command import command
 
-RUN = [sys.executable, "-c", "from isthmus.cli.pki import command; command(prog_name='pki')"]
+RUN = [
+    sys.executable,
+    "-c",
+    "from isthmus.tools.pki.command import command; command(prog_name='pki')",
+]
 
 
 def run(*args: str | Path) -> str:
@@ -111,7 +115,7 @@ def test_help_starts_with_a_verb_and_has_an_example(args: list[str]) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from isthmus.cli.pki import command;"
+        "import sys; from isthmus.tools.pki.command import command;"
         "command(['init', '--help'], standalone_mode=False);"
         "print(sorted({'cryptography', 'rich', 'asyncio'} & set(sys.modules)))"
     )

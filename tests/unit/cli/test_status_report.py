@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.status_output import print_reports, report_json
-from isthmus.cli.status_report import Heard, Report, report
+from isthmus.tools.watching.status_output import print_reports, report_json
+from isthmus.tools.watching.status_report import Heard, Report, report
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

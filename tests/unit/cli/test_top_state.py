@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rows import row, seen, tunnel
 
-from isthmus.cli.looking import Seen
-from isthmus.cli.top import Watcher, end_tunnel
-from isthmus.cli.top_state import Mode, Order, TopState
-from isthmus.cli.top_view import Counts, Line, screen_lines, summary
 from isthmus.client.admin import AdminClient
+from isthmus.tools.watching.command_top import Watcher, end_tunnel
+from isthmus.tools.watching.looking import Seen
+from isthmus.tools.watching.top_state import Mode, Order, TopState
+from isthmus.tools.watching.top_view import Counts, Line, screen_lines, summary
 
 
 def shown(state: TopState) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rows import row, seen, tunnel
 
-from isthmus.cli.tunnel_rows import SORTS, Rates, chosen, rows_of
-from isthmus.cli.tunnels import changes
+from isthmus.tools.watching.command_tunnels import changes
+from isthmus.tools.watching.tunnel_rows import SORTS, Rates, chosen, rows_of
 
 
 def ids(found: list[object]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.cli.tables import table_lines
-from isthmus.cli.units import age, bars, counted, milliseconds, rate, size
+from isthmus.frame.cli.tables import table_lines
+from isthmus.frame.cli.units import age, bars, counted, milliseconds, rate, size
 
 
 @pytest.mark.parametrize(

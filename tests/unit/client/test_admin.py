@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.app import pki
 from isthmus.client import admin
 from isthmus.client.admin import AdminClient, AdminError, Trouble, read_token
 from isthmus.client.admin_errors import explain
 from isthmus.errors import ConfigError
+from isthmus.tools.pki import making as pki
 
 LIMIT_S = 20.0
 Served = tuple[int, list[bytes]]

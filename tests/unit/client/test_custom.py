@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.client import ConnectivityService
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.dialers import custom
+from isthmus.dial.dialers import custom
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
 from isthmus.errors import ConfigError, DialError, DialFailure
 from isthmus.values import HostPort
 

@@ -17,14 +17,14 @@ import pytest
 
 from isthmus.client import ConnectivityService, DialError, NetworkContext, UnknownNetworkError
 from isthmus.client.blocking import BlockingService
-from isthmus.core.connectivity import (
+from isthmus.dial.dialers import custom
+from isthmus.dial.rules_connectivity import (
     ClientTls,
     Connection,
     ConnectivityConfig,
     NetworkConfig,
     Protocol,
 )
-from isthmus.dialers import custom
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort
 from isthmus.wire.asking import Asking, asking_in

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.agent import AgentSettings, is_srv_name
-from isthmus.config.identifiers import Identifiers
-from isthmus.config.options import given_in_vain, options_of
 from isthmus.errors import ConfigError
+from isthmus.programs.agent.settings import AgentSettings, is_srv_name
+from isthmus.settings.identifiers import Identifiers
+from isthmus.settings.options import given_in_vain, options_of
 
 GOOD = AgentSettings(ca_cert="ca", agent_cert="c", agent_key="k")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.apiserver_proxy_file import parse, write
-from isthmus.config.apiserver_proxy_plan import CheckPlan, Checks, ProxyPlan, ThroughPlan
-from isthmus.core.proxies import ProxyAddress
-from isthmus.core.upstreams import Bounds
 from isthmus.errors import ConfigError
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.apiserver_proxy.plan import CheckPlan, Checks, ProxyPlan, ThroughPlan
+from isthmus.programs.apiserver_proxy.rules import Bounds
+from isthmus.programs.apiserver_proxy.settings_file import parse, write
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.config.apiserver_proxy_plan import CheckPlan, Checks, ProxyPlan, ThroughPlan
-from isthmus.config.parsing import load
-from isthmus.core.proxies import ProxyAddress
-from isthmus.core.upstreams import Bounds
 from isthmus.errors import ConfigError
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.apiserver_proxy.plan import CheckPlan, Checks, ProxyPlan, ThroughPlan
+from isthmus.programs.apiserver_proxy.rules import Bounds
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.settings.parsing import load
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.audit import AuditSettings
-from isthmus.config.server import ServerSettings
-from isthmus.config.tracing import TracingSettings
 from isthmus.errors import ConfigError
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.audit import AuditSettings
+from isthmus.settings.tracing import TracingSettings
 
 
 def test_without_a_path_there_is_no_audit() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.bind import BindSettings, parse_bind_address
-from isthmus.config.parsing import load
 from isthmus.errors import ConfigError
+from isthmus.net.settings_bind import BindSettings, parse_bind_address
+from isthmus.settings.parsing import load
 
 
 def settings(*uplinks: str, address: str = "10.0.0.1", interface: str = "isthmus0") -> BindSettings:

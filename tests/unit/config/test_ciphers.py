@@ -2,8 +2,8 @@ import ssl
 
 import pytest
 
-from isthmus.config.ciphers import OPENSSL_NAMES, TLS13_SUITES, check_tls, openssl_ciphers
 from isthmus.errors import ConfigError
+from isthmus.net.settings_ciphers import OPENSSL_NAMES, TLS13_SUITES, check_tls, openssl_ciphers
 
 
 @pytest.mark.parametrize("suite", OPENSSL_NAMES)

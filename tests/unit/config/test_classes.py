@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.policy import parse
-from isthmus.core.classes import ClassRule, class_of, deciding
-from isthmus.core.patterns import Pattern
-from isthmus.core.policy import Match, Ports, Question
+from isthmus.dial.rules_classes import ClassRule, class_of, deciding
+from isthmus.dial.rules_policy import Match, Ports, Question
+from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
+from isthmus.text.patterns import Pattern
 from isthmus.tunnel.classes import TrafficClass
 from isthmus.values import HostPort, Identity
 

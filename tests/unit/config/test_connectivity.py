@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import pki
-from isthmus.app.connectivity_files import load, read_files
-from isthmus.config.connectivity import read, read_part
-from isthmus.core.connectivity import ClientTls, Connection, NetworkConfig, Protocol
+from isthmus.dial.connectivity_files import load, read_files
+from isthmus.dial.rules_connectivity import ClientTls, Connection, NetworkConfig, Protocol
+from isthmus.dial.settings_connectivity import read, read_part
 from isthmus.errors import ConfigError
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
 # KEP-1281's own sample, word for word.

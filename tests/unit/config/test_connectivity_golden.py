@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.connectivity_files import load
-from isthmus.config import connectivity_writing as writing
+from isthmus.dial import settings_connectivity_writing as writing
+from isthmus.dial.connectivity_files import load
 from isthmus.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import pki
-from isthmus.app.connectivity_files import load
-from isthmus.config.connectivity import read
-from isthmus.core.connectivity import ClientTls, Connection, Protocol
+from isthmus.dial.connectivity_files import load
+from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
+from isthmus.dial.settings_connectivity import read
 from isthmus.errors import ConfigError
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from isthmus.config import connectivity_fields as fields
-from isthmus.config.connectivity import read
-from isthmus.config.connectivity_writing import to_connectivity_service, to_egress_selector
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial import settings_connectivity_fields as fields
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.settings_connectivity import read
+from isthmus.dial.settings_connectivity_writing import to_connectivity_service, to_egress_selector
 from isthmus.errors import ConfigError
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -6,12 +6,16 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.config.destinations import MAX_DESTINATIONS, parse_destination, parse_destinations
-from isthmus.config.gates import CLUSTER_TO_MASTER
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
-from isthmus.core.destinations import Destination
+from isthmus.dial.rules_destinations import Destination
+from isthmus.dial.settings_destinations import (
+    MAX_DESTINATIONS,
+    parse_destination,
+    parse_destinations,
+)
 from isthmus.errors import ConfigError
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.settings.parsing import load
 
 ON = (f"{CLUSTER_TO_MASTER}=true",)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.server import Door, ServerSettings
 from isthmus.errors import ConfigError
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.settings import Door, ServerSettings
 
 GRPC = ServerSettings(
     uds_name="/run/g.sock", cluster_cert="c", cluster_key="k", cluster_ca_cert="ca"

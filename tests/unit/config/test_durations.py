@@ -1,6 +1,6 @@
 import pytest
 
-from isthmus.config.durations import format_duration, parse_duration
+from isthmus.text.durations import format_duration, parse_duration
 
 # From the tests and documentation of Go's time.ParseDuration.
 GO = {

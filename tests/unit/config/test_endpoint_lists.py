@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.endpoint_lists import MAX_ENTRIES, parse_entries
-from isthmus.core.policy import Ports
+from isthmus.dial.rules_policy import Ports
+from isthmus.dial.settings_endpoint_lists import MAX_ENTRIES, parse_entries
 from isthmus.errors import ConfigError
+from isthmus.programs.agent.settings import AgentSettings
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.entitlements import parse
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.entitlements import BY_NAME, Entitlements, Grants, Rule
-from isthmus.core.patterns import Pattern
+from isthmus.dial.settings_entitlements import parse
 from isthmus.errors import ConfigError
+from isthmus.settings.identifiers import Identifiers
+from isthmus.settings.rules_entitlements import BY_NAME, Entitlements, Grants, Rule
+from isthmus.text.patterns import Pattern
 from isthmus.values import Identity
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "bind-agents.md"
@@ -216,7 +216,7 @@ def test_what_is_no_document_is_told(text: str, said: str) -> None:
 
 
 def test_the_rules_themselves_need_no_yaml() -> None:
-    code = "import sys, isthmus.core.entitlements; print('yaml' in sys.modules)"
+    code = "import sys, isthmus.settings.rules_entitlements; print('yaml' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

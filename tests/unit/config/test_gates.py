@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.gates import CLUSTER_TO_MASTER, GATES, GateSettings, parse_gates
-from isthmus.config.options import options_of
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.gates import CLUSTER_TO_MASTER, GATES, GateSettings, parse_gates
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
 
 
 def enabled(*texts: str) -> bool:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.apiserver_proxy_file import parse, write
-from isthmus.config.apiserver_proxy_plan import Checks
-from isthmus.config.haproxy_cfg import convert
 from isthmus.errors import ConfigError
+from isthmus.programs.apiserver_proxy.plan import Checks
+from isthmus.programs.apiserver_proxy.settings_file import parse, write
+from isthmus.programs.apiserver_proxy.settings_haproxy_cfg import convert
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "haproxy"
 

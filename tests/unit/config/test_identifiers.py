@@ -1,7 +1,7 @@
 import pytest
 
-from isthmus.config import identifiers
-from isthmus.config.identifiers import Identifiers
+from isthmus.settings import identifiers
+from isthmus.settings.identifiers import Identifiers
 
 
 def test_reads_konnectivitys_own_example() -> None:

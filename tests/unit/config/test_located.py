@@ -4,8 +4,8 @@ from enum import Enum
 
 import pytest
 
-from isthmus.config.located import Fields, Located, compose, compose_all
 from isthmus.errors import ConfigError
+from isthmus.settings.located import Fields, Located, compose, compose_all
 
 
 class Colour(Enum):

@@ -6,12 +6,12 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.config.networks import parse_network, parse_networks
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
-from isthmus.core.connectivity import ClientTls, Connection, Protocol
-from isthmus.core.networks import ClusterNetwork
+from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
+from isthmus.dial.rules_networks import ClusterNetwork
+from isthmus.dial.settings_networks import parse_network, parse_networks
 from isthmus.errors import ConfigError
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.parsing import load
 from isthmus.values import HostPort
 
 A, B = "east=10.1.0.0/16,fd00:1::/48;via=direct", "west=10.2.0.0/16"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.go_yaml_writing import to_yaml
-from isthmus.config.node_proxy import NodeProxySettings
-from isthmus.config.node_proxy_file import document, overruled, parse
 from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.programs.node_proxy.settings_file import document, overruled, parse
+from isthmus.settings.go_yaml_writing import to_yaml
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.node_proxy import Bound, NodeProxySettings
-from isthmus.config.options import options_of
-from isthmus.config.parsing import load
 from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy.settings import Bound, NodeProxySettings
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
 
 
 def settings(**given: Any) -> NodeProxySettings:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from isthmus.config.options import Kind, given_in_vain, option, options_of
-from isthmus.config.parsing import load
 from isthmus.errors import ConfigError
+from isthmus.settings.options import Kind, given_in_vain, option, options_of
+from isthmus.settings.parsing import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.parsing import load
 from isthmus.values import HostPort
 
 UDS = ServerSettings(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.policy import MAX_RULES, parse
-from isthmus.core.patterns import Pattern
-from isthmus.core.policy import Effect, Match, Policy, PolicyRule, Ports
+from isthmus.dial.rules_policy import Effect, Match, Policy, PolicyRule, Ports
+from isthmus.dial.settings_policy import MAX_RULES, parse
 from isthmus.errors import ConfigError
+from isthmus.text.patterns import Pattern
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "policy"
@@ -81,6 +81,9 @@ def test_the_documents_show_policies_that_can_be_read(page: str) -> None:
 
 
 def test_yaml_is_not_imported_for_nothing() -> None:
-    code = "import sys, isthmus.config.server, isthmus.core.policy; print('yaml' in sys.modules)"
+    code = (
+        "import sys, isthmus.programs.server.settings, isthmus.dial.rules_policy;"
+        "print('yaml' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

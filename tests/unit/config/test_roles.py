@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.role_warnings import role_warnings
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
+from isthmus.programs.server.rules_role_warnings import role_warnings
+from isthmus.programs.server.settings import ServerSettings
 
 TCP = ServerSettings(
     cluster_cert="c", cluster_key="k", cluster_ca_cert="agents",

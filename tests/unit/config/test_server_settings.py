@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.options import given_in_vain, options_of
-from isthmus.config.server import ServerSettings
 from isthmus.errors import ConfigError
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import given_in_vain, options_of
 
 AGENT_SIDE = {"cluster_cert": "c", "cluster_key": "k", "cluster_ca_cert": "ca"}
 UDS = ServerSettings(uds_name="/run/x.sock", **AGENT_SIDE)  # type: ignore[arg-type]  # all str

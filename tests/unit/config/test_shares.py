@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.memory import quantity
-from isthmus.config.policy import parse
-from isthmus.config.server import ServerSettings
-from isthmus.core.patterns import Pattern
-from isthmus.core.policy import Match
-from isthmus.core.shares import Per, Share
+from isthmus.dial.rules_policy import Match
+from isthmus.dial.rules_shares import Per, Share
+from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.memory import quantity
+from isthmus.text.patterns import Pattern
 
 HEAD = """\
 apiVersion: isthmus.dev/v1alpha1

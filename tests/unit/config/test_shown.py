@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.config.node_proxy import NodeProxySettings
-from isthmus.config.options import options_of
-from isthmus.config.parsing import load
-from isthmus.config.server import ServerSettings
-from isthmus.config.shown import BLANK, blanked, shown_flags
-from isthmus.config.sni_router import SniRouterSettings
-from isthmus.config.socks5_proxy import Socks5ProxySettings
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
+from isthmus.settings.shown import BLANK, blanked, shown_flags
 
 PROGRAMS = (
     ServerSettings, AgentSettings, ApiserverProxySettings, HttpsProxySettings, NodeProxySettings,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.https_proxy import HttpsProxySettings
-from isthmus.config.options import options_of
-from isthmus.config.parsing import load
-from isthmus.config.socks5_proxy import Socks5ProxySettings
 from isthmus.errors import ConfigError
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
 
 SHARED = {
     "konnectivity-hostname": "konnectivity-server-local",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.sni_router import SniRouterSettings
 from isthmus.errors import ConfigError
+from isthmus.programs.sni_router.settings import SniRouterSettings
 
 
 def settings(**given: Any) -> SniRouterSettings:

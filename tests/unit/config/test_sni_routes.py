@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.sni_routes import parse
-from isthmus.core.sni import Found, ProxyOut, Route
 from isthmus.errors import ConfigError
+from isthmus.programs.sni_router.rules import Found, ProxyOut, Route
+from isthmus.programs.sni_router.settings_routes import parse
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

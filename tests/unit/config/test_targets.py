@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.config.agent import AgentSettings
-from isthmus.config.targets import MOST_TARGETS, Target, parse_target
+from isthmus.dial.settings_targets import MOST_TARGETS, Target, parse_target
 from isthmus.errors import ConfigError
+from isthmus.programs.agent.settings import AgentSettings
 from isthmus.values import HostPort
 
 ON = ("EnableClusterToMasterTraffic=true",)

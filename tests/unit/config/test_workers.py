@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.server import ServerSettings
-from isthmus.config.workers import MOST_WORKERS, check_workers
 from isthmus.errors import ConfigError
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.workers import MOST_WORKERS, check_workers
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_WORKERS])

@@ -7,17 +7,17 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from isthmus.config.apiserver_proxy_plan import ProxyPlan
-from isthmus.config.destinations import parse_destinations
-from isthmus.config.endpoint_lists import ALLOW, DENY, parse_entries
-from isthmus.core.addresses import is_loopback, plain_address, reached, reached_address
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.core.endpoint_lists import EndpointLists
-from isthmus.core.near import host_of
-from isthmus.core.networks import ClusterNetwork, Networks, Nowhere
-from isthmus.core.policy import Effect, Match, Policy, PolicyRule, Question, decide
-from isthmus.core.proxies import ProxyRules
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_endpoint_lists import EndpointLists
+from isthmus.dial.rules_networks import ClusterNetwork, Networks, Nowhere
+from isthmus.dial.rules_policy import Effect, Match, Policy, PolicyRule, Question, decide
+from isthmus.dial.settings_destinations import parse_destinations
+from isthmus.dial.settings_endpoint_lists import ALLOW, DENY, parse_entries
 from isthmus.hosting.rule import contains
+from isthmus.net.rules_near import host_of
+from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.apiserver_proxy.plan import ProxyPlan
+from isthmus.text.addresses import is_loopback, plain_address, reached, reached_address
 from isthmus.values import ANONYMOUS, HostPort
 
 LOOPBACK, LOOPBACK_V6, INSIDE = "127.0.0.1", "::1", "10.1.2.3"

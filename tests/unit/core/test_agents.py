@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.agents import Agents
+from isthmus.dial.rules_agents import Agents
+from isthmus.settings.identifiers import Identifiers
 from isthmus.values import AgentId, HostPort
 
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.agents import Agents
-from isthmus.core.near import (
+from isthmus.dial.rules_agents import Agents
+from isthmus.net.rules_near import (
     NEAR_MORE,
     NEAR_TIMES,
     CidrTable,
@@ -22,6 +21,7 @@ from isthmus.core.near import (
     host_of,
     is_worth_it,
 )
+from isthmus.settings.identifiers import Identifiers
 from isthmus.values import AgentId, HostPort
 
 POD = HostPort("10.1.7.5", 443)

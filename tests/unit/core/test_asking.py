@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from isthmus.core.asking import Asking
-from isthmus.core.backoff import Backoff
+from isthmus.programs.agent.rules_asking import Asking
 from isthmus.testing.clock import ManualClock
+from isthmus.text.backoff import Backoff
 from isthmus.values import ServerId
 
 CAP_S = 10.0

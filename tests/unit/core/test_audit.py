@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.audit import (
+from isthmus.frame.audit.model import (
     MAX_CHARS,
     Claimed,
     Record,

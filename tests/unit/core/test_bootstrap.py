@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.core import bootstrap
-from isthmus.core.bootstrap import NEEDS, AddressSeen, Report, State, StepName
-from isthmus.observe.node_traffic import NodeResult
+from isthmus.frame.observe.node_traffic import NodeResult
+from isthmus.tools.bootstrap import rules as bootstrap
+from isthmus.tools.bootstrap.rules import NEEDS, AddressSeen, Report, State, StepName
 from isthmus.values import HostPort
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
 from isthmus.values import HostPort
 
 DIRECT = Connection(protocol=Protocol.DIRECT)

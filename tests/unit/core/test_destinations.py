@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.destinations import parse_destinations
-from isthmus.core.destinations import DENIED, Destinations, Ruling
+from isthmus.dial.rules_destinations import DENIED, Destinations, Ruling
+from isthmus.dial.settings_destinations import parse_destinations
 from isthmus.values import HostPort
 
 LISTED = parse_destinations(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core import egress
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.core.egress import (
+from isthmus.dial import rules_egress as egress
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_egress import (
     BY_NAME,
     KINDS,
     SELECTABLE,

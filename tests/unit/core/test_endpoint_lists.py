@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.config.agent import AgentSettings
-from isthmus.core.endpoint_lists import UNLISTED, EndpointLists
+from isthmus.dial.rules_endpoint_lists import UNLISTED, EndpointLists
+from isthmus.programs.agent.settings import AgentSettings
 
 
 def lists(*, allow: str = "", deny: str = "") -> EndpointLists:

@@ -2,8 +2,9 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.entitlements import (
+from isthmus.kube import tokens
+from isthmus.settings.identifiers import Identifiers
+from isthmus.settings.rules_entitlements import (
     BY_NAME,
     CERTIFICATE,
     TOKEN,
@@ -12,8 +13,7 @@ from isthmus.core.entitlements import (
     Rule,
     proved_by,
 )
-from isthmus.core.patterns import Pattern
-from isthmus.kube import tokens
+from isthmus.text.patterns import Pattern
 from isthmus.values import ANONYMOUS, Identity
 
 ACCOUNT = Identity(

@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from isthmus.app import views
-from isthmus.cli.status_report import Heard, report
-from isthmus.core.expiry import Standing, standing
-from isthmus.core.snapshot_json import to_json
-from isthmus.doctor.certificates import judge_expiry
-from isthmus.doctor.finding import Asked, Check, State
+from isthmus.frame import views
+from isthmus.frame.model.snapshot_json import to_json
 from isthmus.net.certificates import Lifetime
 from isthmus.net.contexts import HotContext
+from isthmus.net.rules_expiry import Standing, standing
+from isthmus.tools.doctor.certificates import judge_expiry
+from isthmus.tools.doctor.finding import Asked, Check, State
+from isthmus.tools.watching.status_report import Heard, report
 
 NOW = datetime(2031, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.leases import (
+from isthmus.kube.rules_leases import (
     Doomed,
     Lease,
     check_selector,

@@ -6,10 +6,10 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.config.endpoint_lists import DENIED_BY_DEFAULT
-from isthmus.config.socks5_proxy import Socks5ProxySettings
-from isthmus.core.metadata import METADATA, NO_METADATA, MetadataGuard
+from isthmus.dial.settings_endpoint_lists import DENIED_BY_DEFAULT
 from isthmus.errors import ConfigError
+from isthmus.net.rules_metadata import METADATA, NO_METADATA, MetadataGuard
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 
 DENIED = [
     "169.254.169.254",

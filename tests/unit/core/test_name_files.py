@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.name_files import (
+from isthmus.net.rules_name_files import (
     FILES_THEN_DNS,
     NameSource,
     ResolvConf,

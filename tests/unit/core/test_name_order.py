@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from isthmus.core.cloud_apis import CloudApis
-from isthmus.core.name_order import (
+from isthmus.dial.rules_cloud_apis import CloudApis
+from isthmus.dial.rules_name_order import (
     Inquiry,
     NameRules,
     Outcome,

@@ -8,9 +8,9 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.connectivity import Connection, Protocol
-from isthmus.core.networks import AgentsByNetwork, ClusterNetwork, Networks, Nowhere
+from isthmus.dial.rules_connectivity import Connection, Protocol
+from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork, Networks, Nowhere
+from isthmus.settings.identifiers import Identifiers
 from isthmus.values import AgentId, HostPort
 
 

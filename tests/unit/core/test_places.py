@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.places import (
+from isthmus.net.rules_places import (
     CONNECTION_BYTES,
     HERE,
     STRANGER_S,

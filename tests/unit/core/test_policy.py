@@ -6,8 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.core.patterns import Pattern
-from isthmus.core.policy import (
+from isthmus.dial.rules_policy import (
     BY_DEFAULT,
     Decision,
     Effect,
@@ -17,6 +16,7 @@ from isthmus.core.policy import (
     Ports,
     Question,
 )
+from isthmus.text.patterns import Pattern
 from isthmus.values import HostPort, Identity
 
 APISERVER = Identity("kube-apiserver", ("system:masters", "admins"))

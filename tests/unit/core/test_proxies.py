@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.proxies import ProxyAddress, ProxyRules
 from isthmus.errors import ConfigError
+from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 from isthmus.values import HostPort
 
 PROXY = "http://proxy.example:3128"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.roles import CertificateName, Role, admits
+from isthmus.settings.rules_roles import CertificateName, Role, admits
 from isthmus.values import ANONYMOUS, Identity
 
 AGENT = Identity("isthmus-agent", ("isthmus:agents",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.service_names import Service, ServiceName, guest_questions, service_name
+from isthmus.dial.rules_service_names import Service, ServiceName, guest_questions, service_name
 
 DOMAIN = "cluster.local"
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.patterns import Pattern
-from isthmus.core.policy import Match, Question
-from isthmus.core.shares import (
-    MOST_IDLE,
-    Full,
-    Hold,
-    Limit,
-    Per,
-    Share,
-    ShareTable,
-    applying,
-)
-from isthmus.core.token_bucket import TokenBucket
+from isthmus.dial.rules_policy import Match, Question
+from isthmus.dial.rules_shares import MOST_IDLE, Full, Hold, Limit, Per, Share, ShareTable, applying
+from isthmus.text.patterns import Pattern
+from isthmus.text.token_bucket import TokenBucket
 from isthmus.values import HostPort, Identity
 
 

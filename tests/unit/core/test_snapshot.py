@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core import names_view, snapshot, snapshot_json
-from isthmus.core.snapshot import (
+from isthmus.frame.model import names_view, snapshot, snapshot_json
+from isthmus.frame.model.snapshot import (
     AgentProgramView,
     AgentView,
     CertificateView,
@@ -23,7 +23,7 @@ from isthmus.core.snapshot import (
     TunnelState,
     TunnelView,
 )
-from isthmus.core.snapshot_json import CHUNK_ITEMS, json_chunks, to_json
+from isthmus.frame.model.snapshot_json import CHUNK_ITEMS, json_chunks, to_json
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
 

@@ -6,8 +6,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from isthmus.core.sni import Found, Miss, ProxyOut, Route, RoutingTable
-from isthmus.core.sni_backends import FAILED_FOR_S, Backends
+from isthmus.programs.sni_router.rules import Found, Miss, ProxyOut, Route, RoutingTable
+from isthmus.programs.sni_router.rules_backends import FAILED_FOR_S, Backends
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import IpPort, Tlv
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.tunnel_health import TunnelHealth
+from isthmus.programs.sidecar.rules_tunnel_health import TunnelHealth
 
 
 def failing(now: float = 0.0) -> TunnelHealth:

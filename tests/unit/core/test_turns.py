@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.turns import Turns
+from isthmus.net.rules_turns import Turns
 
 
 def turns(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.upstreams import FAILED_FOR_S, Bounds, Health, Upstreams
+from isthmus.programs.apiserver_proxy.rules import FAILED_FOR_S, Bounds, Health, Upstreams
 from isthmus.values import HostPort
 
 A, B, C = (HostPort(name, 6443) for name in "abc")

@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.history import STEPS, Step
-from isthmus.core.snapshot import (
+from isthmus.errors import ProtocolError
+from isthmus.frame.dashboard.delta import Moment, at_once, delta, event, full
+from isthmus.frame.dashboard.picture import MOST_RECORDS, MOST_ROWS, Picture
+from isthmus.frame.model.history import STEPS, Step
+from isthmus.frame.model.snapshot import (
     AgentView,
     EndedView,
     LinkState,
@@ -24,9 +27,6 @@ from isthmus.core.snapshot import (
     TunnelState,
     TunnelView,
 )
-from isthmus.dashboard.delta import Moment, at_once, delta, event, full
-from isthmus.dashboard.picture import MOST_RECORDS, MOST_ROWS, Picture
-from isthmus.errors import ProtocolError
 from isthmus.values import AgentId, ServerId, TunnelId
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dashboard import events
-from isthmus.dashboard.delta import at_once, event
-from isthmus.dashboard.events import EventReader
 from isthmus.errors import ProtocolError
+from isthmus.frame.dashboard import events
+from isthmus.frame.dashboard.delta import at_once, event
+from isthmus.frame.dashboard.events import EventReader
 
 HELLO = {"version": "1", "text": "two\n\nlines and ü"}
 STREAM = (

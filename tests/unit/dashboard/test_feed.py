@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from isthmus.dashboard.feed import EVERY_S, rest_s, rfc3339
+from isthmus.frame.dashboard.feed import EVERY_S, rest_s, rfc3339
 
 
 @pytest.mark.parametrize(("took_s", "rest"), [(0.0, EVERY_S), (0.05, 1.0), (0.1, 2.0), (9.0, 10.0)])

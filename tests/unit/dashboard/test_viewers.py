@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from isthmus.dashboard import viewers
-from isthmus.dashboard.viewers import Viewer, Viewers
+from isthmus.frame.dashboard import viewers
+from isthmus.frame.dashboard.viewers import Viewer, Viewers
 
 
 class Connection(asyncio.Transport):

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.identifiers import Identifiers
-from isthmus.core.connectivity import Connection, Protocol
-from isthmus.core.networks import AgentsByNetwork, ClusterNetwork, Networks
-from isthmus.core.patterns import Pattern
-from isthmus.core.policy import Decision, Effect, Match, Policy, PolicyRule
-from isthmus.dialers import through_agent
-from isthmus.dialers.by_network import ByNetwork, InsideOnly, WayDial, passed_on
-from isthmus.dialers.direct import DirectDialer
-from isthmus.dialers.through_agent import AgentDial, AgentDialer
+from isthmus.dial.dialers import through_agent
+from isthmus.dial.dialers.by_network import ByNetwork, InsideOnly, WayDial, passed_on
+from isthmus.dial.dialers.direct import DirectDialer
+from isthmus.dial.dialers.through_agent import AgentDial, AgentDialer
+from isthmus.dial.rules_connectivity import Connection, Protocol
+from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork, Networks
+from isthmus.dial.rules_policy import Decision, Effect, Match, Policy, PolicyRule
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Failed, literal
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Cancel, Found, Resolver, nothing
+from isthmus.settings.identifiers import Identifiers
 from isthmus.testing.ends import MemoryEnd
+from isthmus.text.patterns import Pattern
 from isthmus.tunnel.budget import UNBOUNDED, Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import AgentId, HostPort, Identity

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from isthmus.dialers.direct import DirectDial, DirectDialer
+from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Failed, literal
 from isthmus.net.poller import Poller

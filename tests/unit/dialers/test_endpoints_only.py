@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.agent import AgentSettings
-from isthmus.core.endpoint_lists import Refusal
-from isthmus.dialers.direct import DirectDialer
-from isthmus.dialers.permitted import EndpointsOnly
+from isthmus.dial.dialers.direct import DirectDialer
+from isthmus.dial.dialers.permitted import EndpointsOnly
+from isthmus.dial.rules_endpoint_lists import Refusal
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
+from isthmus.programs.agent.settings import AgentSettings
 from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort
 

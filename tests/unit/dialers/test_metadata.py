@@ -8,15 +8,15 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.app.apiserver_proxy.ways import OtherResolver
 from isthmus.client.service import ConnectivityService
-from isthmus.core.connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.core.metadata import METADATA, NO_METADATA, NO_METADATA_BY_NAME, MetadataGuard
-from isthmus.dialers.direct import DirectDialer
+from isthmus.dial.dialers.direct import DirectDialer
+from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
 from isthmus.errors import DialError, DialFailure
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
+from isthmus.net.rules_metadata import METADATA, NO_METADATA, NO_METADATA_BY_NAME, MetadataGuard
 from isthmus.net.socket_end import SocketEnd
+from isthmus.programs.apiserver_proxy.ways import OtherResolver
 from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort
 

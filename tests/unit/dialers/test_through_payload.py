@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.dialers import http2_pool
-from isthmus.dialers.http2_pool import Http2Pool
-from isthmus.dialers.through_payload import PayloadDial, PayloadDialer
-from isthmus.dialers.through_server import ServerPlace
+from isthmus.dial.dialers import http2_pool
+from isthmus.dial.dialers.http2_pool import Http2Pool
+from isthmus.dial.dialers.through_payload import PayloadDial, PayloadDialer
+from isthmus.dial.dialers.through_server import ServerPlace
+from isthmus.dial.frontends.statuses import explain
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.frontends.statuses import explain
 from isthmus.net.carriers import PlainCarrier
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver

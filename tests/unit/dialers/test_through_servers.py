@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.dialers.pooled_dial import PooledDialer
-from isthmus.dialers.through_connect import FAILURE_OF_STATUS, ConnectDialer
-from isthmus.dialers.through_grpc import GrpcDialer
-from isthmus.dialers.through_server import ServerDial, ServerDialer, ServerPlace, failure_said
+from isthmus.dial.dialers.pooled_dial import PooledDialer
+from isthmus.dial.dialers.through_connect import FAILURE_OF_STATUS, ConnectDialer
+from isthmus.dial.dialers.through_grpc import GrpcDialer
+from isthmus.dial.dialers.through_server import ServerDial, ServerDialer, ServerPlace, failure_said
+from isthmus.dial.frontends.statuses import explain
 from isthmus.errors import DialFailure
-from isthmus.frontends.statuses import explain
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.testing.ends import MemoryEnd

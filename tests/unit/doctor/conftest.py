@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import pki
+from isthmus.tools.pki import making as pki
 
 # Tests are imported by path (importlib mode), which leaves their own directory unsearched.
 sys.path.insert(0, str(Path(__file__).parent))

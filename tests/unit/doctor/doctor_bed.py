@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from isthmus.app.pki import PkiFiles
-from isthmus.config.agent import AgentSettings
-from isthmus.config.server import ServerSettings
-from isthmus.core.bootstrap import State
-from isthmus.doctor.finding import Check, Finding
-from isthmus.doctor.patient import Patient, Running
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.finding import Check, Finding
+from isthmus.tools.doctor.patient import Patient, Running
+from isthmus.tools.pki.making import PkiFiles
 
 LIMIT_S = 20.0
 

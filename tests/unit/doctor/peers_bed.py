@@ -8,7 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 
-from isthmus.app.pki import PkiFiles
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.wire.yamux import HEADER_BYTES, Flags, FrameType, Header
 
 LIMIT_S = 20.0

@@ -8,10 +8,10 @@ import pytest
 from doctor_bed import agent, by_check, only, running, server, states
 
 from isthmus import __version__
-from isthmus.app.pki import PkiFiles
-from isthmus.core.bootstrap import State
-from isthmus.doctor.advice import DIAL_ADVICE, LINK_ADVICE
-from isthmus.doctor.alive import (
+from isthmus.errors import DialFailure, LinkStage
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
+from isthmus.tools.doctor.alive import (
     judge_dials,
     judge_known,
     judge_link,
@@ -22,9 +22,9 @@ from isthmus.doctor.alive import (
     see_server_count,
     see_versions,
 )
-from isthmus.doctor.finding import Check
-from isthmus.doctor.patient import READINESS
-from isthmus.errors import DialFailure, LinkStage
+from isthmus.tools.doctor.finding import Check
+from isthmus.tools.doctor.patient import READINESS
+from isthmus.tools.pki.making import PkiFiles
 
 
 def link(**more: Any) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from doctor_bed import agent, patient, running, server
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.app.pki import PkiFiles
-from isthmus.doctor import bundle
-from isthmus.doctor.bundle import collect, described
-from isthmus.doctor.bundle_known import known_secrets
-from isthmus.doctor.bundle_machine import MissingError, Part, machine_parts
-from isthmus.doctor.bundle_programs import process_parts
-from isthmus.doctor.bundle_secrets import BLANK, Scrubber
+from isthmus.tools.doctor import bundle
+from isthmus.tools.doctor.bundle import collect, described
+from isthmus.tools.doctor.bundle_known import known_secrets
+from isthmus.tools.doctor.bundle_machine import MissingError, Part, machine_parts
+from isthmus.tools.doctor.bundle_programs import process_parts
+from isthmus.tools.doctor.bundle_secrets import BLANK, Scrubber
+from isthmus.tools.pki.making import PkiFiles
 
 AT = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 SECRET = "s3cr3t-V4lue/+%x"

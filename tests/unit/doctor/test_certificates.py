@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from doctor_bed import agent, by_check, only, patient, running, server
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
-from isthmus.config.server import ServerSettings
-from isthmus.core.bootstrap import State
-from isthmus.doctor.certificates import judge_expiry, see_certificates, see_roles
-from isthmus.doctor.finding import Asked, Check
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.certificates import judge_expiry, see_certificates, see_roles
+from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 DAY = timedelta(days=1)

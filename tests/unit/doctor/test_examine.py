@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from doctor_bed import patient
 
-from isthmus.core.bootstrap import State
-from isthmus.doctor.examine import Look, Progress, examine
-from isthmus.doctor.finding import Asked, Check, Finding
-from isthmus.doctor.patient import Patient, Running, Shared
 from isthmus.errors import ConfigError
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.examine import Look, Progress, examine
+from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.patient import Patient, Running, Shared
 
 ANY = frozenset({"agent"})
 LIMIT_S = 20.0

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from doctor_bed import agent, by_check, only, patient, server, states
 
-from isthmus.app.pki import PkiFiles
-from isthmus.config.options import options_of
-from isthmus.core.bootstrap import State
-from isthmus.doctor.configuration import see_configuration
-from isthmus.doctor.files import User, judge_file, judge_mode, see_files
-from isthmus.doctor.finding import Asked, Check
-from isthmus.doctor.layout import SETTINGS, NamedFile, named_files
+from isthmus.settings.options import options_of
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.configuration import see_configuration
+from isthmus.tools.doctor.files import User, judge_file, judge_mode, see_files
+from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.layout import SETTINGS, NamedFile, named_files
+from isthmus.tools.pki.making import PkiFiles
 
 #: Files that programs write.
 WRITTEN = {"--audit-log-path", "--write-config-to"}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from doctor_bed import by_check, patient
 
-from isthmus.config.node_proxy import NodeProxySettings
-from isthmus.core.bootstrap import State
-from isthmus.doctor.finding import Asked, Check
-from isthmus.doctor.host import Route, filter_of, judge_filter, judge_mtu, judge_route
-from isthmus.doctor.kernel import Tracking, judge_conntrack, judge_localnet, see_sysctls
-from isthmus.nodeproxy.sysctls import Sysctls
+from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.host import Route, filter_of, judge_filter, judge_mtu, judge_route
+from isthmus.tools.doctor.kernel import Tracking, judge_conntrack, judge_localnet, see_sysctls
 
 ROUTE = Asked(Check.ROUTE, "10.0.0.1", "asked")
 

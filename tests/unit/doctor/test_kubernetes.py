@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from doctor_bed import LIMIT_S, agent, by_check, patient, running, server
 
-from isthmus.app.pki import PkiFiles
-from isthmus.core.bootstrap import State
-from isthmus.doctor.alive import see_server_count
-from isthmus.doctor.finding import Check
-from isthmus.doctor.kubernetes import need_of, see_api
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.alive import see_server_count
+from isthmus.tools.doctor.finding import Check
+from isthmus.tools.doctor.kubernetes import need_of, see_api
+from isthmus.tools.pki.making import PkiFiles
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 

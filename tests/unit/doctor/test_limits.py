@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from doctor_bed import agent, only, running
 
-from isthmus.app.pki import PkiFiles
-from isthmus.core.bootstrap import State
-from isthmus.doctor.finding import Asked, Check
-from isthmus.doctor.limits import (
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.limits import (
     Files,
     Memory,
     files_of,
@@ -25,6 +24,7 @@ from isthmus.doctor.limits import (
     read_memory,
     see_loop,
 )
+from isthmus.tools.pki.making import PkiFiles
 
 MIB = 1024 * 1024
 FILES = Asked(Check.DESCRIPTORS, "RLIMIT_NOFILE", "read")

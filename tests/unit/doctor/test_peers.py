@@ -13,15 +13,15 @@ import pytest
 from doctor_bed import agent, by_check, only, patient, server
 from peers_bed import LIMIT_S, answering, closing, saying, serving, silent, tls_context
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.core.bootstrap import State
-from isthmus.doctor.clock import judge_skew
-from isthmus.doctor.environment import see_proxy
-from isthmus.doctor.finding import Asked, Check, Finding
-from isthmus.doctor.peers import Resolved, judge_name, see_names, see_peers
-from isthmus.doctor.places import Peer
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.clock import judge_skew
+from isthmus.tools.doctor.environment import see_proxy
+from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.peers import Resolved, judge_name, see_names, see_peers
+from isthmus.tools.doctor.places import Peer
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 from isthmus.wire.link import RELAY_ALPN
 

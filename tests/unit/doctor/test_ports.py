@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from doctor_bed import agent, patient, running, server, states
 
-from isthmus.app.pki import PkiFiles
-from isthmus.core.bootstrap import State
-from isthmus.doctor import ports
-from isthmus.doctor.finding import Asked, Check
-from isthmus.doctor.holders import holders, holds
-from isthmus.doctor.places import Listener, SocketFile
-from isthmus.doctor.ports import judge_free, judge_socket, see_ports, see_sockets, try_port
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor import ports
+from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.holders import holders, holds
+from isthmus.tools.doctor.places import Listener, SocketFile
+from isthmus.tools.doctor.ports import judge_free, judge_socket, see_ports, see_sockets, try_port
+from isthmus.tools.pki.making import PkiFiles
 
 ASKED = Asked(Check.PORTS, "--agent-port", "tried")
 

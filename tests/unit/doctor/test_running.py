@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from doctor_bed import LIMIT_S, agent
 
-from isthmus.app.pki import PkiFiles
 from isthmus.client.admin import AdminClient
-from isthmus.config.apiserver_proxy import ApiserverProxySettings
-from isthmus.config.server import ServerSettings
-from isthmus.config.shown import shown_flags
-from isthmus.core.bootstrap import State
-from isthmus.doctor.finding import Asked, Check
-from isthmus.doctor.report import lines, summary, to_json
-from isthmus.doctor.running import Asking, local_pid, patients_of, settings_of
 from isthmus.errors import ConfigError
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.shown import shown_flags
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.report import lines, summary, to_json
+from isthmus.tools.doctor.running import Asking, local_pid, patients_of, settings_of
+from isthmus.tools.pki.making import PkiFiles
 
 ASKING = Asking(environ={}, timeout_s=LIMIT_S)
 

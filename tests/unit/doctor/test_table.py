@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.doctor import reference
-from isthmus.doctor.advice import DIAL_ADVICE, LINK_ADVICE
-from isthmus.doctor.finding import FINDS, Check
-from isthmus.doctor.layout import ALL
-from isthmus.doctor.looks import LOOKS, programs_of
-from isthmus.doctor.target import STEPS
 from isthmus.errors import DialFailure, LinkStage
+from isthmus.tools.doctor import reference
+from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
+from isthmus.tools.doctor.finding import FINDS, Check
+from isthmus.tools.doctor.layout import ALL
+from isthmus.tools.doctor.looks import LOOKS, programs_of
+from isthmus.tools.doctor.target import STEPS
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "doctor.md"
 
@@ -42,5 +42,5 @@ def test_every_way_to_fail_has_its_advice() -> None:
 def test_the_page_has_the_tables(table: str) -> None:
     wanted = reference.TABLES[table]()
     assert wanted in PAGE.read_text(), (
-        "run: python -m isthmus.doctor.reference docs/how-to/doctor.md"
+        "run: python -m isthmus.tools.doctor.reference docs/how-to/doctor.md"
     )

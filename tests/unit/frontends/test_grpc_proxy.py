@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from rawcalls import Call, Caller, until
 
-from isthmus.app import pki
-from isthmus.core.places import Full
+from isthmus.dial.frontends import grpc_proxy
+from isthmus.dial.frontends.backend import Request
+from isthmus.dial.frontends.grpc_proxy import GrpcFrontend
 from isthmus.errors import DialFailure
-from isthmus.frontends import grpc_proxy
-from isthmus.frontends.backend import Request
-from isthmus.frontends.grpc_proxy import GrpcFrontend
+from isthmus.logs import OncePer
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
-from isthmus.observe.logs import OncePer
+from isthmus.net.rules_places import Full
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import join
 from isthmus.values import HostPort
 from isthmus.wire.asking import HALF_CLOSE

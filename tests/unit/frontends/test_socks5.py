@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import DialFailure
-from isthmus.frontends.sidecar import Credentials
-from isthmus.frontends.socks5 import CODE_OF, code_for
+from isthmus.programs.sidecar.frontend import Credentials
+from isthmus.programs.sidecar.socks5_frontend import CODE_OF, code_for
 from isthmus.wire.socks5 import Code
 
 

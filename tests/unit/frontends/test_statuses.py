@@ -6,13 +6,13 @@ from http import HTTPStatus
 
 import pytest
 
-from isthmus.errors import DialError, DialFailure
-from isthmus.frontends.statuses import (
+from isthmus.dial.frontends.statuses import (
     HTTP_STATUS,
     KONNECTIVITY_HTTP_STATUS,
     explain,
     status_for,
 )
+from isthmus.errors import DialError, DialFailure
 from isthmus.values import HostPort
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from isthmus.config import apiserver_proxy_file, connectivity, sni_routes
-from isthmus.core.sni import Found
+from isthmus.dial import settings_connectivity as connectivity
 from isthmus.errors import ConfigError
 from isthmus.hosting.model import Access, Plan, Platform, Service
 from isthmus.hosting.own_parts import OwnParts, command_lines, own_parts
@@ -18,6 +17,9 @@ from isthmus.hosting.own_parts_names import advertise_address, certificates, no_
 from isthmus.hosting.own_parts_routes import shared_addresses
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.shapes import key
+from isthmus.programs.apiserver_proxy import settings_file as apiserver_proxy_file
+from isthmus.programs.sni_router import settings_routes as sni_routes
+from isthmus.programs.sni_router.rules import Found
 from isthmus.values import HostPort
 from tests.unit.hosting.clusters import LB, NODE_PORT, ROUTE, cluster, published
 from tests.unit.hosting.every_plan import every_plan

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from fakeapi import FakeApi, running, until, with_api
 
-from isthmus.app import pki
-from isthmus.app.agent.program import Agent
-from isthmus.app.server.program import Server
-from isthmus.config.agent import AgentSettings
-from isthmus.config.server import ServerSettings
-from isthmus.core.leases import ADDRESS_ANNOTATION, Lease, addresses
+from isthmus.frame.observe.leases import LeaseMetrics
 from isthmus.kube.counter import LeaseCounter
 from isthmus.kube.leases import LeaseKeeper
-from isthmus.observe.leases import LeaseMetrics
+from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Lease, addresses
+from isthmus.programs.agent.program import Agent
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.program import Server
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort, ServerId
 
 LABELS = {"k8s-app": "konnectivity-server"}

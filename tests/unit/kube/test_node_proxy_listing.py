@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluster
 
-from isthmus.app.node_proxy.tools import look
-from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.errors import KubeError
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.programs.node_proxy.tools import look
 
 
 def fill(api: FakeCluster) -> None:

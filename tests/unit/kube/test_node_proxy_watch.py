@@ -10,12 +10,12 @@ import pytest
 from fakeapi import running, until
 from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluster
 
-from isthmus.core.service_names import ServiceName
-from isthmus.kube.node_proxy_api import sources_of
-from isthmus.kube.node_proxy_watch import ClusterWatch
-from isthmus.services.model import Family
-from isthmus.services.objects import NodeObject, ServiceBatch, SliceBatch
-from isthmus.services.tracker import Tracker
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.kube_api import sources_of
+from isthmus.programs.node_proxy.kube_watch import ClusterWatch
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
+from isthmus.programs.node_proxy.rules.tracker import Tracker
 
 
 class Told:

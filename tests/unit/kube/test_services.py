@@ -10,7 +10,7 @@ from aiohttp import web
 from fakeapi import running, until
 from fakeservices import FakeServices, status, with_services
 
-from isthmus.core.service_names import Service, ServiceName
+from isthmus.dial.rules_service_names import Service, ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.services import ServiceWatch
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.lab import command
 from isthmus.lab import catalog
+from isthmus.lab.command import command
 
 LAB = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
 

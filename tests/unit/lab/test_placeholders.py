@@ -6,9 +6,9 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from isthmus.app.pki import PkiFiles
 from isthmus.lab.placeholders import PKI_FILES, fill, known, unknown, values
 from isthmus.lab.topology import Attachment, Host, Network, Topology
+from isthmus.tools.pki.making import PkiFiles
 
 TOPOLOGY = Topology(
     name="small",

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.app import pki
-from isthmus.dialers.direct import DirectDialer
+from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.lab import attempts
 from isthmus.lab.attempts import FAILING_OF_DIAL, Means, Page
@@ -27,6 +26,7 @@ from isthmus.lab.topology import Attempt, Failing, Verb
 from isthmus.lab.who import WhoSocket
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
+from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.dialers.through_server import _Knocking
+from isthmus.dial.dialers.through_server import _Knocking
 
 
 class ByHand(asyncio.SelectorEventLoop):

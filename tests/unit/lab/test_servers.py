@@ -17,7 +17,6 @@ from typing import cast
 import pytest
 
 import isthmus
-from isthmus.app import pki
 from isthmus.errors import ConfigError
 from isthmus.lab.asking import ask_by_udp
 from isthmus.lab.servers import (
@@ -34,6 +33,7 @@ from isthmus.lab.topology import Host, Serve, Serving
 from isthmus.lab.who import WhoSocket
 from isthmus.net.contexts import TlsFiles, server_context
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 from isthmus.values import HostPort
 

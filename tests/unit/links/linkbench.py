@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from isthmus.app import pki
 from isthmus.links.agent_side import Greeting, ServerLink, connect
 from isthmus.links.link import Link
 from isthmus.links.server_side import AgentLink, Membership
@@ -17,6 +16,7 @@ from isthmus.net.connect import Address, literal
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
+from isthmus.tools.pki import making as pki
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link import ALPN
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from linkbench import GRPC, MUX, Bench, run
 
-from isthmus.app import pki
 from isthmus.errors import DialFailure
 from isthmus.links.agent_side import ServerLink
 from isthmus.links.link import Link
 from isthmus.links.server_side import AgentLink, Decided
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.values import DialId, HostPort, Identity

@@ -8,10 +8,10 @@ from rawcalls import until
 from test_grpc_agent import GO, serving, welcome
 from test_grpc_server import ID, calling
 
-from isthmus.app import pki
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.links.link import Link
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.connect_ids import FIRST_OF_SERVER
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from linkbench import GRPC, Bench, run
 
-from isthmus.app import pki
 from isthmus.errors import DialFailure
 from isthmus.links.link import Link
+from isthmus.tools.pki import making as pki
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.link import TO_WIRE
 from isthmus.wire.link_pb2 import DialResult

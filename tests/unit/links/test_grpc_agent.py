@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 import pytest
 from linkbench import GRPC, Bench, run
 
-from isthmus.app import pki
 from isthmus.errors import DialFailure, LinkError, LinkStage, ProtocolError
 from isthmus.net.carriers import TlsCarrier
 from isthmus.net.connect import Address, literal
@@ -20,6 +19,7 @@ from isthmus.net.contexts import TlsFiles, server_context
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.testing.ends import MemoryEnd
 from isthmus.testing.http2 import Recorder
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import join
 from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Http2Stream

@@ -10,7 +10,6 @@ import pytest
 from linkbench import GRPC, MUX, Bench, run
 
 from isthmus import __version__
-from isthmus.app import pki
 from isthmus.errors import DialFailure, LinkError, LinkStage
 from isthmus.links.grpc_agent import PING_EVERY_S, GrpcAgentTalk
 from isthmus.links.grpc_server import GrpcServerTalk
@@ -18,6 +17,7 @@ from isthmus.links.hello import Unwelcome
 from isthmus.links.link import Link
 from isthmus.links.server_side import AgentLink, Decided
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packet_link import PacketLink

@@ -10,10 +10,10 @@ import pytest
 from linkbench import GRPC, Bench, run
 from rawcalls import Call, Caller, until
 
-from isthmus.app import pki
 from isthmus.errors import LinkStage
 from isthmus.net.contexts import TlsFiles, client_context
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import join
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.grpc import Status

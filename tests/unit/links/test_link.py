@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 from linkbench import GRPC, MUX, Bench, run
 
-from isthmus.app import pki
 from isthmus.errors import LinkError, LinkStage
 from isthmus.links import link as link_module
 from isthmus.links import mux as mux_module
@@ -20,6 +19,7 @@ from isthmus.links.mux import ENDINGS, REASONS, MuxTalk
 from isthmus.links.server_side import Membership
 from isthmus.net.connect import literal
 from isthmus.testing.ends import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 from isthmus.values import DialId, HostPort, Identity, ServerId
 from isthmus.wire.link_pb2 import Control, DialResult, Ended

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from linkbench import GRPC, MUX, Bench, run
 
-from isthmus.app import pki
-from isthmus.app.views import link_view
-from isthmus.core.snapshot import LinkState
+from isthmus.frame.model.snapshot import LinkState
+from isthmus.frame.views import link_view
 from isthmus.links import link as link_module
 from isthmus.links.link import Link
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.session import Session
 from isthmus.values import DialId, HostPort, Identity

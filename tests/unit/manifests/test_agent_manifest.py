@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.config.manifest import FORMS
+from isthmus.manifests.settings import FORMS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
 SERVER = ("--proxy-server-host=konnectivity.example.com", "--ca-cert=/etc/isthmus/ca.crt")

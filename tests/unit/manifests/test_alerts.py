@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
+from isthmus.frame.observe.counters import merge_table
+from isthmus.frame.observe.metrics import ServerMetrics
+from isthmus.frame.observe.node_traffic import NodeResult
+from isthmus.frame.observe.program import ProgramMetrics
+from isthmus.frame.workers import exposition
 from isthmus.manifests.alert_list import ALERTS
 from isthmus.manifests.alerts import prometheus_rule, rules, rules_text
 from isthmus.manifests.indicators import NODE_FAILURES
 from isthmus.net.certificates import Lifetime
-from isthmus.observe.counters import merge_table
-from isthmus.observe.metrics import ServerMetrics
-from isthmus.observe.node_traffic import NodeResult
-from isthmus.observe.program import ProgramMetrics
-from isthmus.observe.reference import every_name
-from isthmus.observe.sidecar_metrics import Socks5ProxyMetrics
-from isthmus.workers import exposition
+from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
+from isthmus.tools.metrics_reference import every_name
 
 ROOT = Path(__file__).parents[3]
 GO = "konnectivity_network_proxy_"

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.config.apiserver_proxy_file import parse
 from isthmus.manifests.ignition import data_url
+from isthmus.programs.apiserver_proxy.settings_file import parse
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "hosted_manifests"
 IMAGE = "--image=registry.example.com/isthmus:1.0"

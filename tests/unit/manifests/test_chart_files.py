@@ -16,10 +16,10 @@ import yaml
 
 from isthmus import __version__
 from isthmus.cli.main import main
-from isthmus.config.manifest_value import Shape, Value, defaults, merged, read
-from isthmus.config.manifest_values import SECTIONS, VALUES
 from isthmus.errors import ConfigError
 from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page
+from isthmus.manifests.settings_value import Shape, Value, defaults, merged, read
+from isthmus.manifests.settings_values import SECTIONS, VALUES
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "isthmus"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from isthmus.manifests.grafana_panels import grafana_text
-from isthmus.observe.reference import every_name
+from isthmus.tools.metrics_reference import every_name
 
 ROOT = Path(__file__).parents[3]
 FILE = "deploy/grafana/isthmus.json"

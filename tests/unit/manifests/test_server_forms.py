@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.config.connectivity import read
-from isthmus.core.connectivity import Protocol
+from isthmus.dial.rules_connectivity import Protocol
+from isthmus.dial.settings_connectivity import read
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "server_forms"
 IMAGE = "--image=registry.example.com/isthmus:1.0"

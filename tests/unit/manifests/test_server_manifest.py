@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.config.connectivity import read
-from isthmus.core.connectivity import Protocol
+from isthmus.dial.rules_connectivity import Protocol
+from isthmus.dial.settings_connectivity import read
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "hosted_manifests"
 IMAGE = "--image=registry.example.com/isthmus:1.0"

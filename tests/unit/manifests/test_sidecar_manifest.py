@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.cli.manifest import command
-from isthmus.config.sidecar_presets import PRESETS
+from isthmus.manifests.command import command
+from isthmus.programs.sidecar.settings_presets import PRESETS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "hosted_manifests"
 IMAGE = "--image=registry.example.com/isthmus:1.0"

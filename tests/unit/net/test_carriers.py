@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from isthmus.app import pki
 from isthmus.errors import ProtocolError
 from isthmus.net.carriers import PlainCarrier, TlsCarrier
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.poller import Poller
+from isthmus.tools.pki import making as pki
 
 Carrier = PlainCarrier | TlsCarrier
 KINDS = pytest.mark.parametrize("kind", ["plain", "tls"])

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from isthmus.app import pki
 from isthmus.errors import ConfigError
 from isthmus.net.certificates import Purpose, TlsFiles, check_files
+from isthmus.tools.pki import making as pki
 
 LABELS = ("--server-cert", "--server-key", "--server-ca-cert")
 

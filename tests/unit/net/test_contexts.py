@@ -17,7 +17,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from isthmus.app import pki
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import (
     HotContext,
@@ -27,6 +26,7 @@ from isthmus.net.contexts import (
     server_context,
     watch,
 )
+from isthmus.tools.pki import making as pki
 from isthmus.values import ANONYMOUS, Identity
 
 # Taken when tests are collected: an hour on, every certificate is valid however long a run takes.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.core.places import HERE, Full, Places
 from isthmus.net import gate
 from isthmus.net.gate import Gate, Guest, reset, source_of
+from isthmus.net.rules_places import HERE, Full, Places
 
 
 class Door:

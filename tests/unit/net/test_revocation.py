@@ -13,12 +13,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from isthmus.app import pki
-from isthmus.app.pki import PkiFiles
-from isthmus.app.pki_revoke import revoke
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.revocation import REVOKED, CrlFiles, Revocations, read_lists
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
+from isthmus.tools.pki.revoke import revoke
 
 NOW = datetime.now(UTC)
 

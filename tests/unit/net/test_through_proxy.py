@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from isthmus.app import pki
-from isthmus.core.proxies import ProxyAddress
 from isthmus.errors import LinkError, LinkStage
 from isthmus.net import through_proxy
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
+from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.through_proxy import connect_through
 from isthmus.net.tls import TlsEnd
 from isthmus.testing import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 from isthmus.values import HostPort
 

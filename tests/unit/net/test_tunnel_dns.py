@@ -9,7 +9,7 @@ import dns.message
 import pytest
 from dns_stub import Reply, StubDns, Zone, answer, asked, framed, refusal
 
-from isthmus.dialers.direct import DirectDialer
+from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.net.connect import Failed
 from isthmus.net.dns_messages import DnsError
 from isthmus.net.poller import Poller

@@ -11,13 +11,13 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from isthmus.app import pki
 from isthmus.errors import ProtocolError
 from isthmus.net.carriers import PlainCarrier
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.poller import Poller
 from isthmus.net.tls import TlsEnd
 from isthmus.testing import MemoryEnd
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import join
 
 DEADLINE_S = 60.0

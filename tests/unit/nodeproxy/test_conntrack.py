@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.nodeproxy.conntrack import Flow, stale_flows
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.kernel.conntrack import Flow, stale_flows
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from isthmus.net.child_endings import ending_of
-from isthmus.nodeproxy import ipset
-from isthmus.nodeproxy.backend import ApplyError
-from isthmus.nodeproxy.commands import run
-from isthmus.nodeproxy.iptables_commands import Commands, Programs
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.kernel import ipset
+from isthmus.programs.node_proxy.kernel.backend import ApplyError
+from isthmus.programs.node_proxy.kernel.commands import run
+from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs
+from isthmus.programs.node_proxy.rules.model import Family
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.nodeproxy import custom_detectors
-from isthmus.nodeproxy.custom_detectors import GROUP, find_detector
-from isthmus.services.detecting import DetectorSettings, SourceRanges
-from isthmus.services.detectors import LocalTrafficDetector
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.kernel import custom_detectors
+from isthmus.programs.node_proxy.kernel.custom_detectors import GROUP, find_detector
+from isthmus.programs.node_proxy.rules.detecting import DetectorSettings, SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.model import Family
 
 MODULE = '''
 from dataclasses import dataclass
-from isthmus.services.detectors import Match
+from isthmus.programs.node_proxy.rules.detectors import Match
 
 @dataclass(frozen=True)
 class Marked:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.nodeproxy.health import TO_BE_DELETED, Answer, ProxyHealth
-from isthmus.services.model import Family
-from isthmus.services.objects import NodeObject
+from isthmus.programs.node_proxy.kernel.health import TO_BE_DELETED, Answer, ProxyHealth
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.testing.clock import ManualClock
 
 V4, V6 = Family.IPV4, Family.IPV6

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.nodeproxy.iptables_commands import Commands, Programs, rule_meant
-from isthmus.nodeproxy.iptables_writing import restore_input
-from isthmus.services.iptables.ruleset import TableWrite
-from isthmus.services.iptables.saved import SavedTable
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs, rule_meant
+from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
+from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
+from isthmus.programs.node_proxy.rules.iptables.saved import SavedTable
+from isthmus.programs.node_proxy.rules.model import Family
 
 INPUT = """\
 *nat

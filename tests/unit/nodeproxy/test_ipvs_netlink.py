@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyroute2 import NetlinkError
 
-from isthmus.nodeproxy.backend import ApplyError
-from isthmus.nodeproxy.ipvs_netlink import IpvsMessage, IpvsTable, message_of
-from isthmus.services.ipvs.servers import (
+from isthmus.programs.node_proxy.kernel.backend import ApplyError
+from isthmus.programs.node_proxy.kernel.ipvs_netlink import IpvsMessage, IpvsTable, message_of
+from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
     ChangeServer,
@@ -28,7 +28,7 @@ from isthmus.services.ipvs.servers import (
     VirtualServer,
     WeighDestination,
 )
-from isthmus.services.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.model import Family, Protocol
 
 KEY = ServerKey("10.0.0.1", 80, Protocol.TCP)
 KEY6 = ServerKey("fd00::1", 53, Protocol.UDP)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from isthmus.nodeproxy.kube_proxy import processes, signs
+from isthmus.programs.node_proxy.kernel.kube_proxy import processes, signs
 
 LIMIT_S = 20.0
 
@@ -70,7 +70,10 @@ def test_one_in_another_network_is_none(program: str) -> None:
 
 def test_who_started_us_is_none(tmp_path: Path) -> None:
     script = tmp_path / "kube-proxy"
-    look = "from isthmus.nodeproxy.kube_proxy import processes; print(list(processes()))"
+    look = (
+        "from isthmus.programs.node_proxy.kernel.kube_proxy import processes;"
+        "print(list(processes()))"
+    )
     script.write_text(f"#!/bin/sh\n'{sys.executable}' -c '{look}'\ntrue\n")
     script.chmod(0o700)
     done = subprocess.run([script], capture_output=True, text=True, timeout=LIMIT_S, check=True)
@@ -124,7 +127,7 @@ def test_nobody_is_sent_elsewhere() -> None:
 
 
 def test_a_port_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.nodeproxy.kube_proxy._ANSWER_S", 0.05)
+    monkeypatch.setattr("isthmus.programs.node_proxy.kernel.kube_proxy._ANSWER_S", 0.05)
 
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         told = asyncio.run(signs([nobody.getsockname()[1]]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.nodeproxy import manifests
-from isthmus.nodeproxy.manifests import read_manifests
+from isthmus.programs.node_proxy.kernel import manifests
+from isthmus.programs.node_proxy.kernel.manifests import read_manifests
 
 SERVICE = """\
 apiVersion: v1

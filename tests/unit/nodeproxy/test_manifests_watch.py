@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.nodeproxy.manifests import Manifests
-from isthmus.nodeproxy.manifests_watch import ManifestsWatch
+from isthmus.programs.node_proxy.kernel.manifests import Manifests
+from isthmus.programs.node_proxy.kernel.manifests_watch import ManifestsWatch
 
 SERVICE = """\
 apiVersion: v1

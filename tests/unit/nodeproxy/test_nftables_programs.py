@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.nodeproxy.backend import ApplyError
-from isthmus.nodeproxy.nftables import NftablesBackend
-from isthmus.nodeproxy.nftables_programs import (
+from isthmus.programs.node_proxy.kernel.backend import ApplyError
+from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
+from isthmus.programs.node_proxy.kernel.nftables_programs import (
     CrashError,
     NftProgram,
     crashes_on_later_sets,
     refusal,
     version_of,
 )
-from isthmus.services.model import Family, Update, View
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.model import Family, Update, View
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 TEXT = "add table ip x\nadd chain ip x y\nadd rule ip x y goto nowhere\n"
 

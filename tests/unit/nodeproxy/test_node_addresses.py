@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.nodeproxy.node_addresses import has_loopback, node_ips, ranges_of, within
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.kernel.node_addresses import (
+    has_loopback,
+    node_ips,
+    ranges_of,
+    within,
+)
+from isthmus.programs.node_proxy.rules.model import Family
 
 V4, V6 = Family.IPV4, Family.IPV6
 

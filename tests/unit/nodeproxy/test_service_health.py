@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from isthmus.core.service_names import ServiceName
+from isthmus.dial.rules_service_names import ServiceName
 from isthmus.net import http_site
-from isthmus.nodeproxy.health import ProxyHealth
-from isthmus.nodeproxy.service_health import WEIGHT_HEADER, ServiceHealthPorts
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.kernel.health import ProxyHealth
+from isthmus.programs.node_proxy.kernel.service_health import WEIGHT_HEADER, ServiceHealthPorts
+from isthmus.programs.node_proxy.rules.model import Family
 from isthmus.testing.clock import ManualClock
 
 WEB = ServiceName("shop", "web")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.errors import ConfigError
-from isthmus.nodeproxy.sysctls import Sysctls, has_ipv6, tracked
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, has_ipv6, tracked
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 QUIET = NodeProxySettings(
     conntrack_max_per_core=0,

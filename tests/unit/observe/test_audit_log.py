@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.audit import Record, Stage, to_line
 from isthmus.errors import ConfigError
-from isthmus.observe.audit_backups import Backups
-from isthmus.observe.audit_log import AuditLog
+from isthmus.frame.audit.backups import Backups
+from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.audit.model import Record, Stage, to_line
 
 LIMIT_S = 20.0
 DAY_S = 86400.0

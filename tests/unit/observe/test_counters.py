@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.observe.counters import Families, Histogram, counter, histogram, one
+from isthmus.frame.observe.counters import Families, Histogram, counter, histogram, one
 
 BOUNDS = (0.001, 0.1, 2.5)
 

@@ -10,16 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.observe.logs import (
-    RECENT,
-    Format,
-    OncePer,
-    RecentLines,
-    configure,
-    escape,
-    level_from_v,
-    log,
-)
+from isthmus.logs import RECENT, Format, OncePer, RecentLines, configure, escape, level_from_v, log
 
 LOGGER = logging.getLogger("isthmus.server")
 NAMES = ("isthmus", "asyncio", "aiohttp")
@@ -264,7 +255,7 @@ def test_what_only_looks_like_a_token_stays() -> None:
 
 
 def test_a_line_is_escaped_once_for_both_formats(monkeypatch: pytest.MonkeyPatch) -> None:
-    from isthmus.observe import logs
+    from isthmus import logs
 
     seen: list[str] = []
     monkeypatch.setattr(logs, "escape", lambda text: seen.append(text) or text)

@@ -9,17 +9,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import isthmus
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.net.certificates import Lifetime
-from isthmus.observe.metrics import (
+from isthmus.frame.observe.metrics import (
     GO_DIAL_FAILURE,
     AgentMetrics,
     ServerMetrics,
     TlsPort,
     TlsRefusal,
 )
-from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
-from isthmus.observe.program import ProgramMetrics
-from isthmus.observe.reference import reference
+from isthmus.frame.observe.program import ProgramMetrics
+from isthmus.net.certificates import Lifetime
+from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
+from isthmus.tools.metrics_reference import reference
 from isthmus.tunnel.end import Ending
 
 GO_SERVER = "konnectivity_network_proxy_server_"
@@ -201,5 +201,5 @@ def test_names_are_unique_and_well_formed(metrics: ProgramMetrics) -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     assert DOCS.read_text(encoding="utf-8") == reference(), (
-        "run: python -m isthmus.observe.reference > docs/reference/metrics.md"
+        "run: python -m isthmus.tools.metrics_reference > docs/reference/metrics.md"
     )

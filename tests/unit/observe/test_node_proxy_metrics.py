@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.observe.node_proxy_metrics import (
+from isthmus.programs.node_proxy.metrics import (
     PROGRAMMING_BUCKETS_S,
     SYNC_BUCKETS_S,
     NodeProxyMetrics,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.core.policy import Decision
-from isthmus.observe.metrics import MOST_RULES, ServerMetrics
+from isthmus.dial.rules_policy import Decision
+from isthmus.frame.observe.metrics import MOST_RULES, ServerMetrics
 
 
 def test_denials_by_rule_are_bounded() -> None:

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from isthmus.observe import profile_tasks
-from isthmus.observe.pprof import Frame, Kind, Profile, frame_of, module_of
-from isthmus.observe.profile_cpu import cpu_profile
-from isthmus.observe.profile_heap import heap_by_type, heap_traced
+from isthmus.frame.observe import profile_tasks
+from isthmus.frame.observe.pprof import Frame, Kind, Profile, frame_of, module_of
+from isthmus.frame.observe.profile_cpu import cpu_profile
+from isthmus.frame.observe.profile_heap import heap_by_type, heap_traced
 from isthmus.wire import pprof_pb2
 
 LIMIT_S = 20.0
@@ -78,7 +78,7 @@ def test_functions_have_the_names_of_their_modules() -> None:
     assert module_of("/home/src/isthmus/net/poller.py") == "isthmus.net.poller"
     assert module_of("<frozen importlib._bootstrap>") == "<frozen importlib._bootstrap>"
     code = frame_of.__code__
-    assert frame_of(code, 1).function == "isthmus.observe.pprof.frame_of"
+    assert frame_of(code, 1).function == "isthmus.frame.observe.pprof.frame_of"
 
 
 def burn(cpu_s: float) -> None:
@@ -206,8 +206,8 @@ def test_every_task_with_its_whole_stack_and_every_thread() -> None:
 
 def test_nothing_of_it_is_loaded_before_it_is_asked_for() -> None:
     code = (
-        "import sys, isthmus.app.server.program, isthmus.app.agent.program;"
-        "from isthmus.admin.debug_routes import debug_routes;"
+        "import sys, isthmus.programs.server.program, isthmus.programs.agent.program;"
+        "from isthmus.frame.admin.debug_routes import debug_routes;"
         "debug_routes(False), debug_routes(True);"
         "print([name for name in sys.modules if 'pprof' in name or 'observe.profile' in name])"
     )

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from isthmus.errors import ConfigError, DialFailure
-from isthmus.observe.tracing import DialTrace, Tracing, is_wanted, open_tracing
+from isthmus.frame.observe.tracing import DialTrace, Tracing, is_wanted, open_tracing
 from isthmus.values import HostPort
 from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.trace_context import parse_traceparent

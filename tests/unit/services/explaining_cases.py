@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.explaining_flow import Origin, Packet, Rules
-from isthmus.services.explaining_iptables import IptablesRules
-from isthmus.services.explaining_nftables import NftablesRules
-from isthmus.services.iptables import renderer as iptables
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, Rules
+from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
+from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
+from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
     Family,
@@ -19,10 +19,10 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
-from isthmus.services.nftables import renderer as nftables
-from isthmus.services.objects import family_of
-from isthmus.services.settings import RuleSettings
-from isthmus.services.topology import categorize_endpoints
+from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
+from isthmus.programs.node_proxy.rules.objects import family_of
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 NODE = "192.0.2.1"
 HERE, THERE = "10.180.0.2:80", "10.180.1.3:80"

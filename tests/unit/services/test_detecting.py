@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.services.detecting import (
+from isthmus.programs.node_proxy.rules.detecting import (
     MODES,
     BridgePorts,
     DetectorSettings,
@@ -14,8 +14,8 @@ from isthmus.services.detecting import (
     needs_pod_cidrs,
     tidy_range,
 )
-from isthmus.services.detectors import NOTHING_LOCAL, LocalTrafficDetector, Match
-from isthmus.services.model import Family
+from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector, Match
+from isthmus.programs.node_proxy.rules.model import Family
 
 V4, V6 = Family.IPV4, Family.IPV6
 

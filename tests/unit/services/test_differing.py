@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from explaining_cases import HERE, THERE, backed, endpoint, view_of
 
-from isthmus.services.detecting import SourceRanges
-from isthmus.services.differing import LineChange, line_changes, port_changes
-from isthmus.services.model import Family, View
-from isthmus.services.rendering import rendered
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.differing import LineChange, line_changes, port_changes
+from isthmus.programs.node_proxy.rules.model import Family, View
+from isthmus.programs.node_proxy.rules.rendering import rendered
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(("10.180.0.0/16",)))
 IP = "172.30.0.1"

@@ -22,15 +22,20 @@ from explaining_cases import (
 )
 
 from isthmus.errors import ConfigError
-from isthmus.services.detecting import SourceRanges
-from isthmus.services.detectors import Match
-from isthmus.services.explaining import Explanation, Reason, explain, merged
-from isthmus.services.explaining_flow import Origin, Packet, Verdict, walk
-from isthmus.services.explaining_iptables import parse_rule
-from isthmus.services.explaining_nftables_rule import RuleReader
-from isthmus.services.explaining_packet import Destination, Place, packet_to, taken_for_local
-from isthmus.services.model import Family, Protocol, View
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import Match
+from isthmus.programs.node_proxy.rules.explaining import Explanation, Reason, explain, merged
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, Verdict, walk
+from isthmus.programs.node_proxy.rules.explaining_iptables import parse_rule
+from isthmus.programs.node_proxy.rules.explaining_nftables_rule import RuleReader
+from isthmus.programs.node_proxy.rules.explaining_packet import (
+    Destination,
+    Place,
+    packet_to,
+    taken_for_local,
+)
+from isthmus.programs.node_proxy.rules.model import Family, Protocol, View
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 PODS = SourceRanges(("10.180.0.0/16", "fd00:10::/32"))
 OUTSIDE = "203.0.113.7"
@@ -235,7 +240,7 @@ def test_nftables_rule_for_the_moment_of_a_change_is_known_and_never_a_way() -> 
 
 
 def test_a_chain_that_leads_to_itself_ends() -> None:
-    from isthmus.services.explaining_flow import Do, Way
+    from isthmus.programs.node_proxy.rules.explaining_flow import Do, Way
 
     with pytest.raises(ConfigError, match="the chain a leads to itself"):
         list(walk(lambda name: [name], lambda name, rule, flow: [Way(flow, Do.JUMP, "a")], "a",
@@ -243,7 +248,7 @@ def test_a_chain_that_leads_to_itself_ends() -> None:
 
 
 def _flow() -> Any:
-    from isthmus.services.explaining_flow import Flow
+    from isthmus.programs.node_proxy.rules.explaining_flow import Flow
 
     return Flow(packet=packet(OUTSIDE, "172.30.0.1"))
 

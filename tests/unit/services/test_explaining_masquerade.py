@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from explaining_cases import BACKENDS, HERE, NODE, THERE, backed, packet, rules_of, view_of
 
-from isthmus.services.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.services.detectors import NOTHING_LOCAL, LocalTrafficDetector
-from isthmus.services.explaining import Explanation, Reason, explain
-from isthmus.services.explaining_flow import Origin, Packet, Verdict
-from isthmus.services.model import Family
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.explaining import Explanation, Reason, explain
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, Verdict
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 VIEW = view_of(
     backed(

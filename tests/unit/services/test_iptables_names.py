@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.services.iptables import names
+from isthmus.programs.node_proxy.rules.iptables import names
 
 
 @pytest.mark.parametrize(

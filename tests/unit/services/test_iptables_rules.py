@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.services.iptables import names
-from isthmus.services.iptables.port_chains import probability
-from isthmus.services.iptables.renderer import Renderer
-from isthmus.services.iptables.ruleset import Ruleset
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.iptables.port_chains import probability
+from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.iptables.ruleset import Ruleset
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
     Family,
@@ -29,8 +29,8 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
-from isthmus.services.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
-from isthmus.services.topology import categorize_endpoints
+from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
+from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "iptables"
 V4, V6 = Family.IPV4, Family.IPV6

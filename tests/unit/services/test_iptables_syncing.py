@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from isthmus.services.iptables import names
-from isthmus.services.iptables.base import JUMPS, Jump
-from isthmus.services.iptables.renderer import Renderer
-from isthmus.services.iptables.ruleset import TableWrite
-from isthmus.services.iptables.saved import Saved, parse_saved
-from isthmus.services.iptables.syncing import cleanup_writes, full_writes, put_back
-from isthmus.services.model import Family, View
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, Jump
+from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
+from isthmus.programs.node_proxy.rules.iptables.saved import Saved, parse_saved
+from isthmus.programs.node_proxy.rules.iptables.syncing import cleanup_writes, full_writes, put_back
+from isthmus.programs.node_proxy.rules.model import Family, View
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 EMPTY = Renderer(RuleSettings(family=Family.IPV4)).render(View(family=Family.IPV4, ports={}))
 RULESET = EMPTY.ruleset

@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.services.nftables.compiling import ForeignRuleError, RuleValueError, compiled
-from isthmus.services.nftables.encoding import SUBSYSTEM, Message
+from isthmus.net.rules_nft_encoding import SUBSYSTEM, Message
+from isthmus.programs.node_proxy.rules.nftables.compiling import (
+    ForeignRuleError,
+    RuleValueError,
+    compiled,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nftables_messages"
 NESTED = 0x8000

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.model import Endpoint, PortKey, Protocol
-from isthmus.services.nftables.names import Container, endpoint_base, is_port_chain, port_base
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, Protocol
+from isthmus.programs.node_proxy.rules.nftables.names import (
+    Container,
+    endpoint_base,
+    is_port_chain,
+    port_base,
+)
 
 
 def key(namespace: str, name: str, port: str = "p80") -> PortKey:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,
@@ -26,12 +26,12 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
-from isthmus.services.nftables.names import Container
-from isthmus.services.nftables.port_rules import port_rules
-from isthmus.services.nftables.renderer import Renderer
-from isthmus.services.nftables.ruleset import Changes
-from isthmus.services.nftables.text import Found, difference, rebuilt, renewed
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.nftables.names import Container
+from isthmus.programs.node_proxy.rules.nftables.port_rules import port_rules
+from isthmus.programs.node_proxy.rules.nftables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.nftables.ruleset import Changes
+from isthmus.programs.node_proxy.rules.nftables.text import Found, difference, rebuilt, renewed
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nftables"
 V4, V6 = Family.IPV4, Family.IPV6

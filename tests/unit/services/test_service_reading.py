@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.addresses import canonical_address, canonical_network
-from isthmus.services.building import service_ports
-from isthmus.services.model import Family, PortKey, Protocol, ServicePort
-from isthmus.services.objects import NodeObject, ServiceObject
-from isthmus.services.reading import read_node, read_service, read_service_cidrs, service_key
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.addresses import canonical_address, canonical_network
+from isthmus.programs.node_proxy.rules.building import service_ports
+from isthmus.programs.node_proxy.rules.model import Family, PortKey, Protocol, ServicePort
+from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceObject
+from isthmus.programs.node_proxy.rules.reading import (
+    read_node,
+    read_service,
+    read_service_cidrs,
+    service_key,
+)
 
 V4, V6 = Family.IPV4, Family.IPV6
 NAME = ServiceName("ns", "svc")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.model import Endpoint, Family, Protocol
-from isthmus.services.objects import SliceEndpoint, SliceObject, SlicePort
-from isthmus.services.reading import read_slice, slice_key
-from isthmus.services.slices import EndpointsByPort, SliceCache
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.model import Endpoint, Family, Protocol
+from isthmus.programs.node_proxy.rules.objects import SliceEndpoint, SliceObject, SlicePort
+from isthmus.programs.node_proxy.rules.reading import read_slice, slice_key
+from isthmus.programs.node_proxy.rules.slices import EndpointsByPort, SliceCache
 
 SVC = ServiceName("ns1", "svc1")
 FAR = 999

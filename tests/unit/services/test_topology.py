@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.model import Endpoint, PortKey, Protocol, ServicePort
-from isthmus.services.topology import categorize_endpoints
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, Protocol, ServicePort
+from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 
 def ends(*texts: str) -> tuple[Endpoint, ...]:

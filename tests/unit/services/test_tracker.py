@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.model import Family, PortKey, Protocol, Update
-from isthmus.services.objects import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.model import Family, PortKey, Protocol, Update
+from isthmus.programs.node_proxy.rules.objects import (
     Batch,
     ObjectPort,
     ServiceObject,
@@ -16,7 +16,7 @@ from isthmus.services.objects import (
     SliceObject,
     SlicePort,
 )
-from isthmus.services.tracker import ZONE_LABEL, Tracker
+from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, Tracker
 
 V4, V6 = Family.IPV4, Family.IPV6
 HTTP = ObjectPort(name="http", port=80)

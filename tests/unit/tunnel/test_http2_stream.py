@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.app.tunnels import LEFTOVERS_S
+from isthmus.frame.tunnels import LEFTOVERS_S
 from isthmus.testing import Http2Frame, Http2Pair, ManualClock, Recorder, take_http2_frames
 from isthmus.tunnel.http2 import Http2Limits
 from isthmus.tunnel.http2_stream import TURN_BYTES, Http2Stream

@@ -6,9 +6,9 @@ import hpack as reference
 import pytest
 from hpack.table import HeaderTable
 
+from isthmus.text.text_limits import MAX_HEADERS
 from isthmus.wire import hpack
 from isthmus.wire.hpack import BlockError, BlockTooLong, Decoder, Headers, encode
-from isthmus.wire.text_limits import MAX_HEADERS
 
 # RFC 7541 C.3: three requests of one connection without Huffman coding; C.5: responses whose
 # entries do not all fit into a table of 256 bytes.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hpack
 import pytest
 
+from isthmus.text.short_cache import key_bytes
 from isthmus.wire import http2
 from isthmus.wire.http2 import ErrorCode, HeaderReader, Headers, Http2Error
-from isthmus.wire.short_cache import key_bytes
 
 REQUEST: Headers = (
     (b":method", b"GET"),

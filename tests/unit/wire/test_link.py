@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import DialFailure, ProtocolError
+from isthmus.text.text_limits import MAX_DETAIL_CHARS, MAX_DIAL_BYTES, MAX_VERSION_CHARS
 from isthmus.wire.link import (
     FROM_WIRE,
     MAX_MESSAGE_BYTES,
@@ -14,7 +15,6 @@ from isthmus.wire.link import (
     to_bytes,
 )
 from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello, Refusal, Welcome
-from isthmus.wire.text_limits import MAX_DETAIL_CHARS, MAX_DIAL_BYTES, MAX_VERSION_CHARS
 
 # Typed from the proto3 encoding: field 2 (length-delimited) "a", field 3 (varint) 80.
 DIAL = b"\x00\x00\x00\x05\x12\x01a\x18\x50"

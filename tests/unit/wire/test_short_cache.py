@@ -10,51 +10,51 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.audit import requester_of
-from isthmus.core.near import host_of
+from isthmus.dial.frontends import grpc_proxy
 from isthmus.errors import ProtocolError
-from isthmus.frontends import grpc_proxy
+from isthmus.frame.audit.model import requester_of
 from isthmus.links import dials
+from isthmus.net.rules_near import host_of
+from isthmus.text.short_cache import key_bytes, short_cache
 from isthmus.tunnel.classes import NORMAL
 from isthmus.values import HostPort, Identity
 from isthmus.wire.kep1281_pb2 import ConnectOptions
 from isthmus.wire.link_pb2 import Dial
 from isthmus.wire.payload import read_connect_options
-from isthmus.wire.short_cache import key_bytes, short_cache
 
 ROOT = Path(__file__).parents[3] / "src" / "isthmus"
 MIB = 1024 * 1024
 
 #: functools' caches count entries and not bytes. Each is here with the reason why it stays small.
 BOUNDED = {
-    "app/agent/program.py:_target": "a HostPort: 253 characters, else it raises",
-    "app/agent/target_dial.py:_literal": "a HostPort: 253 characters",
-    "core/address_order.py:_see": "addresses that a resolver or the kernel wrote: 64 characters",
-    "core/audit.py:_second": "whole seconds",
-    "core/endpoint_lists.py:EndpointLists": "addresses of HostPorts: 45 characters",
-    "core/snapshot_json.py:_keys": "our own types",
-    "dashboard/delta.py:_cached_keys": "our own types",
-    "dashboard/delta.py:_getters": "our own types",
-    "dialers/direct.py:_literal": "a HostPort: 253 characters",
-    "dialers/sidecar_names.py:_of_address": "addresses: 45 characters",
-    "frontends/peers.py:_user": "numbers",
+    "programs/agent/program.py:_target": "a HostPort: 253 characters, else it raises",
+    "programs/agent/target_dial.py:_literal": "a HostPort: 253 characters",
+    "net/rules_address_order.py:_see": "addresses of a resolver or the kernel: 64 characters",
+    "frame/audit/model.py:_second": "whole seconds",
+    "dial/rules_endpoint_lists.py:EndpointLists": "addresses of HostPorts: 45 characters",
+    "frame/model/snapshot_json.py:_keys": "our own types",
+    "frame/dashboard/delta.py:_cached_keys": "our own types",
+    "frame/dashboard/delta.py:_getters": "our own types",
+    "dial/dialers/direct.py:_literal": "a HostPort: 253 characters",
+    "programs/sidecar/dialer_names.py:_of_address": "addresses: 45 characters",
+    "dial/frontends/peers.py:_user": "numbers",
     "lab/probe.py:_context": "8 of our own settings",
     "links/dials.py:_success": "an address that was reached, as text: 255 characters",
     "net/gate.py:source_named": "addresses that the kernel wrote: 64 characters",
-    "nodeproxy/ipvs.py:_say_deprecated": "one",
-    "services/explaining_flow.py:_network": "a command that ends",
-    "services/explaining_flow.py:parsed": "a command that ends",
-    "services/explaining_iptables.py:parse_rule": "a command that ends",
-    "services/iptables/port_chains.py:probability": "numbers",
-    "services/nftables/compiling_fields.py:address_bytes": "addresses of Kubernetes' objects",
-    "services/nftables/compiling_fields.py:port_bytes": "numbers",
-    "services/nftables/encoding.py:compare": "our own rules",
-    "services/nftables/encoding.py:conntrack": "numbers",
-    "services/nftables/encoding.py:fib": "numbers",
-    "services/nftables/encoding.py:meta": "numbers",
-    "services/nftables/encoding.py:payload": "numbers",
-    "services/reading.py:_hints": "names of zones, 63 characters by the Kubernetes API",
-    "services/reading.py:_slice_port": "names of ports, 63 characters by the Kubernetes API",
+    "programs/node_proxy/kernel/ipvs.py:_say_deprecated": "one",
+    "programs/node_proxy/rules/explaining_flow.py:_network": "a command that ends",
+    "programs/node_proxy/rules/explaining_flow.py:parsed": "a command that ends",
+    "programs/node_proxy/rules/explaining_iptables.py:parse_rule": "a command that ends",
+    "programs/node_proxy/rules/iptables/port_chains.py:probability": "numbers",
+    "programs/node_proxy/rules/nftables/compiling_fields.py:address_bytes": "addresses of objects",
+    "programs/node_proxy/rules/nftables/compiling_fields.py:port_bytes": "numbers",
+    "net/rules_nft_encoding.py:compare": "our own rules",
+    "net/rules_nft_encoding.py:conntrack": "numbers",
+    "net/rules_nft_encoding.py:fib": "numbers",
+    "net/rules_nft_encoding.py:meta": "numbers",
+    "net/rules_nft_encoding.py:payload": "numbers",
+    "programs/node_proxy/rules/reading.py:_hints": "names of zones: 63 characters",
+    "programs/node_proxy/rules/reading.py:_slice_port": "names of ports: 63 characters",
     "tunnel/http2.py:_greeting": "16 of our own limits",
     "wire/http_connect.py:_target": "a host and a port: 260 characters, else it raises",
     "wire/payload.py:payload_head": "numbers",
@@ -80,7 +80,7 @@ def caches() -> set[str]:
 
 def test_every_cache_that_counts_entries_says_why_it_is_small() -> None:
     assert caches() == set(BOUNDED), (
-        "a new functools cache: use wire/short_cache.py if a peer has a say in its keys, else"
+        "a new functools cache: use text/short_cache.py if a peer has a say in its keys, else"
         " say in BOUNDED why it stays small"
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.wire import text_limits
-from isthmus.wire.text_limits import MAX_SHOWN_CHARS, cut, first_too_long, plain, shown
+from isthmus.text import text_limits
+from isthmus.text.text_limits import MAX_SHOWN_CHARS, cut, first_too_long, plain, shown
 
 
 def test_every_maximum_is_in_the_table() -> None:

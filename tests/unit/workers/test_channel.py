@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import uvloop
 
-from isthmus.core.history import Tally
 from isthmus.errors import ProtocolError
+from isthmus.frame.model.history import Tally
+from isthmus.frame.workers.channel import MOST_BYTES, Channel
+from isthmus.frame.workers.messages import Answer, Ask, Begin, Report, Started
+from isthmus.frame.workers.passing import Giver, Taker, make_pair
 from isthmus.net.poller import Poller
-from isthmus.workers.channel import MOST_BYTES, Channel
-from isthmus.workers.messages import Answer, Ask, Begin, Report, Started
-from isthmus.workers.passing import Giver, Taker, make_pair
 
 P = ParamSpec("P")
 

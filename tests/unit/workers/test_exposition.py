@@ -6,14 +6,14 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from isthmus.core.merge import Merge
-from isthmus.observe.counters import PROCESS_MERGE, Family, gauge, merge_table, one
-from isthmus.observe.every import every_family
-from isthmus.observe.metrics import ServerMetrics
-from isthmus.observe.sidecar_metrics import Socks5ProxyMetrics
-from isthmus.observe.sni_metrics import SniRouterMetrics
-from isthmus.observe.worker_metrics import WorkersMetrics
-from isthmus.workers import exposition
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import PROCESS_MERGE, Family, gauge, merge_table, one
+from isthmus.frame.observe.metrics import ServerMetrics
+from isthmus.frame.observe.worker_metrics import WorkersMetrics
+from isthmus.frame.workers import exposition
+from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
+from isthmus.programs.sni_router.metrics import SniRouterMetrics
+from isthmus.tools.metrics_every import every_family
 
 LINKS = "isthmus_server_links_opened_total"
 ENDED = "isthmus_server_tunnels_ended_total"

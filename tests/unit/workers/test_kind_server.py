@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from isthmus.config.server import ServerSettings
-from isthmus.workers.kind import Place
-from isthmus.workers.kind_server import of_worker, siblings_of
+from isthmus.frame.workers.kind import Place
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.server.with_workers import of_worker, siblings_of
 
 PLACE = Place(index=1, count=2, program_id="a", audit="/dev/fd/9")
 

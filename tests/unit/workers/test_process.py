@@ -12,11 +12,11 @@ from typing import cast
 import pytest
 import uvloop
 
-from isthmus.core.backoff import Backoff
+from isthmus.frame.workers.messages import Drain
+from isthmus.frame.workers.parent import Parent
+from isthmus.frame.workers.process import Birth, State, Worker, WorkerLost
 from isthmus.net.poller import Poller
-from isthmus.workers.messages import Drain
-from isthmus.workers.parent import Parent
-from isthmus.workers.process import Birth, State, Worker, WorkerLost
+from isthmus.text.backoff import Backoff
 
 
 def made(loop: asyncio.AbstractEventLoop, *command: str) -> Worker:
@@ -53,8 +53,8 @@ def test_one_for_which_there_is_no_process_is_tried_again() -> None:
 #: A worker as far as it says that it has started, and then only what it is told to.
 STARTS = """
 import json, os, socket, sys
-from isthmus.workers.channel import _encode
-from isthmus.workers.messages import Report, Started
+from isthmus.frame.workers.channel import _encode
+from isthmus.frame.workers.messages import Report, Started
 found = json.loads(os.environ["_ISTHMUS_WORKER"])
 sock = socket.socket(fileno=found["channel"])
 def send(message):

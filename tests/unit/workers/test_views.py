@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from isthmus.core.merge import Merge, merges, rules_of
-from isthmus.core.name_order import Outcome, Source, Way
-from isthmus.core.names_view import LookupView, NamesView, WayView
-from isthmus.core.snapshot import (
+from isthmus.dial.rules_name_order import Outcome, Source, Way
+from isthmus.frame.model.merge import Merge, merges, rules_of
+from isthmus.frame.model.names_view import LookupView, NamesView, WayView
+from isthmus.frame.model.snapshot import (
     AgentProgramView,
     AgentView,
     EndedView,
@@ -26,9 +26,9 @@ from isthmus.core.snapshot import (
     TunnelState,
     TunnelView,
 )
-from isthmus.core.snapshot import ApiserverProxyView as Apiserver
+from isthmus.frame.model.snapshot import ApiserverProxyView as Apiserver
+from isthmus.frame.workers.views import WorkerView, merge, worker_of
 from isthmus.values import AgentId, ServerId, TunnelId
-from isthmus.workers.views import WorkerView, merge, worker_of
 
 
 def tunnel(number: int, age_s: float) -> TunnelView:

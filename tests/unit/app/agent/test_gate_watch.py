@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from isthmus.app.agent.gate_watch import GateWatch
-from isthmus.config.gates import CLUSTER_TO_MASTER
 from isthmus.links.agent_side import ServerLink
+from isthmus.programs.agent.gate_watch import GateWatch
+from isthmus.settings.gates import CLUSTER_TO_MASTER
 
 ON, OFF = frozenset({CLUSTER_TO_MASTER}), frozenset({"SomethingElse"})
 

@@ -17,31 +17,31 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from isthmus.app import pki
-from isthmus.app.agent import node_connections
-from isthmus.app.agent.node_connections import NodeConnections
-from isthmus.app.agent.node_listeners import NodeListeners
-from isthmus.app.agent.servers import Servers
-from isthmus.app.tunnels import TunnelTable
-from isthmus.config.gates import CLUSTER_TO_MASTER
-from isthmus.config.targets import Target
-from isthmus.core.backoff import Backoff
-from isthmus.core.proxies import ProxyRules
+from isthmus.dial.frontends.backend import PROCESS
+from isthmus.dial.settings_targets import Target
 from isthmus.errors import DialFailure
-from isthmus.frontends.backend import PROCESS
+from isthmus.frame.observe.metrics import AgentMetrics
+from isthmus.frame.observe.node_traffic import NodeResult
+from isthmus.frame.tunnels import TunnelTable
 from isthmus.links.agent_side import Greeting
 from isthmus.links.link import Link
 from isthmus.links.server_side import AgentLink, Membership
 from isthmus.links.talk import Incoming
+from isthmus.logs import OncePer
 from isthmus.net.connect import Address, literal
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
-from isthmus.observe.logs import OncePer
-from isthmus.observe.metrics import AgentMetrics
-from isthmus.observe.node_traffic import NodeResult
+from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.agent import node_connections
+from isthmus.programs.agent.node_connections import NodeConnections
+from isthmus.programs.agent.node_listeners import NodeListeners
+from isthmus.programs.agent.servers import Servers
+from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.testing.ends import MemoryEnd
+from isthmus.text.backoff import Backoff
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets

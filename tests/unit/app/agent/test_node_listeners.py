@@ -9,10 +9,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from isthmus.app.agent.node_listeners import NodeListeners, reserve, start_listening
-from isthmus.config.targets import Target
+from isthmus.dial.settings_targets import Target
 from isthmus.errors import ConfigError
 from isthmus.net.poller import Poller
+from isthmus.programs.agent.node_listeners import NodeListeners, reserve, start_listening
 from isthmus.values import HostPort
 
 HOST = IPv4Address("127.0.0.1")

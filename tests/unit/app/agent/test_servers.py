@@ -12,26 +12,26 @@ from typing import Any
 
 import pytest
 
-from isthmus.app import pki
-from isthmus.app.agent import servers as servers_module
-from isthmus.app.agent import spare_links
-from isthmus.app.agent.places import Place, Places
-from isthmus.app.agent.servers import Servers
-from isthmus.app.server import view as server_view
-from isthmus.core.backoff import Backoff
-from isthmus.core.proxies import ProxyRules
+from isthmus.frame.observe.metrics import AgentMetrics
 from isthmus.links.agent_side import Greeting, ServerLink
 from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link
 from isthmus.links.mux_server import MuxServerTalk
 from isthmus.links.server_side import AgentLink, Membership
+from isthmus.logs import OncePer
 from isthmus.net.connect import Address, literal
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
-from isthmus.observe.logs import OncePer
-from isthmus.observe.metrics import AgentMetrics
+from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.agent import servers as servers_module
+from isthmus.programs.agent import spare_links
+from isthmus.programs.agent.places import Place, Places
+from isthmus.programs.agent.servers import Servers
+from isthmus.programs.server import view as server_view
+from isthmus.text.backoff import Backoff
+from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.packets import Packets

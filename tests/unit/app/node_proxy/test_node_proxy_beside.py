@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from isthmus.app.node_proxy import beside as node_proxy_beside
-from isthmus.app.node_proxy.beside import Beside
 from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy import beside as node_proxy_beside
+from isthmus.programs.node_proxy.beside import Beside
 
 SIGN = "process 7 is in this network namespace"
 LIMIT_S = 20.0

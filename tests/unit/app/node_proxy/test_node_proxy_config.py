@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.node_proxy.config import ConfigChanged, follow_config, read_config
-from isthmus.config.node_proxy import NodeProxySettings
+from isthmus.programs.node_proxy.config import ConfigChanged, follow_config, read_config
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 LIMIT_S = 20.0
 TEXT = """\

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from isthmus.app.node_proxy import family as node_proxy_family
-from isthmus.app.node_proxy.family import FamilySync, Pending, joined
-from isthmus.core.service_names import ServiceName
-from isthmus.nodeproxy.backend import ApplyError, SyncReport
-from isthmus.nodeproxy.health import ProxyHealth
-from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
-from isthmus.services.model import Family, Protocol, Update, View
-from isthmus.services.objects import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy import family as node_proxy_family
+from isthmus.programs.node_proxy.family import FamilySync, Pending, joined
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.health import ProxyHealth
+from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
+from isthmus.programs.node_proxy.rules.model import Family, Protocol, Update, View
+from isthmus.programs.node_proxy.rules.objects import (
     ObjectPort,
     ServiceObject,
     SliceEndpoint,
     SliceObject,
     SlicePort,
 )
-from isthmus.services.settings import RuleSettings
-from isthmus.services.tracker import Tracker
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import Tracker
 
 V4, V6 = Family.IPV4, Family.IPV6
 LIMIT_S = 20.0

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import httpx
 
-from isthmus.admin.answers import Routes
-from isthmus.admin.ports import serve
-from isthmus.app.node_proxy.pages import health_routes, metrics_routes
-from isthmus.nodeproxy.health import ProxyHealth
-from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
-from isthmus.services.model import Family
-from isthmus.services.objects import NodeObject
+from isthmus.frame.admin.answers import Routes
+from isthmus.frame.admin.ports import serve
+from isthmus.programs.node_proxy.kernel.health import ProxyHealth
+from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
+from isthmus.programs.node_proxy.pages import health_routes, metrics_routes
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.testing.clock import ManualClock
 
 

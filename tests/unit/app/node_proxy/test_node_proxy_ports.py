@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from isthmus.app.node_proxy import ports as node_proxy_ports
-from isthmus.app.node_proxy.ports import OwnPorts
-from isthmus.config.node_proxy import NodeProxySettings
 from isthmus.errors import ConfigError
-from isthmus.nodeproxy.health import ProxyHealth
-from isthmus.observe.node_proxy_metrics import NodeProxyMetrics
+from isthmus.programs.node_proxy import ports as node_proxy_ports
+from isthmus.programs.node_proxy.kernel.health import ProxyHealth
+from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
+from isthmus.programs.node_proxy.ports import OwnPorts
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 LIMIT_S = 20.0
 

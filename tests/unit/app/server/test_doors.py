@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from isthmus.app.server.doors import Doors
-from isthmus.config.server import ServerSettings
-from isthmus.core.places import Full
+from isthmus.dial.frontends.backend import Dial, Request
 from isthmus.errors import ConfigError
-from isthmus.frontends.backend import Dial, Request
+from isthmus.logs import OncePer
 from isthmus.net.poller import Poller
-from isthmus.observe.logs import OncePer
+from isthmus.net.rules_places import Full
+from isthmus.programs.server.doors import Doors
+from isthmus.programs.server.settings import ServerSettings
 from isthmus.values import HostPort
 from isthmus.wire.http2 import PING, PREFACE, frame, settings
 

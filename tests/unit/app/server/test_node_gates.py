@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from isthmus.app import gate_state
-from isthmus.app.agent import gate_watch
-from isthmus.app.gate_state import GateState, Known, state_of
-from isthmus.app.server import node_gates
-from isthmus.app.server.node_gates import GateNotes
-from isthmus.config.gates import CLUSTER_TO_MASTER
+from isthmus.frame import gate_state
+from isthmus.frame.gate_state import GateState, Known, state_of
 from isthmus.links.server_side import AgentLink
+from isthmus.programs.agent import gate_watch
+from isthmus.programs.server import node_gates
+from isthmus.programs.server.node_gates import GateNotes
+from isthmus.settings.gates import CLUSTER_TO_MASTER
 
 ON, OFF = frozenset({CLUSTER_TO_MASTER, "Another"}), frozenset({"Another"})
 

@@ -9,11 +9,11 @@ import random
 from collections import Counter
 from typing import cast
 
-from isthmus.app.server.token_watch import LAST_S, MOST_PER_S, TokenWatch
 from isthmus.kube.api import TokenReviews, TokenStatus
 from isthmus.kube.tokens import Expected, TokenReviewer
 from isthmus.links.server_side import AgentLink
-from isthmus.observe.logs import OncePer
+from isthmus.logs import OncePer
+from isthmus.programs.server.token_watch import LAST_S, MOST_PER_S, TokenWatch
 from isthmus.testing import ManualClock
 
 EXPECTED = Expected(audience="a", namespace="n", service_account="s")

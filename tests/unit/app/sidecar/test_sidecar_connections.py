@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from isthmus.app.sidecar import connections as sidecar_connections
-from isthmus.app.sidecar.connections import SidecarConnections
-from isthmus.config.socks5_proxy import Socks5ProxySettings
-from isthmus.dialers.direct import DirectDialer
-from isthmus.frontends.socks5 import Socks5Client
+from isthmus.dial.dialers.direct import DirectDialer
+from isthmus.logs import OncePer
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
-from isthmus.observe.logs import OncePer
-from isthmus.observe.sidecar_metrics import Socks5ProxyMetrics
+from isthmus.programs.sidecar import connections as sidecar_connections
+from isthmus.programs.sidecar.connections import SidecarConnections
+from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.sidecar.socks5_frontend import Socks5Client
 from isthmus.tunnel.end import Ending
 
 LIMIT_S = 20.0

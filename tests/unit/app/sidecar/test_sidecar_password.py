@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.sidecar.password import PasswordFile, read_password
 from isthmus.errors import ConfigError
+from isthmus.programs.sidecar.password import PasswordFile, read_password
 
 
 @pytest.mark.parametrize(

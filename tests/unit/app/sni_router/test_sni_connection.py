@@ -6,10 +6,10 @@ from ipaddress import ip_address
 
 import pytest
 
-from isthmus.app.sni_router.connection import _OF_MISS, ALERT_OF
-from isthmus.core.sni import Miss
 from isthmus.net.accepted import endpoint
-from isthmus.observe.sni_metrics import Refusal
+from isthmus.programs.sni_router.connection import _OF_MISS, ALERT_OF
+from isthmus.programs.sni_router.metrics import Refusal
+from isthmus.programs.sni_router.rules import Miss
 from isthmus.wire.proxy_protocol import IpPort
 from isthmus.wire.tls_alert import Alert
 

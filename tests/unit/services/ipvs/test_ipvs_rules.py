@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.core.service_names import ServiceName
-from isthmus.services.detectors import Match
-from isthmus.services.ipvs.plan import Blocked, IpvsOptions, Plan, plan
-from isthmus.services.ipvs.rules import rules
-from isthmus.services.ipvs.servers import Destination, Flags, ServerKey
-from isthmus.services.ipvs.sets import Set, batch, net, undone
-from isthmus.services.model import (
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.detectors import Match
+from isthmus.programs.node_proxy.rules.ipvs.plan import Blocked, IpvsOptions, Plan, plan
+from isthmus.programs.node_proxy.rules.ipvs.rules import rules
+from isthmus.programs.node_proxy.rules.ipvs.servers import Destination, Flags, ServerKey
+from isthmus.programs.node_proxy.rules.ipvs.sets import Set, batch, net, undone
+from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Backends,
     Endpoint,
@@ -22,7 +22,7 @@ from isthmus.services.model import (
     ServicePort,
     View,
 )
-from isthmus.services.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 V4 = Family.IPV4
 NODE = ("10.180.0.1", "192.168.7.1")

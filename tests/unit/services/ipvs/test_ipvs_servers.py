@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.services.ipvs.kernel import kernel_version, sysctls
-from isthmus.services.ipvs.owning import owned
-from isthmus.services.ipvs.plan import IpvsOptions
-from isthmus.services.ipvs.servers import (
+from isthmus.programs.node_proxy.rules.ipvs.kernel import kernel_version, sysctls
+from isthmus.programs.node_proxy.rules.ipvs.owning import owned
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions
+from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
     ChangeServer,
@@ -25,9 +25,9 @@ from isthmus.services.ipvs.servers import (
     WeighDestination,
     difference,
 )
-from isthmus.services.ipvs.sets import Set
-from isthmus.services.ipvs.terminating import Terminating
-from isthmus.services.model import Protocol
+from isthmus.programs.node_proxy.rules.ipvs.sets import Set
+from isthmus.programs.node_proxy.rules.ipvs.terminating import Terminating
+from isthmus.programs.node_proxy.rules.model import Protocol
 
 KEY = ServerKey("172.30.0.5", 80, Protocol.TCP)
 UDP = ServerKey("172.30.0.5", 53, Protocol.UDP)

@@ -1,1 +1,0 @@
-"""Decisions, purely: which agent, when to retry, what a snapshot says."""

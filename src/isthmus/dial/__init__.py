@@ -1,0 +1,1 @@
+"""A dial: who may reach what, through which dialer, from which frontend."""

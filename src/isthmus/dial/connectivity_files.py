@@ -1,0 +1,158 @@
+"""Configurations of the connectivity service from files, and the files and dialers that they name.
+
+The reading itself is settings_connectivity.py. Here is what needs a disk: opening, whether
+certificates and keys are there, may be read and fit together, and whether custom dialers are
+installed. As in kube-apiserver, a relative path
+in a configuration is relative to the working directory, not to the file that says it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.dial.rules_connectivity import ConnectivityConfig
+from isthmus.dial.settings_connectivity import Part, combine, read_part
+from isthmus.dial.settings_connectivity_parts import Draft, NamedFile
+from isthmus.errors import ConfigError
+from isthmus.net.contexts import TlsFiles, client_context
+from isthmus.net.plain_file import read_part as read_beginning
+from isthmus.settings.located import MAX_CHARS, near, short
+
+STDIN = "-"
+
+_LABELS = ("clientCert", "clientKey", "caBundle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A configuration that was read, the kinds of its documents, and what is worth a warning.
+
+    ``kube`` is what kube-apiserver would read, of the first file; None if that is not its kind.
+    """
+
+    config: ConnectivityConfig
+    kube: ConnectivityConfig | None
+    kinds: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+
+def read_files(paths: Sequence[str], *, check_files: bool = True) -> ConnectivityConfig:
+    """Read one configuration out of one or several files; ``-`` is standard input.
+
+    ``check_files`` also looks at the certificates, keys and dialers that it names.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong, ``path:line:column: field: what``.
+    """
+    return load(paths, check_files=check_files).config
+
+
+def load(paths: Sequence[str], *, check_files: bool = True) -> Loaded:
+    """Read as ``read_files`` does, and keep what else is worth knowing."""
+    wrong: list[str] = []
+    parts: list[Part] = []
+    for path in paths:
+        try:
+            name = "<stdin>" if path == STDIN else path
+            parts.append(read_part(_text(path), name=name))
+        except ConfigError as error:
+            wrong.append(str(error))
+    config = combine(parts)
+    warnings = [warning for part in parts for warning in part.warnings]
+    for draft in (draft for part in parts for draft in part.drafts if check_files):
+        warnings += _check(draft)
+    for part in parts:
+        try:
+            part.errors.raise_any()
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    kinds = tuple(kind for part in parts for kind in part.kinds)
+    kube = None
+    if parts[0].kube is not None:
+        networks = {draft.network.name: draft.network for draft in parts[0].kube}
+        kube = ConnectivityConfig(networks=networks)
+    return Loaded(config=config, kube=kube, kinds=kinds, warnings=tuple(warnings))
+
+
+def _text(path: str) -> str:
+    try:
+        if path == STDIN:
+            return sys.stdin.read(MAX_CHARS + 1)
+        with open(path, encoding="utf-8") as file:
+            return file.read(MAX_CHARS + 1)
+    except UnicodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: {reason}") from error
+
+
+def _check(draft: Draft) -> list[str]:
+    """Look at the files of a network; errors are noted at their fields, warnings returned."""
+    _check_dialer(draft)
+    tls = draft.tls
+    if tls is None:
+        return []
+    wrong = [(file, what) for file in tls.files if (what := _unreadable(file.path))]
+    for file, what in wrong:
+        file.at.error(f"{file.path}: {what}")
+    if wrong:
+        return []
+    ca, cert, key = (file.path if file else "" for file in (tls.ca, tls.cert, tls.key))
+    if tls.ca is not None:
+        _try(TlsFiles("", "", ca, _LABELS), [tls.ca])
+    if tls.cert is not None and tls.key is not None:
+        _try(TlsFiles(cert, key, "", _LABELS), [tls.cert, tls.key])
+    warnings = []
+    if tls.cert is None and tls.key is None:
+        warnings.append(
+            f"{draft.network.where}: network {draft.network.name} has no client certificate,"
+            " and a server that asks for one will refuse it"
+        )
+    if tls.key is not None and os.stat(key).st_mode & stat.S_IROTH:
+        warnings.append(f"{tls.key.at.where}: {tls.key.at.path}: {key} can be read by everybody")
+    return warnings
+
+
+def _check_dialer(draft: Draft) -> None:
+    name = draft.network.connection.dialer
+    if not name or draft.connection_at is None:
+        return
+    from isthmus.dial.dialers.custom import installed
+
+    there = sorted(installed())
+    if name in there:
+        return
+    known = f"installed are {', '.join(there)}" if there else "none is installed"
+    draft.connection_at.error(
+        f"dialer {short(name)} is not installed: install the package that offers it"
+        f" ({known}{near(name, there)})",
+        at=name,
+    )
+
+
+def _unreadable(path: str) -> str:
+    """Why a file cannot be read; empty when it can."""
+    try:
+        read_beginning(path, 1)
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError as error:  # a zero byte in the path
+        return str(error)
+    return ""
+
+
+def _try(files: TlsFiles, named: Sequence[NamedFile]) -> None:
+    try:
+        client_context(files)
+    except ConfigError as error:
+        # The sentence begins with the field that is meant.
+        label, _, rest = str(error).partition(" ")
+        file = next((one for one in named if one.at.path.endswith(f".{label}")), named[-1])
+        file.at.error(rest)

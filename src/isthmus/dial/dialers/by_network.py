@@ -1,0 +1,290 @@
+"""The server's dialer of dialers: network, then policy, then the way that the network has.
+
+Only made where networks or a policy are configured; which network and what is allowed is decided in
+dial/rules_networks.py and dial/rules_policy.py. A way is any dialer that gives an end: direct,
+through another server, or one that somebody else wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from isthmus.dial.dialers.direct import DirectDialer
+from isthmus.dial.dialers.through_agent import AgentDial, AgentDialer, Dialing
+from isthmus.dial.dialers.through_server import Reached, ServerDialer
+from isthmus.dial.rules_classes import class_of
+from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork, Networks
+from isthmus.dial.rules_policy import BY_AUDIT, BY_NETWORK, Decision, Policy, Question, decide
+from isthmus.errors import DialFailure
+from isthmus.links.server_side import AgentLink
+from isthmus.net.connect import SPENT, Address, Failed
+from isthmus.net.resolver import Cancel, Found, Resolver
+from isthmus.tunnel.budget import OVER_SHARE
+from isthmus.tunnel.classes import NORMAL, TrafficClass
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.values import HostPort, Identity
+from isthmus.wire.asking import MAX_VALUE_BYTES, Asking
+
+_MOST_SHOWN = 3
+
+
+class Cancellable(Protocol):
+    """A dial of a way."""
+
+    def cancel(self) -> None:
+        """Give up silently."""
+
+
+class Way(Protocol):
+    """A dialer that gives an end."""
+
+    def dial(
+        self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
+    ) -> Cancellable:
+        """Open a connection; the callbacks may come before this returns."""
+
+
+class InsideOnly(Resolver):
+    """Finds only those addresses of a name that are in one network.
+
+    What was looked at here is what is connected to: a second look could get another answer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, network: ClusterNetwork) -> None:
+        super().__init__(loop)
+        self._network = network
+
+    def lookup(
+        self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
+    ) -> Cancel:
+        """See Resolver; a name with no address in the network is denied."""
+
+        def checked(addresses: Sequence[Address]) -> None:
+            inside = [it for it in addresses if self._network.holds(_host(it))]
+            if inside or not addresses:
+                found(inside)
+                return
+            shown = ", ".join(dict.fromkeys(map(_host, addresses[:_MOST_SHOWN])))
+            failed(
+                DialFailure.DENIED, f"{target.host} is {shown}, outside of network {self._network}"
+            )
+
+        return super().lookup(target, checked, failed, client)
+
+
+def _nobody(host: str) -> Sequence[str]:
+    return ()
+
+
+def _host(address: Address) -> str:
+    return address[1][0].partition("%")[0]
+
+
+def passed_on(asking: Asking, requester: Identity) -> Asking:
+    """What the next server is told: for whom, who is our client, and the trace.
+
+    Not the network: what it is called here says nothing there.
+    """
+    who = str(requester)
+    if asking.user or asking.groups or not who.isprintable() or len(who.encode()) > MAX_VALUE_BYTES:
+        return replace(asking, network="")
+    return replace(asking, network="", user=who)
+
+
+class WayDial(AgentDial):
+    """One dial by a way without agents; everything else is as with agents.
+
+    ``denied`` hears of a name that turned out to lead outside of its network.
+    """
+
+    __slots__ = ("_denied", "_under_way", "way")
+
+    def __init__(
+        self,
+        dialer: AgentDialer,
+        target: HostPort,
+        requester: Identity,
+        who: Dialing,
+        *,
+        way: Way | None = None,
+        denied: Callable[[Decision], None],
+    ) -> None:
+        super().__init__(dialer, dialer.next_id(), target, requester, who)
+        self.way = way
+        self._denied = denied
+        self._under_way: Cancellable | None = None
+
+    def attempt(self) -> None:
+        """Dial, in the time that is left."""
+        way, who = self.way, self.who
+        assert way is not None and who is not None  # or there is nothing to try
+        account = who.payer()
+        refused = account.may_not_open
+        account.close()
+        if refused:
+            self._fail(DialFailure.TOO_MANY, OVER_SHARE)
+            return
+        left_s = self.started_at + self._dialer.timeout_s - time.monotonic()
+        if left_s <= 0:
+            self._fail(DialFailure.TIMED_OUT, SPENT)
+            return
+        dial: Cancellable
+        if isinstance(way, ServerDialer):
+            dial = way.dial(
+                self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
+                asking=passed_on(who.pass_on(), self.requester),
+            )  # fmt: skip
+        elif isinstance(way, DirectDialer):
+            dial = way.dial(
+                self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
+                client=self.requester,
+            )  # fmt: skip
+        else:
+            dial = way.dial(
+                self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed
+            )
+        if self.who is not None:
+            self._under_way = dial
+
+    def expire(self) -> None:
+        """The way did not keep to the time."""
+        self.give_up(DialFailure.TIMED_OUT, "no answer in time", Ending.TIMED_OUT)
+
+    def deny(self, decision: Decision) -> None:
+        """Do not even try, or not any more."""
+        self.decision = decision
+        self.answered = True
+        self._denied(decision)
+        self._fail(DialFailure.DENIED, decision.why)
+
+    def turn_away(self, decision: Decision) -> None:
+        """Its requester has too much already."""
+        self.decision = decision
+        self.answered = True
+        self._fail(DialFailure.TOO_MANY, decision.why)
+
+    def _reached(self, end: BaseEnd) -> None:
+        if self.who is None:  # a way that does not keep its word
+            end.abort(Ending.CANCELLED)
+            return
+        self._under_way = None
+        self.answered = True
+        self._settle().dialed(self, end, None)
+
+    def _way_failed(self, failure: DialFailure, detail: str) -> None:
+        if self.who is None:
+            return
+        self._under_way = None
+        self.answered = True
+        # Another server's denial is its own decision; that of a lookup here is ours.
+        if failure is DialFailure.DENIED and isinstance(self.way, DirectDialer):
+            assert self.decision is not None  # or there would be no way
+            self.deny(replace(self.decision, allowed=False, rule=BY_NETWORK, why=detail))
+        else:
+            self._fail(failure, detail)
+
+    def _drop_stream(self, reason: Ending) -> None:
+        dial, self._under_way = self._under_way, None
+        if dial is not None:
+            dial.cancel()
+
+
+class ByNetwork:
+    """Dials targets in their networks, as far as the policy allows.
+
+    ``networks`` and ``agents`` come together; without them only the policy is asked, and everything
+    goes through the agents of ``dialer``. ``ways`` has a dialer for every network with a ``via``.
+    ``admit`` is asked about what is allowed: why it is too much for its requester, or None.
+    ``unaudited`` says why nothing may be dialed at all, because nobody could write it down.
+    """
+
+    def __init__(
+        self,
+        dialer: AgentDialer,
+        *,
+        networks: Networks | None,
+        agents: AgentsByNetwork[AgentLink] | None,
+        ways: Mapping[str, Way],
+        policy: Callable[[], Policy | None],
+        denied: Callable[[Decision], None],
+        admit: Callable[[Dialing, HostPort, Identity, str], Decision | None] | None = None,
+        unaudited: Callable[[], str] | None = None,
+    ) -> None:
+        self._admit = admit
+        self._unaudited = unaudited
+        self._dialer = dialer
+        self._networks = networks
+        self._agents = agents
+        self._ways = ways
+        self._policy = policy
+        self._denied = denied
+
+    @property
+    def has_ways(self) -> bool:
+        """Some network is reached without agents."""
+        return bool(self._ways)
+
+    def decide(self, target: HostPort, requester: Identity, asked: str) -> Decision:
+        """Find the network, and whether it may be dialed there."""
+        if self._unaudited is not None and (why := self._unaudited()):
+            return Decision(allowed=False, rule=BY_AUDIT, why=why)
+        return decide(
+            self._networks,
+            self._policy(),
+            target=target,
+            requester=requester,
+            asked=asked,
+            claimed=self._agents.standing_for if self._agents is not None else _nobody,
+        )
+
+    def dial(self, target: HostPort, requester: Identity, who: Dialing) -> AgentDial:
+        """Start a dial, or deny it; the answer may come before this returns."""
+        decision = self.decide(target, requester, who.asking.network)
+        dialer = self._dialer
+        way = self._ways.get(decision.network)
+        dial: AgentDial
+        if not decision.allowed:
+            denial = WayDial(dialer, target, requester, who, denied=self._denied)
+            denial.deny(decision)
+            return denial
+        if self._admit is not None:
+            refusal = self._admit(who, target, requester, decision.network)
+            if refusal is not None:
+                denial = WayDial(dialer, target, requester, who, denied=self._denied)
+                denial.turn_away(refusal)
+                return denial
+        if way is not None:
+            dial = WayDial(dialer, target, requester, who, way=way, denied=self._denied)
+        else:
+            dial = AgentDial(dialer, dialer.next_id(), target, requester, who)
+            dial.traffic = self._class_of(target, requester, decision.network, who)
+            if self._agents is not None:
+                dial.agents = self._agents.within(decision.network)
+        dial.decision = decision
+        dialer.begin(dial)
+        return dial
+
+    def place(self, dial: AgentDial, asked: str) -> Decision:
+        """Decide on a dial that another server passes on, and among which agents it goes.
+
+        That server has decided too; only what both allow is dialed. It goes to agents, or nowhere.
+        """
+        decision = dial.decision = self.decide(dial.target, dial.requester, asked)
+        if not decision.allowed:
+            self._denied(decision)
+        elif self._agents is not None:
+            dial.agents = self._agents.within(decision.network)
+        return decision
+
+    def _class_of(
+        self, target: HostPort, requester: Identity, network: str, who: Dialing
+    ) -> TrafficClass:
+        policy = self._policy()
+        if policy is None or not policy.classes:
+            return NORMAL
+        asked = Question(requester=requester, network=network, target=target)
+        return class_of(policy, asked, who.asking.object)

@@ -1,0 +1,357 @@
+"""The dialer through agents: choose a link, ask, and ask another if that one was lost or is silent.
+
+While no agent of our own can take a dial, other servers may be asked to pass it to theirs
+(through_peer.py). A tunnel that lost its link before any byte has flowed is dialed again by
+the same rules, within the same time: ``Again``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from isthmus.dial.dialers.through_peer import PeerLinks
+from isthmus.dial.rules_agents import Agents
+from isthmus.dial.rules_policy import Decision
+from isthmus.errors import DialFailure
+from isthmus.links.peer_side import PeerLink
+from isthmus.links.server_side import AgentLink
+from isthmus.net.connect import SPENT
+from isthmus.net.deadlines import Deadlines
+from isthmus.tunnel.budget import OVER_SHARE, Account
+from isthmus.tunnel.classes import NORMAL, TrafficClass
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
+from isthmus.wire.asking import Asking
+from isthmus.wire.link import failure_of
+from isthmus.wire.link_pb2 import DialResult
+
+MOST_TRIES = 3
+#: How often pending dials are looked at: a link has a tick a second.
+_LOOK_S = 1.0
+#: What another server answers when it has done nothing: somebody else may be asked.
+_NOT_DONE = frozenset({DialFailure.NO_AGENT, DialFailure.AGENT_LOST})
+
+AnyLink = AgentLink | PeerLink
+
+
+class Dialing(Protocol):
+    """Who wants the answer of a dial."""
+
+    @property
+    def connection_id(self) -> str:
+        """What the request is called; the agent calls it the same."""
+
+    @property
+    def asking(self) -> Asking:
+        """What the client said, as far as it is believed."""
+
+    def pass_on(self) -> Asking:
+        """Somebody is asked now: what to tell them, the trace included."""
+
+    def payer(self) -> Account:
+        """Open the account that pays for the tunnel; whoever asks closes it."""
+
+    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
+        """The target is reached; the stream may be joined. None: by a way without agents.
+
+        ``dial.agent_id`` and ``dial.relay`` say by whom.
+        """
+
+    def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
+        """It is not."""
+
+
+class AgentDial:
+    """One dial under way."""
+
+    __slots__ = (
+        "_asked",
+        "_dialer",
+        "_link",
+        "_lost_at_once",
+        "_stream",
+        "_tried",
+        "address",
+        "agent_id",
+        "agents",
+        "answered",
+        "decision",
+        "id",
+        "relay",
+        "relays",
+        "requester",
+        "started_at",
+        "target",
+        "traffic",
+        "who",
+    )
+
+    def __init__(
+        self,
+        dialer: AgentDialer,
+        dial_id: DialId,
+        target: HostPort,
+        requester: Identity,
+        who: Dialing,
+    ) -> None:
+        self._dialer = dialer
+        self.id = dial_id
+        self.target = target
+        self.requester = requester
+        self.who: Dialing | None = who
+        self.agents = dialer.agents  # among whom to choose
+        self.decision: Decision | None = None  # None: there is neither policy nor network
+        self.traffic: TrafficClass = NORMAL
+        self.started_at = time.monotonic()
+        self.relays = dialer.relays  # whom to ask when none of them can; None: nobody
+        self._tried: list[AgentLink] = []
+        self._asked: list[PeerLink] = []  # that could not help
+        self.answered = False  # by an agent, rather than by our own deadline
+        self.address = ""  # what was reached, if the agent says so
+        self.agent_id = AgentId("")  # who reached it
+        self.relay = ServerId("")  # through which other server
+        self._stream: BaseEnd | None = None
+        self._lost_at_once = False
+        self._link: AnyLink | None = None
+
+    @property
+    def asked_in_vain(self) -> int:
+        """How many other servers could not help."""
+        return len(self._asked)
+
+    def attempt(self) -> None:
+        """Ask the best link that was not asked yet."""
+        who = self.who
+        assert who is not None  # or nobody would go on
+        left_s = self.started_at + self._dialer.timeout_s - time.monotonic()
+        if left_s <= 0:
+            self._fail(DialFailure.TIMED_OUT, SPENT)
+            return
+        account = who.payer()
+        if account.budget.used_bytes >= account.budget.total_bytes and account.may_not_open:
+            account.close()
+            self._fail(DialFailure.TOO_MANY, OVER_SHARE)
+            return
+        while (link := self._choose()) is not None:
+            self._link = link
+            asking = who.pass_on()
+            if self.decision is not None and isinstance(link, PeerLink):
+                asking = replace(asking, network=self.decision.network)
+            self._stream = link.open_dial(
+                self.target,
+                dial_id=self.id,
+                timeout_s=left_s,
+                requester=self.requester,
+                told=self._told,
+                connection_id=who.connection_id,
+                asking=asking,
+                traffic=self.traffic,
+                account=account,
+            )
+            if self._stream is not None and not self._lost_at_once:
+                account.close()
+                return
+            self._lost_at_once = False
+            self._stream = None
+            self._not_this(link)
+        account.close()
+        self._nobody_left()
+
+    def _choose(self) -> AnyLink | None:
+        """An agent; or another server, if no agent is fit to be asked."""
+        own = None
+        if len(self._tried) < MOST_TRIES:
+            own = self.agents.choose(self.target, self._tried)
+        if self.relays is None or (own is not None and own.takes_dials):
+            return own
+        return self.relays.choose(self._asked) or own
+
+    def _not_this(self, link: AnyLink) -> None:
+        """Nothing was done by this link: do not ask it again."""
+        if isinstance(link, PeerLink):
+            self._asked.append(link)
+        else:
+            self._tried.append(link)
+            self._dialer.retried()
+
+    def _nobody_left(self) -> None:
+        if any(link.full for link in self.agents):
+            self._fail(DialFailure.TOO_MANY, "every link is full")
+        elif self._tried:
+            self._fail(DialFailure.AGENT_LOST, "")
+        else:
+            network = self.decision.network if self.decision is not None else ""
+            detail = f"none in network {network}" if network else ""
+            if self._asked:
+                detail = f"{detail or 'none here'}, and other servers could not help"
+            self._fail(DialFailure.NO_AGENT, detail)
+
+    def look_elsewhere(self) -> None:
+        """Ask another if who was asked has gone silent since, and somebody else is fit.
+
+        Whether the target is being reached nobody knows; nothing was said to it, so that at worst
+        it sees a connection that ends at once.
+        """
+        link, who = self._link, self.who
+        if who is None or self._stream is None or link is None or not link.stuck:
+            return
+        tried = [*self._tried, link] if isinstance(link, AgentLink) else self._tried
+        other = self.agents.choose(self.target, tried)
+        if len(tried) >= MOST_TRIES or other is None or not other.takes_dials:
+            return
+        self.who = None  # what a stream says when it is dropped is no answer
+        self._drop_stream(Ending.CANCELLED)
+        self.who = who
+        self._not_this(link)
+        self.attempt()
+
+    def cancel(self) -> None:
+        """Nobody waits any more: take the dial back."""
+        if self.who is not None:
+            self._settle()
+            self._drop_stream(Ending.CANCELLED)
+
+    def expire(self) -> None:
+        """The deadline passed."""
+        self.give_up(DialFailure.TIMED_OUT, "the agent did not answer in time", Ending.TIMED_OUT)
+
+    def give_up(self, failure: DialFailure, detail: str, reason: Ending = Ending.CANCELLED) -> None:
+        """Fail from our side, whatever the agent says later."""
+        if self.who is not None:
+            who = self._settle()
+            self._drop_stream(reason)
+            who.dial_failed(self, failure, detail)
+
+    def _told(self, result: DialResult | None) -> None:
+        if self.who is None:
+            return
+        stream, link = self._stream, self._link
+        if stream is None or link is None:
+            self._lost_at_once = True  # before it was even asked; attempt() goes on
+            return
+        if result is None:
+            # Reset before the answer: nothing was done, so another may be asked.
+            self._not_this(link)
+            self._stream = None
+            stream.abort(Ending.CANCELLED)  # if it only half-closed
+            self.attempt()
+            return
+        failure = failure_of(result)
+        if failure in _NOT_DONE and isinstance(link, PeerLink):
+            self._not_this(link)
+            self._stream = None
+            stream.write_eof()
+            self.attempt()
+            return
+        self.answered = True
+        by = link.agent_id if isinstance(link, AgentLink) else AgentId(result.agent_id)
+        if isinstance(link, PeerLink):
+            self.relay = link.server_id
+        if failure is None:
+            self.address, self.agent_id = result.address, by
+            self._settle().dialed(self, stream, link)
+        else:
+            stream.write_eof()
+            self._fail(failure, result.detail)
+
+    def _drop_stream(self, reason: Ending) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.abort(reason)
+
+    def _fail(self, failure: DialFailure, detail: str) -> None:
+        self._settle().dial_failed(self, failure, detail)
+
+    def _settle(self) -> Dialing:
+        who, self.who = self.who, None
+        assert who is not None  # a dial is settled once
+        self._dialer.pending.remove(self)
+        return who
+
+
+class Again(AgentDial):
+    """The dial of a tunnel whose link was lost before any byte had flowed, in what time is left."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, first: AgentDial, lost: AnyLink, who: Dialing) -> None:
+        dialer = first._dialer
+        super().__init__(dialer, dialer.next_id(), first.target, first.requester, who)
+        self.agents = first.agents
+        self.decision = first.decision
+        self.traffic = first.traffic
+        self.relays = first.relays
+        self.started_at = first.started_at
+        self._tried, self._asked = first._tried, first._asked
+        self._not_this(lost)
+        self._timer = dialer.loop.call_later(self.left_s, self.expire)
+
+    @property
+    def left_s(self) -> float:
+        """How much of the time of the first dial is left."""
+        return self.started_at + self._dialer.timeout_s - time.monotonic()
+
+    def _settle(self) -> Dialing:
+        self._timer.cancel()
+        return super()._settle()
+
+
+def may_dial_again(first: AgentDial) -> bool:
+    """Tell whether there is time left, and somebody who was not tried."""
+    left_s = first.started_at + first._dialer.timeout_s - time.monotonic()
+    return left_s > 0 and len(first._tried) < MOST_TRIES
+
+
+def _unheard() -> None:
+    """Nobody counts."""
+
+
+class AgentDialer:
+    """Dials targets through the agents that are linked.
+
+    ``relays`` are other servers that are asked while no agent can be; ``retried()`` hears of every
+    link that was lost with a dial.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, agents: Agents[AgentLink], *, timeout_s: float
+    ) -> None:
+        self.loop = loop
+        self.agents = agents
+        self.relays: PeerLinks | None = None
+        self.retried: Callable[[], None] = _unheard
+        self.timeout_s = timeout_s
+        self.pending: Deadlines[AgentDial] = Deadlines(loop, timeout_s, lambda dial: dial.expire())
+        self._looks = False
+        self._ids = itertools.count(1)
+
+    def dial(self, target: HostPort, requester: Identity, who: Dialing) -> AgentDial:
+        """Start a dial; the answer may come before this returns."""
+        dial = AgentDial(self, self.next_id(), target, requester, who)
+        self.begin(dial)
+        return dial
+
+    def begin(self, dial: AgentDial) -> None:
+        """Start one that was made elsewhere; the answer may come before this returns."""
+        self.pending.add(dial)
+        dial.attempt()
+        if not self._looks and len(self.pending):
+            self._looks = True
+            self.loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Find those whose agent has gone silent; while any are pending, again."""
+        for dial in self.pending:
+            dial.look_elsewhere()
+        self._looks = len(self.pending) > 0
+        if self._looks:
+            self.loop.call_later(_LOOK_S, self._look)
+
+    def next_id(self) -> DialId:
+        """Number a dial."""
+        return DialId(next(self._ids))

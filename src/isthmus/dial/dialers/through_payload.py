@@ -1,0 +1,133 @@
+"""The dialer through a connectivity server that speaks KEP-1281's own protocol.
+
+One call per dial, many calls in one HTTP/2 connection (pooled_dial.py). What a call can say of
+half-closes and resets is told in tunnel/payload_call.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from isthmus.dial.dialers.pooled_dial import PooledDial, PooledDialer
+from isthmus.dial.dialers.through_server import Reached, ServerPlace, failure_said
+from isthmus.errors import DialFailure
+from isthmus.net.connect import Failed
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.tunnel.end import Ending
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.payload_call import PayloadCall
+from isthmus.values import HostPort
+from isthmus.wire.asking import NOTHING, Asking, headers_of
+from isthmus.wire.grpc import Status
+from isthmus.wire.http2 import Header, Headers
+from isthmus.wire.payload import CONNECT_OPTIONS, FAILURE_OF_STATUS, connect_options
+
+
+class PayloadDial(PooledDial):
+    """One dial; see PooledDial. It is its call's Caller, too (tunnel/payload_call.py)."""
+
+    _dialer: PayloadDialer
+    headers: Headers = ()
+    _call: PayloadCall | None = None
+
+    def call(self, stream: Http2Stream) -> None:
+        """Ask for the target."""
+        self._call = call = PayloadCall(self)
+        headers = (
+            *self._dialer.headers,
+            (CONNECT_OPTIONS, connect_options(self.target)),
+            *self.headers,
+        )
+        # Names of users and traces are not for a cache; targets come again and again.
+        call.call(stream, headers, secret=bool(self.headers))
+        if not self._dialer.answers_dials:
+            call.open_unheard()
+
+    def take_back(self) -> None:
+        """End the call."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.abort(Ending.CANCELLED)
+
+    # The call reports: see payload_call.Caller.
+
+    def dialed(self) -> None:
+        """The target is reached."""
+        call, self._call = self._call, None
+        if call is not None:
+            self.won(call)
+
+    def call_failed(self, status: Status, text: str) -> None:
+        """It is not."""
+        self._call = None
+        failure, detail = failure_said(text)
+        if failure is DialFailure.INTERNAL and status is not Status.INTERNAL:
+            known = FAILURE_OF_STATUS.get(status)
+            if known is None:
+                self.server_failed(f"the call ended: {status.go_name} {detail}".rstrip())
+                return
+            failure = known
+        self.fail(failure, detail)
+
+    def not_called(self, text: str) -> None:
+        """Nothing was done: ask again, elsewhere."""
+        self._call = None
+        super().not_called(text)
+
+    def connection_lost(self, text: str) -> None:
+        """There is no answer."""
+        self._call = None
+        super().connection_lost(text)
+
+
+class PayloadDialer(PooledDialer):
+    """Dials by KEP-1281's protocol; see PooledDialer.
+
+    ``answers_dials``: the server sends its response's headers when the target is reached, as
+    Isthmus' do. The KEP does not ask for it: with a server that says nothing until the target does,
+    a target that waits for its client would never be reached. Without it every dial that finds the
+    server succeeds, and a target that cannot be reached resets its end.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        resolver: Resolver,
+        place: ServerPlace,
+        *,
+        answers_dials: bool = True,
+    ) -> None:
+        super().__init__(loop, poller, resolver, place)
+        self.answers_dials = answers_dials
+
+    def make_dial(
+        self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
+    ) -> PayloadDial:
+        """Make one."""
+        dial = PayloadDial(self, target, timeout_s=timeout_s, reached=reached, failed=failed)
+        dial._dialer = self
+        return dial
+
+    def dial(
+        self,
+        target: HostPort,
+        *,
+        timeout_s: float,
+        reached: Reached,
+        failed: Failed,
+        asking: Asking = NOTHING,
+        headers: Sequence[Header] = (),
+    ) -> PayloadDial:
+        """Open a connection; see ServerDialer. ``headers`` are further metadata, in lower case.
+
+        Raises:
+            ValueError: ``asking`` has something that metadata cannot say.
+        """
+        said = (*headers_of(asking), *headers)
+        dial = self.make_dial(target, timeout_s=timeout_s, reached=reached, failed=failed)
+        dial.asking, dial.headers = asking, said
+        dial.begin(self.resolver)
+        return dial

@@ -1,0 +1,81 @@
+"""What every frontend needs from the rest: somebody who dials for a request and joins."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import ssl
+from typing import Protocol
+
+from isthmus.errors import DialFailure
+from isthmus.net.rules_places import Full
+from isthmus.tunnel.end import BaseEnd
+from isthmus.values import HostPort, Identity
+from isthmus.wire.asking import Asking
+
+#: The metadata of a gRPC answer that has the connection id.
+CONNECTION_ID = b"isthmus-connection-id"
+#: The first part of every connection id of this process: another process has another.
+PROCESS = secrets.token_hex(4)
+_numbers = itertools.count(1)
+
+
+def new_connection_id() -> str:
+    """Name a request: the same in log, snapshot and audit, at the agent, and for the client."""
+    return f"{PROCESS}-{next(_numbers):x}"
+
+
+class Request(Protocol):
+    """One client that wants a connection."""
+
+    @property
+    def frontend(self) -> str:
+        """How it came, for people: the name of a mode."""
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks, as the transport proved it."""
+
+    @property
+    def connection_id(self) -> str:
+        """What it is called, from ``new_connection_id``; the client is told."""
+
+    @property
+    def asking(self) -> Asking:
+        """What the client says about it besides the target, believed or not."""
+
+    @property
+    def client_address(self) -> str:
+        """Where the client is; empty on a UNIX socket."""
+
+    def established(self) -> BaseEnd | None:
+        """Say yes; give the end that may now be joined, or None if the client is gone."""
+
+    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+        """Say why not."""
+
+
+class Dial(Protocol):
+    """A dial under way."""
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+
+
+class Backend(Protocol):
+    """Somebody who dials and joins."""
+
+    def dial(self, request: Request, target: HostPort) -> Dial:
+        """Start a dial; ``request.dial_failed`` or ``request.established`` answers."""
+
+    def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
+        """A request was answered with this status without a dial; None: before it was read."""
+
+    def no_place(self, why: Full, source: str) -> None:
+        """A connection was ended because there are too many; where it came from."""
+
+    def handshake_failed(self, error: ssl.SSLError) -> None:
+        """A TLS client did not prove who it is."""
+
+    def abandoned(self) -> None:
+        """A client left while its dial was under way."""

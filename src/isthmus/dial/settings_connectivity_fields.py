@@ -1,0 +1,225 @@
+"""Every field of the two kinds of connectivity configuration, declared once.
+
+The readers take the names of a mapping's fields from here, wrong names get their suggestions from
+here, ``isthmus config explain`` prints it, and the tables of the reference page are made of it.
+What the fields mean together is in egress_selector.py and connectivity_service.py.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from isthmus.errors import ConfigError
+from isthmus.settings.checks import nearest
+
+EGRESS_SELECTOR = "EgressSelectorConfiguration"
+CONNECTIVITY_SERVICE = "ConnectivityServiceConfiguration"
+
+_INDEX = re.compile(r"\[[^\]]*\]")
+_MAX_PATH_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field: its path without indices, and what may stand there.
+
+    ``required`` is empty, "always", or a clause that says when. ``ours`` marks what only Isthmus
+    reads.
+    """
+
+    path: str
+    type: str
+    about: str
+    required: str = ""
+    ours: bool = False
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def parent(self) -> str:
+        """The path without its last part; empty at the top."""
+        return self.path.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of document: what it is called, in which versions, and its fields in their order."""
+
+    name: str
+    versions: tuple[str, ...]
+    about: str
+    fields: tuple[Field, ...]
+
+    def children(self, path: str) -> tuple[Field, ...]:
+        """The fields directly below a path."""
+        return tuple(field for field in self.fields if field.parent == path)
+
+    def keys(self, path: str) -> tuple[str, ...]:
+        """The names of the fields directly below a path."""
+        return tuple(field.name for field in self.children(path))
+
+    def homes(self, name: str) -> tuple[str, ...]:
+        """The paths below which a field of this name belongs; empty is the top."""
+        return tuple(field.parent for field in self.fields if field.name == name)
+
+
+def _fields(text: str) -> Iterator[Field]:
+    """Read the declarations below: ``path | type | required | about``, a + before what is ours."""
+    for line in " ".join(text.split()).split(" ; "):
+        path, type_, required, about = (part.strip() for part in line.split("|"))
+        yield Field(
+            path=path.removeprefix("+"),
+            type=type_,
+            required=required,
+            about=about,
+            ours=path.startswith("+"),
+        )
+
+
+EGRESS = Kind(
+    name=EGRESS_SELECTOR,
+    versions=("apiserver.k8s.io/v1beta1", "apiserver.k8s.io/v1alpha1"),
+    about="Kubernetes' own: what kube-apiserver reads with --egress-selector-config-file",
+    fields=tuple(
+        _fields("""
+apiVersion | string | always | apiserver.k8s.io/v1beta1 or apiserver.k8s.io/v1alpha1 ;
+kind | string | always | EgressSelectorConfiguration ;
+egressSelections | list of objects | | The networks; one that is not listed is dialed directly
+    by kube-apiserver ;
+egressSelections.name | string | always | controlplane, cluster or etcd, compared without case,
+    each at most once. master, in lower case, is the old name of controlplane ;
+egressSelections.connection | object | always | The way to the network ;
+egressSelections.connection.proxyProtocol | string | always | Direct, HTTPConnect or GRPC
+    (konnectivity's) ;
+egressSelections.connection.transport | object | with HTTPConnect and GRPC | Where the server
+    is. Must be absent with Direct ;
+egressSelections.connection.transport.tcp | object | with HTTPConnect, unless there is uds |
+    A server reached by TCP. GRPC cannot use it ;
+egressSelections.connection.transport.tcp.url | string | always | https://HOST:PORT.
+    kube-apiserver takes http:// and a URL without a port as well, but neither can work
+    there, so both are refused here ;
+egressSelections.connection.transport.tcp.tlsConfig | object | always | The files of the TLS
+    client ;
+egressSelections.connection.transport.tcp.tlsConfig.caBundle | string | | File with the
+    authorities that are trusted; without it those of the system ;
+egressSelections.connection.transport.tcp.tlsConfig.clientKey | string | always | File with the
+    private key of the client ;
+egressSelections.connection.transport.tcp.tlsConfig.clientCert | string | always | File with the
+    certificate of the client ;
+egressSelections.connection.transport.tcp.tlsConfig.tlsServerName | string | | The name that the
+    server's certificate must have; without it the host of the url ;
+egressSelections.connection.transport.uds | object | with GRPC, and with HTTPConnect unless there
+    is tcp | A server reached by a UNIX socket ;
+egressSelections.connection.transport.uds.udsName | string | always | Path of the socket, without
+    unix://
+""")
+    ),
+)
+
+SERVICE = Kind(
+    name=CONNECTIVITY_SERVICE,
+    versions=("connectivityservice.k8s.io/v1alpha1",),
+    about="KEP-1281's: one network in each document, separated by ---",
+    fields=tuple(
+        _fields("""
+apiVersion | string | always | connectivityservice.k8s.io/v1alpha1 ;
+kind | string | always | ConnectivityServiceConfiguration ;
+connectionService | object | always | The network that this document is about ;
+connectionService.name | string | always | Name of the network, compared without case: at most 63
+    letters, digits, dots, hyphens and underscores. master and controlplane are the same network ;
+connectionService.connection | object | always | The way to the network ;
+connectionService.connection.type | string | always | direct, or grpc (KEP-1281's protocol:
+    a stream of Payload for each connection); ours are http-connect, konnectivity (its stream of
+    Packet, which EgressSelectorConfiguration calls GRPC) and custom ;
+connectionService.connection.url | string | with grpc, http-connect and konnectivity | Where the
+    server is: grpc://HOST:PORT (for grpc and konnectivity) and https://HOST:PORT are TLS,
+    unix:///PATH is a UNIX socket, http://HOST:PORT is plain TCP and needs insecure ;
+connectionService.connection.caBundle | string | | File with the authorities that are trusted;
+    without it those of the system ;
++connectionService.connection.clientCert | string | with clientKey | File with the certificate of
+    the client. Servers of Isthmus ask for one ;
++connectionService.connection.clientKey | string | with clientCert | File with the private key of
+    the client ;
++connectionService.connection.tlsServerName | string | | The name that the server's certificate
+    must have; without it the host of the url ;
++connectionService.connection.insecure | boolean | with http:// | true says that plain TCP,
+    without encryption and without proof of who is who, is meant ;
++connectionService.connection.dialer | string | with custom | Name of a dialer that another
+    package registered as an entry point of the group isthmus.dialers ;
++connectionService.connection.options | map of strings | | What the custom dialer is given ;
++connectionService.cidrs | list of strings | | Networks in CIDR notation, or addresses, that belong
+    to this network. No two may overlap ;
++connectionService.hosts | list of strings | | Host names that belong to this network; one that
+    begins with a dot stands for all names that end with it
+""")
+    ),
+)
+
+KINDS = (SERVICE, EGRESS)
+BY_KIND = {kind.name: kind for kind in KINDS}
+
+
+def explain(asked: str) -> str:
+    """What a field is, as text; ``asked`` is a dotted path, with or without its kind in front.
+
+    Raises:
+        ConfigError: there is no such field; suggests the nearest.
+    """
+    path = _INDEX.sub("", asked).strip(".")
+    if len(path) > _MAX_PATH_CHARS:
+        raise ConfigError(f"there is no field with a path of {len(path)} characters")
+    first, _, rest = path.partition(".")
+    kinds = [BY_KIND[first]] if first in BY_KIND else list(KINDS)
+    path = rest if first in BY_KIND else path
+    if not path:
+        return "\n".join(_page(kind, None) for kind in kinds)
+    found = [(kind, field) for kind in kinds for field in kind.fields if field.path == path]
+    if not found:
+        raise ConfigError(f"there is no field {path!r}{_nearest_path(path, kinds)}")
+    return "\n".join(_page(kind, field) for kind, field in found)
+
+
+def _nearest_path(path: str, kinds: Sequence[Kind]) -> str:
+    known = list(dict.fromkeys(field.path for kind in kinds for field in kind.fields))
+    ends = [one for one in known if one.lower().endswith(f".{path.lower()}")]
+    if ends:
+        return f", did you mean {' or '.join(ends)}?"
+    return nearest(path, [*known, *BY_KIND])
+
+
+def _page(kind: Kind, field: Field | None) -> str:
+    lines = [f"KIND:     {kind.name}", f"VERSION:  {', '.join(kind.versions)}", ""]
+    if field is not None:
+        lines += [f"FIELD:    {field.path} <{field.type}>{_marks(field)}", ""]
+    lines += ["DESCRIPTION:", *_wrapped(field.about if field else kind.about, 4)]
+    children = kind.children(field.path if field else "")
+    if children:
+        lines += ["", "FIELDS:"]
+    for child in children:
+        lines += [f"    {child.name} <{child.type}>{_marks(child)}", *_wrapped(child.about, 8)]
+    return "\n".join([*lines, ""])
+
+
+def _marks(field: Field) -> str:
+    required = f", required {field.required}".removesuffix(" always") if field.required else ""
+    return required + (", an addition of Isthmus" if field.ours else "")
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    space = " " * indent
+    return textwrap.wrap(f"{text}.", 92, initial_indent=space, subsequent_indent=space)
+
+
+def table(kind: Kind) -> str:
+    """The fields as a table in Markdown, for the reference page."""
+    lines = ["| field | type | required | |", "|---|---|---|---|"]
+    for field in kind.fields:
+        about = field.about + (" *(ours)*" if field.ours else "")
+        lines.append(f"| `{field.path}` | {field.type} | {field.required} | {about} |")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,258 @@
+"""Reading Kubernetes' EgressSelectorConfiguration, as strictly as kube-apiserver itself does.
+
+What kube-apiserver (v1.36) accepts is accepted and what it refuses is refused, except for URLs and
+sockets that pass its checks and then crash it or can never be dialed: those are errors here.
+Whether files exist, which it checks as well, is connectivity_files.py. Its strictness was
+measured with files given to the program; tests/interop/kube/test_egress_files.py does it again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from isthmus.dial.rules_connectivity import (
+    CONTROL_PLANE,
+    MASTER,
+    ClientTls,
+    Connection,
+    NetworkConfig,
+    Protocol,
+)
+from isthmus.dial.settings_connectivity_fields import EGRESS
+from isthmus.dial.settings_connectivity_parts import (
+    MAX_UDS_BYTES,
+    Draft,
+    TlsPart,
+    choice,
+    fields_of,
+    file_of,
+    missing,
+)
+from isthmus.settings.go_yaml import go_text
+from isthmus.settings.located import Fields, Located, near, short
+from isthmus.values import HostPort
+
+NAMES = (CONTROL_PLANE, "cluster", "etcd")
+PROTOCOLS = {
+    "Direct": Protocol.DIRECT,
+    "HTTPConnect": Protocol.HTTP_CONNECT,
+    "GRPC": Protocol.PACKET,
+}
+_ITEM = "egressSelections"
+_CONNECTION = f"{_ITEM}.connection"
+_TRANSPORT = f"{_CONNECTION}.transport"
+_HINTS = {"http-connect": "HTTPConnect", "konnectivity": "GRPC"}
+_UNUSED = Connection(protocol=Protocol.DIRECT)  # nobody looks at it: something was wrong
+
+_CONTROLS = re.compile(r"[\x00-\x20\x7f]")
+_USER = re.compile(r"[A-Za-z0-9\-._:~!$&'()*+,;=%@]*")
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def read_document(root: Located) -> list[Draft]:
+    """Read the networks of one document; what is wrong is noted at its place."""
+    found = fields_of(root, EGRESS, "", required=("apiVersion", "kind"))
+    items = found[_ITEM].items() if _ITEM in found else []
+    return [_selection(item) for item in items]
+
+
+def _selection(node: Located) -> Draft:
+    found = fields_of(node, EGRESS, _ITEM, required=("name", "connection"))
+    name = _name(found["name"]) if "name" in found else ""
+    connection, tls = _UNUSED, None
+    if "connection" in found:
+        connection, tls = _connection(found["connection"])
+    at = found.get("name", node)
+    old = at.is_text and at.node.value == MASTER
+    warning = f"{at.where}: {at.path}: master is the old name of controlplane"
+    return Draft(
+        network=NetworkConfig(name=name, connection=connection, where=node.where),
+        at=at,
+        tls=tls,
+        warnings=(warning,) if old else (),
+    )
+
+
+def _name(node: Located) -> str:
+    text = go_text(node)
+    name = text.lower()
+    if name == MASTER:
+        # kube-apiserver renames exactly this word, in both versions (measured with v1.36).
+        if text != MASTER:
+            node.error(f"{short(text)} is known in lower case only: write controlplane instead")
+        return CONTROL_PLANE
+    if text and name not in NAMES:
+        node.error(f"must be controlplane, cluster or etcd, not {short(text)}{near(name, NAMES)}")
+    elif not text and node.is_text:
+        node.error("is empty, it must be controlplane, cluster or etcd")
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tcp:
+    """What is below tcp, of the right types; checked only when it is used."""
+
+    at: Located
+    found: Fields
+    url: str
+    tls: Located | None
+    tls_found: Fields
+    client: ClientTls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Transport:
+    """What is below transport; ``uds`` is None when it is not there."""
+
+    at: Located
+    tcp: _Tcp | None
+    uds: str | None
+    uds_at: Located
+
+
+def _connection(node: Located) -> tuple[Connection, TlsPart | None]:
+    found = fields_of(node, EGRESS, _CONNECTION, required=("proxyProtocol",))
+    word, transport = "", None
+    if "proxyProtocol" in found:
+        word = choice(found["proxyProtocol"], go_text(found["proxyProtocol"]), [*PROTOCOLS], _HINTS)
+    if "transport" in found:
+        transport = _transport(found["transport"])
+    protocol = PROTOCOLS.get(word)
+    if protocol is Protocol.DIRECT:
+        if transport is not None:
+            transport.at.error("must be absent with Direct: delete it, or choose a proxyProtocol")
+    elif protocol is not None and transport is None:
+        missing(node, "transport", f"{word} needs to know where the server is")
+    elif protocol is Protocol.PACKET and transport is not None:
+        return _by_grpc(transport)
+    elif protocol is Protocol.HTTP_CONNECT and transport is not None:
+        return _by_http_connect(transport)
+    return _UNUSED, None
+
+
+def _transport(node: Located) -> _Transport:
+    found = fields_of(node, EGRESS, _TRANSPORT)
+    uds, uds_at = None, node
+    if "uds" in found:
+        uds_at = found["uds"]
+        below = fields_of(uds_at, EGRESS, f"{_TRANSPORT}.uds")
+        if "udsName" in below:
+            uds_at = below["udsName"]
+        uds = go_text(uds_at) if "udsName" in below else ""
+    tcp = _tcp(found["tcp"]) if "tcp" in found else None
+    return _Transport(at=node, tcp=tcp, uds=uds, uds_at=uds_at)
+
+
+def _tcp(node: Located) -> _Tcp:
+    found = fields_of(node, EGRESS, f"{_TRANSPORT}.tcp")
+    tls = found.get("tlsConfig")
+    tls_found = fields_of(tls, EGRESS, f"{_TRANSPORT}.tcp.tlsConfig") if tls else Fields()
+    texts = {name: go_text(at) for name, at in tls_found.items()}
+    return _Tcp(
+        at=node,
+        found=found,
+        url=go_text(found["url"]) if "url" in found else "",
+        tls=tls,
+        tls_found=tls_found,
+        client=ClientTls(
+            ca_bundle=texts.get("caBundle", ""),
+            client_cert=texts.get("clientCert", ""),
+            client_key=texts.get("clientKey", ""),
+            server_name=texts.get("tlsServerName", ""),
+        ),
+    )
+
+
+def _by_grpc(transport: _Transport) -> tuple[Connection, TlsPart | None]:
+    if transport.uds is None:
+        if transport.tcp is None:
+            missing(transport.at, "uds", "GRPC needs a UNIX socket")
+        else:
+            transport.tcp.at.error("GRPC goes over uds only: use uds, or HTTPConnect over tcp")
+        return _UNUSED, None
+    return _by_uds(transport, Protocol.PACKET), None
+
+
+def _by_http_connect(transport: _Transport) -> tuple[Connection, TlsPart | None]:
+    tcp, uds = transport.tcp, transport.uds
+    if tcp is not None and uds is not None:
+        transport.at.error("has tcp and uds, and can have one only: delete the other")
+    elif uds is not None:
+        return _by_uds(transport, Protocol.HTTP_CONNECT), None
+    elif tcp is not None:
+        return _by_tcp(tcp)
+    elif transport.at.is_mapping:
+        transport.at.error("is empty, HTTPConnect needs tcp or uds")
+    return _UNUSED, None
+
+
+def _by_uds(transport: _Transport, protocol: Protocol) -> Connection:
+    at = transport.uds_at
+    if at.is_mapping:
+        missing(at, "udsName", "the path of a socket is expected")
+    elif at.is_text and not at.node.value:
+        at.error("is empty, the path of a socket is expected")
+    elif len((transport.uds or "").encode()) > MAX_UDS_BYTES:
+        at.error(f"is too long for a UNIX socket, which has at most {MAX_UDS_BYTES} bytes")
+    return Connection(protocol=protocol, uds=transport.uds or "")
+
+
+def _by_tcp(tcp: _Tcp) -> tuple[Connection, TlsPart | None]:
+    if not tcp.url:
+        if "url" not in tcp.found or tcp.found["url"].is_text:
+            missing(tcp.at, "url", "such as https://127.0.0.1:8131")
+        return _UNUSED, None
+    at = tcp.found["url"]
+    if tcp.url.startswith("http://"):
+        if tcp.tls is not None:
+            at.error(f"must begin with https:// beside tlsConfig, not be {short(tcp.url)}")
+        else:
+            at.error(
+                f"{short(tcp.url)} passes kube-apiserver's checks and then crashes it:"
+                " use https:// with tlsConfig, or uds instead of tcp"
+            )
+        return _UNUSED, None
+    if not tcp.url.startswith("https://"):
+        at.error(f"must begin with https://, not be {short(tcp.url)}")
+        return _UNUSED, None
+    target = at.read(lambda text: url_target(tcp.url))
+    if tcp.tls is None:
+        missing(tcp.at, "tlsConfig", "https:// needs a client certificate")
+        return _UNUSED, None
+    for name in ("clientCert", "clientKey"):
+        if name not in tcp.tls_found or tcp.tls_found[name].node.value == "":
+            missing(tcp.tls, name, "kube-apiserver always shows a client certificate")
+    connection = Connection(protocol=Protocol.HTTP_CONNECT, tcp=target, tls=tcp.client)
+    found, client = tcp.tls_found, tcp.client
+    return connection, TlsPart(
+        ca=file_of(found, "caBundle", client.ca_bundle),
+        cert=file_of(found, "clientCert", client.client_cert),
+        key=file_of(found, "clientKey", client.client_key),
+    )
+
+
+def url_target(text: str) -> HostPort:
+    """The host and port of an ``https://`` URL; as in Go a user and a path mean nothing.
+
+    Raises:
+        ValueError: it is no URL, or one that could never be dialed; a clause.
+    """
+    rest = text.removeprefix("https://")
+    cut = re.search(r"[/?#]", rest)
+    authority, tail = (rest[: cut.start()], rest[cut.start() :]) if cut else (rest, "")
+    user, at, host = authority.rpartition("@")
+    path, _, fragment = tail.partition("#")
+    path = path.partition("?")[0]
+    if _CONTROLS.search(authority) or re.search(r"[\x00-\x1f\x7f]", text):
+        raise ValueError("is not a URL: it has a space or a control character")
+    if at and not _USER.fullmatch(user):
+        raise ValueError("is not a URL: it has a user with strange characters")
+    if any(_BAD_ESCAPE.search(part) for part in (user, path, fragment)):
+        raise ValueError("is not a URL: it has a % without two hexadecimal digits")
+    if re.search(r":[0-9]+$", host) is None:
+        raise ValueError(f"has no port: kube-apiserver could not dial it, write https://{host}:443")
+    try:
+        return HostPort.parse(host)
+    except ValueError as error:
+        raise ValueError(f"cannot be dialed: {error}") from None

@@ -1,0 +1,96 @@
+"""The settings about nearness: which zone a server is in, and which networks are in which zone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from isthmus.dial.settings_shares import ShareSettings
+from isthmus.errors import ConfigError
+from isthmus.net.rules_near import Nearness
+from isthmus.settings.options import OURS, option
+from isthmus.text.cidrs import cidr
+
+GROUP = "Near agents"
+# The value of a label (Kubernetes: up to 63 of these, a letter or digit at both ends).
+_ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearSettings(ShareSettings):
+    """How a server prefers the agents that are near a destination."""
+
+    prefer_near: bool = option(
+        True,
+        help="Among the agents that a strategy allows, prefer one on the destination's node, then "
+        "one in its zone, then one in --zone, while it has not much more to do than others",
+        group=GROUP,
+        go=OURS,
+    )
+    zone: str = option(
+        "", help="Say that this server is in this zone", group=GROUP, metavar="ZONE", go=OURS
+    )
+    zone_cidr: tuple[str, ...] = option(
+        (),
+        help="Take destinations in this network to be in this zone; without it, the zone of the "
+        "agents that stand for them",
+        repeat=True,
+        group=GROUP,
+        metavar="ZONE=CIDR",
+        go=OURS,
+    )
+
+    @property
+    def zone_cidrs(self) -> Mapping[str, str]:
+        """The zones of networks, by network.
+
+        Raises:
+            ConfigError: one cannot be read, or a network is in two zones.
+        """
+        found: dict[str, str] = {}
+        for text in self.zone_cidr:
+            zone, equals, where = text.partition("=")
+            if not equals:
+                raise ConfigError(
+                    f"--zone-cidr takes ZONE=CIDR, such as eu-1a=10.1.0.0/16, not {text!r}"
+                )
+            check_zone(f"--zone-cidr {text}", zone)
+            try:
+                network = str(cidr(where))
+            except ValueError as error:
+                raise ConfigError(f"--zone-cidr {text}: {where!r} {error}") from error
+            if found.setdefault(network, zone) != zone:
+                raise ConfigError(f"--zone-cidr: {network} is in {found[network]} and in {zone}")
+        return found
+
+    @property
+    def nearness(self) -> Nearness | None:
+        """What is known of zones; None if all agents are as far.
+
+        Raises:
+            ConfigError: as zone_cidrs.
+        """
+        return Nearness.of(self.zone, self.zone_cidrs) if self.prefer_near else None
+
+    def check_near(self) -> None:
+        """Read what is given.
+
+        Raises:
+            ConfigError: one of it makes no sense.
+        """
+        check_zone("--zone", self.zone, empty=True)
+        _ = self.zone_cidrs
+
+
+def check_zone(flag: str, zone: str, *, empty: bool = False) -> None:
+    """Refuse what cannot be the name of a zone.
+
+    Raises:
+        ConfigError: it names the flag.
+    """
+    if not _ZONE.fullmatch(zone) and not (empty and not zone):
+        raise ConfigError(
+            f"{flag}: a zone has 1 to 63 letters, digits, '.', '_' or '-', such as eu-1a,"
+            f" not {zone!r}"
+        )

@@ -1,0 +1,175 @@
+"""Reading the shares of a policy file, and the flags for the common ones.
+
+    shares:
+    - name: batch
+      match: {groups: [batch]}      # as in rules: requesters, groups, networks
+      per: requester                # or network, or share: who has it together
+      maxTunnels: 100
+      dialsPerSecond: 20
+      dialBurst: 40                 # without it, twice as many as in a second
+      bytesPerSecond: 10Mi          # each way
+      burstBytes: 20Mi              # without it, as much as in a second
+
+What a share means is rules_shares.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from isthmus.dial.rules_policy import Match
+from isthmus.dial.rules_shares import Per, Share
+from isthmus.dial.settings_destinations import DestinationSettings
+from isthmus.errors import ConfigError
+from isthmus.settings.memory import quantity
+from isthmus.settings.options import OURS, option
+
+if TYPE_CHECKING:
+    from isthmus.settings.located import Fields, Located
+
+#: The name of the share that flags make; names in a file have no brackets.
+BY_FLAGS = "(flags)"
+MAX_SHARES = 200
+MAX_TUNNELS = 1_000_000
+MIN_DIALS_PER_S, MAX_DIALS_PER_S = 0.01, 1_000_000.0
+#: With less, what one stream has under way would wait for longer than anybody does.
+MIN_BYTES_PER_S = 64 * 1024
+MAX_BYTES_PER_S = 2**40
+KEYS = (
+    "name", "match", "per", "maxTunnels", "dialsPerSecond", "dialBurst", "bytesPerSecond",
+    "burstBytes",
+)  # fmt: skip
+_GROUP = "Fair shares"
+_LIMITS = ("maxTunnels", "dialsPerSecond", "bytesPerSecond")
+
+
+def parse_rate(text: str) -> int:
+    """Read bytes per second.
+
+    Raises:
+        ValueError: it is no number, or not one that can be kept to.
+    """
+    rate = quantity(text)
+    if not MIN_BYTES_PER_S <= rate <= MAX_BYTES_PER_S:
+        raise ValueError("is not between 64Ki and 1024Gi bytes per second")
+    return rate
+
+
+def _burst(text: str) -> int:
+    burst = quantity(text)
+    if not 1 <= burst <= MAX_BYTES_PER_S:
+        raise ValueError("is not between 1 and 1024Gi bytes")
+    return burst
+
+
+def read_share(
+    node: Located, match: Callable[[Located], Match], name: Callable[[str], str]
+) -> Share:
+    """Read one share; ``match`` and ``name`` read those of a rule, which mean the same."""
+    found = node.mapping(KEYS, required=("name",))
+    if not any(key in found for key in _LIMITS):
+        node.error(f"limits nothing: it has none of {', '.join(_LIMITS)}")
+    for key, needs in (("dialBurst", "dialsPerSecond"), ("burstBytes", "bytesPerSecond")):
+        if key in found and needs not in found:
+            found[key].error(f"says nothing without {needs}")
+    dials = found.number("dialsPerSecond", 0.0, MIN_DIALS_PER_S, MAX_DIALS_PER_S)
+    rate = _bytes(found, "bytesPerSecond", parse_rate, 0)
+    return Share(
+        name=found.value("name", name, ""),
+        per=found.member("per", Per.REQUESTER),
+        match=match(found["match"]) if "match" in found else Match(),
+        max_tunnels=found.integer("maxTunnels", 0, 1, MAX_TUNNELS),
+        dials_per_s=dials,
+        dial_burst=found.integer("dialBurst", math.ceil(2 * dials), 1, MAX_TUNNELS),
+        bytes_per_s=rate,
+        burst_bytes=_bytes(found, "burstBytes", _burst, rate),
+        where=node.where,
+    )
+
+
+def _bytes(found: Fields, key: str, parse: Callable[[str], int], default: int) -> int:
+    if key not in found:
+        return default
+    text = found[key].text_or_number()
+    if text is None:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        found[key].error(f"{text[:40]!r} {error}")
+        return default
+
+
+def check_names(nodes: Sequence[Located], shares: Sequence[Share]) -> None:
+    """Each name once: audit and metrics tell shares apart by it."""
+    first: dict[str, Located] = {}
+    for node, share in zip(nodes, shares, strict=True):
+        other = first.setdefault(share.name, node)
+        if share.name and other is not node:
+            node.error(f"{share.name!r} is the name of {other.path} already ({other.where})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSettings(DestinationSettings):
+    """How much each requester may have; a policy file can say more. 0 is no limit."""
+
+    max_tunnels_per_requester: int = option(
+        0,
+        help="Let each requester have so many open tunnels, unless a share of the policy file says "
+        "otherwise; 0 is no limit",
+        group=_GROUP,
+        go=OURS,
+    )
+    max_dials_per_second_per_requester: float = option(
+        0.0,
+        help="Let each requester dial so often, twice as often for a second; 0 is no limit",
+        group=_GROUP,
+        go=OURS,
+    )
+    max_bytes_per_second_per_requester: str = option(
+        "",
+        help="Let each requester send and receive so many bytes a second, such as 10Mi; empty is "
+        "no limit",
+        group=_GROUP,
+        metavar="BYTES",
+        go=OURS,
+    )
+
+    @property
+    def share_of_flags(self) -> Share | None:
+        """The share that flags ask for, of every requester; None: they ask for none.
+
+        Raises:
+            ConfigError: one is out of range; one sentence.
+        """
+        tunnels = self.max_tunnels_per_requester
+        dials_per_s = self.max_dials_per_second_per_requester
+        if not 0 <= tunnels <= MAX_TUNNELS:
+            raise ConfigError(f"--max-tunnels-per-requester must be from 0 to {MAX_TUNNELS}")
+        if not (dials_per_s == 0 or MIN_DIALS_PER_S <= dials_per_s <= MAX_DIALS_PER_S):
+            raise ConfigError(
+                "--max-dials-per-second-per-requester must be 0 or at least"
+                f" {MIN_DIALS_PER_S:g}, not {dials_per_s:g}"
+            )
+        rate = _rate_of_flag(self.max_bytes_per_second_per_requester)
+        if not (tunnels or dials_per_s or rate):
+            return None
+        return Share(
+            name=BY_FLAGS,
+            max_tunnels=tunnels,
+            dials_per_s=dials_per_s,
+            dial_burst=math.ceil(2 * dials_per_s),
+            bytes_per_s=rate,
+            burst_bytes=rate,
+            where="flags",
+        )
+
+
+def _rate_of_flag(text: str) -> int:
+    try:
+        return parse_rate(text) if text not in ("", "0") else 0
+    except ValueError as error:
+        raise ConfigError(f"--max-bytes-per-second-per-requester {text[:40]} {error}") from error

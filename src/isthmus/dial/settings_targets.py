@@ -1,0 +1,171 @@
+"""The settings of the connections that an agent takes from its node to the control plane.
+
+    --target=6443:apiserver.example.com:6443      LOCAL_PORT:HOST:PORT (KEP-2025)
+
+Where they are accepted is net/settings_bind.py; whether the server permits a destination is its own
+settings_destinations.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.errors import ConfigError
+from isthmus.net.settings_bind import BindSettings
+from isthmus.settings.gates import CLUSTER_TO_MASTER, NODE_TRAFFIC
+from isthmus.settings.options import OURS, option
+from isthmus.values import HostPort
+
+FLAG = "--target"
+#: Each has a listening socket.
+MOST_TARGETS = 64
+_PORTS = range(1, 65536)
+_WRITTEN = "LOCAL_PORT:HOST:PORT, such as 6443:apiserver.example.com:6443 or 6443:[fd00::1]:6443"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A port of this node, and what a connection to it reaches beside the server."""
+
+    local_port: int
+    destination: HostPort
+
+    def __post_init__(self) -> None:
+        if self.local_port not in _PORTS:
+            raise ValueError(f"port out of range: {self.local_port}")
+
+    def __str__(self) -> str:
+        """As it is written in the flag."""
+        return f"{self.local_port}:{self.destination}"
+
+
+def parse_target(text: str) -> tuple[Target, str]:
+    """Read ``LOCAL_PORT:HOST:PORT``, an IPv6 address in brackets; with a warning, or "".
+
+    The older order ``HOST:PORT:LOCAL_PORT``, of an earlier draft of the KEP, is read as well, with
+    a warning. Which one is meant is plain whenever there is a host: a host is never a number alone
+    (HostPort takes no such name), so a text that begins with a number and a colon can only be in
+    the order of today, and one that begins with a name, an IPv4 address or a bracket only in the
+    older. Three numbers would fit both and have no host: that is an error which shows both.
+
+    Raises:
+        ConfigError: one sentence that shows the text and says what is wrong.
+    """
+    first, colon, rest = text.partition(":")
+    before, _, last = text.rpartition(":")
+    if not colon or before == first:
+        raise ConfigError(f"{FLAG} takes {_WRITTEN}, not {text!r}")
+    parts = text.split(":")
+    if len(parts) == 3 and all(map(_is_number, parts)):
+        raise ConfigError(
+            f"{FLAG} {text}: there is no host in it: it reads as local port {parts[0]} to host"
+            f" {parts[1]}, port {parts[2]}, or in the older order as host {parts[0]}, port"
+            f" {parts[1]}, from local port {parts[2]}"
+        )
+    if _is_number(first):
+        return _made(text, first, rest), ""
+    target = _made(text, last, before)
+    return target, f"{FLAG} {text} is in the order of an older draft; write {FLAG}={target}"
+
+
+def _made(text: str, local_port: str, destination: str) -> Target:
+    # A bound on its length, because int() takes its time with long texts.
+    if not _is_number(local_port) or len(local_port) > 5 or int(local_port) not in _PORTS:
+        raise ConfigError(
+            f"{FLAG} {text}: the local port must be from 1 to 65535, not {local_port!r}"
+        )
+    try:
+        return Target(int(local_port), HostPort.parse(destination))
+    except ValueError as error:
+        raise ConfigError(f"{FLAG} {text}: {error}") from error
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def parse_targets(texts: Sequence[str]) -> tuple[tuple[Target, ...], list[str]]:
+    """Read every target, with the warnings.
+
+    Raises:
+        ConfigError: one cannot be read, two want the same local port, or there are too many.
+    """
+    if len(texts) > MOST_TARGETS:
+        raise ConfigError(f"{FLAG} may be given {MOST_TARGETS} times at most, not {len(texts)}")
+    found: dict[int, Target] = {}
+    warnings = []
+    for text in texts:
+        target, warning = parse_target(text)
+        other = found.setdefault(target.local_port, target)
+        if other is not target:
+            raise ConfigError(
+                f"{FLAG}: local port {target.local_port} is given twice, for {other.destination}"
+                f" and for {target.destination}"
+            )
+        warnings += [warning] if warning else []
+    return tuple(found.values()), warnings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSettings(BindSettings):
+    """What local connections reach; ``check_targets()`` says whether it makes sense."""
+
+    target: tuple[str, ...] = option(
+        (),
+        help="Forward connections to this port of --bind-address to this destination beside the "
+        "server, which must permit it (--allowed-destination)",
+        repeat=True,
+        group=NODE_TRAFFIC,
+        metavar="LOCAL_PORT:HOST:PORT",
+        go=OURS,
+    )
+    target_wait_s: float = option(
+        10.0,
+        help="Let a local connection wait this long for a server that takes it, then reset it",
+        unit="seconds",
+        group=NODE_TRAFFIC,
+        go=OURS,
+    )
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Every target, in the order given.
+
+        Raises:
+            ConfigError: one cannot be read, or two want the same local port.
+        """
+        return parse_targets(self.target)[0]
+
+    @property
+    def takes_node_traffic(self) -> bool:
+        """Everything is there that local connections need: gate, address and target."""
+        return bool(self.target and self.bind_address and self.enabled(CLUSTER_TO_MASTER))
+
+    def check_targets(self) -> list[str]:
+        """Hold these settings against each other; gives warnings, each a sentence.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        targets, warnings = parse_targets(self.target)
+        given = [
+            flag
+            for flag, value in ((FLAG, self.target), ("--bind-address", self.bind_address))
+            if value
+        ]
+        if not given:
+            return []
+        if not self.enabled(CLUSTER_TO_MASTER):
+            warnings.append(
+                f"{' and '.join(given)} {'has' if len(given) == 1 else 'have'} no effect without"
+                f" --feature-gates={CLUSTER_TO_MASTER}=true: nothing is bound"
+            )
+        elif not self.bind_address:
+            warnings.append(
+                f"{FLAG} has no effect without --bind-address: only traffic from the control plane"
+                " is served"
+            )
+        elif not targets:
+            warnings.append(f"--bind-address has no effect without {FLAG}: nothing is bound")
+        return warnings

@@ -1,0 +1,1 @@
+"""What every program stands in: its life, its operator ports, metrics, dashboard and workers."""

@@ -1,0 +1,254 @@
+"""The HTTP ports for operators: binding, serving, and which handler gets a request.
+
+What the handlers answer is routes.py, to whom guard.py. This module knows nothing of the program
+behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Collection, Sequence
+from functools import partial
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from isthmus.errors import ConfigError
+from isthmus.frame.admin.answers import POST, Handler, Routes, reply
+from isthmus.frame.admin.guard import ANYBODY, Guard
+from isthmus.frame.admin.token import TokenFile
+from isthmus.logs import OncePer
+from isthmus.net.contexts import HotContext
+from isthmus.net.gate import source_named
+from isthmus.net.http_site import BACKLOG, HttpSite, Refused, Visitors
+from isthmus.net.listen import not_listening
+from isthmus.net.rules_places import Allowance
+from isthmus.net.systemd import PASSED
+from isthmus.settings.rules_roles import Admits
+from isthmus.text.addresses import is_loopback
+
+IDLE_S = 60.0  # also the time for a whole request head, as konnectivity's ReadHeaderTimeout
+MAX_LINE_BYTES = 8190
+MAXHEADERS = 64
+SHUTDOWN_S = 2.0
+_QUIET_S = 60.0
+#: What a request counts for in the allowance of its source (net/rules_places.py): 400 in every
+#: second, behind a burst of 20,000.
+_REQUEST_S = 0.0005
+
+_LOGGER = logging.getLogger("isthmus.ports")
+
+
+class Port:
+    """A port that is being served. ``number`` is the bound one, also when 0 was asked for."""
+
+    def __init__(
+        self,
+        runner: web.ServerRunner,
+        sockets: Sequence[socket.socket],
+        sites: Sequence[HttpSite],
+    ) -> None:
+        self._runner = runner
+        self._sockets = sockets
+        self._sites = sites
+        self.number = int(sockets[0].getsockname()[1])
+
+    def trouble(self) -> str:
+        """Say why nobody can come in here; empty while all is well."""
+        return next(filter(None, map(not_listening, self._sockets)), "")
+
+    async def close(self) -> None:
+        """Stop listening, give running requests a moment, and close every connection."""
+        for site in self._sites:
+            await site.close()
+        await self._runner.cleanup()
+
+
+async def serve(
+    routes: Routes,
+    *,
+    host: str,
+    port: int,
+    host_flag: str,
+    port_flag: str,
+    tls: HotContext | None = None,
+    refused: Refused = lambda _: None,
+    admin: bool = False,
+    admits: Admits = ANYBODY,
+    token: TokenFile | None = None,
+    open_paths: Collection[str] = (),
+) -> Port:
+    """Serve the routes; an empty host is every address, port 0 any free one.
+
+    With ``tls`` it speaks HTTPS only; ``refused`` hears of failed handshakes. An admin
+    port shows who talks to whom: anywhere but on loopback its clients must show a certificate, or
+    the token by TLS, and where they need neither it answers only requests that name a loopback
+    host. Only an admin port makes changes; for the other arguments see Guard.
+
+    Raises:
+        ConfigError: the address cannot be bound, or an admin port would be open to the network.
+            Nothing listens then.
+    """
+    addresses = await _resolve(host, host_flag)
+    passed = PASSED.take_tcp(port_flag, lambda: (host and addresses[0][1], port))
+    if passed:  # by systemd, and it is their address that counts
+        addresses = [(sock.family, str(sock.getsockname()[0])) for sock in passed]
+        host = addresses[0][1]
+    mutual = tls is not None and tls.current.verify_mode is ssl.CERT_REQUIRED
+    proven = mutual or (tls is not None and token is not None)
+    if admin and not proven and not all(is_loopback(address) for _, address in addresses):
+        raise ConfigError(
+            f"{host_flag}: {host or 'every address'} is not loopback, and an admin port needs TLS"
+            " and clients with certificates or a token anywhere else; use 127.0.0.1"
+        )
+    where = host or "every address"
+    sockets = [*passed] or _bind(addresses, port, f"{port_flag}: port {port}", where)
+    guard = Guard(
+        host=None if mutual or token is not None else host,
+        admits=admits,
+        token=token,
+        open_paths=open_paths,
+    )
+    # Whoever showed a certificate may ask as often as it likes.
+    allowance = None if mutual else Allowance(asyncio.get_running_loop().time)
+    server = web.Server(
+        partial(_dispatch, routes, guard if admin else None, allowance),
+        access_log=None,
+        logger=_QuietLog(),
+        keepalive_timeout=IDLE_S,
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_LINE_BYTES,
+        max_headers=MAXHEADERS,
+        lingering_time=SHUTDOWN_S,
+        handler_cancellation=True,  # who leaves wants no profile and no snapshot any more
+    )
+    runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    visitors = Visitors(made_room=partial(_say_full, OncePer(), port_flag))
+    return Port(
+        runner,
+        sockets,
+        [
+            HttpSite(sock, server, visitors=visitors, context=tls, refused=refused)
+            for sock in sockets
+        ],
+    )
+
+
+def _say_full(once: OncePer, flag: str, source: str) -> None:
+    once.log(
+        "", _QUIET_S, _LOGGER, logging.WARNING, "too many connections, the oldest makes room",
+        port=flag, source=source,
+    )  # fmt: skip
+
+
+class _QuietLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp logs to: it writes a traceback for every broken request that a peer sends."""
+
+    def __init__(self) -> None:
+        super().__init__(_LOGGER, {})
+        self._limiter = OncePer()
+
+    def log(self, level: int, msg: object, *args: object, **more: object) -> None:
+        """Say each kind of failure once a minute."""
+        exc = more.get("exc_info")
+        if isinstance(exc, HttpProcessingError):
+            self._limiter.log("", _QUIET_S, _LOGGER, logging.WARNING, "bad request", error=exc)
+        elif isinstance(exc, BaseException):
+            self._limiter.log(
+                type(exc).__name__, _QUIET_S, _LOGGER, level, "request failed", exc_info=exc
+            )
+
+
+async def _resolve(host: str, flag: str) -> list[tuple[socket.AddressFamily, str]]:
+    if not host:
+        # One socket for both families, so that port 0 is one port.
+        both = socket.has_dualstack_ipv6()
+        return [(socket.AF_INET6, "::") if both else (socket.AF_INET, "0.0.0.0")]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise ConfigError(f"{flag}: cannot resolve {host!r}") from exc
+    return list(dict.fromkeys((family, str(address[0])) for family, *_, address in found))
+
+
+_REASONS = {
+    errno.EADDRINUSE: "is in use",
+    errno.EADDRNOTAVAIL: "cannot be bound: not an address of this machine",
+    errno.EACCES: "may not be bound by this user",
+}
+
+
+def _bind(
+    addresses: list[tuple[socket.AddressFamily, str]], port: int, what: str, where: str
+) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in addresses:
+            try:
+                sock = socket.create_server(
+                    (address, port),
+                    family=family,
+                    backlog=BACKLOG,
+                    dualstack_ipv6=address == "::",
+                )
+            except OSError as exc:
+                # localhost resolves to ::1 where IPv6 is off, too: one address will do.
+                if exc.errno == errno.EADDRNOTAVAIL and (sockets or address != addresses[-1][1]):
+                    continue
+                raise
+            sockets.append(sock)
+            port = sock.getsockname()[1]
+    except OSError as exc:
+        for sock in sockets:
+            sock.close()
+        reason = _REASONS.get(exc.errno or 0, f"cannot be bound: {exc.strerror or exc}")
+        raise ConfigError(f"{what} on {where} {reason}") from exc
+    return sockets
+
+
+async def _dispatch(
+    routes: Routes, guard: Guard | None, allowance: Allowance | None, request: web.BaseRequest
+) -> web.StreamResponse:
+    """Answer a request, if the guard lets it; without one nothing is changed."""
+    source = source_named(request.remote) if request.remote else ""
+    if allowance is not None and not allowance.spend(source, _REQUEST_S):
+        response = reply(429, "too many requests from this address\n")
+        response.force_close()
+        return response
+    refused = guard.refusal(request) if guard is not None else None
+    if refused is not None:
+        return refused
+    path, method = request.path, request.method
+    found = routes.get(path)
+    if method in ("GET", "HEAD") and found is not None:
+        return await found(request)
+    change = _change(routes, path) if guard is not None else None
+    if guard is not None and change is not None and method == "POST":
+        return await guard.admit_change(request) or await change(request)
+    allowed = ["GET", "HEAD"] * (found is not None) + ["POST"] * (change is not None)
+    if not allowed:
+        return reply(404, "404 page not found\n")
+    response = reply(405, f"only {' and '.join(allowed)}\n")
+    response.headers["Allow"] = ", ".join(allowed)
+    return response
+
+
+def _change(routes: Routes, path: str) -> Handler | None:
+    """Find what a POST to this path does."""
+    exact = routes.get(f"{POST}{path}")
+    if exact is not None:
+        return exact
+    parts = path.split("/")
+    for key, handler in routes.items():
+        if key.startswith(POST) and "*" in key:
+            wanted = key.removeprefix(POST).split("/")
+            if len(wanted) == len(parts) and all(
+                want in ("*", part) for want, part in zip(wanted, parts, strict=True)
+            ):
+                return handler
+    return None

@@ -1,0 +1,184 @@
+"""The paths of the health and admin ports, made of what a program gives in.
+
+Paths and statuses are konnectivity's where it has them. The profiles are debug_routes.py, the page
+isthmus.frame.dashboard; frame/operator_ports.py puts all of them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from functools import partial
+
+from aiohttp import web
+
+from isthmus import __version__
+from isthmus.frame.admin.answers import (
+    HEADERS,
+    POST,
+    Checks,
+    Handler,
+    Metrics,
+    Routes,
+    Snapshot,
+    asked_limit,
+    bad_limit,
+    json_reply,
+    reply,
+    settled,
+)
+from isthmus.frame.admin.changes import END_PATH, end_named
+from isthmus.frame.admin.guard import host_only
+from isthmus.frame.admin.watched import RecentRecords, Watched
+from isthmus.frame.audit.log import RECENT_RECORDS
+from isthmus.frame.model.history import STEP_S, History, step_json
+from isthmus.frame.model.snapshot_json import json_chunks, to_json
+from isthmus.logs import RECENT, RECENT_LINES
+from isthmus.settings.shown import shown_flags
+
+DEFAULT_TUNNELS = 1000
+MAX_TUNNELS = 100_000
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How a program says that it is not well; ``lines``: with one line per check, always."""
+
+    failed_status: int
+    lines: bool
+
+
+#: As konnectivity's server does, and as its agent does.
+SERVER = Style(failed_status=500, lines=False)
+AGENT = Style(failed_status=503, lines=True)
+
+
+def probe_routes(live: Checks, ready: Checks, style: Style = SERVER) -> Routes:
+    """Give the paths of probes."""
+    # Who fails to live is ended for it: always say which check it was, as kube-apiserver does.
+    liveness = partial(_probe, live, style.failed_status, True)
+    readiness = partial(_probe, ready, style.failed_status, style.lines)
+    return {
+        "/healthz": liveness,
+        "/livez": liveness,
+        "/readyz": readiness,
+        "/ready": readiness,  # deprecated in konnectivity, and still probed
+    }
+
+
+def metrics_route(metrics: Metrics, open_metrics: Metrics | None = None) -> Handler:
+    """Give the handler of ``/metrics``."""
+    return partial(_metrics, metrics, open_metrics)
+
+
+def health_routes(watched: Watched, style: Style = SERVER) -> Routes:
+    """Give the paths of a health port: nothing confidential."""
+    metrics = metrics_route(watched.metrics, watched.open_metrics)
+    return {**probe_routes(watched.live, watched.ready, style), "/metrics": metrics}
+
+
+def admin_routes(watched: Watched, style: Style = SERVER, *, metrics_at: int = 0) -> Routes:
+    """Give the paths of an admin port; ``metrics_at`` is the port that metrics redirect to."""
+    routes: dict[str, Handler] = {
+        **health_routes(watched, style),
+        "/snapshot": partial(_snapshot, watched.snapshot),
+        "/history": partial(_history, watched.history),
+        "/audit": partial(_audit, watched.records),
+        "/logs": _logs,
+        "/configz": partial(_configz, watched),
+        f"{POST}{END_PATH}": partial(end_named, watched),
+    }
+    if metrics_at:
+        routes["/metrics"] = partial(_redirect, metrics_at)
+    return routes
+
+
+async def _probe(
+    ask: Checks, failed_status: int, always_lines: bool, request: web.BaseRequest
+) -> web.Response:
+    checks = ask()
+    failures = [check.failure for check in checks if check.failure]
+    lines = "".join(
+        f"[-]{check.name} failed: {check.failure}\n" if check.failure else f"[+]{check.name} ok\n"
+        for check in checks
+    )
+    verbose = "verbose" in request.query
+    if failures:
+        return reply(failed_status, lines if verbose or always_lines else "; ".join(failures))
+    return reply(200, f"{lines}check passed\n" if verbose else "ok")
+
+
+async def _metrics(
+    metrics: Metrics, open_metrics: Metrics | None, request: web.BaseRequest
+) -> web.Response:
+    headers = {**HEADERS, "Content-Type": METRICS_TYPE, "Vary": "Accept"}
+    if open_metrics is None or "application/openmetrics-text" not in request.headers.get(
+        "Accept", ""
+    ):
+        return web.Response(body=await settled(metrics()), headers=headers)
+    headers["Content-Type"] = OPEN_METRICS_TYPE
+    return web.Response(body=await settled(open_metrics()), headers=headers)
+
+
+async def _redirect(health_port: int, request: web.BaseRequest) -> web.Response:
+    host = host_only(request.headers.get("Host", "")) or "127.0.0.1"
+    authority = f"[{host}]:{health_port}" if ":" in host else f"{host}:{health_port}"
+    # konnectivity leaves the scheme out; the health port never speaks TLS.
+    response = reply(301, "moved permanently to the health port\n")
+    response.headers["Location"] = (
+        f"{'http:' if request.secure else ''}//{authority}{request.path_qs}"
+    )
+    return response
+
+
+async def _snapshot(snapshot: Snapshot, request: web.BaseRequest) -> web.Response:
+    limit = asked_limit(request, default=DEFAULT_TUNNELS, most=MAX_TUNNELS)
+    if limit is None:
+        return bad_limit(MAX_TUNNELS)
+    pieces: list[str] = []
+    for piece in json_chunks(await settled(snapshot(limit))):
+        pieces.append(piece)
+        # Tunnels go on while a large snapshot is written.
+        await asyncio.sleep(0)
+    return json_reply("".join(pieces))
+
+
+async def _history(history: History, request: web.BaseRequest) -> web.Response:
+    steps = [step_json(step) for step in history.steps()]
+    return json_reply(
+        json.dumps({"kind": "History", "stepSeconds": int(STEP_S), "steps": steps}) + "\n"
+    )
+
+
+async def _audit(records: RecentRecords | None, request: web.BaseRequest) -> web.Response:
+    limit = asked_limit(request, default=RECENT_RECORDS, most=RECENT_RECORDS)
+    if limit is None:
+        return bad_limit(RECENT_RECORDS)
+    lines = records(0, limit)[0] if records is not None else []
+    head = b'{"kind": "AuditRecords", "enabled": %b, "records": ['
+    found = b", ".join(line.strip() for line in reversed(lines))
+    return json_reply(head % (b"true" if records is not None else b"false") + found + b"]}\n")
+
+
+async def _logs(request: web.BaseRequest) -> web.Response:
+    limit = asked_limit(request, default=RECENT_LINES, most=RECENT_LINES)
+    if limit is None:
+        return bad_limit(RECENT_LINES)
+    return json_reply(b'{"kind": "LogLines", "lines": [' + b", ".join(RECENT.last(limit)) + b"]}\n")
+
+
+async def _configz(watched: Watched, request: web.BaseRequest) -> web.Response:
+    shown = {
+        "kind": "Configuration",
+        "program": watched.program,
+        "instance": watched.instance,
+        "version": __version__,
+        "pid": os.getpid(),
+        "startedAt": to_json(watched.started_at),
+        "flags": shown_flags(watched.settings),
+    }
+    return json_reply(json.dumps(shown) + "\n")

@@ -1,0 +1,308 @@
+"""The audit log's file: lines are queued by the event loop and written by one thread.
+
+``put`` never waits: what does not fit into the queue is dropped and counted, and when there is room
+again a record says how many are missing. The file is rotated by size, and opened again when
+somebody else moved it away. The last lines stay in memory for the admin port. What is in a record
+is model.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from isthmus.errors import ConfigError
+from isthmus.frame.audit.backups import Backups
+from isthmus.frame.audit.model import dropped, to_line
+from isthmus.logs import log
+
+MOST_BYTES = 16 * 1024 * 1024
+MOST_RECORDS = 50_000
+#: How many of the last lines are kept.
+RECENT_RECORDS = 200
+#: Lines that come within this time after a write are the next: the first after a pause is written
+#: at once. Each write makes the event loop share the interpreter for a moment.
+GATHER_S = 0.1
+RETRY_S = 1.0
+STOP_S = 5.0
+_MOST_PIECE_BYTES = 256 * 1024
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+_log = logging.getLogger("isthmus.audit")
+
+
+class AuditLog:
+    """One file, or standard output for ``-``.
+
+    ``put`` is for one thread, that of the event loop. Each counter is written by one thread only:
+    ``written`` and ``errors`` by the writer, ``dropped`` by the loop.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        max_bytes: int,
+        backups: Backups | None = None,
+        most_bytes: int = MOST_BYTES,
+        most_records: int = MOST_RECORDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the file.
+
+        Raises:
+            ConfigError: it cannot be opened.
+        """
+        self._path = path
+        self._max_bytes = max_bytes
+        self._backups = backups
+        self._most_bytes = most_bytes
+        self._most_records = most_records
+        self._clock = clock
+        self._queue: deque[bytes] = deque()
+        self._put_bytes = self._taken_bytes = 0
+        self._recent: deque[bytes] = deque(maxlen=RECENT_RECORDS)
+        self._seen = 0
+        self._missing = 0  # dropped since the last record that was queued
+        self._unwritten: list[bytes] = []
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._reopen = False
+        self._complained = self._stuck = False
+        self.dropped = self.written = self.errors = 0
+        try:
+            self._fd = self._open()
+        except OSError as exc:
+            raise ConfigError(f"--audit-log-path {path}: {exc.strerror or exc}") from exc
+        if backups is not None:
+            backups.prune(Path(path), now=clock())
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+        self._thread.start()
+
+    # For the loop's thread.
+
+    def put(self, line: bytes) -> None:
+        """Queue one line, or drop and count it; never waits."""
+        self._recent.append(line)
+        self._seen += 1
+        size, queue = len(line), self._queue
+        waiting = self._put_bytes - self._taken_bytes
+        if waiting + size > self._most_bytes or len(queue) >= self._most_records:
+            self.dropped += 1
+            self._missing += 1
+            return
+        if self._missing:
+            note = to_line(dropped(self._missing, now=self._clock()))
+            self._missing = 0
+            queue.append(note)
+            size += len(note)
+        queue.append(line)
+        self._put_bytes += size
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def recent(self, after: int, most: int) -> tuple[list[bytes], int]:
+        """Give the last lines, oldest first, and the number of the newest; the first is 1.
+
+        Only those that come after a number, and at most so many; also those that were dropped.
+        """
+        count = max(0, min(self._seen - after, most, len(self._recent)))
+        return list(islice(self._recent, len(self._recent) - count, None)), self._seen
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many records were written and dropped, and how often writing failed."""
+        return self.written, self.dropped, self.errors
+
+    @property
+    def failing(self) -> bool:
+        """Records cannot be written now, or some are missing since the last that was queued."""
+        return self._complained or self._missing > 0
+
+    def reopen(self) -> None:
+        """Open the file again before the next line: somebody has moved it."""
+        self._reopen = True
+        self._wake.set()
+
+    def close(self, timeout_s: float = STOP_S) -> None:
+        """Write what is queued and close; waits, but not for ever. May be called again."""
+        if self._missing:
+            note = to_line(dropped(self._missing, now=self._clock()))
+            self._missing = 0
+            self._queue.append(note)
+            self._put_bytes += len(note)
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    # The writer's thread.
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            stopping = self._stopping.is_set()
+            done = self._drain()
+            if stopping:
+                break
+            if not done:
+                self._wake.set()  # try again, whether more comes or not
+            # Not at once again: lines that come meanwhile are written together.
+            self._stopping.wait(GATHER_S if done else RETRY_S)
+        left = len(self._unwritten) + len(self._queue)
+        if left:
+            log(_log, logging.ERROR, "audit records could not be written", records=left)
+        if self._path != "-":
+            os.close(self._fd)
+
+    def _drain(self) -> bool:
+        """Write everything; False when it is not possible now, and what is left waits."""
+        while self._unwritten or self._queue or self._reopen:
+            if not self._unwritten:
+                self._take()
+            try:
+                self._write()
+            except OSError as exc:
+                self.errors += 1
+                self._complain(exc)
+                return False
+        return True
+
+    def _take(self) -> None:
+        """Take whole lines from the queue, as many as make a good write."""
+        size, lines = 0, self._unwritten
+        while self._queue and size < _MOST_PIECE_BYTES:
+            line = self._queue.popleft()
+            size += len(line)
+            lines.append(line)
+
+    def _write(self) -> None:
+        regular, size = self._look_after()
+        lines = self._unwritten
+        fitting = len(lines)
+        if regular and self._backups is not None:
+            fitting = self._fitting(size)
+            if not fitting and self._rotated():
+                fitting = max(1, self._fitting(0))
+            fitting = fitting or len(lines)  # better a large file than a lost record
+        piece = b"".join(lines[:fitting])
+        if piece:
+            self._write_whole(piece, fitting, regular)
+        self._wrote(fitting, len(piece))
+        if self._complained:
+            self._complained = False
+            log(_log, logging.INFO, "audit log is written again", path=self._path)
+
+    def _fitting(self, size: int) -> int:
+        """How many lines fit behind so many bytes."""
+        for count, line in enumerate(self._unwritten):
+            size += len(line)
+            if size > self._max_bytes:
+                return count
+        return len(self._unwritten)
+
+    def _wrote(self, lines: int, size: int) -> None:
+        del self._unwritten[:lines]
+        self.written += lines
+        self._taken_bytes += size
+
+    def _write_whole(self, piece: bytes, lines: int, regular: bool) -> None:
+        """Write so many lines; to a file whole ones only: nobody finds half a line for long."""
+        start = os.fstat(self._fd).st_size if regular else 0
+        rest = memoryview(piece)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            done = len(piece) - len(rest)
+            if regular:
+                whole = piece.rfind(b"\n", 0, done) + 1
+                if whole < done:
+                    os.ftruncate(self._fd, start + whole)
+                self._wrote(piece.count(b"\n", 0, whole), whole)
+            elif done:  # what a pipe has taken is gone
+                self._unwritten[:lines] = [bytes(rest)]
+                self._taken_bytes += done
+            raise
+
+    def _look_after(self) -> tuple[bool, int]:
+        """See that the file is still the one of this name; whether it is regular, and its size."""
+        now = os.fstat(self._fd)
+        if self._path == "-":
+            self._reopen = False
+            return False, 0
+        regular = stat.S_ISREG(now.st_mode)
+        if self._reopen or (regular and not self._is_at_path(now)):
+            fresh = self._open()
+            os.close(self._fd)
+            self._fd, self._reopen = fresh, False
+            now = os.fstat(fresh)
+            regular = stat.S_ISREG(now.st_mode)
+        return regular, now.st_size
+
+    def _is_at_path(self, now: os.stat_result) -> bool:
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (now.st_dev, now.st_ino)
+
+    def _rotated(self) -> bool:
+        """Begin a new file; False when that is not possible, which is said once."""
+        assert self._backups is not None
+        try:
+            self._backups.move(Path(self._path), now=self._clock())
+            fresh = self._open()
+        except OSError as exc:
+            if not self._stuck:
+                self._stuck = True
+                log(
+                    _log, logging.ERROR, "audit log cannot be rotated and grows", path=self._path,
+                    error=exc.strerror or str(exc),
+                )  # fmt: skip
+            return False
+        os.close(self._fd)
+        self._fd, self._stuck = fresh, False
+        self._backups.prune(Path(self._path), now=self._clock())
+        return True
+
+    def _open(self) -> int:
+        if self._path == "-":
+            if sys.__stdout__ is None:  # closed when we started: 1 may be anything by now
+                raise OSError(errno.EBADF, "standard output is closed")
+            return 1
+        # A pipe that nobody reads is an error, not something to wait for.
+        fd = os.open(self._path, _FLAGS | os.O_NONBLOCK, 0o600)
+        try:
+            os.set_blocking(fd, True)
+            _end_last_line(fd, self._path)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _complain(self, exc: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            log(
+                _log, logging.ERROR, "audit log cannot be written, records wait and may be lost",
+                path=self._path, error=exc.strerror or str(exc),
+            )  # fmt: skip
+
+
+def _end_last_line(fd: int, path: str) -> None:
+    """A program that was killed may have left half a line: what follows is not to be part of it."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        return
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            os.write(fd, b"\n")

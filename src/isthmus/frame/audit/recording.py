@@ -1,0 +1,252 @@
+"""The audit of a server's requests: what its programs know, made into records for the log.
+
+A request has one record when it is refused or fails, and two when it becomes a tunnel. The record
+is model.py, the file log.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from isthmus.errors import DialFailure
+from isthmus.frame.audit.backups import Backups
+from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.audit.model import (
+    BY_FAR_SIDE,
+    Claimed,
+    Record,
+    Stage,
+    claimed_by,
+    cut,
+    end_line,
+    requester_of,
+    rfc3339,
+    to_line,
+)
+from isthmus.settings.audit import AuditSettings
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.packet_brake import unsent
+from isthmus.wire.asking import NOTHING, Asking
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
+    from isthmus.tunnel.tunnel import Tunnel
+    from isthmus.values import Identity
+
+#: What is refused by a decision; everything else was tried and failed.
+_REFUSALS = frozenset({DialFailure.DENIED})
+LEFT = "the client left before the answer"
+#: Why a dial is refused with --audit-on-failure=deny.
+UNAUDITED = "the audit log cannot be written, and --audit-on-failure is deny"
+
+
+class Asked(Protocol):
+    """What is written of a request, whoever it came from; see frontends.backend.Request."""
+
+    @property
+    def frontend(self) -> str:
+        """How it came."""
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks."""
+
+    @property
+    def connection_id(self) -> str:
+        """What it is called."""
+
+    @property
+    def asking(self) -> Asking:
+        """What else was said, believed or not."""
+
+    @property
+    def client_address(self) -> str:
+        """Where it came from."""
+
+
+class Auditor:
+    """Writes what becomes of each request."""
+
+    def __init__(self, log: AuditLog, *, server_id: str, believes: Callable[[Identity], bool]):
+        self.log = log
+        self.server_id = server_id
+        self._believes = believes
+
+    # Requests.
+
+    def refused(self, request: Asked, status: int, reason: str) -> None:
+        """A request was answered without a dial."""
+        requester = request.requester
+        self.put(
+            Record(
+                time=rfc3339(time.time()),
+                stage=Stage.REFUSED,
+                connection_id=request.connection_id,
+                server_id=self.server_id,
+                frontend=request.frontend,
+                client=request.client_address,
+                requester=requester_of(requester),
+                claimed=self._claimed(request, requester),
+                status=status,
+                reason=cut(reason),
+            )
+        )
+
+    def failed(
+        self,
+        request: Asked,
+        client: str,
+        dial: AgentDial,
+        failure: DialFailure | None,
+        reason: str,
+    ) -> None:
+        """A dial was denied or failed; no failure: its client left."""
+        decision = dial.decision
+        ours = decision is not None and not decision.allowed
+        stage = Stage.REFUSED if ours or failure in _REFUSALS else Stage.FAILED
+        record = self._of_dial(stage, request, client, dial)
+        if failure in _REFUSALS and not ours:
+            record = replace(record, decision="deny", rule=BY_FAR_SIDE)
+        self.put(
+            replace(
+                record,
+                end_time=record.time,
+                duration_s=_seconds(time.monotonic() - dial.started_at),
+                failure=failure.value if failure is not None else "",
+                reason=cut(reason),
+            )
+        )
+
+    def began(
+        self, request: Asked, client: str, dial: AgentDial, link: AnyLink | None
+    ) -> Callable[[Tunnel, float], None]:
+        """A tunnel begins; gives what wants to know its end."""
+        return self.begin(self._of_dial(Stage.BEGIN, request, client, dial, link))
+
+    def begin(self, record: Record) -> Callable[[Tunnel, float], None]:
+        """A tunnel begins, as the record says; gives what wants to know its end."""
+        # The line is kept until the end, which repeats it: a record would be written twice.
+        begin = to_line(record)
+        self.log.put(begin)
+        return partial(self._ended, begin)
+
+    def _ended(self, begin: bytes, tunnel: Tunnel, duration_s: float) -> None:
+        ending = tunnel.ending
+        self.log.put(
+            end_line(
+                begin,
+                now=time.time(),
+                duration_s=duration_s,
+                bytes_to_target=tunnel.far.bytes_written,
+                bytes_to_client=_delivered(tunnel.client),
+                ending=ending.value,
+                ended_by=_ended_by(tunnel),
+            )
+        )
+
+    # Records.
+
+    def _of_dial(
+        self,
+        stage: Stage,
+        request: Asked,
+        client: str,
+        dial: AgentDial,
+        link: AnyLink | None = None,
+    ) -> Record:
+        now, decision, requester = time.time(), dial.decision, dial.requester
+        verdict = ""
+        if decision is not None:
+            verdict = "allow" if decision.allowed else "deny"
+        # In one piece: a copy with other fields costs as much again.
+        return Record(
+            time=rfc3339(now),
+            stage=stage,
+            connection_id=request.connection_id,
+            server_id=self.server_id,
+            frontend=request.frontend,
+            client=client,
+            requester=requester_of(requester),
+            claimed=self._claimed(request, requester),
+            network=decision.network if decision is not None else "",
+            destination=str(dial.target),
+            address=cut(dial.address),
+            agent_id=dial.agent_id,
+            link_id=link.id if link is not None else 0,
+            relay=dial.relay,
+            relayed_by=getattr(request, "relayed_by", ""),
+            decision=verdict,
+            rule=decision.rule if decision is not None else "",
+            start_time=rfc3339(now - (time.monotonic() - dial.started_at)),
+        )
+
+    def _claimed(self, request: Asked, requester: Identity) -> Claimed | None:
+        asking = request.asking
+        if asking is NOTHING:  # most clients, and then nobody has to be believed
+            return None
+        return claimed_by(asking, believed=self._believes(requester))
+
+    def put(self, record: Record) -> None:
+        """Write a record that somebody else made."""
+        self.log.put(to_line(record))
+
+
+def open_audit(
+    settings: AuditSettings, *, server_id: str, believes: Callable[[Identity], bool]
+) -> Auditor | None:
+    """Open the audit log, if one is asked for.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    if not settings.audit_log_path:
+        return None
+    rotated = Backups(most=settings.audit_log_maxbackup, max_age_days=settings.audit_log_maxage)
+    log = AuditLog(
+        settings.audit_log_path,
+        max_bytes=settings.audit_max_bytes,
+        backups=rotated if settings.audit_max_bytes else None,
+    )
+    return Auditor(log, server_id=server_id, believes=believes)
+
+
+def reopen_on_hangup(loop: asyncio.AbstractEventLoop, log: AuditLog) -> None:
+    """Open the file again at SIGHUP, as programs that rotate logs expect."""
+    # Only the main thread hears signals; where the loop runs in another, somebody else does.
+    with contextlib.suppress(ValueError, RuntimeError):
+        loop.add_signal_handler(signal.SIGHUP, log.reopen)
+
+
+def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
+    """Leave SIGHUP to whoever had it."""
+    with contextlib.suppress(ValueError, RuntimeError):
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _delivered(client: BaseEnd) -> int:
+    """What the client's socket has taken: the rest was thrown away at a reset."""
+    # What a TLS socket did not take is counted encrypted, which is a little more.
+    return max(0, client.bytes_written - unsent(client))
+
+
+def _ended_by(tunnel: Tunnel) -> str:
+    if tunnel.ending is Ending.CLEAN:
+        return "both"  # each has closed its direction
+    if tunnel.ending is not Ending.ADMIN:
+        return tunnel.ended_by
+    # The name of an operator may come from a certificate; the line is written without a look.
+    return json.dumps(tunnel.ended_by)[1:-1]
+
+
+def _seconds(duration_s: float) -> float:
+    return round(duration_s, 6)

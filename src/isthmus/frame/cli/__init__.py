@@ -1,0 +1,1 @@
+"""What every command shares: flags out of settings, tables, units and texts."""

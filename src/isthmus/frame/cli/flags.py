@@ -1,0 +1,159 @@
+"""Click commands made from declared settings: Go-style flags, grouped help, examples.
+
+Reading the texts is settings/parsing.py's part; here a flag is only a name and the texts after it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, islice
+from typing import Any, Protocol, TypeVar
+
+import click
+
+from isthmus.settings.options import Kind, Option, given_in_vain, options_of
+from isthmus.settings.parsing import check_once, load
+
+
+class Settings(Protocol):
+    """What the settings of every program can do."""
+
+    def validate(self) -> None:
+        """Raise ConfigError when the settings make no sense."""
+
+
+S = TypeVar("S", bound=Settings)
+_UNBROKEN = "\ue000"  # stands for a hyphen while lines are wrapped: --server-port stays whole
+# klog's level is the one short flag there is: -v 4, -v=4, -v4.
+_VERBOSITY = re.compile(r"-v(?:=(.*)|([0-9]+))?", re.DOTALL)
+
+
+class FlagCommand(click.Command):
+    """A command whose flags are declared settings."""
+
+    def __init__(self, name: str, declared: Sequence[Option], examples: str, **rest: Any) -> None:
+        super().__init__(
+            name,
+            params=[_click_option(option) for option in declared],
+            context_settings={"help_option_names": ["-h", "--help"]},
+            **rest,
+        )
+        self.declared = declared
+        self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line, Go's spelling of booleans included.
+
+        Raises:
+            ConfigError: a flag that takes one value came with two.
+        """
+        args = go_style(args, self.declared)
+        if not ctx.resilient_parsing:
+            # Before anything that is missing is asked for.
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            for option in self.declared:
+                check_once(option, given.get(option.attribute) or ())
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags under the headings of their groups, the ignored ones in one line."""
+        shown = [option for option in self.declared if not option.ignored]
+        for group, options in grouped(shown):
+            with formatter.section(group):
+                formatter.write_dl([_help_row(option) for option in options])
+        ignored = ", ".join(f"--{option.flag}" for option in self.declared if option.ignored)
+        if ignored:
+            with formatter.section("Accepted and ignored"):
+                formatter.write_text(ignored.replace("-", _UNBROKEN))
+        formatter.buffer = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they are to be typed."""
+        with formatter.section("Example"):
+            for line in self.examples.splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def settings_command(
+    name: str, settings: type[S], run: Callable[[S], int], *, help: str, examples: str
+) -> click.Command:
+    """A command that reads its flags into settings, validates them, and runs with them.
+
+    Flags that were given and have no effect here are named on standard error, in one line.
+    ``run`` returns the exit code. ConfigError passes through; cli/main.py says it.
+    """
+
+    def callback(**given: tuple[str, ...]) -> int:
+        loaded = load(settings, given, os.environ)
+        loaded.validate()
+        vain = given_in_vain(settings, given)
+        if vain:
+            click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
+        return run(loaded)
+
+    return FlagCommand(name, options_of(settings), examples, callback=callback, help=help)
+
+
+def go_style(args: Iterable[str], declared: Iterable[Option]) -> list[str]:
+    """Spell the command line so that click reads what Go's flag package would.
+
+    A boolean never takes the word after it: ``--flag`` is ``--flag=true``. The word after any
+    other flag is its value, whatever it looks like.
+    """
+    booleans: set[str] = set()
+    valued: set[str] = set()
+    for option in declared:
+        names = {f"--{name}" for name in (option.flag, *option.aliases)}
+        (booleans if option.kind is Kind.BOOL else valued).update(names)
+    spelled: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        if arg == "--":
+            return [*spelled, arg, *rest]
+        short = _VERBOSITY.fullmatch(arg)
+        if short:
+            level = short[1] if short[1] is not None else short[2]
+            arg = "--v" if level is None else f"--v={level}"
+        spelled.append(f"{arg}=true" if arg in booleans else arg)
+        if arg in valued:
+            spelled.extend(islice(rest, 1))
+    return spelled
+
+
+def grouped(declared: Iterable[Option]) -> list[tuple[str, list[Option]]]:
+    """Settings by group; a program's own groups first, those of its base class after."""
+    declared = list(declared)
+    order = list(dict.fromkeys(option.group for option in declared))
+    # Fields of the base class come first in a dataclass, but logging matters least in help.
+    order.sort(key=lambda group: group == "Logging")
+    ranked = sorted(declared, key=lambda option: order.index(option.group))
+    return [(name, list(each)) for name, each in groupby(ranked, key=lambda option: option.group)]
+
+
+def _click_option(option: Option) -> click.Option:
+    names = [f"--{name}" for name in (option.flag, *option.aliases)]
+    # Every flag may come several times; config decides whether the last wins or all count.
+    return click.Option(
+        [option.attribute, *names],
+        multiple=True,
+        type=str,
+        help=option.help,
+        metavar=option.takes or None,
+    )
+
+
+def _help_row(option: Option) -> tuple[str, str]:
+    name = f"--{option.flag} {option.takes}".rstrip()
+    notes = []
+    if option.repeat:
+        notes.append("repeatable")
+    if option.env:
+        notes.append(f"env {option.env}")
+    if option.shown and option.shown != "false":
+        notes.append(f"default {option.shown}")
+    if option.inert:
+        notes.append("no effect here")
+    text = f"{option.help} ({', '.join(notes)})" if notes else option.help
+    return name, text.replace("-", _UNBROKEN)

@@ -1,0 +1,514 @@
+"""What a program looks like at one moment, as values: tunnels, agents, links, recent endings.
+
+Whoever owns the live objects fills these in; snapshot_json.py turns any of them into JSON. Nothing
+here reads a clock: ages come in as numbers, wall times as ``datetime``. The admin port that serves
+them is frame/admin/routes.py; what the fields mean to an operator is docs/snapshot.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Literal
+
+from isthmus.frame.model.merge import Merge, merges
+from isthmus.frame.model.names_view import NamesView
+from isthmus.net.rules_expiry import Standing
+from isthmus.tunnel.end import Ending
+from isthmus.values import AgentId, ServerId, TunnelId
+
+SUM, MAX, MIN, SAME, KEY = Merge.SUM, Merge.MAX, Merge.MIN, Merge.SAME, Merge.KEY
+CONCAT, ROWS, PARTS = Merge.CONCAT, Merge.ROWS, Merge.PARTS
+
+
+class TunnelState(Enum):
+    """Where a tunnel is in its life."""
+
+    OPEN = "open"
+    HALF_CLOSED = "half-closed"
+    STALLED = "stalled"
+    SLOW = "slow"
+
+
+class LinkState(Enum):
+    """Where a link is in its life."""
+
+    GREETING = "greeting"
+    OPEN = "open"
+    STUCK = "stuck"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelView:
+    """One tunnel. ``stalled`` is empty, or one sentence saying why it does not move.
+
+    ``slow`` likewise says who keeps bytes waiting though some move (dial/rules_stalls.py).
+
+    ``relay`` is the other server that has the agent, if one has; ``link_id`` is then that to it.
+    """
+
+    id: TunnelId
+    frontend: str
+    requester: str
+    target: str
+    agent_id: AgentId
+    link_id: int
+    state: TunnelState
+    age_s: float
+    bytes_to_target: int
+    bytes_to_client: int
+    stalled: str = ""
+    slow: str = ""
+    connection_id: str = ""
+    relay: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """One link between a server and an agent, seen from either side.
+
+    ``peer_id`` is the agent's id on a server and the server's id on an agent; ``peer_version`` is
+    empty where it does not say, as konnectivity's own. Window growth is what
+    receiving streams have above the window they began with, now and at most so far; none by gRPC,
+    which has no window per connection.
+    """
+
+    id: int
+    peer_id: str
+    peer_address: str
+    peer_version: str
+    carrier: str
+    state: LinkState
+    age_s: float
+    streams: int
+    rtt_s: float | None
+    held_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    window_growth_bytes: int
+    window_growth_peak_bytes: int
+
+
+@merges(
+    id=KEY, identity=SAME, identifiers=SAME, version=SAME, zone=SAME, network=SAME, links=SUM,
+    tunnels=SUM, draining=MIN, rtt_s=MIN,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """One agent as its server knows it; ``rtt_s`` is the best of its links, None before a ping.
+
+    ``network`` is the one that it is asked in; empty if there is none.
+    """
+
+    id: AgentId
+    identity: str
+    identifiers: tuple[str, ...]
+    version: str
+    zone: str
+    network: str = ""
+    links: int
+    tunnels: int
+    draining: bool
+    rtt_s: float | None
+
+
+@merges(
+    # What is wrong with one of the links is what is to be seen.
+    lead=lambda row: row.state is not LinkState.STUCK,
+    server_id=KEY, direction=KEY, address=SAME, identity=SAME, state=SAME, agents=MAX, streams=SUM,
+    age_s=MAX, rtt_s=MIN,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayView:
+    """A link by which one server passes dials to the agents of another; ``to`` it, or from it.
+
+    ``agents``: the other server says that it has some, which only that side says.
+    """
+
+    server_id: ServerId
+    direction: Literal["to", "from"]
+    address: str
+    identity: str
+    state: LinkState
+    agents: bool
+    streams: int
+    age_s: float
+    rtt_s: float | None
+
+
+@merges(name=KEY, way=SAME, agents=MAX)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkView:
+    """A network of a server, the way there, and how many agents it can be reached through."""
+
+    name: str
+    way: str
+    agents: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedView:
+    """How one of the last tunnels ended, who ended it, and what it had carried."""
+
+    target: str
+    ending: str
+    by: str
+    bytes_to_target: int
+    bytes_to_client: int
+    duration_s: float
+    age_s: float
+    connection_id: str = ""
+
+
+@merges(
+    # A worker that has not read the new file yet is seen.
+    lead=lambda row: row.not_after,
+    file=KEY, not_after=SAME, not_before=SAME, standing=SAME,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateView:
+    """A certificate in use. Wall times are written as RFC 3339; ``not_before`` None is unknown."""
+
+    file: str
+    not_after: datetime
+    not_before: datetime | None = None
+    standing: Standing = Standing.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateView:
+    """A feature gate, and whether it is on."""
+
+    name: str
+    stage: str
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTargetView:
+    """A local port of an agent, and what connections to it reach."""
+
+    local_port: int
+    destination: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeServerView:
+    """A server as the connections from a node see it.
+
+    ``carries`` is ``yes``, ``no`` or ``unknown``; ``silent``: it did not answer the last of them.
+    """
+
+    server_id: ServerId
+    carries: str
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFailureView:
+    """A connection from a node that was reset: ``result`` is a word, ``reason`` says it in full."""
+
+    client: str
+    destination: str
+    result: str
+    reason: str
+    age_s: float
+    connection_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTrafficView:
+    """Connections from an agent's node to the control plane.
+
+    ``waits_for`` is empty, or one sentence saying why they cannot be served now.
+    """
+
+    address: str
+    interface: str
+    listening: bool
+    waits_for: str
+    waiting: int
+    open: int
+    targets: tuple[NodeTargetView, ...]
+    servers: tuple[NodeServerView, ...]
+    recent_failures: tuple[NodeFailureView, ...] = ()
+
+
+@merges(dials=SUM, dials_failed=SUM, tunnels_ended=SUM, bytes_to_target=SUM, bytes_to_client=SUM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Counts since the program started."""
+
+    dials: int = 0
+    dials_failed: int = 0
+    tunnels_ended: int = 0
+    bytes_to_target: int = 0
+    bytes_to_client: int = 0
+
+
+@merges(peer=KEY, bytes=SUM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderView:
+    """A peer, and what is kept on its behalf."""
+
+    peer: str
+    bytes: int
+
+
+@merges(
+    budget_bytes=SUM, used_bytes=SUM, most_used_bytes=SUM, peers=SUM, over_share=SUM, largest=ROWS
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryView:
+    """The memory budget: ``over_share`` counts how often a peer was slowed down or refused.
+
+    ``largest`` are the peers that hold the most.
+    """
+
+    budget_bytes: int
+    used_bytes: int
+    most_used_bytes: int
+    peers: int
+    over_share: int
+    largest: tuple[HolderView, ...] = ()
+
+
+@merges(
+    kind=SAME, server_id=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, totals=PARTS,
+    networks=ROWS, agents=ROWS, links=CONCAT, relays=ROWS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, feature_gates=SAME, allowed_destinations=SAME,
+    memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerView:
+    """A whole server. ``truncated`` tunnels were left out to stay inside the asked limit."""
+
+    kind: Literal["ServerSnapshot"] = "ServerSnapshot"
+    server_id: ServerId
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    totals: Totals
+    networks: tuple[NetworkView, ...] = ()
+    agents: tuple[AgentView, ...]
+    links: tuple[LinkView, ...]
+    relays: tuple[RelayView, ...] = ()
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    feature_gates: tuple[GateView, ...] = ()
+    allowed_destinations: tuple[str, ...] = ()
+    memory: MemoryView | None = None
+
+
+@merges(
+    kind=SAME, agent_id=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN,
+    known_servers=MAX, totals=PARTS, links=CONCAT, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, feature_gates=SAME, node_traffic=SAME,
+    endpoint_allow=SAME, endpoint_deny=SAME, memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProgramView:
+    """A whole agent. ``known_servers`` is how many servers it tries to be connected to.
+
+    ``endpoint_allow`` and ``endpoint_deny`` are what it may dial, the defaults included.
+    """
+
+    kind: Literal["AgentSnapshot"] = "AgentSnapshot"
+    agent_id: AgentId
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    known_servers: int
+    totals: Totals
+    links: tuple[LinkView, ...]
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    feature_gates: tuple[GateView, ...] = ()
+    node_traffic: NodeTrafficView | None = None
+    endpoint_allow: tuple[str, ...] = ()
+    endpoint_deny: tuple[str, ...] = ()
+    memory: MemoryView | None = None
+
+
+@merges(address=KEY, connections=SUM, failed=MIN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendView:
+    """A backend of a route. ``failed``: it could not be reached a moment ago, and comes last."""
+
+    address: str
+    connections: int
+    failed: bool
+
+
+@merges(
+    name=KEY, hosts=SAME, alpn=SAME, is_default=SAME, connections=SUM, max_connections=SUM,
+    backends=ROWS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteView:
+    """A route of the SNI router. ``max_connections`` 0 is no limit."""
+
+    name: str
+    hosts: tuple[str, ...]
+    alpn: tuple[str, ...]
+    is_default: bool
+    connections: int
+    max_connections: int
+    backends: tuple[BackendView, ...]
+
+
+@merges(
+    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, hellos=SUM,
+    totals=PARTS, routes=ROWS, tunnels=CONCAT, truncated=SUM, recent_endings=CONCAT,
+    certificates=ROWS, memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SniRouterView:
+    """A whole SNI router. The ``frontend`` of its tunnels is the name of their route."""
+
+    kind: Literal["SniRouterSnapshot"] = "SniRouterSnapshot"
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    config: str
+    hellos: int
+    totals: Totals
+    routes: tuple[RouteView, ...]
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None
+
+
+@merges(
+    # Of an upstream that is down, the check that says so.
+    lead=lambda row: row.up,
+    address=KEY, connections=SUM, up=MIN, failed=MAX, checks=SUM, last_check=SAME, resolved=SAME,
+    through=SAME,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamView:
+    """An upstream of the apiserver proxy. ``failed``: it could not be reached a moment ago."""
+
+    address: str
+    connections: int
+    up: bool
+    failed: bool
+    checks: int
+    last_check: str
+    resolved: tuple[str, ...] = ()
+    through: str = ""
+
+
+@merges(
+    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, listeners=SAME,
+    addresses=SAME, dialing=SUM, totals=PARTS, upstreams=ROWS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiserverProxyView:
+    """A whole apiserver proxy."""
+
+    kind: Literal["ApiserverProxySnapshot"] = "ApiserverProxySnapshot"
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    config: str
+    listeners: tuple[str, ...]
+    addresses: tuple[str, ...]
+    dialing: int
+    totals: Totals
+    upstreams: tuple[UpstreamView, ...]
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None
+
+
+@merges(
+    kind=SAME, program=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, server=SAME,
+    handshakes=SUM, requests=SUM, names=PARTS, totals=PARTS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarView:
+    """A whole sidecar. ``requests``: clients that wait for a dial, or exchange plain HTTP."""
+
+    kind: Literal["SidecarSnapshot"] = "SidecarSnapshot"
+    program: str
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    server: str
+    handshakes: int
+    requests: int
+    names: NamesView
+    totals: Totals
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None
+
+
+ProgramView = ServerView | AgentProgramView | SniRouterView | ApiserverProxyView | SidecarView
+
+
+class RecentEndings:
+    """The last tunnels' endings, newest first; ``limit`` bounds the memory."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, limit: int = 100) -> None:
+        self._kept: deque[tuple[float, str, Ending, str, int, int, float, str]] = deque(
+            maxlen=limit
+        )
+
+    def add(
+        self,
+        *,
+        now: float,
+        target: str,
+        ending: Ending,
+        by: str,
+        bytes_to_target: int,
+        bytes_to_client: int,
+        duration_s: float,
+        connection_id: str = "",
+    ) -> None:
+        """Remember one ending; the oldest makes room."""
+        self._kept.appendleft(
+            (now, target, ending, by, bytes_to_target, bytes_to_client, duration_s, connection_id)
+        )
+
+    def views(self, *, now: float) -> tuple[EndedView, ...]:
+        """Show them, newest first, with their ages at ``now``."""
+        return tuple(
+            EndedView(
+                target=target,
+                ending=ending.value,
+                by=by,
+                bytes_to_target=to_target,
+                bytes_to_client=to_client,
+                duration_s=duration_s,
+                age_s=now - at,
+                connection_id=connection_id,
+            )
+            for at, target, ending, by, to_target, to_client, duration_s, connection_id in (
+                self._kept
+            )
+        )

@@ -1,0 +1,137 @@
+"""What an agent counts of the connections from its node to the control plane (KEP-2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from isthmus.errors import DialFailure
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import (
+    Family,
+    Histogram,
+    Samples,
+    by_enum,
+    by_name,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
+
+DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
+
+
+class NodeResult(Enum):
+    """What became of a connection that was accepted from the node."""
+
+    JOINED = "a server reached the destination, and a tunnel stands"
+    DENIED = "the server does not permit the destination"
+    FAILED = "no server reached the destination"
+    NO_SERVER = "no server came in time that carries node traffic"
+    UNANSWERED = "no server answered in time"
+    TOO_MANY = "too many others wait or are open"
+    OUTSIDE = "it came in by an uplink, from another machine"
+    LEFT = "the client left at once"
+    GAVE_UP = "the client left after it had waited for a second or longer"
+    DRAINED = "the agent stops"
+
+
+def _none() -> Mapping[str, float]:
+    return MappingProxyType({})
+
+
+class NodeMetrics:
+    """Counts; the gauges are asked at scrape time, and replaced where there is such traffic."""
+
+    def __init__(self) -> None:
+        self.results = dict.fromkeys(NodeResult, 0)
+        self.failures = dict.fromkeys(DialFailure, 0)
+        self.unanswered = 0
+        self.lost = 0
+        self.dials = Histogram(DIAL_BUCKETS_S)
+        #: Connections by state, and servers by whether they carry them.
+        self.connections: Callable[[], Mapping[str, float]] = _none
+        self.servers: Callable[[], Mapping[str, float]] = _none
+        self.listening: Callable[[], int] = lambda: 0
+        #: Whether such connections can be served; None where there is no such traffic.
+        self.ready: Callable[[], bool] | None = None
+
+    def joined(self, seconds: float, connection_id: str) -> None:
+        """Count a connection that became a tunnel, so long after it was accepted."""
+        self.results[NodeResult.JOINED] += 1
+        self.dials.observe(seconds, connection_id)
+
+    def ended(self, result: NodeResult) -> None:
+        """Count a connection that became none."""
+        self.results[result] += 1
+
+    def dial_failed(self, failure: DialFailure) -> None:
+        """Count a server's answer that it could not, or would not."""
+        self.failures[failure] += 1
+
+    def _ready(self) -> Samples:
+        return () if self.ready is None else (((), int(self.ready())),)
+
+    def families(self) -> list[Family]:
+        """Everything, as Prometheus sees it."""
+        ours = "isthmus_agent_node_"
+        return [
+            counter(
+                f"{ours}connections_total",
+                "Connections accepted from the node, by what became of them.",
+                by_enum(self.results),
+                ("result",),
+            ),
+            gauge(
+                f"{ours}connections",
+                "Connections from the node now: waiting for a server, or open.",
+                lambda: by_name(self.connections())(),
+                ("state",),
+                merge=Merge.SUM,
+            ),
+            histogram(
+                f"{ours}dial_duration_seconds",
+                "From the moment a connection from the node was accepted until a server had"
+                " reached its destination.",
+                self.dials,
+            ),
+            counter(
+                f"{ours}dial_failures_total",
+                "Failures that servers answered to connections from the node, by reason; another"
+                " server may have been asked afterwards.",
+                by_enum(self.failures),
+                ("reason",),
+            ),
+            counter(
+                f"{ours}dials_unanswered_total",
+                "Dials that a server did not answer in time, as konnectivity's own never does.",
+                one(lambda: self.unanswered),
+            ),
+            counter(
+                f"{ours}dials_lost_total",
+                "Dials whose link was lost before the answer.",
+                one(lambda: self.lost),
+            ),
+            gauge(
+                f"{ours}listeners",
+                "Ports at which connections from the node are accepted now.",
+                one(lambda: self.listening()),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}traffic_ready",
+                "1 while connections from the node can be served, else 0; not there without"
+                " --target.",
+                self._ready,
+                merge=Merge.MIN,
+            ),
+            gauge(
+                f"{ours}servers",
+                "Connected servers, by whether they carry connections from the node.",
+                lambda: by_name(self.servers())(),
+                ("carries",),
+                merge=Merge.SUM,
+            ),
+        ]

@@ -1,0 +1,371 @@
+"""What a server and an agent both count, and the gauges that are asked at scrape time.
+
+What only one of them counts, and the konnectivity names, are in metrics.py; how numbers are kept
+is counters.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import isthmus
+from isthmus.errors import DialFailure, LinkStage
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import (
+    Families,
+    Family,
+    Histogram,
+    Samples,
+    by_enum,
+    counted,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
+from isthmus.frame.observe.leases import LeaseMetrics
+from isthmus.net.certificates import Lifetime
+from isthmus.settings.gates import GATES
+from isthmus.tunnel.budget import UNBOUNDED, Budget
+from isthmus.tunnel.end import Ending
+
+LAG_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 5.0, 30.0)
+PACKET_TYPES = ("DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN")
+
+
+def _zero() -> int:
+    return 0
+
+
+def _none() -> Mapping[str, float]:
+    return MappingProxyType({})
+
+
+def _no_packets() -> Mapping[str, Sequence[int]]:
+    return MappingProxyType({})
+
+
+def _no_bytes() -> tuple[int, int]:
+    return 0, 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Gauges:
+    """What is asked at scrape time; the program replaces the defaults while it starts.
+
+    ``live_bytes`` is (to target, to client) of the tunnels that have not ended: a tunnel leaves it
+    in the same callback that reports ``tunnel_ended``, so that the sum never goes back.
+    ``certificates`` gives from when to when each file is good. ``ready_by_strategy``,
+    ``http_connections``, ``handed_on`` and what is of nodes are for a server, ``known_servers`` for
+    an agent.
+    """
+
+    pending_dials: Callable[[], int] = _zero
+    tunnels: Callable[[], int] = _zero
+    links: Callable[[], int] = _zero
+    held_bytes: Callable[[], int] = _zero
+    reload_failures: Callable[[], int] = _zero
+    draining: Callable[[], int] = _zero
+    lines_suppressed: Callable[[], int] = _zero
+    live_bytes: Callable[[], tuple[int, int]] = _no_bytes
+    certificates: Callable[[], Mapping[str, Lifetime]] = dict
+    http_connections: Callable[[], int] = _zero
+    ready_agents: Callable[[], int] = _zero
+    ready_by_strategy: Callable[[], Mapping[str, float]] = _none
+    known_servers: Callable[[], int] = _zero
+    handed_on: Callable[[], int] = _zero
+    #: Open connections of clients and of agents, by port.
+    connections: Callable[[], Mapping[str, float]] = _none
+    #: Feature gates by name, 1 for those that are on.
+    gates: Callable[[], Mapping[str, float]] = _none
+    node_dials: Callable[[], int] = _zero
+    node_tunnels: Callable[[], int] = _zero
+    #: Open calls of each gRPC method, and packets by segment, each by type.
+    grpc_calls: Callable[[], Mapping[str, float]] = _none
+    packets: Callable[[], Mapping[str, Sequence[int]]] = _no_packets
+    #: What is kept on behalf of peers.
+    budget: Budget = UNBOUNDED
+
+
+class ProgramMetrics:
+    """What a server and an agent both count. Every method is a few plain additions."""
+
+    program = ""
+    #: What its bytes are bytes of.
+    carried_by = "tunnels"
+    #: Whether it has links, and so something to say of them.
+    has_links = True
+    #: Whether it carries connections: dials, tunnels, certificates.
+    carries = True
+
+    def __init__(self, dial_buckets_s: tuple[float, ...]) -> None:
+        self.gauges = Gauges()
+        self.dials = Histogram(dial_buckets_s)
+        self.failed_dials = Histogram(dial_buckets_s)
+        self.dial_failures = dict.fromkeys(DialFailure, 0)
+        self.endings = dict.fromkeys(Ending, 0)
+        self.link_failures = dict.fromkeys(LinkStage, 0)
+        self.links_opened = 0
+        self.bytes_to_target = 0
+        self.bytes_to_client = 0
+        self.streams_reset_for_budget = 0
+        self.loop_lag = Histogram(LAG_BUCKETS_S)
+        self.loop_stalls = 0
+        self.leases = LeaseMetrics()
+        self._families = Families([*self._own_families(), *self._shared_families()])
+        self.registry = self._families.registry
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Every family, in the order of the exposition."""
+        return self._families.families
+
+    def render(self) -> bytes:
+        """Write the metrics in the Prometheus text format."""
+        return self._families.render()
+
+    def render_open(self) -> bytes:
+        """Write the metrics in the OpenMetrics format, with ids of connections as exemplars."""
+        return self._families.render_open()
+
+    def dial_succeeded(self, seconds: float, connection_id: str = "") -> None:
+        """Count a dial that was answered with a connection; its id may serve as an example."""
+        self.dials.observe(seconds, connection_id)
+
+    def dial_failed(self, failure: DialFailure, seconds: float) -> None:
+        """Count a dial that was answered with a failure."""
+        self.dial_failures[failure] += 1
+        self.failed_dials.observe(seconds)
+
+    def tunnel_ended(
+        self, ending: Ending, seconds: float, bytes_to_target: int, bytes_to_client: int
+    ) -> None:
+        """Count the end of a tunnel and what it carried."""
+        self.endings[ending] += 1
+        self.bytes_to_target += bytes_to_target
+        self.bytes_to_client += bytes_to_client
+
+    def packet_family(self, go: str) -> Family:
+        """What konnectivity counts of its packets."""
+        return counter(
+            f"{go}stream_packets_total",
+            "Count of packets processed, by segment and packet type"
+            " (example: from_client, DIAL_REQ)",
+            counted(self._packets),
+            ("segment", "packet_type"),
+        )
+
+    def _packets(self) -> Samples:
+        return [
+            ((segment, name), count)
+            for segment, counts in self.gauges.packets().items()
+            for name, count in zip(PACKET_TYPES, counts, strict=True)
+        ]
+
+    def link_opened(self) -> None:
+        """Count a link whose greeting is done."""
+        self.links_opened += 1
+
+    def link_failed(self, failure: LinkStage) -> None:
+        """Count a link that did not come to be, or was ended by its own rules."""
+        self.link_failures[failure] += 1
+
+    def stream_reset_for_budget(self) -> None:
+        """Count a stream reset because its link held too many bytes."""
+        self.streams_reset_for_budget += 1
+
+    def loop_lagged(self, seconds: float, *, stalled: bool) -> None:
+        """Count a heartbeat of the event loop, and whether it was so late as to be a stall."""
+        self.loop_lag.observe(seconds)
+        self.loop_stalls += stalled
+
+    def bytes_carried(self) -> tuple[int, int]:
+        """Give the bytes to targets and to clients so far, running tunnels included."""
+        to_target, to_client = self.gauges.live_bytes()
+        return self.bytes_to_target + to_target, self.bytes_to_client + to_client
+
+    def _own_families(self) -> list[Family]:
+        raise NotImplementedError
+
+    def _bytes(self) -> Samples:
+        to_target, to_client = self.bytes_carried()
+        return (("to_target",), to_target), (("to_client",), to_client)
+
+    def _shared_families(self) -> list[Family]:
+        ours, gauges = f"isthmus_{self.program}_", self.gauges
+        return [
+            *(self._tunnel_families() if self.carries else ()),
+            *(self._link_families() if self.has_links else ()),
+            *(self._memory_families() if self.carries else ()),
+            *(self._certificate_families() if self.carries else ()),
+            histogram(
+                f"{ours}loop_lag_seconds",
+                "How late the event loop came to a heartbeat that was due; one each second.",
+                self.loop_lag,
+            ),
+            counter(
+                f"{ours}loop_stalls_total",
+                "Heartbeats of the event loop that came more than 5 seconds late.",
+                one(lambda: self.loop_stalls),
+            ),
+            *(self._drain_families() if self.carries else ()),
+            counter(
+                f"{ours}log_lines_suppressed_total",
+                "Log lines not written because a peer caused too many alike.",
+                one(lambda: gauges.lines_suppressed()),
+            ),
+            gauge(
+                # Kubernetes' own name and words, which its dashboards know.
+                "kubernetes_feature_enabled",
+                "This metric records the data about the stage and enablement of a k8s feature.",
+                self._gates,
+                ("name", "stage"),
+                merge=Merge.SAME,
+            ),
+            gauge(
+                "isthmus_build_info",
+                "Always 1; the labels say which program and version this is.",
+                lambda: (((self.program, isthmus.__version__), 1),),
+                ("program", "version"),
+                merge=Merge.SAME,
+            ),
+        ]
+
+    def _tunnel_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            counter(
+                f"{ours}dial_failures_total",
+                "Dials that failed, by reason.",
+                by_enum(self.dial_failures),
+                ("reason",),
+            ),
+            histogram(
+                f"{ours}failed_dial_duration_seconds",
+                "How long dials took to fail.",
+                self.failed_dials,
+            ),
+            counter(
+                f"{ours}tunnels_ended_total",
+                "Tunnels that ended, by how.",
+                by_enum(self.endings),
+                ("ending",),
+            ),
+            counter(
+                f"{ours}bytes_total",
+                f"Bytes carried by {self.carried_by}, running ones included.",
+                self._bytes,
+                ("direction",),
+            ),
+        ]
+
+    def _drain_families(self) -> list[Family]:
+        return [
+            gauge(
+                f"isthmus_{self.program}_draining",
+                "1 while no new dials are taken, else 0.",
+                one(lambda: int(self.gauges.draining())),
+                merge=Merge.MAX,
+            )
+        ]
+
+    def _link_families(self) -> list[Family]:
+        ours, gauges = f"isthmus_{self.program}_", self.gauges
+        return [
+            gauge(f"{ours}links", "Links open now.", one(lambda: gauges.links()), merge=Merge.SUM),
+            counter(
+                f"{ours}links_opened_total",
+                "Links whose greeting succeeded.",
+                one(lambda: self.links_opened),
+            ),
+            counter(
+                f"{ours}link_failures_total",
+                "Links that did not come to be, or were ended by their own rules, by reason.",
+                by_enum(self.link_failures),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}held_bytes",
+                "Bytes received and not yet taken by the reader's kernel, over all links.",
+                one(lambda: gauges.held_bytes()),
+                merge=Merge.SUM,
+            ),
+            counter(
+                f"{ours}streams_reset_for_budget_total",
+                "Streams reset because their reader took nothing for 5 minutes while the memory"
+                " budget was exhausted.",
+                one(lambda: self.streams_reset_for_budget),
+            ),
+        ]
+
+    def _memory_families(self) -> list[Family]:
+        ours, gauges = f"isthmus_{self.program}_memory_budget_", self.gauges
+        return [
+            gauge(
+                f"{ours}bytes",
+                "Memory for everything that is kept on behalf of peers (--memory-budget).",
+                one(lambda: gauges.budget.total_bytes),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}used_bytes",
+                "Bytes charged to peers now.",
+                one(lambda: gauges.budget.used_bytes),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}most_used_bytes",
+                "The most bytes that were charged to peers at any time.",
+                one(lambda: gauges.budget.most_used_bytes),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}peers",
+                "Peers that have an account in the budget now.",
+                one(lambda: gauges.budget.peers),
+                merge=Merge.SUM,
+            ),
+            counter(
+                f"{ours}over_share_total",
+                "Times that a peer over its share of the budget was slowed down or refused.",
+                one(lambda: gauges.budget.over_share),
+            ),
+        ]
+
+    def _gates(self) -> Samples:
+        return [((name, GATES[name].stage), on) for name, on in self.gauges.gates().items()]
+
+    def _certificate_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_certificate_"
+
+        def in_use() -> Iterable[tuple[str, Lifetime]]:
+            return self.gauges.certificates().items()
+
+        return [
+            gauge(
+                f"{ours}expiry_timestamp_seconds",
+                "When each certificate in use expires, as UNIX time.",
+                lambda: [
+                    ((path,), it.not_after) for path, it in self.gauges.certificates().items()
+                ],
+                ("file",),
+                merge=Merge.MIN,
+            ),
+            gauge(
+                f"{ours}start_timestamp_seconds",
+                "When each certificate in use became valid, as UNIX time.",
+                lambda: [
+                    ((path,), it.not_before) for path, it in self.gauges.certificates().items()
+                ],
+                ("file",),
+                merge=Merge.MIN,
+            ),
+            counter(
+                f"{ours}reload_failures_total",
+                "Changed certificate, key or CA files that could not be used.",
+                one(lambda: self.gauges.reload_failures()),
+                merge=Merge.MAX,
+            ),
+        ]

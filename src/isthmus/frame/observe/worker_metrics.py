@@ -1,0 +1,124 @@
+"""The metrics of a parent of workers: which of them run, what each was handed and has used.
+
+Everything else at its ``/metrics`` is the sum of what its workers count (isthmus.frame.workers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import Family, Samples, by_enum, counter, gauge
+from isthmus.frame.observe.program import ProgramMetrics
+
+
+class NotHanded(Enum):
+    """Why a connection was handed to no worker."""
+
+    NO_WORKER = "no worker runs"
+    NOT_RUNNING = "the worker that the agent asked for does not run"
+    TOO_MANY = "too many connections wait for a worker already"
+    CROWD = "too many agents wait that have not said yet what they want"
+    NO_HELLO = "the agent left, or was too slow, before it said what it wants"
+    REFUSED = "it came by a way that is not served"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """What is counted of one worker, all its lives together."""
+
+    index: int
+    up: bool
+    restarts: int
+    handed: int
+    open: int
+    cpu_s: float
+
+
+class WorkersMetrics(ProgramMetrics):
+    """What a parent counts itself."""
+
+    program = "workers"
+    has_links = False
+    carries = False
+
+    def __init__(self) -> None:
+        self.not_handed = dict.fromkeys(NotHanded, 0)
+        self.workers: Callable[[], Iterable[WorkerCounts]] = tuple
+        #: Records written, records dropped, failed writes of the audit log, which the parent writes
+        #: for its workers; replaced where there is one.
+        self.audit_counts: Callable[[], tuple[int, int, int]] | None = None
+        super().__init__((1.0,))
+
+    def _each(self, number: Callable[[WorkerCounts], float]) -> Callable[[], Samples]:
+        return lambda: [((str(it.index),), number(it)) for it in self.workers()]
+
+    def _audit(self, at: int) -> Callable[[], Samples]:
+        # Without an audit log there is nothing to say: the program may not be a server.
+        return lambda: () if self.audit_counts is None else (((), self.audit_counts()[at]),)
+
+    def _audit_families(self) -> list[Family]:
+        # Names and words of ServerMetrics: what a worker loses on the way here adds up with it.
+        ours = "isthmus_server_audit_"
+        return [
+            counter(
+                f"{ours}records_dropped_total",
+                "Audit records dropped because too many waited to be written.",
+                self._audit(1),
+            ),
+            counter(
+                f"{ours}write_errors_total",
+                "Failed attempts to write the audit log.",
+                self._audit(2),
+            ),
+        ]
+
+    def _own_families(self) -> list[Family]:
+        ours, labels = "isthmus_workers_", ("worker",)
+        return [
+            gauge(
+                f"{ours}up",
+                "1 while the worker serves, else 0.",
+                self._each(_up),
+                labels,
+                merge=Merge.SUM,
+            ),
+            counter(
+                f"{ours}restarts_total",
+                "How often the worker was started again.",
+                self._each(lambda it: it.restarts),
+                labels,
+            ),
+            counter(
+                f"{ours}connections_handed_total",
+                "Connections that the worker was handed.",
+                self._each(lambda it: it.handed),
+                labels,
+            ),
+            gauge(
+                f"{ours}load",
+                "Sockets and gRPC calls that the worker has open; clients go to the least.",
+                self._each(lambda it: it.open),
+                labels,
+                merge=Merge.SUM,
+            ),
+            counter(
+                f"{ours}cpu_seconds_total",
+                "CPU time that the worker has used.",
+                self._each(lambda it: it.cpu_s),
+                labels,
+            ),
+            counter(
+                f"{ours}connections_refused_total",
+                "Connections that were handed to no worker, by reason.",
+                by_enum(self.not_handed),
+                ("reason",),
+            ),
+            *self._audit_families(),
+        ]
+
+
+def _up(counts: WorkerCounts) -> float:
+    return int(counts.up)

@@ -1,0 +1,118 @@
+"""Cutting off whose certificate was taken back: new connections, and those that are open.
+
+New ones are refused in their handshakes (net/revocation.py). After each reload of a list this looks
+at everything that is open and was made with a certificate that is in it now. Agents whose token was
+taken back (programs/server/token_watch.py) are cut here, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from isthmus.errors import LinkStage
+from isthmus.links.link import Link, peer_of
+from isthmus.logs import OncePer
+from isthmus.net.carriers import TlsCarrier
+from isthmus.net.contexts import peer_identity
+from isthmus.net.revocation import CrlFiles, Revocations
+from isthmus.net.tls import TlsEnd, TlsSocket
+from isthmus.tunnel.end import Ending
+from isthmus.tunnel.payload_end import PayloadEnd
+from isthmus.tunnel.proxy_end import ProxyEnd
+
+if TYPE_CHECKING:
+    from isthmus.frame.observe.revocation import RevocationMetrics
+    from isthmus.frame.tunnels import TunnelTable
+    from isthmus.net.poller import Poller
+
+#: Who ends a tunnel whose client or agent is cut, for audit and snapshot.
+BY_REVOCATION = "revocation"
+_WHY = "its certificate is revoked"
+_QUIET_S = 60.0
+_log = logging.getLogger("isthmus.tls")
+_audit = logging.getLogger("isthmus.audit")
+
+
+class Revoking:
+    """The lists of a program, by the name of the flags they came by."""
+
+    def __init__(self, *, once: OncePer, metrics: RevocationMetrics, poller: Poller) -> None:
+        self._once = once
+        self._metrics = metrics
+        self._poller = poller
+        self.all: dict[str, Revocations] = {}
+
+    def read(self, name: str, crl: str, ca: str, *, prefix: str = "") -> None:
+        """Read the lists of ``--PREFIXcrl-file``, if there is such a file.
+
+        Raises:
+            ConfigError: it cannot be read, or its lists are not signed by its authorities.
+        """
+        if not crl:
+            return
+        files = CrlFiles(crl=crl, ca=ca, label=f"--{prefix}crl-file", ca_label=f"--{prefix}ca-cert")
+        self.all[name] = Revocations(files, on_refused=self._refused)
+        self._metrics.files = tuple(self.all.values())
+
+    def _refused(self, certificate: str) -> None:
+        self._once.log(
+            ("revoked", certificate), _QUIET_S, _log, logging.WARNING,
+            "refused a certificate that is revoked", certificate=certificate,
+        )  # fmt: skip
+
+    # What is open.
+
+    def cut(self, links: Iterable[Link], tunnels: TunnelTable) -> None:
+        """Reset whatever is open and was made with a certificate that is revoked now."""
+        for link in list(links):
+            if self._is_cut(link.carrier.tls):
+                self.cut_link(link, tunnels, kind="link", why=_WHY)
+        for tunnel in tunnels.all:
+            client = tunnel.client
+            if isinstance(client, TlsEnd) and self._is_cut(client.tls):
+                self._cut_client(client)
+                tunnel.abort(Ending.ADMIN, BY_REVOCATION)
+        # Clients that have no tunnel yet, and those whose connection carries many.
+        for owner in self._poller.owners():
+            if isinstance(owner, TlsSocket) and not owner.closed and self._is_cut(owner.tls):
+                self._cut_client(owner)
+                if isinstance(owner, TlsCarrier) and owner.session is not None:
+                    _abort_calls(owner.session, tunnels)
+                owner.reset()
+                owner.broken()
+
+    def cut_link(self, link: Link, tunnels: TunnelTable, *, kind: str, why: str) -> None:
+        """End a link and reset what it carries, and say so in the audit.
+
+        A tunnel without a byte so far is not reset: another link may take it.
+        """
+        self._metrics.cut(kind)
+        who: dict[str, Any] = {f"{link.peer_kind}_id": link.peer_id}
+        self._once.log(
+            ("cut", link.peer_id), _QUIET_S, _audit, logging.WARNING, f"{link.peer_kind} cut",
+            **who, link=link.id, address=link.peer_address, identity=str(link.identity),
+            reason=why,
+        )  # fmt: skip
+        tunnels.end_on(link.id, BY_REVOCATION)
+        link.lost(why, LinkStage.REFUSED)
+
+    def _cut_client(self, client: TlsSocket) -> None:
+        self._metrics.cut("client")
+        identity, address = str(peer_identity(client.tls)), peer_of(client.sock)
+        self._once.log(
+            ("cut", identity), _QUIET_S, _audit, logging.WARNING, "client cut",
+            identity=identity, address=address, reason=_WHY,
+        )  # fmt: skip
+
+    def _is_cut(self, tls: object) -> bool:
+        return any(it.is_cut(tls) for it in self.all.values())
+
+
+def _abort_calls(session: object, tunnels: TunnelTable) -> None:
+    """Reset the tunnels of calls on a connection, before it goes: their ends have its name."""
+    for tunnel in tunnels.all:
+        client = tunnel.client
+        if isinstance(client, ProxyEnd | PayloadEnd) and client.stream.connection is session:
+            tunnel.abort(Ending.ADMIN, BY_REVOCATION)

@@ -1,0 +1,335 @@
+"""The table of open tunnels: where metrics, snapshots and draining look."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+from isthmus.dial.metered import Gate, MeteredTunnel
+from isthmus.dial.rules_stalls import Held, ReaderPace, why_slow, why_stalled
+from isthmus.frame.model.snapshot import RecentEndings, TunnelState, TunnelView
+from isthmus.frame.observe.program import ProgramMetrics
+from isthmus.logs import log
+from isthmus.net.charging import charge_tunnel
+from isthmus.net.socket_end import SocketEnd
+from isthmus.tunnel.budget import Account
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
+from isthmus.tunnel.packet_brake import unsent
+from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import AgentId, HostPort, Identity, TunnelId
+
+SWEEP_S = 30.0
+#: How often readers are looked at: whether one has stopped shows between two looks.
+LOOK_S = 2.5
+#: Looking at one tunnel takes a microsecond or two; other work runs after this many.
+_LOOKS_AT_ONCE = 500
+LEFTOVERS_S = 300.0
+_log = logging.getLogger("isthmus.tunnel")
+
+
+class TunnelTable:
+    """Every tunnel of a program, from join to the end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, metrics: ProgramMetrics) -> None:
+        self._loop = loop
+        self._metrics = metrics
+        self._ids = itertools.count(1)
+        self._open: dict[TunnelId, Tunnel] = {}
+        self._empty: asyncio.Future[None] | None = None
+        # Tunnels of which one end is done and the other has bytes that nobody reads: how many, and
+        # since when they did not move.
+        self._leftovers: dict[TunnelId, tuple[int, float]] = {}
+        # What half-closed tunnels over gRPC links had carried, and since when it is no more.
+        self._still: dict[TunnelId, tuple[int, float]] = {}
+        # What the readers take for whom bytes wait, by tunnel and side.
+        self._paces: dict[tuple[TunnelId, str], ReaderPace] = {}
+        self.endings = RecentEndings()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self,
+        *,
+        client: BaseEnd,
+        far: BaseEnd,
+        target: HostPort,
+        requester: Identity,
+        agent_id: AgentId,
+        link_id: int,
+        frontend: str,
+        connection_id: str = "",
+        on_ended: Callable[[Tunnel, float], None] | None = None,
+        gates: tuple[Sequence[Gate], Sequence[Gate]] | None = None,
+        relay: str = "",
+        again: DialAgain | None = None,
+        payer: Account | None = None,
+    ) -> None:
+        """Join two ends and keep their tunnel until both are done.
+
+        ``on_ended`` is then told how many seconds it lived. ``gates`` hold its bytes to a rate.
+        ``again`` dials again if its link is lost before the first byte. ``payer`` pays for what
+        the ends hold, where no link does the counting.
+        """
+        kind = Tunnel if again is None else UntouchedTunnel
+        tunnel = (kind if gates is None else MeteredTunnel)(
+            TunnelId(next(self._ids)),
+            client=client,
+            far=far,
+            target=target,
+            requester=requester,
+            opened_at=self._loop.time(),
+            agent_id=agent_id,
+            link_id=link_id,
+            frontend=frontend,
+            on_done=self._done,
+            connection_id=connection_id,
+            on_ended=on_ended,
+            relay=relay,
+        )
+        if isinstance(tunnel, UntouchedTunnel):
+            tunnel.dial_again_by(again)
+        if isinstance(tunnel, MeteredTunnel):
+            assert gates is not None  # that is why it is one
+            tunnel.hold_to(gates)
+        # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
+        client.bytes_written = far.bytes_written = 0
+        self._open[tunnel.id] = tunnel
+        if payer is None:
+            tunnel.open()
+            return
+        charge_tunnel(client, far, payer)
+        tunnel.open()
+        if isinstance(client, SocketEnd):
+            client.keeps(0)  # what came early has been passed on
+
+    @property
+    def all(self) -> tuple[Tunnel, ...]:
+        """Every tunnel that is open now."""
+        return tuple(self._open.values())
+
+    def count_of(self, frontend: str) -> int:
+        """How many came by this frontend."""
+        return sum(tunnel.frontend == frontend for tunnel in self._open.values())
+
+    def live_bytes(self) -> tuple[int, int]:
+        """Bytes (to target, to client) of the tunnels that are open."""
+        tunnels = self._open.values()
+        return (
+            sum(tunnel.far.bytes_written for tunnel in tunnels),
+            sum(tunnel.client.bytes_written for tunnel in tunnels),
+        )
+
+    def end(self, tunnel_id: TunnelId, by: str) -> str | None:
+        """Reset a tunnel because somebody wants it; its connection id, or None if there is none."""
+        tunnel = self._open.get(tunnel_id)
+        if tunnel is None:
+            return None
+        tunnel.abort(Ending.ADMIN, by)
+        return tunnel.connection_id
+
+    def end_on(self, link_id: int, by: str) -> None:
+        """Reset what a link carries because somebody wants it cut.
+
+        What could be dialed again is left to that: nothing of it has been in that link.
+        """
+        for tunnel in list(self._open.values()):
+            if tunnel.link_id == link_id and not tunnel.untouched:
+                tunnel.abort(Ending.ADMIN, by)
+
+    def abort_all(self, reason: Ending) -> None:
+        """Reset every tunnel."""
+        for tunnel in list(self._open.values()):
+            tunnel.abort(reason)
+
+    async def wait_empty(self) -> None:
+        """Wait until no tunnel is open."""
+        if self._open:
+            self._empty = self._loop.create_future()
+            await self._empty
+
+    async def watch(self) -> None:
+        """Look and sweep for ever."""
+        due = self._loop.time() + SWEEP_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+            if self._loop.time() >= due:
+                self.sweep(self._loop.time())
+                due = self._loop.time() + SWEEP_S
+
+    async def look(self) -> None:
+        """Remember what readers have taken, for those who ask later; others go on in between."""
+        tunnels = iter(self.all)
+        while batch := list(itertools.islice(tunnels, _LOOKS_AT_ONCE)):
+            now = self._loop.time()
+            for tunnel in batch:
+                if tunnel.id in self._open:
+                    self._sides(tunnel, now)
+            await asyncio.sleep(0)
+
+    def sweep(self, now: float) -> None:
+        """Reset the tunnels whose last bytes nobody has read for too long.
+
+        While both ends live, the session watches them; the last bytes are in a socket end alone.
+        """
+        before, self._leftovers = self._leftovers, {}
+        for tunnel in list(self._open.values()):
+            end = tunnel.last_end
+            self._sides(tunnel, now)
+            if end is None:
+                if self._half_dead(tunnel, now):
+                    tunnel.abort(Ending.TIMED_OUT)
+                continue
+            unsent = getattr(end, "out_bytes", 0)
+            seen, since = before.get(tunnel.id, (-1, now))
+            if seen != unsent:
+                self._leftovers[tunnel.id] = (unsent, now)
+            elif now - since < LEFTOVERS_S:
+                self._leftovers[tunnel.id] = (unsent, since)
+            else:
+                tunnel.abort(Ending.TIMED_OUT)
+
+    def _half_dead(self, tunnel: Tunnel, now: float) -> bool:
+        """Half-closed without a byte for too long; a mux session watches its own streams."""
+        ends = (tunnel.client, tunnel.far)
+        key = tunnel.id
+        if not any(getattr(end, "half_closed", False) for end in ends) or any(
+            isinstance(end, Stream) for end in ends
+        ):
+            self._still.pop(key, None)
+            return False
+        moved = sum(end.bytes_written for end in ends)
+        seen, since = self._still.get(key, (-1, now))
+        if moved != seen:
+            self._still[key] = (moved, now)
+            return False
+        return now - since >= LEFTOVERS_S
+
+    def views(self, limit: int) -> tuple[TunnelView, ...]:
+        """Show the oldest tunnels, at most ``limit``."""
+        now = self._loop.time()
+        return tuple(
+            self._view(tunnel, now) for tunnel in itertools.islice(self._open.values(), limit)
+        )
+
+    def _done(self, tunnel: Tunnel) -> None:
+        del self._open[tunnel.id]
+        self._still.pop(tunnel.id, None)
+        if self._paces:
+            self._paces.pop((tunnel.id, "client"), None)
+            self._paces.pop((tunnel.id, "target"), None)
+        now = self._loop.time()
+        to_target, to_client = tunnel.far.bytes_written, tunnel.client.bytes_written
+        duration_s = now - tunnel.opened_at
+        self._metrics.tunnel_ended(tunnel.ending, duration_s, to_target, to_client)
+        if tunnel.ending is Ending.STALLED:
+            self._metrics.stream_reset_for_budget()
+        self.endings.add(
+            now=now,
+            target=str(tunnel.target),
+            ending=tunnel.ending,
+            by=tunnel.ended_by,
+            bytes_to_target=to_target,
+            bytes_to_client=to_client,
+            duration_s=duration_s,
+            connection_id=tunnel.connection_id,
+        )
+        if tunnel.on_ended is not None:
+            tunnel.on_ended(tunnel, duration_s)
+        if isinstance(tunnel, MeteredTunnel):
+            tunnel.leave()
+        if _log.isEnabledFor(logging.DEBUG):
+            log(
+                _log, logging.DEBUG, "tunnel ended", tunnel=tunnel.id, target=str(tunnel.target),
+                ending=tunnel.ending.value, by=tunnel.ended_by, to_target=to_target,
+                to_client=to_client, seconds=round(duration_s, 3),
+                connection=tunnel.connection_id,
+            )  # fmt: skip
+        if self._empty is not None and not self._open:
+            if not self._empty.done():  # whoever waited may have given up
+                self._empty.set_result(None)
+            self._empty = None
+
+    def _view(self, tunnel: Tunnel, now: float) -> TunnelView:
+        to_client, to_target = self._sides(tunnel, now)
+        stalled = why_stalled(to_client=to_client, to_target=to_target)
+        slow = "" if stalled else why_slow(to_client=to_client, to_target=to_target)
+        client, far = tunnel.client, tunnel.far
+        half = getattr(client, "half_closed", False) or getattr(far, "half_closed", False)
+        state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
+        return TunnelView(
+            id=tunnel.id,
+            frontend=tunnel.frontend,
+            requester=str(tunnel.requester),
+            target=str(tunnel.target),
+            agent_id=AgentId(tunnel.agent_id),
+            link_id=tunnel.link_id,
+            relay=tunnel.relay,
+            state=TunnelState.STALLED if stalled else TunnelState.SLOW if slow else state,
+            age_s=now - tunnel.opened_at,
+            bytes_to_target=far.bytes_written,
+            bytes_to_client=client.bytes_written,
+            stalled=stalled,
+            slow=slow,
+            connection_id=tunnel.connection_id,
+        )
+
+    def _sides(self, tunnel: Tunnel, now: float) -> tuple[Held, Held]:
+        """What waits for the client and for the target; remembers what they have taken."""
+        if isinstance(tunnel, MeteredTunnel) and tunnel.held:
+            return _NOTHING  # nothing is wrong: it waits for its share
+        client, far = tunnel.client, tunnel.far
+        if tunnel.last_end is None:
+            for end in (far, client):
+                if isinstance(end, Stream):
+                    return self._of_stream(tunnel, end, now)
+        return (
+            self._held(tunnel, "client", client, unsent(client), now),
+            self._held(tunnel, "target", far, unsent(far), now),
+        )
+
+    def _of_stream(self, tunnel: Tunnel, stream: Stream, now: float) -> tuple[Held, Held]:
+        """Ask the stream, which knows both what its sink and what its peer does not take."""
+        held, backlog = stream.held, stream.backlog_bytes
+        if not held and not backlog and not self._paces:
+            return _NOTHING  # nearly all; the rest is most of a snapshot
+        inward = stream is tunnel.far
+        sink, towards_sink = (tunnel.client, "client") if inward else (tunnel.far, "target")
+        taken = self._held(tunnel, towards_sink, sink, held, now)
+        waits = self._held(
+            tunnel, "target" if inward else "client", stream, backlog, now,
+            no_credit=stream.credit <= 0,
+        )  # fmt: skip
+        return (taken, waits) if inward else (waits, taken)
+
+    def _held(
+        self,
+        tunnel: Tunnel,
+        side: str,
+        end: BaseEnd,
+        waiting: int,
+        now: float,
+        *,
+        no_credit: bool = False,
+    ) -> Held:
+        """What waits for one side, and what it takes, as far as anybody looked."""
+        key = (tunnel.id, side)
+        pace = self._paces.get(key)
+        if not waiting:
+            if pace is not None and pace.rest(now=now):
+                del self._paces[key]
+            return _NONE
+        if pace is None:
+            pace = self._paces[key] = ReaderPace(now=now)
+        queued = getattr(end, "kernel_bytes", 0)
+        pace.look(passed=end.bytes_written - unsent(end), queued=queued, now=now)
+        return pace.held(waiting, now=now, no_credit=no_credit)
+
+
+_NONE = Held()
+_NOTHING = (_NONE, _NONE)

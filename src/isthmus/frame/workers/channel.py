@@ -1,0 +1,91 @@
+"""A socket pair between a parent and a worker: messages both ways, each with its length before it.
+
+The end of one is the end of the other: a worker that hears nothing more from its parent has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Generic, TypeVar
+
+import msgspec
+
+from isthmus.errors import ProtocolError
+from isthmus.frame.workers.messages import ToParent, ToWorker
+
+S = TypeVar("S", bound=ToWorker | ToParent)
+R = TypeVar("R", bound=ToWorker | ToParent)
+_LENGTH = 4
+#: A snapshot of 100,000 tunnels is about half of it.
+MOST_BYTES = 64 * 1024 * 1024
+#: What may wait to be read by the other side; it is stuck then.
+MOST_UNSENT_BYTES = 2 * MOST_BYTES
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Channel(Generic[S, R]):
+    """One side: sends what is S and receives what is R."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: object
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._size: int | None = None  # of the message whose length was read, and nothing more
+
+    @classmethod
+    async def of_parent(cls, sock: socket.socket) -> Channel[ToWorker, ToParent]:
+        """Make the parent's side of a connected socket."""
+        return Channel(*await asyncio.open_connection(sock=sock), ToParent)
+
+    @classmethod
+    async def of_worker(cls, sock: socket.socket) -> Channel[ToParent, ToWorker]:
+        """Make the worker's side of a connected socket."""
+        return Channel(*await asyncio.open_connection(sock=sock), ToWorker)
+
+    def send(self, message: S) -> bool:
+        """Send without waiting; False when the other side does not read, or is gone."""
+        transport = self._writer.transport
+        if transport.is_closing() or transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+            return False
+        body = _encode(message)
+        if len(body) > MOST_BYTES:
+            return False
+        self._writer.write(len(body).to_bytes(_LENGTH, "big") + body)
+        return True
+
+    async def receive(self) -> R | None:
+        """Wait for a message; None at the end. Whoever was cancelled may come again.
+
+        Raises:
+            ProtocolError: it is none of ours.
+        """
+        try:
+            if self._size is None:
+                self._size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
+            if self._size > MOST_BYTES:
+                raise ProtocolError(f"a message of {self._size} bytes between parent and worker")
+            body = await self._reader.readexactly(self._size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        self._size = None
+        try:
+            message: R = self._decode(body)
+        except msgspec.MsgspecError as exc:
+            raise ProtocolError(f"a message between parent and worker: {exc}") from exc
+        return message
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until everything was sent, or the other side is gone, or so long."""
+        self._writer.transport.set_write_buffer_limits(0)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._writer.drain()
+        except (TimeoutError, ConnectionError):
+            return
+
+    def close(self) -> None:
+        """Close; nothing more is received."""
+        self._writer.close()

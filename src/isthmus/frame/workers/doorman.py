@@ -1,0 +1,236 @@
+"""Accepts for the workers, and hands each connection to one of them.
+
+A client goes to the least loaded worker: what it had open at its last report, and what it was
+handed since. An agent goes to the worker that its ClientHello asks for, or to the next in turn for
+its address; the hello is only looked at, and is still there for the worker to read. Those whose
+hello is not there yet are strangers: the source that has most of them makes way for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from isthmus.frame.observe.worker_metrics import NotHanded, WorkersMetrics
+from isthmus.frame.workers.choosing import InTurn, least_loaded
+from isthmus.frame.workers.kind import BoundSocket, Kind
+from isthmus.frame.workers.process import Worker
+from isthmus.links.link import HANDSHAKE_S
+from isthmus.logs import OncePer
+from isthmus.net.gate import reset, source_at
+from isthmus.net.listen import Listener
+from isthmus.net.peek import HelloPeek
+from isthmus.net.poller import Poller
+from isthmus.net.rules_places import Strangers
+from isthmus.net.systemd import PassedSocket
+from isthmus.wire.client_hello import ClientHello
+from isthmus.wire.link import asked_for
+
+#: Connections that wait because no worker takes them now; as many as wait in a listener's queue.
+MOST_WAITING = 4096
+#: Agents whose hello is not there yet.
+MOST_LOOKING = 1024
+_QUIET_S = 30.0
+_log = logging.getLogger("isthmus.workers")
+
+
+class Doorman:
+    """Every listener of a program, and who gets what comes there."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        kind: Kind,
+        workers: Sequence[Worker],
+        ids: Mapping[str, Worker],
+        *,
+        metrics: WorkersMetrics,
+        once: OncePer,
+    ) -> None:
+        """``ids`` are those that agents may ask for."""
+        self._loop = loop
+        self._poller = poller
+        self._kind = kind
+        self._workers = workers
+        self._ids = ids
+        self._metrics = metrics
+        self._once = once
+        self._turns = InTurn(random.shuffle)
+        self._waiting: deque[tuple[str, socket.socket]] = deque()
+        self._looking: Strangers[HelloPeek] = Strangers(MOST_LOOKING)
+        self._bound: list[BoundSocket] = []
+        self._frontends: list[Listener] = []
+        self._agents: list[Listener] = []
+        self.where: dict[str, list[tuple[str, int]]] = {}
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """What was opened, stopped or not."""
+        return [*self._frontends, *self._agents]
+
+    def bind(self) -> None:
+        """Bind everything, and accept nothing yet.
+
+        Raises:
+            ConfigError: something cannot be bound; ``close`` gives the rest back.
+        """
+        for bound in self._kind.bind():
+            self._bound.append(bound)
+            if bound.sock.family != socket.AF_UNIX:
+                host, port = bound.sock.getsockname()[:2]
+                self.where.setdefault(bound.flag, []).append((str(host), int(port)))
+
+    def open(self) -> None:
+        """Accept from now on."""
+        bound, self._bound = self._bound, []
+        for flag, sock, for_agents in bound:
+            accept = partial(self._agent if for_agents else self._client, flag)
+            listener = Listener(self._loop, self._poller, sock, accept)
+            (self._agents if for_agents else self._frontends).append(listener)
+
+    # Clients.
+
+    def _client(self, flag: str, sock: socket.socket) -> None:
+        if self._kind.refuses(sock):
+            self._refuse(NotHanded.REFUSED, sock)
+        elif self._waiting or not self._give(flag, sock):
+            if not any(worker.running for worker in self._workers):
+                self._refuse(NotHanded.NO_WORKER, sock)
+            elif len(self._waiting) >= MOST_WAITING:
+                self._refuse(NotHanded.TOO_MANY, sock)
+            else:
+                self._waiting.append((flag, sock))
+
+    def _give(self, flag: str, sock: socket.socket) -> bool:
+        """Hand a client to the least loaded that takes it."""
+        left = [worker for worker in self._workers if worker.running]
+        while True:
+            chosen = least_loaded(left)
+            if chosen is None:
+                return False
+            try:
+                if chosen.give(flag, sock):
+                    sock.close()
+                    return True
+            except OSError:
+                sock.close()  # broken: nobody could take it
+                return True
+            left.remove(chosen)
+
+    def hand_waiting(self) -> None:
+        """A worker may take something again."""
+        while self._waiting:
+            flag, sock = self._waiting[0]
+            if not self._give(flag, sock):
+                break
+            self._waiting.popleft()
+        if self._waiting and not any(worker.running for worker in self._workers):
+            for _, sock in self._waiting:
+                self._refuse(NotHanded.NO_WORKER, sock)
+            self._waiting.clear()
+
+    # Agents.
+
+    def _agent(self, flag: str, sock: socket.socket) -> None:
+        try:
+            source = source_at(sock)
+        except OSError:  # it has left already
+            sock.close()
+            return
+        if self._looking.is_full_for(source):
+            self._refuse(NotHanded.CROWD, sock)
+            return
+        crowded_out = self._looking.must_leave()
+        if crowded_out is not None:
+            self._looking.remove(crowded_out)
+            self._count(NotHanded.CROWD)
+            crowded_out.close()
+        look = HelloPeek(
+            self._loop, self._poller, sock, timeout_s=HANDSHAKE_S,
+            seen=partial(self._seen, flag), lost=self._lost,
+        )  # fmt: skip
+        self._looking.add(look, source)
+
+    def _seen(self, flag: str, look: HelloPeek, hello: ClientHello, events: int) -> None:
+        self._looking.remove(look)
+        sock = look.sock
+        self._poller.release(sock)
+        wanted = self._ids.get(asked_for(hello.alpn))
+        # Not handed to another instead: it is not whom it asked for, and it will try again.
+        chosen = self._next(sock) if wanted is None else wanted if wanted.running else None
+        try:
+            if chosen is not None and chosen.give(flag, sock):
+                sock.close()
+                return
+        except OSError:
+            sock.close()
+            return
+        self._refuse(
+            NotHanded.NO_WORKER if wanted is None
+            else NotHanded.TOO_MANY if wanted.running
+            else NotHanded.NOT_RUNNING,
+            sock,
+        )  # fmt: skip
+
+    def _next(self, sock: socket.socket) -> Worker | None:
+        try:
+            source = str(sock.getpeername()[0])
+        except OSError:
+            source = ""  # it is gone, which the worker will notice
+        return self._turns.choose(source, [worker for worker in self._workers if worker.running])
+
+    def _lost(self, look: HelloPeek, late: bool) -> None:
+        self._looking.remove(look)
+        self._metrics.not_handed[NotHanded.NO_HELLO] += 1
+
+    def _refuse(self, why: NotHanded, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError), sock:
+            reset(sock)
+        self._count(why)
+
+    def _count(self, why: NotHanded) -> None:
+        self._metrics.not_handed[why] += 1
+        self._once.log(
+            ("refused", why), _QUIET_S, _log, logging.WARNING, "connection handed to no worker",
+            reason=why.value,
+        )  # fmt: skip
+
+    # The end.
+
+    def drain(self, *, elsewhere: bool) -> None:
+        """Accept no clients any more, and agents only if they have nowhere ``elsewhere`` to go.
+
+        For the reasons of app.server.agents.AgentDoor.drain: with other servers behind one address,
+        whoever looks for them would meet this one again and again.
+        """
+        for listener in self._frontends:
+            listener.stop()
+        if elsewhere:
+            for listener in self._agents:
+                listener.stop()
+        self.hand_waiting()
+
+    def close(self) -> None:
+        """Accept nobody, and let go of those that wait."""
+        for listener in self.listeners:
+            listener.stop()
+        for _, sock, _ in self._bound:
+            if sock.family == socket.AF_UNIX and not isinstance(sock, PassedSocket):
+                # Its listener would have removed the file.
+                Listener(self._loop, self._poller, sock, socket.socket.close).stop()
+            else:
+                sock.close()
+        self._bound.clear()
+        for look in list(self._looking):
+            self._looking.remove(look)
+            look.close()
+        for _, sock in self._waiting:
+            sock.close()
+        self._waiting.clear()

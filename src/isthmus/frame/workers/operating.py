@@ -1,0 +1,284 @@
+"""What the health and admin ports of a program with workers show: theirs, put together.
+
+What a dead worker had counted stays in the sums: as it was at its last word, at most five seconds
+before, so that nothing goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from isthmus import __version__
+from isthmus.frame.admin.answers import HEADERS, Check, Handler, Routes, json_reply, reply
+from isthmus.frame.admin.debug_routes import PREFIX, debug_routes
+from isthmus.frame.admin.routes import METRICS_TYPE, OPEN_METRICS_TYPE
+from isthmus.frame.model.history import Tally
+from isthmus.frame.model.snapshot import ProgramView, Totals
+from isthmus.frame.observe.counters import merge_table
+from isthmus.frame.observe.worker_metrics import WorkersMetrics
+from isthmus.frame.workers import exposition
+from isthmus.frame.workers.kind import Kind
+from isthmus.frame.workers.process import Worker, WorkerLost
+from isthmus.frame.workers.views import WorkerView, add_totals, merge, worker_of
+from isthmus.values import TunnelId
+
+_LONGEST_PROFILE_S = 310.0
+
+
+class Operating:
+    """Asks the workers, and keeps what the dead ones had counted."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        workers: Sequence[Worker],
+        metrics: WorkersMetrics,
+        *,
+        clock: Callable[[], float],
+        draining: Callable[[], bool],
+        program_id: str,
+    ) -> None:
+        self._kind = kind
+        self._workers = workers
+        self._metrics = metrics
+        self._clock = clock
+        self._draining = draining
+        self._id = program_id
+        self._started_at = clock()
+        self._rules = merge_table((*kind.families(), *metrics.families))
+        #: What each worker had counted in earlier lives.
+        self._gone: dict[int, exposition.Exposition] = {}
+        self._gone_totals = Totals()
+        self._gone_tally = Tally()
+        self._last: ProgramView | None = None
+
+    def died(self, worker: Worker) -> None:
+        """Keep what a worker had counted."""
+        if worker.metrics:
+            ended = exposition.read(worker.metrics)
+            exposition.keep(self._gone.setdefault(worker.index, {}), ended)
+        view = worker.shown or (self._decoded(worker.view) if worker.view else None)
+        if view is not None:
+            self._gone_totals = add_totals([self._gone_totals, view.totals])
+            self._last = replace(view, tunnels=())
+        tally = replace(worker.report.tally, tunnels=0, agents=0, links=0)
+        self._gone_tally = _together([self._gone_tally, tally])
+
+    def _decoded(self, body: bytes) -> ProgramView:
+        view: ProgramView = msgspec.msgpack.decode(body, type=self._kind.view)
+        return view
+
+    # Checks and history, out of the last reports.
+
+    def ready(self) -> list[Check]:
+        """Ready: every worker serves, and each check is well in one of them at least."""
+        found: dict[str, list[str]] = {}
+        for worker in self._workers:
+            for name, failure in worker.report.ready:
+                found.setdefault(name, []).append(failure)
+        return [
+            *(
+                Check(name, "" if "" in failures else failures[0])
+                for name, failures in found.items()
+                if name != "drain"
+            ),
+            Check("drain", "draining" if self._draining() else ""),
+            *(Check(f"worker:{it.index}", it.trouble()) for it in self._workers),
+        ]
+
+    def live(self) -> list[Check]:
+        """What the workers that run say of themselves: one that does not is started again."""
+        return [
+            Check(f"worker:{worker.index}:{name}", failure)
+            for worker in self._workers
+            if worker.running and not worker.leaving
+            for name, failure in worker.report.live
+        ]
+
+    def tally(self) -> Tally:
+        """What all have counted."""
+        each = [worker.report.tally for worker in self._workers]
+        together = _together([self._gone_tally, *each])
+        return replace(together, agents=max((it.agents for it in each), default=0))
+
+    # Metrics.
+
+    async def _texts(self, what: str) -> dict[int, bytes]:
+        async def one(worker: Worker) -> bytes:
+            try:
+                # What somebody was shown has to be kept, or it could go back.
+                worker.metrics = (await worker.ask("metrics")).body
+                return worker.metrics if what == "metrics" else (await worker.ask(what)).body
+            except WorkerLost:
+                # Once it is dead this is empty, and what it had counted is with the others' of
+                # those that are gone.
+                return worker.metrics if what == "metrics" else b""
+
+        lives = [worker.ended for worker in self._workers]
+        texts = await asyncio.gather(*map(one, self._workers))
+        return {
+            worker.index: text
+            for worker, life, text in zip(self._workers, lives, texts, strict=True)
+            # Of one that died meanwhile it is among what is gone, and may not count twice.
+            if worker.ended == life
+        }
+
+    async def metrics(self) -> bytes:
+        """Merge, in the Prometheus text format."""
+        return self._merged(await self._texts("metrics"), self._metrics.render())
+
+    async def open_metrics(self) -> bytes:
+        """Merge, in the OpenMetrics format."""
+        texts = await self._texts("open_metrics")
+        return self._merged(texts, self._metrics.render_open(), open_metrics=True)
+
+    def _merged(
+        self, texts: Mapping[int, bytes], own: bytes, *, open_metrics: bool = False
+    ) -> bytes:
+        each = {index: exposition.read(text) for index, text in texts.items()}
+        heads = next(iter(each.values()), {})
+        for index, gone in self._gone.items():
+            one = each.setdefault(index, exposition.blank(heads))
+            # Counters have another name in the heads of OpenMetrics, and the same in their samples.
+            exposition.add_gone(one, gone)
+        total = exposition.merged([*each.values(), exposition.read(own)], self._rules)
+        return exposition.write(total, open_metrics=open_metrics)
+
+    async def _metrics_route(self, request: web.BaseRequest) -> web.Response:
+        wants_open = "application/openmetrics-text" in request.headers.get("Accept", "")
+        kind = OPEN_METRICS_TYPE if wants_open else METRICS_TYPE
+        headers = {**HEADERS, "Content-Type": kind, "Vary": "Accept"}
+        asked = request.query.get("worker")
+        if asked is None:
+            body = await (self.open_metrics() if wants_open else self.metrics())
+            return web.Response(body=body, headers=headers)
+        worker = self._named(asked)
+        if worker is None:
+            return _no_worker()
+        try:
+            answer = await worker.ask("open_metrics" if wants_open else "metrics")
+        except WorkerLost as error:
+            return reply(503, f"{error}\n")
+        return web.Response(body=answer.body, headers=headers)
+
+    # Snapshots.
+
+    async def snapshot(self, limit: int) -> ProgramView:
+        """Merge what the workers show; of one that does not answer, what it showed last."""
+
+        async def one(worker: Worker) -> WorkerView | None:
+            life = worker.ended
+            try:
+                body = (await worker.ask("snapshot", {"limit": str(limit)})).body
+            except WorkerLost:
+                body = worker.view
+            if not body or worker.ended != life:
+                return None
+            view = self._decoded(body)
+            worker.shown = replace(view, tunnels=())  # kept for the same reason
+            return WorkerView(index=worker.index, restarts=worker.restarts, view=view)
+
+        found = [it for it in await asyncio.gather(*map(one, self._workers)) if it is not None]
+        gone = self._gone_totals
+        if not found:  # nobody runs, and somebody did
+            if self._last is None:
+                raise web.HTTPServiceUnavailable(text="no worker runs\n")
+            blank = replace(self._last, totals=Totals())
+            found = [WorkerView(index=0, restarts=0, view=blank)]
+        return merge(found, limit=limit, gone=gone, same=self._same())
+
+    def _same(self) -> dict[str, Any]:
+        same: dict[str, Any] = {
+            "version": __version__,
+            "taken_at": datetime.now(UTC),
+            "uptime_s": self._clock() - self._started_at,
+            "draining": self._draining(),
+            **self._kind.named(self._id),
+            **self._kind.same(),
+        }
+        return same
+
+    async def end_tunnel(self, tunnel: TunnelId, operator: str) -> str | None:
+        """End a tunnel in the worker that has it."""
+        index, restarts, own = worker_of(tunnel)
+        if index >= len(self._workers) or self._workers[index].restarts != restarts:
+            return None
+        try:
+            given = {"tunnel": str(own), "operator": operator}
+            answer = await self._workers[index].ask("end", given)
+        except WorkerLost:
+            return None
+        return answer.body.decode() if answer.status == 200 else None
+
+    # Routes of our own.
+
+    def routes(self, *, profiling: bool) -> Routes:
+        """Give the paths that other programs answer otherwise, or not at all."""
+        own: dict[str, Handler] = {"/metrics": self._metrics_route, "/workers": self._list}
+        for path, handler in debug_routes(profiling).items():
+            own[path] = partial(self._profile, path.removeprefix(PREFIX), handler)
+        return own
+
+    async def _profile(
+        self, path: str, handler: Handler, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        asked = request.query.get("worker")
+        if asked is None:
+            return await handler(request)
+        worker = self._named(asked)
+        if worker is None:
+            return _no_worker()
+        given = {**request.query, "path": path}
+        try:
+            answer = await worker.ask("profile", given, timeout_s=_LONGEST_PROFILE_S)
+        except WorkerLost as error:
+            return reply(503, f"{error}\n")
+        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+
+    def _named(self, text: str) -> Worker | None:
+        if not (text.isascii() and text.isdigit() and len(text) < 4):
+            return None
+        return self._workers[int(text)] if int(text) < len(self._workers) else None
+
+    async def _list(self, request: web.BaseRequest) -> web.Response:
+        rows = [
+            {
+                "index": worker.index,
+                "pid": worker.pid,
+                "state": worker.state.name.lower(),
+                "why": worker.why,
+                "ready": worker.ready,
+                "restarts": worker.restarts,
+                "load": worker.load,
+                "connectionsHanded": worker.handed,
+                "cpuSeconds": round(worker.cpu_s, 3),
+            }
+            for worker in self._workers
+        ]
+        return json_reply(json.dumps({"kind": "Workers", "workers": rows}) + "\n")
+
+
+def _no_worker() -> web.Response:
+    return reply(404, "there is no such worker\n")
+
+
+def _together(each: Sequence[Tally]) -> Tally:
+    reasons = {reason for tally in each for reason in tally.failures}
+    return Tally(
+        dials=sum(tally.dials for tally in each),
+        failures={why: sum(it.failures.get(why, 0) for it in each) for why in reasons},
+        bytes_to_target=sum(tally.bytes_to_target for tally in each),
+        bytes_to_client=sum(tally.bytes_to_client for tally in each),
+        tunnels=sum(tally.tunnels for tally in each),
+        agents=max((tally.agents for tally in each), default=0),
+        links=sum(tally.links for tally in each),
+    )

@@ -1,0 +1,268 @@
+"""The parent as a program: it starts workers, accepts for them, and outlives them.
+
+What is open is a worker's alone: one that dies resets its own tunnels and nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import uuid
+from functools import partial
+from typing import Any
+
+from isthmus.errors import ConfigError
+from isthmus.frame import lifetime
+from isthmus.frame.admin.answers import Check
+from isthmus.frame.admin.owner import OTHERS
+from isthmus.frame.admin.watched import Watched
+from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.health import Health
+from isthmus.frame.observe.worker_metrics import WorkerCounts, WorkersMetrics
+from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.frame.supervised import counted
+from isthmus.frame.workers.doorman import Doorman
+from isthmus.frame.workers.kind import Kind
+from isthmus.frame.workers.messages import Audit, Bound, Drain, Hangup, Stop
+from isthmus.frame.workers.operating import Operating
+from isthmus.frame.workers.process import Birth, Worker, WorkerLost
+from isthmus.frame.workers.records import Records
+from isthmus.logs import OncePer, log
+from isthmus.net.contexts import watch
+from isthmus.net.poller import Poller
+from isthmus.settings.workers import worker_id
+
+#: How long workers may take to end when they were told to end now, or their drain is over.
+STOP_S = 8.0
+_LOOK_S = 0.05
+_SWEEP_S = 1.0
+_log = logging.getLogger("isthmus.workers")
+
+
+class Parent:
+    """A running parent; see app.lifetime.Program."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self.id = kind.program_id or str(uuid.uuid4())
+        self.count = kind.workers or len(os.sched_getaffinity(0))
+        self.metrics = WorkersMetrics()
+        self.once = OncePer(self.loop.time)
+        self.poller = Poller(self.loop)
+        self.ports = OperatorPorts(
+            kind.settings,
+            once=self.once,
+            min_version=kind.tls_min_version,
+            suites=kind.cipher_suites,
+        )
+        self.records = Records.open(self.loop, kind.settings)
+        if self.records is not None:
+            self.metrics.audit_counts = self.records.log.counts
+        birth = Birth(
+            count=self.count,
+            program_id=self.id,
+            audited=self.records.follow if self.records is not None else None,
+        )
+        self.workers = [
+            Worker(index, birth, self.poller, died=self._died, changed=self._changed)
+            for index in range(self.count)
+        ]
+        self.operating = Operating(
+            kind, self.workers, self.metrics,
+            clock=self.loop.time, draining=lambda: self.draining, program_id=self.id,
+        )  # fmt: skip
+        self.doorman = Doorman(
+            self.loop, self.poller, kind, self.workers,
+            {worker_id(self.id, worker.index): worker for worker in self.workers},
+            metrics=self.metrics, once=self.once,
+        )  # fmt: skip
+        self.health = Health(
+            self.metrics,
+            leaving=lambda: self.draining,
+            listeners=lambda: self.doorman.listeners,
+            counted=self.operating.tally,
+        )
+        self.metrics.workers = self._counts
+        self.metrics.gauges.lines_suppressed = lambda: self.once.suppressed
+
+    # Program.
+
+    async def start(self) -> None:
+        """Start the workers, which check every file, then open every port; see Program."""
+        try:
+            await self._start_workers()
+            await self.kind.before()
+            self.doorman.bind()
+            await self._open_ports()
+            for worker in self.workers:
+                worker.bound(Bound(where=self.doorman.where))
+            self.doorman.open()
+        except BaseException:
+            await self.stop()
+            raise
+        self.health.start(self.ports.open_ones)
+        if self.kind.reloads:
+            self.loop.add_signal_handler(signal.SIGHUP, self.reload)
+        ports: dict[str, Any] = {
+            **{_as_field(flag): at[0][1] for flag, at in self.doorman.where.items()},
+            **self.kind.named(self.id),
+        }
+        log(
+            _log, logging.INFO, "serving", program=self.kind.name, workers=self.count,
+            listen=",".join(it.name for it in self.doorman.listeners),
+            health_port=self.ports.health, admin_port=self.ports.admin,
+            **ports,
+        )  # fmt: skip
+
+    async def _start_workers(self) -> None:
+        failed: list[BaseException] = [
+            error
+            for error in await asyncio.gather(
+                *(worker.start() for worker in self.workers), return_exceptions=True
+            )
+            if error is not None
+        ]
+        for error in failed:
+            if isinstance(error, ConfigError):
+                raise error
+        for error in failed:
+            if isinstance(error, WorkerLost):
+                raise ConfigError(str(error)) from error
+            raise error
+
+    async def _open_ports(self) -> None:
+        kind, operating = self.kind, self.operating
+        watched = Watched(
+            program=kind.name,
+            instance=self.id,
+            settings=kind.settings,
+            live=self._live,
+            ready=operating.ready,
+            metrics=operating.metrics,
+            open_metrics=operating.open_metrics,
+            snapshot=operating.snapshot,
+            history=self.health.history,
+            records=self.records.log.recent if self.records is not None else None,
+            end_tunnel=operating.end_tunnel,
+        )
+        own = operating.routes(profiling=kind.settings.enable_profiling)
+        await self.ports.open(watched, health=kind.health, admin_port=kind.admin_port, own=own)
+
+    async def watch(self) -> None:
+        """Look after the workers; see Program."""
+        async with self.health.tasks() as tasks:
+            for worker in self.workers:
+                tasks.create_task(worker.watch(), name=f"worker:{worker.index}")
+            tasks.create_task(self._sweep(), name="sweep")
+            if self.records is not None:
+                tasks.create_task(self._tell_audit(self.records.log), name="audit")
+            tasks.create_task(self.kind.watch(), name=self.kind.name)
+            if self.ports.tls is not None:
+                tasks.create_task(watch([self.ports.tls]), name="reload")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.doorman.hand_waiting()
+
+    async def _tell_audit(self, log: AuditLog) -> None:
+        """Tell workers, also those that are started later, whether their records are written."""
+        told: dict[int, tuple[int, bool]] = {}
+        while True:
+            for worker in self.workers:
+                now = worker.pid, log.failing
+                if worker.running and told.get(worker.index, (now[0], False)) != now:
+                    worker.tell(Audit(failing=log.failing))
+                if worker.running:
+                    told[worker.index] = now
+            await asyncio.sleep(_LOOK_S)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Do as one server does, and let every worker finish what it has; see Program."""
+        self.draining = True
+        self.doorman.drain(elsewhere=any(worker.report.has_peers for worker in self.workers))
+        for worker in self.workers:
+            worker.leaving = True
+            worker.tell(Drain(timeout_s=timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s + STOP_S):
+                # One that rests has no process: it need not start again to be gone.
+                while any(worker.pid for worker in self.workers):
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            log(_log, logging.WARNING, "workers still run after their time")
+
+    async def stop(self) -> None:
+        """End every worker and close everything; see Program."""
+        self.draining = True
+        if self.kind.reloads:
+            self.loop.remove_signal_handler(signal.SIGHUP)
+        self.health.stop()
+        self.doorman.close()
+        for worker in self.workers:
+            worker.tell(Stop())
+        await asyncio.gather(*(worker.finish(STOP_S) for worker in self.workers))
+        await self.ports.close()
+        await self.kind.after()
+        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
+        self.poller.shut_down()
+        if self.records is not None:
+            await self.records.close()
+
+    def reload(self) -> None:
+        """Have the workers read their files again."""
+        for worker in self.workers:
+            worker.tell(Hangup())
+
+    def status(self) -> str:
+        """How the workers are; see Supervisable."""
+        running = sum(worker.running for worker in self.workers)
+        tally = self.operating.tally()
+        return (
+            f"{running} of {counted(self.count, 'worker')}, {counted(tally.agents, 'agent')}, "
+            f"{counted(tally.tunnels, 'tunnel')}"
+        )
+
+    # Workers.
+
+    def _live(self) -> list[Check]:
+        return [*self.health.live(), *self.operating.live()]
+
+    def _died(self, worker: Worker) -> None:
+        OTHERS.discard(worker.pid)
+        self.operating.died(worker)
+
+    def _changed(self) -> None:
+        OTHERS.update(worker.pid for worker in self.workers if worker.pid)
+        self.doorman.hand_waiting()
+
+    def _counts(self) -> list[WorkerCounts]:
+        return [
+            WorkerCounts(
+                index=worker.index,
+                up=worker.running,
+                restarts=worker.restarts,
+                handed=worker.handed,
+                open=worker.load,
+                cpu_s=worker.cpu_s,
+            )
+            for worker in self.workers
+        ]
+
+
+def _as_field(flag: str) -> str:
+    """The name that log lines of programs have for a port."""
+    named = {"server_port": "frontend_port", "serving_port": "port", "listen": "port"}
+    name = flag.removeprefix("--").replace("-", "_")
+    return named.get(name, name)
+
+
+def main(kind: Kind) -> int:
+    """Run a parent until it is told to stop; the exit code."""
+    os.umask(0o077)
+    kind.allow()
+    return lifetime.main(partial(Parent, kind), kind.settings, drain_s=kind.drain_s)

@@ -1,0 +1,136 @@
+"""Descriptors from one process to the other, one message for each connection (unix(7), SCM_RIGHTS).
+
+What a peer has sent already stays in the kernel and goes along. The message is the flag of the door
+that the connection came in by. Its queue is the kernel's, a few hundred; when it is full, whoever
+gives waits for ``writable``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+import struct
+from collections.abc import Callable
+
+from isthmus.logs import OncePer
+from isthmus.net.descriptors import for_a_peer
+from isthmus.net.poller import IN, OUT, Poller
+
+#: socket(7); Python has no name for it.
+_CLOEXEC = 0x40000000
+_MOST_FLAG = 64
+_INT = struct.Struct("i")
+_ROOM = socket.CMSG_SPACE(_INT.size)
+_TAKEN_PER_EVENT = 64
+_QUIET_S = 30.0
+#: The queue is full, of messages or of descriptors on their way.
+_FULL = frozenset({errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS})
+_log = logging.getLogger("isthmus.workers")
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """Make the two ends of a queue: who gives, and who takes."""
+    kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+    giver, taker = socket.socketpair(socket.AF_UNIX, kind)
+    return giver, taker
+
+
+class Giver:
+    """The parent's end."""
+
+    def __init__(self, sock: socket.socket, poller: Poller, writable: Callable[[], None]) -> None:
+        self._sock = sock
+        self._poller = poller
+        self._writable = writable
+        #: How many were given.
+        self.given = 0
+        poller.register(sock.fileno(), OUT, self._on_events)
+
+    def _on_events(self, mask: int) -> None:
+        self._writable()
+
+    def give(self, flag: str, sock: socket.socket) -> bool:
+        """Pass a connection on; False when the queue is full or has an end. It stays the caller's.
+
+        Raises:
+            OSError: the connection itself is broken.
+        """
+        try:
+            socket.send_fds(self._sock, [flag.encode()], [sock.fileno()])
+        except OSError as exc:
+            if exc.errno in _FULL or isinstance(exc, ConnectionError):
+                return False
+            raise
+        self.given += 1
+        return True
+
+    def close(self) -> None:
+        """Give nothing more."""
+        self._poller.close(self._sock)
+
+
+class Taker:
+    """The worker's end; ``take`` gets each connection and the flag of its door."""
+
+    def __init__(
+        self, sock: socket.socket, poller: Poller, take: Callable[[str, socket.socket], None]
+    ) -> None:
+        self._sock = sock
+        self._poller = poller
+        self._take = take
+        self._once = OncePer()
+        #: How many came, those that were lost for want of a descriptor included.
+        self.taken = 0
+        poller.register(sock.fileno(), IN, self._on_events)
+
+    def _on_events(self, mask: int) -> None:
+        self._some()
+
+    def _some(self) -> None:
+        for _ in range(_TAKEN_PER_EVENT):
+            if not self._one():
+                return
+        self._poller.again(self._some)
+
+    def take_all(self) -> None:
+        """Take everything that is on its way."""
+        while self._one():
+            pass
+
+    def _one(self) -> bool:
+        try:
+            # Not recv_fds(): it takes flags and forgets them (CPython 3.11).
+            flag, given, _, _ = self._sock.recvmsg(_MOST_FLAG, _ROOM, _CLOEXEC)
+        except OSError:
+            return False  # nothing more now, or never
+        if not flag:
+            return False  # the parent is gone; channel.py tells
+        self.taken += 1
+        if not given:
+            self._lost()
+            return True
+        sock = socket.socket(fileno=_INT.unpack(given[0][2])[0])
+        try:
+            for_a_peer(sock)
+            sock.setblocking(False)
+            self._take(flag.decode(), sock)
+        except OSError as exc:
+            if exc.errno == errno.EMFILE:
+                self._lost()
+            with contextlib.suppress(OSError):
+                sock.close()  # its peer has gone meanwhile, or there are too few descriptors
+        except Exception:
+            self._poller.again(self._some)  # those that wait made their edge already
+            raise
+        return True
+
+    def _lost(self) -> None:
+        self._once.log(
+            "lost", _QUIET_S, _log, logging.WARNING, "a connection was lost: no descriptor is free"
+        )
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._poller.close(self._sock)

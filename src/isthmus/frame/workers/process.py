@@ -1,0 +1,415 @@
+"""One worker as its parent knows it: started, listened to, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+
+from isthmus.errors import ConfigError, IsthmusError, ProtocolError
+from isthmus.frame.model.snapshot import ProgramView
+from isthmus.frame.workers.channel import Channel
+from isthmus.frame.workers.messages import (
+    Answer,
+    Ask,
+    Begin,
+    Bound,
+    Failed,
+    Report,
+    Started,
+    Stop,
+    ToParent,
+    ToWorker,
+)
+from isthmus.frame.workers.passing import Giver, make_pair
+from isthmus.frame.workers.worker import VARIABLE, Inherited
+from isthmus.logs import RECENT, log
+from isthmus.net.child_endings import ending_of
+from isthmus.net.poller import Poller
+from isthmus.text.backoff import Backoff
+
+#: How long one may take to start.
+START_S = 60.0
+#: One that says nothing for so long is stuck, and is ended.
+SILENT_S = 30.0
+#: How long one may take to be gone when its channel is closed.
+_GONE_S = 5.0
+ASK_S = 5.0
+#: One that served for so long has not failed at its start.
+_LIVED_S = 30.0
+_LOOK_S = 1.0
+#: The report of one that has not spoken yet.
+_NOTHING = Report()
+_log = logging.getLogger("isthmus.workers")
+
+
+class State(Enum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTING = "ended, and starts again soon"
+    ENDED = "ended"
+
+
+class WorkerLost(IsthmusError):
+    """A worker ended before it answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """What a worker is started with, besides what differs from one to the other."""
+
+    count: int
+    program_id: str
+    audited: Callable[[int], None] | None = None
+    command: Sequence[str] = ()
+
+
+class Worker:
+    """One worker, through all its lives.
+
+    ``died`` hears of the end of a life, before the last report is forgotten; ``changed`` that
+    connections may be handed over again.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        birth: Birth,
+        poller: Poller,
+        *,
+        died: Callable[[Worker], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.index = index
+        self.state = State.STARTING
+        self.report = _NOTHING
+        #: What was kept of this life: the last reports that had metrics, and a snapshot.
+        self.metrics = self.view = b""
+        #: What somebody was shown since then, without tunnels.
+        self.shown: ProgramView | None = None
+        self.restarts = 0
+        #: How many lives have ended.
+        self.ended = 0
+        self.why = ""
+        self.leaving = False
+        self._birth = birth
+        self._poller = poller
+        self._died = died
+        self._changed = changed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel[ToWorker, ToParent] | None = None
+        self._giver: Giver | None = None
+        self._where: Bound | None = None
+        self._numbers = 0
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._heard_at = self._started_at = 0.0
+        self._given_before = 0
+        self._cpu_before_s = 0.0
+        self._backoff = Backoff(first_s=0.2, cap_s=30.0, factor=2.0, chance=random.random)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.index} {self.state.value} pid={self.pid}>"
+
+    # For choosing, and for metrics.
+
+    @property
+    def running(self) -> bool:
+        """It can be handed connections."""
+        return self.state is State.RUNNING
+
+    @property
+    def ready(self) -> bool:
+        """It said that it could serve a client; before its first word it did not."""
+        said = self.running and self.report is not _NOTHING
+        return said and not any(failure for _, failure in self.report.ready)
+
+    @property
+    def load(self) -> int:
+        """What it had open at its last report, and what it was handed since."""
+        given = self._giver.given if self._giver is not None else 0
+        return self.report.load + given - self.report.taken
+
+    @property
+    def handed(self) -> int:
+        """How many connections it was handed in all its lives."""
+        return self._given_before + (self._giver.given if self._giver is not None else 0)
+
+    @property
+    def cpu_s(self) -> float:
+        """What it has used in all its lives."""
+        return self._cpu_before_s + self.report.cpu_s
+
+    @property
+    def pid(self) -> int:
+        """The number of its process; 0 without one."""
+        return self._process.pid if self._process is not None else 0
+
+    def trouble(self) -> str:
+        """Say what keeps it from serving; empty when nothing does."""
+        return "" if self.running else f"{self.state.value}{': ' if self.why else ''}{self.why}"
+
+    # Connections and questions.
+
+    def give(self, flag: str, sock: socket.socket) -> bool:
+        """Hand a connection over; False when it cannot take it now. It stays the caller's."""
+        return self.running and self._giver is not None and self._giver.give(flag, sock)
+
+    def tell(self, message: ToWorker) -> None:
+        """Say something that has no answer."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def bound(self, where: Bound) -> None:
+        """Say where the parent listens, to this life and those after it."""
+        self._where = where
+        self.tell(where)
+
+    async def ask(
+        self, what: str, given: Mapping[str, str] | None = None, *, timeout_s: float = ASK_S
+    ) -> Answer:
+        """Ask something; what is ``given`` with it the worker knows by name.
+
+        Raises:
+            WorkerLost: it does not run, ends before it answers, or takes too long.
+        """
+        if self._channel is None or not self.running:
+            raise WorkerLost(f"worker {self.index} does not run")
+        self._numbers += 1
+        number = self._numbers
+        answered = asyncio.get_running_loop().create_future()
+        self._asked[number] = answered
+        try:
+            if not self._channel.send(Ask(number=number, what=what, given=dict(given or {}))):
+                raise WorkerLost(f"worker {self.index} does not listen")
+            async with asyncio.timeout(timeout_s):
+                answer: Answer = await answered
+                return answer
+        except TimeoutError as exc:
+            raise WorkerLost(f"worker {self.index} does not answer") from exc
+        finally:
+            self._asked.pop(number, None)
+
+    # Its lives.
+
+    async def start(self) -> None:
+        """Start it, and wait until it can be handed connections.
+
+        Raises:
+            ConfigError: it says that something is wrong.
+            WorkerLost: it ended, is silent, or cannot be started now.
+        """
+        self.state, self.report = State.STARTING, _NOTHING
+        self.metrics = self.view = b""
+        channel = await self._spawn()
+        try:
+            async with asyncio.timeout(START_S):
+                first = await channel.receive()
+        except TimeoutError:
+            first = None
+        match first:
+            case Started():
+                self._heard_at = self._started_at = asyncio.get_running_loop().time()
+                self.state, self.why = State.RUNNING, ""
+                if self._where is not None:
+                    channel.send(self._where)
+                if self.leaving:  # which was said before there was anybody to hear it
+                    channel.send(Stop())
+                self._changed()
+            case Failed(sentence=sentence):
+                await self._bury()
+                raise ConfigError(sentence)
+            case _:
+                code = await self._bury()
+                raise WorkerLost(f"worker {self.index} did not start: {ending_of(code)}")
+
+    async def _spawn(self) -> Channel[ToWorker, ToParent]:
+        try:
+            ours, giver, reading = self._launch()
+        except OSError as exc:  # no process, no memory or no descriptor to be had now
+            why = exc.strerror or str(exc)
+            raise WorkerLost(f"worker {self.index} cannot be started: {why}") from exc
+        if self._birth.audited is not None:
+            self._birth.audited(reading)
+        self._giver = Giver(giver, self._poller, self._changed)
+        ours.setblocking(False)
+        self._channel = await Channel.of_parent(ours)
+        birth = self._birth
+        begin = Begin(index=self.index, count=birth.count, program_id=birth.program_id)
+        self._channel.send(begin)
+        return self._channel
+
+    def _launch(self) -> tuple[socket.socket, socket.socket, int]:
+        """Start its process; our ends of what it says, of what it is given, and of its records.
+
+        Raises:
+            OSError: there is none, and nothing is left open.
+        """
+        with ExitStack() as kept, ExitStack() as passed:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            kept.callback(ours.close)
+            passed.callback(theirs.close)
+            giver, taker = make_pair()
+            kept.callback(giver.close)
+            passed.callback(taker.close)
+            reading = audit = -1
+            if self._birth.audited is not None:
+                reading, audit = os.pipe()
+                kept.callback(os.close, reading)
+                passed.callback(os.close, audit)
+            inherited = Inherited(
+                index=self.index,
+                parent=os.getpid(),
+                channel=theirs.fileno(),
+                passing=taker.fileno(),
+                audit=audit,
+            )
+            # Here, and not in another thread, whose end would be that of the worker (prctl(2)).
+            self._process = subprocess.Popen(
+                list(self._birth.command) or own_command(),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[fd for fd in (theirs.fileno(), taker.fileno(), audit) if fd >= 0],
+                env={**os.environ, VARIABLE: inherited.to_text()},
+            )
+            kept.pop_all()
+        return ours, giver, reading
+
+    async def watch(self) -> None:
+        """Listen to it, and start it again whenever it dies; until it ends because it was told."""
+        while True:
+            if self._channel is not None:
+                await self.follow()
+            self.state = State.ENDED if self.leaving else State.RESTING
+            if self.state is State.ENDED:
+                return
+            pause_s = self._backoff.next_s()
+            log(
+                _log, logging.ERROR, "worker ended, starts again", index=self.index,
+                reason=self.why, seconds=round(pause_s, 1), restarts=self.restarts,
+            )  # fmt: skip
+            await asyncio.sleep(pause_s)
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        if self.leaving:  # told while it rested
+            return
+        self.restarts += 1
+        try:
+            await self.start()
+            log(_log, logging.INFO, "worker serves again", index=self.index, pid=self.pid)
+        except IsthmusError as error:
+            self.why = str(error)
+
+    async def follow(self) -> None:
+        """Listen to it until the end of this life."""
+        assert self._channel is not None
+        watching = asyncio.create_task(self._look(), name=f"silence:{self.index}")
+        try:
+            while (message := await self._channel.receive()) is not None:
+                self._hear(message)
+        except ProtocolError as error:
+            log(_log, logging.ERROR, "worker says nonsense", index=self.index, error=error)
+            self.kill()
+        finally:
+            watching.cancel()
+        # Nothing is handed to it from now on, though it may take a moment to be gone.
+        self.state = State.RESTING
+        lived_s = asyncio.get_running_loop().time() - self._started_at
+        self.why = ending_of(await self._bury())
+        if lived_s >= _LIVED_S:
+            self._backoff.reset()
+
+    def _hear(self, message: ToParent) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        match message:
+            case Report():
+                was_ready, self.report = self.ready, message
+                self.metrics = message.metrics or self.metrics
+                if message.view:
+                    self.view, self.shown = message.view, None
+                for line in message.lines:
+                    RECENT.keep(line)
+                if self.ready and not was_ready:
+                    self._changed()
+            case Answer():
+                asked = self._asked.get(message.number)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
+            case _:
+                pass
+
+    async def _look(self) -> None:
+        """See that it goes on speaking."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(_LOOK_S)
+            if loop.time() - before > 2 * _LOOK_S:
+                self._heard_at = loop.time()  # it is we who were away
+            if loop.time() - self._heard_at > SILENT_S:
+                log(_log, logging.ERROR, "worker is stuck, and is ended", index=self.index)
+                self.kill()
+                return
+
+    async def _bury(self) -> int:
+        """See that its process is gone, and keep what is to be kept; its exit code."""
+        assert self._process is not None
+        process = self._process
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        try:
+            code = await asyncio.to_thread(process.wait, _GONE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = await asyncio.to_thread(process.wait)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(WorkerLost(f"worker {self.index} ended"))
+        self._asked.clear()
+        if self._giver is not None:
+            self._given_before += self._giver.given
+            self._giver.close()
+            self._giver = None
+        self._died(self)
+        self.ended += 1
+        self._cpu_before_s += self.report.cpu_s
+        self.report = _NOTHING
+        self.metrics, self.view, self.shown = b"", b"", None
+        self._process = None
+        return code
+
+    async def finish(self, timeout_s: float) -> None:
+        """It was told to end: hear its last words, at most so long, and see that it is gone."""
+        self.leaving = True
+        if self._channel is not None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.follow()
+            except TimeoutError:
+                log(_log, logging.WARNING, "worker does not end, and is killed", index=self.index)
+                self.kill()
+                await self._bury()
+        elif self._process is not None:
+            self.kill()
+            await self._bury()
+        self.state = State.ENDED
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+
+
+def own_command() -> list[str]:
+    """The command line of this process, for another one of it."""
+    return [sys.executable, *sys.orig_argv[1:]]

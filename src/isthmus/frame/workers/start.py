@@ -1,0 +1,20 @@
+"""Where a command begins that has workers: in the parent, or in one of them."""
+
+from __future__ import annotations
+
+import os
+
+from isthmus.frame.workers.kind import Kind
+from isthmus.frame.workers.worker import inherited
+
+
+def main(kind: Kind) -> int:
+    """Run the parent, or the worker that this process was started as; the exit code."""
+    found = inherited(os.environ)
+    if found is not None:
+        from isthmus.frame.workers.worker import main as run_worker
+
+        return run_worker(kind, found)
+    from isthmus.frame.workers.parent import main as run_parent
+
+    return run_parent(kind)

@@ -1,0 +1,303 @@
+"""``isthmus publish``: how a hosted control plane is reached, planned before anything is made.
+
+The plan is made by hosting/, which is imported when a command runs; printing is publish_output.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.texts import filled
+
+if TYPE_CHECKING:
+    from isthmus.hosting.model import HostedCluster, Plan
+
+FINE, WARNED, WRONG = 0, 1, 2
+#: What ``render`` can write besides the files of the plan's own parts.
+LAB = "lab.yaml"
+_MOST_BYTES = 4 * 1024 * 1024
+
+_OUTPUT = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
+)
+_KEEP_SOURCES = click.option(
+    "--keep-sources",
+    is_flag=True,
+    help="Make allowed CIDR blocks hold where only a NetworkPolicy can see to it",
+)
+
+
+@click.group(
+    name="publish",
+    short_help="Plan how a hosted control plane is reached",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Plan how a hosted control plane is reached
+
+    A file has a HostedCluster, as HyperShift takes it. What is wrong with it is said all at once,
+    with its place, and the exit code is 2.
+
+    \b
+    Example:
+      isthmus publish plan cluster.yaml
+      isthmus publish render cluster.yaml --directory out
+    """
+
+
+@command.command(short_help="Show who reaches what, and how")
+@click.argument("file", callback=filled)
+@click.option(
+    "--from",
+    "old",
+    metavar="FILE",
+    callback=filled,
+    help="Say what it takes to come from this document to the new one",
+)
+@click.option("--svg", metavar="FILE", callback=filled, help="Write a picture to this file")
+@_KEEP_SOURCES
+@_OUTPUT
+def plan(
+    file: str, old: str | None, svg: str | None, keep_sources: bool, output: str | None
+) -> int:
+    """Show who reaches what, and how
+
+    With --from the exit code is 1 when a step is refused: it cannot be done in place.
+
+    \b
+    Example:
+      isthmus publish plan cluster.yaml --svg picture.svg
+      isthmus publish plan cluster.yaml --from cluster.old.yaml
+    """
+    from isthmus.hosting.changes import Act, changes
+    from isthmus.hosting.command_output import plan_json, print_plan
+
+    new = _sound(file, keep_sources)
+    steps = None if old is None else changes(_sound(old, keep_sources), new)
+    if svg is not None:
+        _draw(new, svg)
+    if output == "table" or (output is None and sys.stdout.isatty()):
+        print_plan(new, file, steps)
+    else:
+        click.echo(json.dumps(plan_json(new, steps), indent=2))
+    refused = any(step.act is Act.REFUSE for step in steps or ())
+    return WARNED if refused else FINE
+
+
+@command.command(short_help="Check a document against every rule")
+@click.argument("file", callback=filled)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="RULE",
+    callback=filled,
+    help="Leave out the warnings of this rule; repeatable",
+)
+@_KEEP_SOURCES
+@_OUTPUT
+def check(file: str, ignore: tuple[str, ...], keep_sources: bool, output: str | None) -> int:
+    """Check a document against every rule
+
+    The exit code is 0 when all is well, 1 when there are warnings and 2 when there are errors.
+
+    \b
+    Example:
+      isthmus publish check cluster.yaml
+      isthmus publish check cluster.yaml --ignore cidrs-node-port
+    """
+    from isthmus.hosting.command_output import finding_json, print_findings
+    from isthmus.hosting.model import Weight
+    from isthmus.hosting.plan import make_plan
+
+    _check_rules(ignore)
+    found = make_plan(_read(file), keep_sources=keep_sources).findings
+    kept = [each for each in found if each.weight is Weight.ERROR or each.rule not in ignore]
+    if output == "table" or (output is None and sys.stdout.isatty()):
+        print_findings(kept, file)
+        if not kept:
+            click.echo(f"{file}: ok")
+    else:
+        click.echo(json.dumps([finding_json(each) for each in kept], indent=2))
+    weights = {each.weight for each in kept}
+    if Weight.ERROR in weights:
+        return WRONG
+    return WARNED if Weight.WARNING in weights else FINE
+
+
+@command.command(short_help="Write manifests, configurations and a lab")
+@click.argument("file", callback=filled)
+@click.option(
+    "--part",
+    metavar="NAME",
+    callback=filled,
+    help="Print this file [default: objects.yaml, what the management cluster gets]",
+)
+@click.option(
+    "--directory", metavar="DIR", callback=filled, help="Write every file into this directory"
+)
+@click.option("--image", metavar="IMAGE", callback=filled, help="Run this image of Isthmus")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Count on so many kube-apiservers",
+)
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="ENDPOINT=HOST[:PORT]",
+    help="Take this for an address that the platform has chosen; repeatable",
+)
+@click.option(
+    "--nodes-from",
+    default="",
+    metavar="ADDRESS",
+    help="Let the nodes of the lab come from this address, such as a NAT gateway's",
+)
+@_KEEP_SOURCES
+def render(
+    file: str,
+    part: str | None,
+    directory: str | None,
+    image: str | None,
+    replicas: int,
+    addresses: tuple[str, ...],
+    nodes_from: str,
+    keep_sources: bool,
+) -> int:
+    """Write manifests, configurations and a lab
+
+    What cannot be written yet, because the platform has not chosen an address, is said on standard
+    error.
+
+    \b
+    Example:
+      isthmus publish render cluster.yaml | kubectl apply -f -
+      isthmus publish render cluster.yaml --part lab.yaml > lab.yaml
+      isthmus publish render cluster.yaml --directory out --address kube-apiserver=192.0.2.7
+    """
+    from isthmus.hosting.lab_topology import lab_topology
+    from isthmus.hosting.own_parts import OBJECTS, own_parts
+    from isthmus.hosting.own_parts_konnectivity import Choices
+    from isthmus.hosting.reach import with_addresses
+
+    found = with_addresses(_sound(file, keep_sources), dict(map(_given, addresses)))
+    choices = Choices(replicas=replicas)
+    if image is not None:
+        choices = Choices(replicas=replicas, image=image)
+    parts = own_parts(found, choices)
+    files, missing = dict(parts.files), list(parts.missing)
+    try:
+        files[LAB] = lab_topology(found, nodes_from=nodes_from)
+    except ConfigError as error:
+        if part == LAB or nodes_from:
+            raise
+        missing.append(f"{LAB}: {error}")  # what no lab can have may still be published
+    if directory is not None:
+        for why in missing:
+            click.echo(f"isthmus: {why}", err=True)
+        return _write(Path(directory), files)
+    name = part or OBJECTS
+    if name not in files:
+        said = "".join(f"; {why}" for why in missing)
+        raise ConfigError(f"--part: there is no {name!r}, but there are {', '.join(files)}{said}")
+    click.echo(files[name], nl=False)
+    return FINE
+
+
+@command.command(short_help="Explain why everything is as it is")
+@click.argument("file", callback=filled)
+@_KEEP_SOURCES
+def explain(file: str, keep_sources: bool) -> int:
+    """Explain why everything is as it is
+
+    \b
+    Example:
+      isthmus publish explain cluster.yaml
+    """
+    from isthmus.hosting.explain import explain as tell
+
+    click.echo(tell(_sound(file, keep_sources)), nl=False)
+    return FINE
+
+
+def _read(file: str) -> HostedCluster:
+    from isthmus.hosting.document import read
+
+    try:
+        with open(file, "rb") as opened:
+            contents = opened.read(_MOST_BYTES + 1)
+        text = contents.decode()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8, or no path"
+        raise ConfigError(f"{file}: {why}") from error
+    if len(contents) > _MOST_BYTES:
+        raise ConfigError(f"{file}: is larger than {_MOST_BYTES} bytes")
+    return read(text, file)
+
+
+def _sound(file: str, keep_sources: bool) -> Plan:
+    """The plan of a document that has no errors.
+
+    Raises:
+        ConfigError: it has some; a line for each.
+    """
+    from isthmus.hosting.command_output import sentence
+    from isthmus.hosting.plan import make_plan
+
+    found = make_plan(_read(file), keep_sources=keep_sources)
+    if found.errors:
+        raise ConfigError("\n".join(sentence(each, file) for each in found.errors))
+    return found
+
+
+def _check_rules(names: tuple[str, ...]) -> None:
+    from isthmus.hosting import cidrs, rules, surprises
+    from isthmus.settings.checks import nearest
+
+    known = [*(rule.name for rule in rules.RULES), *cidrs.RULES, *surprises.RULES]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--ignore: there is no rule {name!r}{nearest(name, known)}")
+
+
+def _given(text: str) -> tuple[str, str]:
+    name, equals, address = text.partition("=")
+    if not (name and equals and address):
+        raise ConfigError(f"--address takes ENDPOINT=HOST[:PORT], not {text!r}")
+    return name, address
+
+
+def _draw(plan: Plan, path: str) -> None:
+    from isthmus.hosting.picture import svg
+
+    _save(Path(path), svg(plan), "--svg=")
+
+
+def _write(directory: Path, files: dict[str, str]) -> int:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--directory={directory}: {error.strerror}") from error
+    for name, text in files.items():
+        _save(directory / name, text, "--directory: ")
+    click.echo("".join(f"{directory / name}\n" for name in files), nl=False)
+    return FINE
+
+
+def _save(path: Path, text: str, flag: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{flag}{path}: {error.strerror}") from error

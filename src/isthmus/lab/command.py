@@ -1,0 +1,223 @@
+"""``isthmus lab``: whole networks on one machine, to see and try. The work is in play.py.
+
+What it prints is command_output.py; both are imported when a command runs, not for ``--help``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from isthmus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isthmus.lab.play import Wishes
+
+_LAB = click.option("--lab", "token", metavar="ID", default="", help="Mean this lab of several")
+_FIREWALL = click.option(
+    "--firewall",
+    type=click.Choice(["nft", "iptables"]),
+    help="Build the wall with this tool [default: the first that is there]",
+)
+_PATH = click.option(
+    "--path",
+    multiple=True,
+    metavar="DIR",
+    help="Look for programs that a topology needs here first; repeatable",
+)
+
+
+@click.group(
+    name="lab",
+    short_help="Build networks with walls between them on this machine",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Build networks with walls between them on this machine
+
+    A topology is a small YAML file: networks, hosts, firewall, programs, and what has to be seen.
+    Some come with Isthmus (isthmus lab list); give the path of a file for one of your own. Needs
+    root. Everything lives in network namespaces and is gone afterwards.
+
+    \b
+    Example:
+      sudo isthmus lab run isolated-cluster
+      sudo isthmus lab up isolated-cluster && sudo isthmus lab show
+    """
+
+
+def _wishes(
+    firewall: str | None,
+    path: tuple[str, ...],
+    *,
+    without: tuple[str, ...] = (),
+    keep: bool = False,
+) -> Wishes:
+    from isthmus.lab.play import Wishes
+
+    names = tuple(name for text in without for name in text.split(",") if name)
+    return Wishes(firewall=firewall or "", without=names, keep=keep, path=path)
+
+
+@command.command(short_help="Build a topology, check all it says, take it down")
+@click.argument("topology")
+@click.option("--keep", is_flag=True, help="Leave it up")
+@click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON")
+@_FIREWALL
+@_PATH
+def run(
+    topology: str, keep: bool, as_json: bool, firewall: str | None, path: tuple[str, ...]
+) -> int:
+    """Build a topology, check all it says, take it down
+
+    The exit code is 0 if everything was as the topology says, and 1 if not.
+
+    \b
+    Example:
+      sudo isthmus lab run isolated-cluster
+      sudo isthmus lab run ./my-network.yaml --json
+    """
+    from isthmus.lab import command_output as lab_output
+    from isthmus.lab import play
+
+    with lab_output.display() as display, lab_output.sentences():
+        report = play.run(topology, _wishes(firewall, path, keep=keep), display)
+    lab_output.show_report(report, as_json=as_json)
+    return 0 if report.held else 1
+
+
+@command.command(short_help="Build a topology and leave it up")
+@click.argument("topology")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="PROCESS",
+    help="Leave this process to be started by hand; repeatable",
+)
+@_FIREWALL
+@_PATH
+def up(
+    topology: str, without: tuple[str, ...], firewall: str | None, path: tuple[str, ...]
+) -> None:
+    """Build a topology and leave it up
+
+    Prints the lab's id, which the other commands take as --lab when several are up.
+
+    \b
+    Example:
+      sudo isthmus lab up isolated-cluster
+      sudo isthmus lab up isolated-cluster --without server --without agent
+    """
+    from isthmus.lab import command_output as lab_output
+    from isthmus.lab import play
+
+    with lab_output.display() as display, lab_output.sentences():
+        lab = play.up(topology, _wishes(firewall, path, without=without), display)
+    lab_output.show_up(lab, play.topology_of(lab))
+
+
+@command.command(short_help="Take a lab down")
+@_LAB
+@click.option("--all", "every", is_flag=True, help="Take all labs down")
+def down(token: str, every: bool) -> None:
+    """Take a lab down
+
+    Ends its processes and removes its namespaces and files, also of a lab whose command was killed.
+
+    \b
+    Example:
+      sudo isthmus lab down
+      sudo isthmus lab down --lab 3fa9c1
+    """
+    from isthmus.lab import play, state
+
+    play.need_root()
+    labs = state.labs() if every else [state.find(token)]
+    play.down(labs)
+    for lab in labs:
+        click.echo(f"lab {lab.token} is down")
+
+
+@command.command(name="list", short_help="Show topologies, and the labs that are up")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
+)
+def list_(output: str | None) -> None:
+    """Show topologies, and the labs that are up
+
+    \b
+    Example:
+      isthmus lab list
+    """
+    from isthmus.lab import command_output as lab_output
+
+    as_table = output == "table" or (output is None and sys.stdout.isatty())
+    lab_output.show_list(as_table=as_table)
+
+
+@command.command(short_help="Draw a lab with its tunnels, or a topology")
+@click.argument("topology", required=False)
+@_LAB
+@click.option("--svg", metavar="FILE", help="Write a picture to this file")
+def show(topology: str | None, token: str, svg: str | None) -> None:
+    """Draw a lab with its tunnels, or a topology
+
+    Without a topology, the lab that is up, with the tunnels that are open in it now.
+
+    \b
+    Example:
+      sudo isthmus lab show
+      isthmus lab show isolated-cluster --svg picture.svg
+    """
+    from isthmus.lab import catalog, play, state
+    from isthmus.lab import command_output as lab_output
+    from isthmus.lab.picture import Live, picture
+
+    if topology is None:
+        play.need_root()
+        drawn = picture(*play.look(state.find(token)))
+    else:
+        drawn = picture(catalog.load(topology), Live())
+    if svg is None:
+        lab_output.show_picture(drawn)
+        return
+    from isthmus.lab.picture_svg import svg as draw
+
+    try:
+        Path(svg).write_text(draw(drawn), encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"--svg={svg}: {exc.strerror or exc}") from exc
+
+
+@command.command(
+    name="shell",
+    short_help="Open a shell on a host of a lab, or run a command there",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@_LAB
+@click.argument("host")
+@click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+def shell_(token: str, host: str, words: tuple[str, ...]) -> None:
+    """Open a shell on a host of a lab, or run a command there
+
+    $LAB is the lab's directory: certificates are in $LAB/pki, logs in $LAB/logs. The host named
+    wall is the firewall between the networks.
+
+    \b
+    Example:
+      sudo isthmus lab shell node
+      sudo isthmus lab shell node curl http://pod:8080/
+    """
+    from isthmus.lab import play, shell, state
+
+    play.need_root()
+    lab = state.find(token)
+    argv, environment = shell.command(lab, play.topology_of(lab), host, words)
+    os.execvpe(argv[0], argv, environment)

@@ -1,0 +1,121 @@
+"""The settings of ``isthmus manifest apiserver-proxy``: in which form, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from isthmus import __version__
+from isthmus.errors import ConfigError
+from isthmus.manifests.settings import (
+    STATIC_POD,
+    SYSTEMD,
+    check_executable,
+    check_group,
+    check_image,
+    check_name,
+    check_namespace,
+    check_user,
+)
+from isthmus.settings.checks import check_choices
+from isthmus.settings.options import OURS, option
+
+IGNITION = "ignition"
+FORMS = (STATIC_POD, SYSTEMD, IGNITION)
+_GROUP = "Manifest"
+_POD = ("image", "namespace", "run_as")
+_UNIT = ("executable", "unit_group")
+_IGNITION = ("ignition_with", "file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiserverProxyManifestSettings:
+    """How the proxy of a node is to be run; ``validate()`` says whether it makes sense."""
+
+    form: str = option(
+        "",
+        help="Write a manifest of this form",
+        flag="as",
+        choices=("", *FORMS),
+        metavar="|".join(FORMS),
+        group=_GROUP,
+        go=OURS,
+    )
+    ignition_with: str = option(
+        SYSTEMD,
+        help="Have Ignition write this form",
+        choices=(SYSTEMD, STATIC_POD),
+        metavar=f"{SYSTEMD}|{STATIC_POD}",
+        group=_GROUP,
+        go=OURS,
+    )
+    file: str = option(
+        "",
+        help="Have Ignition write this file of here to that path of the node, such as the cluster's"
+        " authorities",
+        repeat=True,
+        metavar="PATH=FILE",
+        group=_GROUP,
+        go=OURS,
+    )
+    name: str = option(
+        "kube-apiserver-proxy", help="Call it so", metavar="NAME", group=_GROUP, go=OURS
+    )
+    namespace: str = option(
+        "kube-system", help="Put a pod into this namespace", metavar="NAME", group=_GROUP, go=OURS
+    )
+    image: str = option(
+        f"isthmus:{__version__}",
+        help="Run this image, which has isthmus in its PATH, and nft",
+        metavar="IMAGE",
+        group=_GROUP,
+        go=OURS,
+    )
+    run_as: int = option(
+        65532,
+        help="Run a pod that needs no capability as this user and group",
+        metavar="ID",
+        group=_GROUP,
+        go=OURS,
+    )
+    executable: str = option(
+        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP, go=OURS
+    )
+    unit_group: str = option(
+        "isthmus",
+        help="Run a unit with this group as well, who must be able to read the files",
+        metavar="NAME",
+        group=_GROUP,
+        go=OURS,
+    )
+
+    @property
+    def runs_as(self) -> str:
+        """What the node runs in the end: a static pod or a unit."""
+        return self.ignition_with if self.form == IGNITION else self.form
+
+    def validate(self) -> None:
+        """Look at each setting.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        if not self.form:
+            raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+        check_choices(self)
+        check_name("name", self.name)
+        check_namespace(self.namespace)
+        check_image(self.image)
+        check_executable(self.executable)
+        check_group(self.unit_group)
+        check_user(self.run_as)
+
+    def warnings(self, given: Collection[str]) -> list[str]:
+        """What was given, by attribute, and means nothing in this form; each a sentence."""
+        vain = [*(_UNIT if self.runs_as == STATIC_POD else _POD)]
+        vain += [] if self.form == IGNITION else _IGNITION
+        return [
+            f"--{attribute.replace('_', '-')} has no effect with --as={self.form}"
+            for attribute in vain
+            if attribute in given
+        ]

@@ -1,0 +1,367 @@
+"""The settings of ``isthmus manifest sidecar``: which workload, which sidecars, and what it gets.
+
+The flags of the sidecars stand beside them. Presets are sidecar_presets.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import ip_network
+
+from isthmus import __version__
+from isthmus.errors import ConfigError
+from isthmus.manifests.settings import (
+    check_image,
+    check_name,
+    check_namespace,
+    check_object,
+    check_user,
+)
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.sidecar.settings_presets import (
+    CATALOGS,
+    ETCD,
+    HTTPS,
+    KUBE_APISERVER,
+    MODES,
+    NAMESPACE,
+    PRESETS,
+    VARIABLES,
+    Preset,
+)
+from isthmus.settings.checks import check_choices, check_host
+from isthmus.settings.options import OURS, option
+
+PATCH, POD_SPEC = "patch", "pod-spec"
+OUTPUTS = (PATCH, POD_SPEC)
+GUEST, MANAGEMENT = "guest", "management"
+
+_GROUP = "Manifest"
+_MAIN = "Main container"
+_FILES = "Files"
+_PROXY = "Proxy of the management cluster"
+_MEMORY = re.compile(r"[1-9][0-9]{0,5}[KMG]i", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarManifestSettings:
+    """How sidecars are put into a workload; ``validate()`` says whether it makes sense."""
+
+    mode: str = option(
+        "",
+        help="Add this sidecar, or one of each kind",
+        choices=("", *MODES),
+        metavar="|".join(MODES),
+        group=_GROUP,
+        go=OURS,
+    )
+    preset: str = option(
+        "",
+        help="Take mode, flags and variables that HyperShift has for this component",
+        choices=("", *PRESETS),
+        metavar="COMPONENT",
+        group=_GROUP,
+        go=OURS,
+    )
+    output: str = option(
+        PATCH,
+        help="Write a strategic merge patch of the Deployment, or a part of a pod's spec; -o is "
+        "the same",
+        choices=OUTPUTS,
+        metavar="|".join(OUTPUTS),
+        group=_GROUP,
+        go=OURS,
+    )
+    workload: str = option(
+        "",
+        help="Patch the Deployment of this name",
+        metavar="NAME",
+        shown_default="--preset",
+        group=_GROUP,
+        go=OURS,
+    )
+    namespace: str = option(
+        "",
+        help="Say this namespace, that of the hosted control plane",
+        metavar="NAME",
+        group=_GROUP,
+        go=OURS,
+    )
+    image: str = option(
+        f"isthmus:{__version__}",
+        help="Run this image, which has isthmus in its PATH",
+        metavar="IMAGE",
+        group=_GROUP,
+        go=OURS,
+    )
+    memory: str = option(
+        "30Mi", help="Request so much memory", metavar="QUANTITY", group=_GROUP, go=OURS
+    )
+    run_as: int = option(
+        0,
+        help="Run as this user, and let this group read the files; 0 leaves both to the image and "
+        "the cluster, as OpenShift wants it",
+        metavar="ID",
+        group=_GROUP,
+        go=OURS,
+    )
+    service_cidr: tuple[str, ...] = option(
+        (),
+        help="Prefer IPv4 if all these service networks of the guest cluster are",
+        repeat=True,
+        metavar="CIDR",
+        group=_GROUP,
+        go=OURS,
+    )
+    socks5_arg: str = option(
+        "",
+        help="Give this flag to the SOCKS5 sidecar alone",
+        repeat=True,
+        metavar="--FLAG=VALUE",
+        group=_GROUP,
+        go=OURS,
+    )
+    https_arg: str = option(
+        "",
+        help="Give this flag to the HTTPS sidecar alone",
+        repeat=True,
+        metavar="--FLAG=VALUE",
+        group=_GROUP,
+        go=OURS,
+    )
+    container: str = option(
+        "",
+        help="Give the variables to this container",
+        metavar="NAME",
+        shown_default="--workload",
+        group=_MAIN,
+        go=OURS,
+    )
+    variables: str = option(
+        "",
+        help="Set HTTP_PROXY and the like, GRPC_PROXY, the management cluster's as MGMT_…, or "
+        "nothing",
+        choices=("", *VARIABLES),
+        metavar="|".join(VARIABLES),
+        shown_default="--preset, or http",
+        group=_MAIN,
+        go=OURS,
+    )
+    main_no_proxy: tuple[str, ...] = option(
+        (),
+        help=f"Put this into NO_PROXY, besides {KUBE_APISERVER}",
+        repeat=True,
+        metavar="LIST",
+        group=_MAIN,
+        go=OURS,
+    )
+    etcd_host: str = option(
+        "etcd-client",
+        help="Put this host of etcd into NO_PROXY of API servers",
+        metavar="HOST",
+        group=_MAIN,
+        go=OURS,
+    )
+    olm_catalogs: str = option(
+        MANAGEMENT,
+        help="Say where OLM's catalogs run; their names go into NO_PROXY where it is the "
+        "management cluster",
+        choices=(MANAGEMENT, GUEST),
+        metavar=f"{MANAGEMENT}|{GUEST}",
+        group=_MAIN,
+        go=OURS,
+    )
+    client_secret: str = option(
+        "konnectivity-client",
+        help="Take the client certificate and key from this Secret",
+        metavar="NAME",
+        group=_FILES,
+        go=OURS,
+    )
+    ca_config_map: str = option(
+        "konnectivity-ca-bundle",
+        help="Take the connectivity server's authorities from this ConfigMap",
+        metavar="NAME",
+        group=_FILES,
+        go=OURS,
+    )
+    kubeconfig_volume: str = option(
+        "",
+        help="Mount this volume, which the workload has, for the guest cluster's kubeconfig",
+        metavar="NAME",
+        shown_default="--preset, or kubeconfig",
+        group=_FILES,
+        go=OURS,
+    )
+    kubeconfig_secret: str = option(
+        "",
+        help="Add that volume, of this Secret, where the workload has none",
+        metavar="NAME",
+        group=_FILES,
+        go=OURS,
+    )
+    trust_bundle: str = option(
+        "",
+        help="Trust https:// proxies by ca-bundle.crt of this ConfigMap as well",
+        metavar="NAME",
+        group=_FILES,
+        go=OURS,
+    )
+    secret: str = option(
+        "",
+        help="Take other files that flags name, such as a password, from this Secret",
+        metavar="NAME",
+        group=_FILES,
+        go=OURS,
+    )
+    management_http_proxy: str = option(
+        "",
+        help="Set HTTP_PROXY of a sidecar that connects to cloud APIs directly",
+        metavar="URL",
+        group=_PROXY,
+        go=OURS,
+    )
+    management_https_proxy: str = option(
+        "",
+        help="Set HTTPS_PROXY of such a sidecar",
+        metavar="URL",
+        group=_PROXY,
+        go=OURS,
+    )
+    management_no_proxy: tuple[str, ...] = option(
+        (),
+        help=f"Set NO_PROXY of such a sidecar, besides {KUBE_APISERVER}",
+        repeat=True,
+        metavar="LIST",
+        group=_PROXY,
+        go=OURS,
+    )
+
+    @property
+    def chosen(self) -> Preset:
+        """The preset, or one that has nothing but the mode."""
+        return PRESETS.get(self.preset) or Preset(mode=self.mode or HTTPS)
+
+    @property
+    def deployment(self) -> str:
+        """The name of the workload."""
+        return self.workload or self.preset
+
+    @property
+    def main(self) -> str:
+        """The name of the main container."""
+        return self.container or self.deployment
+
+    @property
+    def for_main(self) -> str:
+        """What kind of variables the main container gets."""
+        return self.variables or self.chosen.variables
+
+    @property
+    def all_ipv4(self) -> bool:
+        """Whether service networks are known, and all of them are IPv4.
+
+        Raises:
+            ConfigError: one is no network.
+        """
+        found = set()
+        for text in self.service_cidr:
+            try:
+                found.add(ip_network(text).version)
+            except ValueError as error:
+                raise ConfigError(f"--service-cidr: {error}") from None
+        return found == {4}
+
+    @property
+    def no_proxy(self) -> str:
+        """NO_PROXY of the main container."""
+        preset = self.chosen
+        catalogs = CATALOGS if preset.uses_catalogs and self.olm_catalogs == MANAGEMENT else ()
+        known = [
+            text.replace(ETCD, self.etcd_host).replace(NAMESPACE, self.namespace)
+            for text in preset.no_proxy
+        ]
+        return no_proxy_list([*known, *catalogs, *self.main_no_proxy])
+
+    @property
+    def management_proxy(self) -> dict[str, str]:
+        """The variables of the management cluster's proxy; none where there is no proxy."""
+        named = {
+            "HTTP_PROXY": self.management_http_proxy,
+            "HTTPS_PROXY": self.management_https_proxy,
+        }
+        found = {name: url for name, url in named.items() if url}
+        return {**found, "NO_PROXY": no_proxy_list(self.management_no_proxy)} if found else {}
+
+    def validate(self) -> None:
+        """Look at each setting.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_choices(self)
+        if not (self.mode or self.preset):
+            raise ConfigError(f"--mode is missing: say {', '.join(MODES[:-1])} or {MODES[-1]}")
+        if self.mode and self.mode != self.chosen.mode:
+            raise ConfigError(
+                f"--mode={self.mode} and --preset={self.preset}, which has {self.chosen.mode},"
+                " exclude each other"
+            )
+        if not self.deployment:
+            raise ConfigError("--workload is missing: say which Deployment, or --preset")
+        self._check_names()
+        check_image(self.image)
+        if self.run_as:
+            check_user(self.run_as)
+        if not _MEMORY.fullmatch(self.memory):
+            raise ConfigError(f"--memory takes a quantity such as 64Mi, not {self.memory!r}")
+        check_host("etcd-host", self.etcd_host)
+        _ = self.all_ipv4
+        self._check_proxy()
+
+    def _check_names(self) -> None:
+        if self.workload:
+            check_object("workload", self.workload)
+        if self.namespace:
+            check_namespace(self.namespace)
+        for flag, text in (
+            ("container", self.container),
+            ("kubeconfig-volume", self.kubeconfig_volume),
+        ):
+            if text:
+                check_name(flag, text)
+        for flag, text in (
+            ("client-secret", self.client_secret),
+            ("ca-config-map", self.ca_config_map),
+        ):
+            check_object(flag, text)
+        for flag, text in (
+            ("kubeconfig-secret", self.kubeconfig_secret),
+            ("trust-bundle", self.trust_bundle),
+            ("secret", self.secret),
+        ):
+            if text:
+                check_object(flag, text)
+        needed = any(NAMESPACE in text for text in self.chosen.no_proxy)
+        if needed and not self.namespace:
+            raise ConfigError(
+                f"--namespace is missing: NO_PROXY of {self.preset} has a name with it"
+            )
+
+    def _check_proxy(self) -> None:
+        for flag, url in (
+            ("--management-http-proxy", self.management_http_proxy),
+            ("--management-https-proxy", self.management_https_proxy),
+        ):
+            if url:
+                ProxyAddress.parse(url, variable=flag)
+        if self.management_no_proxy and not self.management_proxy:
+            raise ConfigError(
+                "--management-no-proxy needs --management-http-proxy or --management-https-proxy"
+            )
+
+
+def no_proxy_list(texts: list[str] | tuple[str, ...]) -> str:
+    """NO_PROXY as HyperShift writes it: with kube-apiserver, each once, sorted."""
+    return ",".join(sorted({KUBE_APISERVER, *texts}))

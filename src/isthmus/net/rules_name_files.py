@@ -1,0 +1,184 @@
+"""The three files that say how a Linux host finds addresses: resolv.conf, hosts and nsswitch.conf.
+
+Texts to values, as glibc reads them: lines that make no sense are passed over. Every reader takes
+time in proportion to its text. Following the files is name_service.py, asking the servers that
+they name dns_client.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+
+#: resolv.conf(5): MAXNS, and the caps of its options.
+MOST_SERVERS = 3
+_MOST_NDOTS = 15
+_MOST_TIMEOUT_S = 30
+_MOST_ATTEMPTS = 5
+#: glibc has no bound any more; a lookup asks for each of them.
+MOST_SEARCHED = 32
+_MOST_NAME_CHARS = 253
+_MOST_SOURCES = 16
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+_SOURCES = re.compile(r"\[[^\[\]]*\]?|[^\s\[\]]+|\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvConf:
+    """Which DNS servers are asked, for which names, and how patiently (resolv.conf(5))."""
+
+    servers: tuple[str, ...] = ("127.0.0.1",)
+    search: tuple[str, ...] = ()
+    ndots: int = 1
+    timeout_s: int = 5
+    attempts: int = 2
+    rotate: bool = False
+    use_tcp: bool = False
+    edns: bool = False
+    ask_ipv6: bool = True
+
+    def questions(self, name: str) -> tuple[str, ...]:
+        """The complete names to ask for, one after the other, without their final dots."""
+        if name.endswith("."):
+            return (name[:-1],)
+        searched = [f"{name}.{domain}" for domain in self.search]
+        first = name.count(".") >= self.ndots
+        both = [name, *searched] if first else [*searched, name]
+        return tuple(dict.fromkeys(one for one in both if len(one) <= _MOST_NAME_CHARS))
+
+
+def parse_resolv_conf(text: str, hostname: str = "") -> ResolvConf:
+    """Read a resolv.conf; ``hostname`` gives the search list of a file that has none."""
+    servers: list[str] = []
+    search = _domains([hostname.partition(".")[2]])
+    options: dict[str, str] = {}
+    for line in text.splitlines():
+        keyword, *words = line.split() or [""]
+        if line[:1] in ("", " ", "\t", "#", ";"):
+            continue
+        if keyword == "nameserver" and words:
+            if _is_address(words[0]) and len(servers) < MOST_SERVERS:
+                servers.append(words[0])
+        elif keyword == "domain" and words:
+            search = _domains(words[:1])
+        elif keyword == "search":
+            search = _domains(words)
+        elif keyword == "options":
+            options.update((it[0], it[2]) for it in (word.partition(":") for word in words))
+    return ResolvConf(
+        servers=tuple(servers) or ("127.0.0.1",),
+        search=search,
+        ndots=_number(options.get("ndots", ""), 1, least=0, most=_MOST_NDOTS),
+        timeout_s=_number(options.get("timeout", ""), 5, least=1, most=_MOST_TIMEOUT_S),
+        attempts=_number(options.get("attempts", ""), 2, least=1, most=_MOST_ATTEMPTS),
+        rotate="rotate" in options,
+        use_tcp="use-vc" in options,
+        edns="edns0" in options,
+        ask_ipv6="no-aaaa" not in options,
+    )
+
+
+def _number(text: str, default: int, *, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit()):
+        return default
+    return max(least, min(int(text[:6]), most))
+
+
+def _domains(words: list[str]) -> tuple[str, ...]:
+    stripped = (word.removesuffix(".").lower() for word in words[: 4 * MOST_SEARCHED])
+    return tuple(dict.fromkeys(filter(_is_name, stripped)))[:MOST_SEARCHED]
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= _MOST_NAME_CHARS and all(map(_LABEL.fullmatch, text.split(".")))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_hosts(text: str) -> Mapping[str, tuple[str, ...]]:
+    """Read a hosts file (hosts(5)): the addresses of each name, in lower case."""
+    found: dict[str, dict[str, None]] = {}
+    for line in text.splitlines():
+        address, *names = line.partition("#")[0].split() or [""]
+        if names and _is_address(address):
+            for name in names:
+                found.setdefault(name.lower().removesuffix("."), {})[address] = None
+    return {name: tuple(addresses) for name, addresses in found.items()}
+
+
+class Status(Enum):
+    """What a source said (nsswitch.conf(5))."""
+
+    SUCCESS = "success"
+    NOT_FOUND = "notfound"
+    UNAVAILABLE = "unavail"
+    TRY_AGAIN = "tryagain"
+
+
+_STATUS = {status.value: status for status in Status}
+
+
+@dataclass(frozen=True, slots=True)
+class NameSource:
+    """One place where names are looked up, and what it may say that ends the search."""
+
+    name: str
+    ends: frozenset[Status] = frozenset({Status.SUCCESS})
+
+    @property
+    def is_plain(self) -> bool:
+        """It is a hosts file or DNS, and its success is the answer; others are the C library's."""
+        return self.name in ("files", "dns") and Status.SUCCESS in self.ends
+
+
+FILES_THEN_DNS: tuple[NameSource, ...] = (NameSource("files"), NameSource("dns"))
+
+
+def parse_nsswitch(text: str) -> tuple[NameSource, ...]:
+    """Read which sources of host names an nsswitch.conf has, in their order.
+
+    What makes no sense is a source of its own, which only the C library can judge.
+    """
+    found = FILES_THEN_DNS
+    for line in text.splitlines():
+        database, colon, rest = line.partition("#")[0].partition(":")
+        if colon and database.strip() == "hosts":
+            found = _sources(rest)
+    return found
+
+
+def _sources(text: str) -> tuple[NameSource, ...]:
+    made: list[NameSource] = []
+    for word in _SOURCES.findall(text):
+        if not word.startswith("["):
+            made.append(NameSource(word.lower()))
+        elif made:
+            ends = _with_actions(made[-1].ends, word)
+            made[-1] = NameSource(made[-1].name if ends is not None else word, ends or frozenset())
+        if len(made) >= _MOST_SOURCES:
+            break
+    return tuple(made)
+
+
+def _with_actions(ends: frozenset[Status], word: str) -> frozenset[Status] | None:
+    """Apply ``[STATUS=action ...]``; None if it makes no sense."""
+    if not word.endswith("]"):
+        return None
+    for each in word[1:-1].lower().split():
+        status, _, action = each.partition("=")
+        negated = status.startswith("!")
+        named = _STATUS.get(status.removeprefix("!"))
+        if named is None or action not in ("return", "continue", "merge"):
+            return None
+        meant = frozenset(_STATUS.values()) - {named} if negated else frozenset({named})
+        ends = ends | meant if action == "return" else ends - meant
+    return ends

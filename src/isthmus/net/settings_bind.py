@@ -1,0 +1,147 @@
+"""The settings of the address that an agent accepts node traffic at.
+
+Who puts the address on an interface, and keeps strangers away from it, is host_address.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from isthmus.errors import ConfigError
+from isthmus.settings.gates import NODE_TRAFFIC, GateSettings
+from isthmus.settings.options import OURS, option
+from isthmus.values import is_address
+
+#: The interface that the address is put on, if nobody names another.
+INTERFACE = "isthmus0"
+#: What --uplink-interface takes from those who filter themselves.
+NO_UPLINK = "none"
+
+# linux/if.h: IFNAMSIZ is 16 with its end; dev_valid_name() wants no slash, colon or space. The rest
+# is left out because firewalls give it a meaning: "+" and "*" are patterns, quotes end a text.
+_INTERFACE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,15}", re.ASCII)
+_THIS_NETWORK = IPv4Address("0.255.255.255")
+_BROADCAST = IPv4Address("255.255.255.255")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindSettings(GateSettings):
+    """Where local connections are accepted; ``check_bind()`` says whether it makes sense."""
+
+    bind_address: str = option(
+        "",
+        help="Accept the connections of this node and its pods at this address, which only this "
+        "node has; needs --target as well",
+        group=NODE_TRAFFIC,
+        metavar="ADDRESS",
+        go=OURS,
+    )
+    bind_interface: str = option(
+        INTERFACE,
+        help="Put the address on this interface, made if it is missing; lo puts it on the loopback",
+        group=NODE_TRAFFIC,
+        metavar="NAME",
+        go=OURS,
+    )
+    uplink_interface: tuple[str, ...] = option(
+        (),
+        help="Drop connections to the address that come in here; empty finds the uplinks, none "
+        "drops nothing, for those who filter themselves",
+        repeat=True,
+        group=NODE_TRAFFIC,
+        metavar="NAME",
+        go=OURS,
+    )
+
+    @property
+    def bound_address(self) -> IPv4Address | IPv6Address | None:
+        """The address to accept connections at; None when there is none.
+
+        Raises:
+            ConfigError: the text is not an address, or one that cannot be used for this.
+        """
+        return parse_bind_address(self.bind_address) if self.bind_address else None
+
+    def check_bind(self) -> list[str]:
+        """Hold these settings against each other; gives warnings, each a sentence.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_interface("bind-interface", self.bind_interface)
+        for name in self.uplink_interface:
+            check_interface("uplink-interface", name)
+        if NO_UPLINK in self.uplink_interface and len(self.uplink_interface) > 1:
+            raise ConfigError(f"--uplink-interface={NO_UPLINK} cannot stand beside an interface")
+        if self.bind_interface in self.uplink_interface:
+            raise ConfigError(
+                f"--uplink-interface {self.bind_interface} is the --bind-interface as well"
+            )
+        if "lo" in self.uplink_interface:
+            raise ConfigError("--uplink-interface lo would drop the connections of this node")
+        address = self.bound_address
+        if address is None:
+            return ["--uplink-interface has no effect without --bind-address"] * bool(
+                self.uplink_interface
+            )
+        if address.is_global:
+            return [
+                f"--bind-address {address} is a public address: whoever has it in the internet"
+                " cannot be reached from this node; a private one is better"
+            ]
+        return []
+
+
+def parse_bind_address(text: str) -> IPv4Address | IPv6Address:
+    """Read an address that a node can have for itself.
+
+    Raises:
+        ConfigError: one sentence that names --bind-address and says what is wrong.
+    """
+    if not is_address(text):
+        raise ConfigError(
+            f"--bind-address takes an IPv4 or IPv6 address, such as 10.0.0.1 or fd00::1, not"
+            f" {text!r}"
+        )
+    address = ip_address(text)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        raise ConfigError(f"--bind-address {text} is an IPv4 address: write {address.ipv4_mapped}")
+    kind = _unusable(address)
+    if kind:
+        # The kubernetes Service takes none of them for an endpoint either.
+        raise ConfigError(
+            f"--bind-address {text} is {kind}; use an address that is free in your networks, such"
+            " as one of 10.0.0.0/8 or fd00::/8"
+        )
+    return address
+
+
+def _unusable(address: IPv4Address | IPv6Address) -> str:
+    if address.is_unspecified:
+        return "the unspecified address"
+    if address.is_loopback:
+        return "a loopback address"
+    if address.is_link_local:
+        return "a link-local address"
+    if address.is_multicast:
+        return "a multicast address"
+    if address == _BROADCAST:
+        return "the broadcast address"
+    if isinstance(address, IPv4Address) and address <= _THIS_NETWORK:
+        return 'an address of "this network", 0.0.0.0/8'
+    return ""
+
+
+def check_interface(flag: str, name: str) -> None:
+    """An interface's name is one that the kernel and the firewalls take as it is.
+
+    Raises:
+        ConfigError: it is not; the sentence names the flag.
+    """
+    if not _INTERFACE.fullmatch(name):
+        raise ConfigError(
+            f"--{flag} takes the name of an interface, at most 15 letters, digits, dots, dashes"
+            f" and underscores, not {name!r}"
+        )

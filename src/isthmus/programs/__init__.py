@@ -1,0 +1,1 @@
+"""One folder for each program that runs for long."""

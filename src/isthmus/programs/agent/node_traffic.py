@@ -1,0 +1,269 @@
+"""Traffic from the agent's node to the control plane (KEP-2025): the agent's part as a whole.
+
+Puts the address on the node, keeps the ports, hears which servers are connected, and takes all of
+it away in the end. One connection's life is node_connections.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from isthmus.errors import ConfigError
+from isthmus.frame.model.snapshot import NodeServerView, NodeTargetView, NodeTrafficView
+from isthmus.frame.observe.node_traffic import NodeResult
+from isthmus.links.agent_side import ServerLink
+from isthmus.logs import log
+from isthmus.net.listen import Listener
+from isthmus.programs.agent.node_connections import Carries, NodeConnections, carries
+from isthmus.programs.agent.node_listeners import NodeListeners
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.values import HostPort
+
+if TYPE_CHECKING:
+    from isthmus.net.host_address import HostAddress
+    from isthmus.programs.agent.program import Agent
+
+REFRESH_S = 10.0
+#: How long the address may take to be taken away, before the agent leaves without that.
+TAKE_AWAY_S = 5.0
+_SAY_AGAIN_S = 60.0
+_log = logging.getLogger("isthmus.agent")
+
+
+async def remove_leftovers(settings: AgentSettings) -> None:
+    """With the gate off, take away what an agent that had it on and was killed left."""
+    address = settings.bound_address
+    if address is None or settings.enabled(CLUSTER_TO_MASTER):
+        return
+    from isthmus.net import host_address
+
+    try:
+        removed = await asyncio.to_thread(
+            host_address.remove_leftovers, address, interface=settings.bind_interface
+        )
+    except ConfigError as exc:  # perhaps nobody gave us the right: nothing else depends on it
+        log(_log, logging.WARNING, "cannot look for what another agent left", reason=str(exc))
+        return
+    if removed:
+        log(_log, logging.INFO, "removed what another agent left", address=str(address))
+
+
+class NodeTraffic:
+    """The agent's ports for its node, and what is behind them."""
+
+    def __init__(self, agent: Agent) -> None:
+        settings = agent.settings
+        address = settings.bound_address
+        assert address is not None  # or there would be no node traffic
+        self._agent = agent
+        self._address = address
+        self._targets = settings.targets
+        self._host_address: HostAddress | None = None
+        self._refreshing: asyncio.Future[list[str]] | None = None
+        self._wanted = False  # a server was there: the ports listen from then on
+        self._closed = False
+        self.connections = NodeConnections(
+            agent.loop,
+            agent.poller,
+            links=self._links,
+            tunnels=agent.tunnels,
+            metrics=agent.metrics.node,
+            once=agent.once,
+            agent_id=agent.id,
+            wait_s=settings.target_wait_s,
+            dial_timeout_s=settings.dial_timeout_s,
+            tracing=lambda: agent.tracing,
+            budget=agent.budget,
+        )
+        self._listeners = NodeListeners(
+            agent.loop,
+            agent.poller,
+            address=address,
+            targets=self._targets,
+            accept=self._accept,
+        )
+
+    async def start(self) -> None:
+        """Put the address on the node and bind the ports.
+
+        Raises:
+            ConfigError: one sentence that says what is in the way.
+        """
+        from isthmus.net import host_address
+
+        settings = self._agent.settings
+        self._host_address = await asyncio.to_thread(
+            host_address.put,
+            self._address,
+            interface=settings.bind_interface,
+            uplinks=settings.uplink_interface,
+        )
+        self._listeners.bind()
+        metrics = self._agent.metrics.node
+        metrics.connections = self._counts
+        metrics.servers = self._servers
+        metrics.listening = lambda: len(self._listeners.listeners)
+        metrics.ready = lambda: not self.waits_for()
+        log(
+            _log, logging.INFO, "has an address for the node", address=str(self._address),
+            interface=self._host_address.where,
+        )  # fmt: skip
+
+    async def watch(self) -> None:
+        """See for ever that the address is there, and that the ports listen."""
+        while True:
+            await self._refresh()
+            self._listen()
+            await asyncio.sleep(REFRESH_S)
+
+    async def _refresh(self) -> None:
+        if self._host_address is None:
+            return
+        loop = self._agent.loop
+        self._refreshing = loop.run_in_executor(None, self._host_address.refresh)
+        try:
+            said = await asyncio.shield(self._refreshing)
+        except Exception as exc:  # the connections that are open need none of it
+            said = [f"cannot look after the address {self._address}: {exc!r}"]
+        for sentence in said:
+            self._agent.once.log(
+                ("address", sentence), _SAY_AGAIN_S, _log, logging.WARNING, sentence
+            )
+
+    def _accept(self, destination: HostPort, sock: socket.socket) -> None:
+        """Take a connection of this node; one from outside means that our rule is gone."""
+        if self._host_address is not None and self._host_address.uplink_of(sock):
+            self.connections.refuse(destination, sock, NodeResult.OUTSIDE)
+        else:
+            self.connections.accept(destination, sock)
+
+    # The servers.
+
+    def _links(self) -> Sequence[ServerLink]:
+        servers = self._agent.servers
+        return list(servers.links.values()) if servers is not None else []
+
+    def links_changed(self) -> None:
+        """A link came or went: listen once there is a server, and let those that wait look."""
+        if self._closed:
+            return
+        if any(link.ready and carries(link) is not Carries.NO for link in self._links()):
+            self._wanted = True
+        self._listen()
+        self.connections.links_changed()
+
+    def _listen(self) -> None:
+        if not self._wanted or self._closed or self._listeners.complete:
+            return
+        self._listeners.listen()
+        if self._listeners.trouble:
+            self._agent.once.log(
+                "node listeners", _SAY_AGAIN_S, _log, logging.ERROR, self._listeners.trouble
+            )
+
+    # What it looks like.
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """The ports that listen, for liveness."""
+        return self._listeners.listeners
+
+    def waits_for(self) -> str:
+        """Why connections of the node cannot be served now; empty when they can."""
+        if self._listeners.trouble:
+            return self._listeners.trouble
+        if self._host_address is not None and self._host_address.trouble:
+            return self._host_address.trouble
+        links = [link for link in self._links() if link.ready]
+        if not links:
+            return "waits for a server that carries node traffic: none is connected"
+        able = [link for link in links if carries(link) is not Carries.NO]
+        if not able:
+            return (
+                f"waits for a server with the feature gate {CLUSTER_TO_MASTER}: it is off at"
+                f" {_named(links)}"
+            )
+        if all(self.connections.is_silent(link) for link in able):
+            return (
+                f"waits for a server that carries node traffic: {_named(able)} did not answer, as"
+                " konnectivity's own servers do not"
+            )
+        if not self._listeners.complete:
+            return "the ports do not listen yet"
+        return self.connections.denied()
+
+    def _counts(self) -> Mapping[str, float]:
+        return {"waiting": self.connections.waiting, "open": self.connections.open}
+
+    def _servers(self) -> Mapping[str, float]:
+        found = dict.fromkeys((each.value for each in Carries), 0)
+        for link in self._links():
+            found[carries(link).value] += 1
+        return found
+
+    def view(self) -> NodeTrafficView:
+        """Show it."""
+        return NodeTrafficView(
+            address=str(self._address),
+            interface=self._host_address.where if self._host_address is not None else "",
+            listening=self._listeners.complete,
+            waits_for=self.waits_for(),
+            waiting=self.connections.waiting,
+            open=self.connections.open,
+            targets=tuple(
+                NodeTargetView(local_port=each.local_port, destination=str(each.destination))
+                for each in self._targets
+            ),
+            servers=tuple(
+                NodeServerView(
+                    server_id=link.server_id,
+                    carries=carries(link).value,
+                    silent=self.connections.is_silent(link),
+                )
+                for link in self._links()
+            ),
+            recent_failures=self.connections.failures(),
+        )
+
+    # The end.
+
+    def drain(self) -> None:
+        """Serve new connections until the end, as long as a server is linked.
+
+        The kubelet and the pods have no other way: a port that closed when the drain began would
+        refuse them for as long as the last old connection takes.
+        """
+        self.connections.leave()
+
+    def close(self) -> None:
+        """Reset whatever has no tunnel yet; the address is still there."""
+        self._closed = True
+        self._listeners.close()
+        self.connections.close()
+
+    async def take_away(self) -> None:
+        """Take the address from the node, if that does not take for ever."""
+        held, self._host_address = self._host_address, None
+        if held is None:
+            return
+        try:
+            async with asyncio.timeout(TAKE_AWAY_S):
+                if self._refreshing is not None:  # or it would put back what we take
+                    await asyncio.wait([self._refreshing])
+                await asyncio.to_thread(held.take_away)
+        except Exception as exc:  # the next agent, or remove_leftovers, finds it
+            log(
+                _log, logging.ERROR, "cannot take the address away", address=str(self._address),
+                reason=str(exc) or type(exc).__name__,
+            )  # fmt: skip
+
+
+def _named(links: Sequence[ServerLink]) -> str:
+    shown = [str(link.server_id) for link in links[:3]]
+    more = len(links) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,329 @@
+"""An agent's links to all its servers: one per server, found by name, count and patience.
+
+Every address that a name resolves to is connected. A server says in its Welcome how many servers
+there are, and perhaps which. Those that are named and not linked are asked for by their ids, where
+somebody answers: whichever server is met hands the connection on. While there are others (they may
+hide behind one load-balanced address), the same addresses are tried again and again. A link to a
+server that is linked already is spare: see spare_links.py.
+
+A link that was asked for by its server's id may pass through any other server, and ends with that
+one. Which one it is nobody says, so that all of them are made anew when a server says that it
+drains: first the new link, then the old one goes, when its tunnels are done.
+
+What is linked and what is missing is in table.py; how one link is made, in linking.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from isthmus.frame.observe.program import ProgramMetrics
+from isthmus.links.agent_side import Greeting, ServerLink
+from isthmus.links.link import GOODBYE_S
+from isthmus.links.talk import Incoming
+from isthmus.logs import OncePer
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.agent.linking import Linking
+from isthmus.programs.agent.places import Place, Places
+from isthmus.programs.agent.rules_asking import Asking
+from isthmus.programs.agent.table import Table
+from isthmus.text.backoff import Backoff
+from isthmus.tunnel.budget import UNBOUNDED, Budget
+from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.packets import Packets
+from isthmus.values import ServerId
+
+_RESOLVE_AGAIN_S = 30.0
+#: A server that is asked for and has not answered by then keeps nobody from the next.
+_PATIENCE_S = 0.5
+_MOST_AT_ONCE = 8
+
+
+def _unheard() -> None:
+    """Nobody asked to hear it."""
+
+
+class Work(Enum):
+    """What there is to do at an address."""
+
+    KEEP = "keep one link by it"
+    ASK = "ask by it for servers that are missing"
+    PROBE = "meet servers that hide behind it and that nobody names"
+    REPLACE = "make links anew that may pass through a server that drains"
+
+
+class Servers:
+    """Keeps one link to each server."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        resolver: Resolver,
+        *,
+        hosts: Sequence[str],
+        port: int,
+        context: Callable[[], ssl.SSLContext],
+        greeting: Callable[[], Greeting],
+        on_dial: Callable[[Incoming], None],
+        backoff: Callable[[], Backoff],
+        limits: Limits,
+        metrics: ProgramMetrics,
+        once: OncePer,
+        packets: Packets,
+        proxies: ProxyRules,
+        only: str = "auto",
+        alpn: Sequence[str] = (),
+        count_source: str = "default",
+        server_name: str = "",
+        changed: Callable[[], None] = _unheard,
+        budget: Budget = UNBOUNDED,
+    ) -> None:
+        """``alpn`` is what the context offers; without it no server is asked for by its id.
+
+        ``server_name`` is what every server's certificate must carry and what is asked for by
+        SNI; empty means the host. ``changed()`` hears that a link came or went.
+        """
+        self._loop = loop
+        self._backoff = backoff
+        self._linking = Linking(
+            loop, poller, context=context, greeting=greeting, on_dial=on_dial, limits=limits,
+            metrics=metrics, once=once, packets=packets, only=only, alpn=alpn,
+            budget=budget,
+        )  # fmt: skip
+        self._table = Table(
+            loop, backoff=backoff, metrics=metrics, count_source=count_source,
+            can_ask=self._linking.can_ask, changed=changed,
+        )  # fmt: skip
+        self._where = Places(
+            loop, poller, resolver, hosts=hosts, port=port, proxies=proxies,
+            server_name=server_name, unresolved=self._linking.unresolved,
+        )  # fmt: skip
+        self._places: set[Place] = set()
+        self._answering: set[Place] = set()  # where the last attempt met a server, or one is linked
+        self._kept: set[Place] = set()  # where the keeper has its link
+        self._turn = 0
+
+    @property
+    def links(self) -> dict[ServerId, ServerLink]:
+        """The link to each server."""
+        return self._table.links
+
+    @property
+    def open_links(self) -> list[ServerLink]:
+        """Every link that was welcomed and is not over, also those that take no new dials."""
+        return self._table.open_links
+
+    @property
+    def known_count(self) -> int:
+        """How many servers there are, as far as they said."""
+        return self._table.known_count
+
+    @property
+    def missing(self) -> list[ServerId]:
+        """The servers that others named and that are not linked."""
+        return self._table.missing
+
+    def counted(self, leases: int) -> None:
+        """The servers' Leases were counted."""
+        self._table.counted(leases)
+
+    async def keep_connected(self) -> None:
+        """Keep linking, for ever."""
+        does = {
+            Work.KEEP: self._keep,
+            Work.ASK: self._ask,
+            Work.PROBE: self._probe,
+            Work.REPLACE: self._replace,
+        }
+        keepers: dict[tuple[Place, Work], asyncio.Task[None]] = {}
+        backoff = self._backoff()
+        async with asyncio.TaskGroup() as tasks:
+            while not self._table.draining:
+                places = await self._where.find()
+                if set(places) != self._places:
+                    self._places = set(places)
+                    self._answering &= self._places
+                    # Who waits at an address that is gone has to hear it.
+                    self._table.tell_change()
+                keepers = {key: task for key, task in keepers.items() if not task.done()}
+                for place, work in self._wanted(places):
+                    if (place, work) not in keepers:
+                        keepers[place, work] = tasks.create_task(
+                            does[work](place), name=f"link:{place[1]}"
+                        )
+                if places:
+                    backoff.reset()
+                await self._table.wait_change(_RESOLVE_AGAIN_S if places else backoff.next_s())
+
+    def _wanted(self, places: Sequence[Place]) -> list[tuple[Place, Work]]:
+        """One keeper for each address, others while servers are missing that may be behind it.
+
+        However many addresses there are: some may be dead, and others lead to one server. And one
+        that replaces links, while there are some to be replaced.
+        """
+        wanted = [(place, Work.KEEP) for place in places]
+        for place in places:
+            if place in self._answering and self._table.to_ask_for:
+                wanted.append((place, Work.ASK))
+            if place in self._answering and self._table.some_unnamed:
+                wanted.append((place, Work.PROBE))
+            if self._table.unsure:
+                wanted.append((place, Work.REPLACE))
+        return wanted
+
+    def drain(self) -> None:
+        """Take no new dials from any server."""
+        self._table.draining = True
+        for link in list(self.links.values()):
+            link.drain()
+        self._table.tell_change()
+
+    def take_no_more(self) -> None:
+        """The drain is over: whatever is still asked for is for the next agent."""
+        for link in self.open_links:
+            link.ignore_dials()
+
+    def close(self) -> None:
+        """End every link; they are gone after ``wait_closed``."""
+        self._table.draining = True
+        for link in self.open_links:
+            link.close("agent stops")
+
+    async def wait_closed(self) -> None:
+        """Wait until no link is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * GOODBYE_S):
+                while self.open_links:
+                    await self._table.wait_change()
+
+    @property
+    def unsent(self) -> bool:
+        """Something that a tunnel said waits in a link."""
+        return any(link.unsent for link in self.open_links)
+
+    async def _keep(self, place: Place) -> None:
+        """Keep one link by one address, until the address is gone from the name.
+
+        Who finds that it leads to a server that is linked already leaves the rest to those who
+        ask and probe; who finds nobody asks for one that is missing every other time, since it may
+        be that only who is asked for is there.
+        """
+        backoff = self._backoff()
+        looking = False
+        while self._is_current(place):
+            link = await self._try(place, self._in_turn() if looking else None)
+            looking = link is None and not looking
+            if link is not None and not link.spare:
+                backoff.reset()
+                self._kept.add(place)
+                # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
+                while self.links.get(link.server_id) is link:
+                    await self._table.wait_change()
+                self._kept.discard(place)
+            elif link is not None:
+                while self.links and place in self._answering and self._is_current(place):
+                    await self._table.wait_change()
+                    backoff.reset()
+            await self._pause(place, backoff)
+
+    def _in_turn(self) -> ServerId | None:
+        """One of the missing servers; whether it is dead or the address is, is not known."""
+        missing = self._table.to_ask_for
+        self._turn += 1
+        return missing[self._turn % len(missing)] if missing else None
+
+    async def _probe(self, place: Place) -> None:
+        """Look by one address for servers that nobody names, until all are linked."""
+        backoff = self._backoff()
+        found: set[ServerId] = set()
+        await self._let_others_link(backoff)
+        while self._is_current(place) and place in self._answering and self._table.some_unnamed:
+            link = await self._try(place, None)
+            if link is not None and not link.spare:
+                backoff.reset()
+                if self._table.some_unnamed and link.server_id not in found:
+                    found.add(link.server_id)
+                    continue  # with the next: only those that come and go have to wait
+            await self._pause(place, backoff)
+
+    async def _ask(self, place: Place) -> None:
+        """Ask by one address for servers that are missing, until all are linked."""
+        await self._let_others_link(self._backoff())
+        await self._ask_while(
+            place,
+            self._table.asking,
+            lambda: place in self._answering and bool(self._table.to_ask_for),
+        )
+
+    async def _replace(self, place: Place) -> None:
+        """Make links anew by one address, until none may pass through a server that drains."""
+        await self._ask_while(place, self._table.asking_anew, lambda: bool(self._table.unsure))
+
+    async def _ask_while(
+        self, place: Place, asking: Asking, some_are_wanted: Callable[[], bool]
+    ) -> None:
+        """Ask for each whose turn it is; one that is silent keeps nobody waiting for long."""
+        under_way: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as tries:
+            while self._is_current(place) and (some_are_wanted() or under_way):
+                asked = None
+                full = len(under_way) >= _MOST_AT_ONCE or self._table.spare.are_many
+                if some_are_wanted() and not full:
+                    asked = asking.take(now=self._loop.time())
+                if asked is not None:
+                    task = tries.create_task(self._try_turn(place, asking, asked))
+                    under_way.add(task)
+                    await asyncio.wait({task}, timeout=_PATIENCE_S)
+                else:
+                    # Who is under way tells nobody that it failed: look now and then.
+                    now = self._loop.time()
+                    wait_s = _PATIENCE_S if under_way else asking.next_in_s(now=now)
+                    await self._table.wait_change(None if full and not under_way else wait_s)
+                under_way = {each for each in under_way if not each.done()}
+
+    async def _try_turn(self, place: Place, asking: Asking, asked: ServerId) -> None:
+        linked = False
+        try:
+            link = await self._try(place, asked)
+            linked = link is not None and not link.spare and link.server_id == asked
+        finally:
+            if not linked:
+                asking.failed(asked, now=self._loop.time())
+
+    async def _let_others_link(self, backoff: Backoff) -> None:
+        """Wait a moment where there are several addresses: most are being linked just now."""
+        if self._answering != self._places:
+            await asyncio.sleep(backoff.next_s())
+
+    async def _pause(self, place: Place, backoff: Backoff) -> None:
+        """Wait before the next attempt; for longer while there are many spare links."""
+        while self._table.spare.are_many and self._is_current(place):
+            await self._table.wait_change()
+        await asyncio.sleep(backoff.next_s())
+
+    def _is_current(self, place: Place) -> bool:
+        return not self._table.draining and place in self._places
+
+    async def _try(self, place: Place, asked: ServerId | None) -> ServerLink | None:
+        """Make one link by one address, to the server that is asked for or to any.
+
+        Whether somebody answers there decides whether others look there as well. One that refuses
+        us does not mean that nobody is there while the keeper has its link, and would not look.
+        """
+        link = await self._linking.link(
+            self._where, place, asked,
+            claim=self._table.claim, on_membership=self._table.tell_change,
+        )  # fmt: skip
+        answers = link is not None
+        gone = not answers and asked is None and place not in self._kept
+        if (answers or gone) and answers != (place in self._answering):
+            self._answering ^= {place}
+            self._table.tell_change()
+        return link

@@ -1,0 +1,105 @@
+"""``isthmus apiserver-proxy``: flags in, a running proxy out; and what a file for it says.
+
+What it takes to run is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import click
+
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.settings.options import given_in_vain, options_of
+from isthmus.settings.parsing import load
+
+
+class _FlagGroup(FlagCommand, click.Group):
+    """A command that runs with its flags, and has commands below it."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags under their headings, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def _run(**given: tuple[str, ...]) -> int:
+    import os
+
+    if click.get_current_context().invoked_subcommand is not None:
+        return 0
+    settings = load(ApiserverProxySettings, given, os.environ)
+    settings.validate()
+    vain = given_in_vain(ApiserverProxySettings, given)
+    if vain:
+        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
+    if settings.workers != 1:
+        from isthmus.frame.workers.start import main as run_workers
+        from isthmus.programs.apiserver_proxy.with_workers import ApiserverProxyKind
+
+        return run_workers(ApiserverProxyKind(settings))
+    from isthmus.programs.apiserver_proxy.program import main
+
+    return main(settings)
+
+
+command = _FlagGroup(
+    "apiserver-proxy",
+    options_of(ApiserverProxySettings),
+    """\
+isthmus apiserver-proxy --upstream=api.example.com:6443 --ca-cert=/etc/kubernetes/ca.crt
+isthmus apiserver-proxy --config=apiserver-proxy.yaml
+isthmus apiserver-proxy convert haproxy.cfg --ca-cert=/etc/kubernetes/ca.crt""",
+    callback=_run,
+    invoke_without_command=True,
+    help="Give a node its own address for an apiserver that runs elsewhere",
+)
+
+
+@command.command(short_help="Check a configuration file")
+@click.argument("file")
+def check(file: str) -> int:
+    """Check a configuration file
+
+    Everything that is wrong is said at once, with its place, and the exit code is 2. Certificates
+    need not be there.
+
+    \b
+    Example:
+      isthmus apiserver-proxy check apiserver-proxy.yaml
+    """
+    from isthmus.programs.apiserver_proxy.planning import read_plan
+
+    plan = read_plan(file, what="")
+    listen = ", ".join(f"{host or '*'} port {port}" for host, port in plan.listen)
+    upstreams = ", ".join(map(str, plan.upstreams))
+    click.echo(f"{file}: ok: {listen} to {upstreams}, checked by {plan.check.kind.value}")
+    return 0
+
+
+@command.command(short_help="Convert the haproxy.cfg that HyperShift writes")
+@click.argument("file")
+@click.option(
+    "--ca-cert",
+    default="",
+    metavar="FILE",
+    help="Have upstreams checked over TLS, with the cluster's authorities from this file",
+)
+def convert(file: str, ca_cert: str) -> int:
+    """Convert the haproxy.cfg that HyperShift writes
+
+    The result is printed, with what is to be known about it on standard error. A line that cannot
+    be converted is an error with its place, and the exit code is 2.
+
+    \b
+    Example:
+      isthmus apiserver-proxy convert haproxy.cfg --ca-cert /etc/kubernetes/ca.crt
+    """
+    from isthmus.net.followed_file import read_text
+    from isthmus.programs.apiserver_proxy.settings_file import write
+    from isthmus.programs.apiserver_proxy.settings_haproxy_cfg import convert as convert_text
+
+    converted = convert_text(read_text(file), file, ca=ca_cert)
+    for warning in converted.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(write(converted.plan), nl=False)
+    return 0

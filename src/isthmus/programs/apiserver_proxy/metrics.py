@@ -1,0 +1,158 @@
+"""The metrics of the apiserver proxy: what is counted, and under which name it is seen.
+
+What every program counts is in program.py; what speaks of links is left out, since a proxy has
+none. docs/reference/metrics.md is written from here by reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import (
+    Family,
+    Samples,
+    by_enum,
+    by_name,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
+from isthmus.frame.observe.program import ProgramMetrics
+
+DIAL_BUCKETS_S = (0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+#: A file that is reloaded may name its upstreams otherwise each time.
+MOST_LABELS = 1000
+_OTHER = "(other)"
+
+
+class ProxyRefusal(Enum):
+    """Why a connection was not joined to an upstream."""
+
+    UPSTREAMS_DOWN = "no upstream could be reached"
+    LEFT = "the client left before it was joined to an upstream"
+    TOO_MANY = "--max-connections are open"
+    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
+    OUTSIDE = "it came in by an uplink, though the address is for this host alone"
+    CIRCLE = "it is one of this proxy's own: an upstream leads back here"
+
+
+def _no_counts() -> Mapping[str, float]:
+    return MappingProxyType({})
+
+
+class ApiserverProxyMetrics(ProgramMetrics):
+    """Everything an apiserver proxy counts."""
+
+    has_links = False
+    program = "apiserver_proxy"
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refusals = dict.fromkeys(ProxyRefusal, 0)
+        self.upstream_failures: dict[str, int] = {}
+        self.checks: dict[tuple[str, str], int] = {}
+        self.retried = 0
+        self.last_resort = 0
+        self.reloads = 0
+        self.reload_failures = 0
+        #: Asked at scrape time; the program replaces them while it starts.
+        self.open_by_upstream: Callable[[], Mapping[str, float]] = _no_counts
+        self.up: Callable[[], Mapping[str, float]] = _no_counts
+        self.waiting: Callable[[], int] = lambda: 0
+        super().__init__(DIAL_BUCKETS_S)
+
+    def upstream_failed(self, upstream: str) -> None:
+        """Count a dial to an upstream that failed, whether or not another one was reached."""
+        if upstream not in self.upstream_failures and len(self.upstream_failures) >= MOST_LABELS:
+            upstream = _OTHER
+        self.upstream_failures[upstream] = self.upstream_failures.get(upstream, 0) + 1
+
+    def checked(self, upstream: str, ok: bool) -> None:
+        """Count a health check."""
+        key = (upstream, "ok" if ok else "failed")
+        if key not in self.checks and len(self.checks) >= MOST_LABELS:
+            key = (_OTHER, key[1])
+        self.checks[key] = self.checks.get(key, 0) + 1
+
+    def _checks(self) -> Samples:
+        return list(self.checks.items())
+
+    def _own_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            counter(
+                f"{ours}connections_accepted_total",
+                "Connections accepted.",
+                one(lambda: self.accepted),
+            ),
+            counter(
+                f"{ours}connections_refused_total",
+                "Connections not joined to an upstream, by reason.",
+                by_enum(self.refusals),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}connections",
+                "Connections joined to an upstream or dialing one now, by upstream.",
+                lambda: by_name(self.open_by_upstream())(),
+                ("upstream",),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}connections_waiting",
+                "Connections for which an upstream is dialed.",
+                one(lambda: self.waiting()),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}upstream_up",
+                "1 while the checks of an upstream say that it is well, else 0.",
+                lambda: by_name(self.up())(),
+                ("upstream",),
+                merge=Merge.MIN,
+            ),
+            counter(
+                f"{ours}health_checks_total",
+                "Checks of upstreams, by what came of them.",
+                self._checks,
+                ("upstream", "result"),
+            ),
+            histogram(
+                f"{ours}dial_duration_seconds",
+                "How long dials to upstreams took that succeeded.",
+                self.dials,
+            ),
+            counter(
+                f"{ours}upstream_failures_total",
+                "Dials to upstreams that failed, also when another upstream was reached.",
+                by_name(self.upstream_failures),
+                ("upstream",),
+            ),
+            counter(
+                f"{ours}connections_retried_total",
+                "Connections joined to another upstream than the first that was tried.",
+                one(lambda: self.retried),
+            ),
+            counter(
+                f"{ours}connections_last_resort_total",
+                "Connections for which an upstream that is down was tried, since there was no"
+                " other.",
+                one(lambda: self.last_resort),
+            ),
+            counter(
+                f"{ours}config_reloads_total",
+                "Changed configuration files that were taken.",
+                one(lambda: self.reloads),
+                merge=Merge.MAX,
+            ),
+            counter(
+                f"{ours}config_reload_failures_total",
+                "Changed configuration files that could not be used.",
+                one(lambda: self.reload_failures),
+                merge=Merge.MAX,
+            ),
+        ]

@@ -1,0 +1,410 @@
+"""The settings of ``isthmus apiserver-proxy``: flags, which a file may stand for.
+
+``plan()`` gives what the flags say as one value; the file says the same and is read by
+apiserver_proxy_file.py. The flags of HyperShift's kubernetes-default-proxy are aliases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from isthmus.errors import ConfigError
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.apiserver_proxy.plan import (
+    ADVERTISED,
+    MAX_CONNECTIONS,
+    MAX_RETRIES,
+    PORT,
+    CheckPlan,
+    Checks,
+    ProxyPlan,
+    ThroughPlan,
+    check_plan,
+    check_tlvs,
+    read_listen,
+    read_path,
+    read_status,
+    read_tlv_type,
+    read_upstream,
+)
+from isthmus.programs.apiserver_proxy.rules import Bounds
+from isthmus.settings.admin import PORTS, AdminSettings
+from isthmus.settings.checks import (
+    check_at_least,
+    check_choices,
+    check_durations,
+    check_host,
+    check_pair,
+    check_port,
+)
+from isthmus.settings.options import OURS, option, options_of
+from isthmus.settings.per_source import per_source_option
+from isthmus.settings.workers import check_workers, workers_option
+from isthmus.wire.proxy_protocol import Tlv
+
+T = TypeVar("T")
+_LISTEN = "Listening"
+_UPSTREAMS = "Upstreams"
+_CHECKS = "Health of the upstreams"
+_PROXIES = "PROXY protocol and HTTP proxy"
+_LIMITS = "Limits"
+#: Where a document says the same: with --config these flags are not given.
+IN_THE_FILE = (_LISTEN, _UPSTREAMS, _CHECKS, _PROXIES, _LIMITS)
+_SIXTEEN_BITS = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiserverProxySettings(AdminSettings):
+    """Everything that the proxy can be told; ``validate()`` says whether it makes sense."""
+
+    config: str = option(
+        "",
+        once=True,
+        help="Read all this from a file, and again when it changes or at SIGHUP",
+        group="Configuration",
+        metavar="FILE",
+        go=OURS,
+    )
+    listen: tuple[str, ...] = option(
+        (f"{ADVERTISED}:{PORT}",),
+        help="Listen at this address, the endpoint of the kubernetes service; [fd00::1]:6443 is "
+        "usual in IPv6 clusters",
+        repeat=True,
+        group=_LISTEN,
+        metavar="HOST:PORT",
+        aliases=("listen-addr",),
+        go=OURS,
+    )
+    manage_address: bool = option(
+        True,
+        help="Put the address on lo, for this host alone, and take it away in the end",
+        group=_LISTEN,
+        go=OURS,
+    )
+    uplink_interface: tuple[str, ...] = option(
+        (),
+        help="Drop connections to the address that come in here; empty finds the uplinks, none "
+        "drops nothing, for those who filter themselves",
+        repeat=True,
+        group=_LISTEN,
+        metavar="NAME",
+        go=OURS,
+    )
+    upstream: tuple[str, ...] = option(
+        (),
+        help="Forward to this apiserver, or to the one of several with the fewest connections",
+        repeat=True,
+        group=_UPSTREAMS,
+        metavar="HOST:PORT",
+        aliases=("apiserver-addr",),
+        go=OURS,
+    )
+    connect_timeout_s: float = option(
+        10.0,
+        help="Give up on all upstreams together after this long",
+        unit="seconds",
+        group=_UPSTREAMS,
+        go=OURS,
+    )
+    retries: int = option(
+        3, help="Try so many other upstreams when one cannot be reached", group=_UPSTREAMS, go=OURS
+    )
+    resolve_interval_s: float = option(
+        30.0,
+        help="Look names of upstreams up again this often, and when one cannot be reached",
+        unit="seconds",
+        group=_UPSTREAMS,
+        go=OURS,
+    )
+    health_check: str = option(
+        Checks.HTTPS.value,
+        help="Check upstreams with a request over TLS, with a connection, or not at all",
+        choices=tuple(each.value for each in Checks),
+        metavar="https|tcp|none",
+        group=_CHECKS,
+        go=OURS,
+    )
+    health_check_path: str = option(
+        "/version", help="Ask for this path", group=_CHECKS, metavar="PATH", go=OURS
+    )
+    ca_cert: str = option(
+        "",
+        help="Check certificates of upstreams against these authorities, those of the cluster; "
+        "empty takes the system's",
+        group=_CHECKS,
+        metavar="FILE",
+        go=OURS,
+    )
+    client_cert: str = option(
+        "", help="Show this certificate to upstreams", group=_CHECKS, metavar="FILE", go=OURS
+    )
+    client_key: str = option(
+        "",
+        help="Use this private key with --client-cert",
+        group=_CHECKS,
+        metavar="FILE",
+        go=OURS,
+    )
+    health_check_server_name: str = option(
+        "",
+        help="Want a certificate for this name, such as kubernetes.default.svc, instead of the "
+        "upstream's host",
+        group=_CHECKS,
+        metavar="NAME",
+        go=OURS,
+    )
+    health_check_interval_s: float = option(
+        10.0, help="Check each upstream this often", unit="seconds", group=_CHECKS, go=OURS
+    )
+    health_check_timeout_s: float = option(
+        0.0,
+        help="Wait this long for the answer to a check",
+        unit="seconds",
+        shown_default="--health-check-interval",
+        group=_CHECKS,
+        go=OURS,
+    )
+    health_check_fall: int = option(
+        3, help="Take an upstream for down after so many failed checks", group=_CHECKS, go=OURS
+    )
+    health_check_rise: int = option(
+        3, help="Take it for up again after so many good ones", group=_CHECKS, go=OURS
+    )
+    health_check_statuses: tuple[str, ...] = option(
+        ("401", "403"),
+        help="Take these statuses for signs of life, besides 2xx and 3xx; an apiserver gives them "
+        "to who has no certificate",
+        group=_CHECKS,
+        metavar="LIST",
+        go=OURS,
+    )
+    send_proxy_v2: bool = option(
+        False,
+        help="Begin each connection to an upstream with a PROXY header, version 2",
+        group=_PROXIES,
+        go=OURS,
+    )
+    proxy_v2_tlv: tuple[str, ...] = option(
+        (),
+        help="Put this into the PROXY header, such as 0x20=CLUSTER-ID for a shared ingress",
+        repeat=True,
+        group=_PROXIES,
+        metavar="TYPE=TEXT",
+        go=OURS,
+    )
+    http_proxy: str = option(
+        "",
+        help="Reach upstreams through this HTTP proxy, by CONNECT; a password is better off in "
+        "the file of --config",
+        group=_PROXIES,
+        metavar="URL",
+        aliases=("proxy-addr",),
+        go=OURS,
+    )
+    http_proxy_ca_cert: str = option(
+        "",
+        help="Check an https:// proxy's certificate against these authorities",
+        group=_PROXIES,
+        metavar="FILE",
+        go=OURS,
+    )
+    no_proxy: tuple[str, ...] = option(
+        (),
+        help="Reach these upstreams without the proxy: names, addresses, networks, or *",
+        repeat=True,
+        env="NO_PROXY",
+        group=_PROXIES,
+        metavar="LIST",
+        go=OURS,
+    )
+    cluster_network: tuple[str, ...] = option(
+        (),
+        help="Take an entry of --no-proxy that is one of these service or pod networks for the "
+        "apiserver as well",
+        repeat=True,
+        group=_PROXIES,
+        metavar="CIDR",
+        go=OURS,
+    )
+    idle_timeout_s: float = option(
+        600.0,
+        help="Reset a connection without a byte either way for this long; 0 never does",
+        unit="seconds",
+        group=_LIMITS,
+        go=OURS,
+    )
+    workers: int = workers_option()
+    max_connections: int = option(
+        7000,
+        help="Carry so many connections, each with two descriptors, and reset what comes besides",
+        group=_LIMITS,
+        go=OURS,
+    )
+    max_connections_per_source: int = per_source_option(_LIMITS)
+    graceful_shutdown_timeout_s: float = option(
+        25.0,
+        help="Wait this long for open connections after SIGTERM",
+        unit="seconds",
+        group=PORTS,
+        go=OURS,
+    )
+    health_bind_address: str = option(
+        "127.0.0.1",
+        help="Bind the health port to this address; empty is all",
+        group=PORTS,
+        metavar="ADDRESS",
+        go=OURS,
+    )
+    health_port: int = option(
+        8102,
+        help="Serve health, readiness and metrics on this port",
+        group=PORTS,
+        metavar="PORT",
+        go=OURS,
+    )
+    admin_port: int = option(
+        8103,
+        help="Serve health, metrics and the snapshot on this port",
+        group=PORTS,
+        metavar="PORT",
+        go=OURS,
+    )
+
+    def validate(self) -> None:
+        """Hold the settings against each other.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_choices(self)
+        check_durations(self)
+        check_workers(self.workers)
+        for flag, port in (("health-port", self.health_port), ("admin-port", self.admin_port)):
+            check_port(flag, port, compat="")
+        if self.health_bind_address:
+            check_host("health-bind-address", self.health_bind_address)
+        self.check_admin()
+        self.check_tracing()
+        self.check_memory()
+        if not self.config:
+            self.plan()
+            return
+        for declared in options_of(type(self)):
+            given = getattr(self, declared.attribute) != declared.default
+            # NO_PROXY may be in any environment, and has to do with nothing that a file says.
+            if given and declared.group in IN_THE_FILE and not declared.env:
+                raise ConfigError(f"--{declared.flag} cannot stand beside --config: say it there")
+
+    def plan(self) -> ProxyPlan:
+        """What the flags say.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        self._check_plan()
+        made = ProxyPlan(
+            listen=_each("listen", self.listen, read_listen),
+            manage_address=self.manage_address,
+            uplinks=self.uplink_interface,
+            upstreams=_each("upstream", self.upstream, read_upstream),
+            check=self._check(),
+            connect_timeout_s=self.connect_timeout_s,
+            idle_timeout_s=self.idle_timeout_s,
+            retries=self.retries,
+            max_connections=self.max_connections,
+            max_connections_per_source=self.max_connections_per_source,
+            resolve_every_s=self.resolve_interval_s,
+            proxy_protocol=self._tlvs() if self.send_proxy_v2 else None,
+            through=self._through(),
+        )
+        check_plan(made)
+        return made
+
+    def _check_plan(self) -> None:
+        if not self.upstream:
+            raise ConfigError("--upstream is needed: the apiserver's HOST:PORT; or --config")
+        if not self.listen:
+            raise ConfigError(f"--listen is empty: say an address such as {ADVERTISED}:{PORT}")
+        check_pair("client-cert", self.client_cert, "client-key", self.client_key)
+        for flag, seconds in (
+            ("connect-timeout", self.connect_timeout_s),
+            ("resolve-interval", self.resolve_interval_s),
+            ("health-check-interval", self.health_check_interval_s),
+        ):
+            if not seconds:
+                raise ConfigError(f"--{flag} must be more than 0")
+        for flag, count, most in (
+            ("health-check-fall", self.health_check_fall, 100),
+            ("health-check-rise", self.health_check_rise, 100),
+            ("max-connections", self.max_connections, MAX_CONNECTIONS),
+        ):
+            check_at_least(flag, count, 1)
+            _check_at_most(flag, count, most)
+        for flag, count, most in (
+            ("max-connections-per-source", self.max_connections_per_source, MAX_CONNECTIONS),
+            ("retries", self.retries, MAX_RETRIES),
+        ):
+            check_at_least(flag, count, 0)
+            _check_at_most(flag, count, most)
+        if self.proxy_v2_tlv and not self.send_proxy_v2:
+            raise ConfigError("--proxy-v2-tlv needs --send-proxy-v2 as well")
+        if self.http_proxy_ca_cert and not self.http_proxy:
+            raise ConfigError("--http-proxy-ca-cert needs --http-proxy as well")
+
+    def _check(self) -> CheckPlan:
+        (path,) = _each("health-check-path", (self.health_check_path,), read_path)
+        if self.health_check_server_name:
+            check_host("health-check-server-name", self.health_check_server_name)
+        return CheckPlan(
+            kind=Checks(self.health_check),
+            path=path,
+            ca=self.ca_cert,
+            cert=self.client_cert,
+            key=self.client_key,
+            server_name=self.health_check_server_name,
+            interval_s=self.health_check_interval_s,
+            timeout_s=self.health_check_timeout_s,
+            bounds=Bounds(fall=self.health_check_fall, rise=self.health_check_rise),
+            accepted=_each("health-check-statuses", self.health_check_statuses, read_status),
+        )
+
+    def _tlvs(self) -> tuple[Tlv, ...]:
+        found = _each("proxy-v2-tlv", self.proxy_v2_tlv, _tlv)
+        wrong = check_tlvs(found)
+        if wrong:
+            raise ConfigError(f"--proxy-v2-tlv: these {wrong}")
+        return found
+
+    def _through(self) -> ThroughPlan | None:
+        if not self.http_proxy:
+            return None
+        return ThroughPlan(
+            proxy=ProxyAddress.parse(self.http_proxy, variable="--http-proxy"),
+            ca=self.http_proxy_ca_cert,
+            no_proxy=self.no_proxy,
+            networks=self.cluster_network,
+        )
+
+
+def _each(flag: str, texts: Sequence[str], read: Callable[[str], T]) -> tuple[T, ...]:
+    found = []
+    for text in texts:
+        try:
+            found.append(read(text))
+        except ValueError as error:
+            raise ConfigError(f"--{flag}: {text!r} {error}") from None
+    return tuple(found)
+
+
+def _tlv(text: str) -> Tlv:
+    kind, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError("is not TYPE=TEXT such as 0x20=my-cluster")
+    return Tlv(read_tlv_type(kind), value.encode("utf-8", "surrogateescape"))
+
+
+def _check_at_most(flag: str, value: int, most: int) -> None:
+    if value > most:
+        raise ConfigError(f"--{flag} must be at most {most}, not {value}")

@@ -1,0 +1,107 @@
+"""Which backend programs the kernel, and removing what any of them left.
+
+Backends are imported when they are needed: one mode has no use for the others' modules.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+
+from isthmus.errors import ConfigError
+from isthmus.logs import log
+from isthmus.programs.node_proxy.kernel.backend import Backend
+from isthmus.programs.node_proxy.kernel.sysctls import has_ipv6
+from isthmus.programs.node_proxy.rules.detecting import tidy_range
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings
+
+_log = logging.getLogger("isthmus.node_proxy")
+
+
+def _iptables(family: Family, settings: NodeProxySettings) -> Backend:
+    from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
+
+    return IptablesBackend(family)
+
+
+def _nftables(family: Family, settings: NodeProxySettings) -> Backend:
+    from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
+
+    return NftablesBackend(family)
+
+
+def _ipvs(family: Family, settings: NodeProxySettings) -> Backend:
+    from isthmus.programs.node_proxy.kernel.ipvs import IpvsBackend
+    from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions
+
+    options = IpvsOptions(
+        scheduler=settings.ipvs_scheduler or DEFAULT_SCHEDULER,
+        exclude_cidrs=tuple(map(tidy_range, settings.ipvs_exclude_cidrs)),
+        strict_arp=settings.ipvs_strict_arp,
+        tcp_timeout_s=int(settings.ipvs_tcp_timeout_s),
+        tcp_fin_timeout_s=int(settings.ipvs_tcpfin_timeout_s),
+        udp_timeout_s=int(settings.ipvs_udp_timeout_s),
+    )
+    return IpvsBackend(family, options=options)
+
+
+BACKENDS: dict[str, Callable[[Family, NodeProxySettings], Backend]] = {
+    IPTABLES: _iptables,
+    NFTABLES: _nftables,
+    IPVS: _ipvs,
+}
+_SAVE = {Family.IPV4: "iptables-save", Family.IPV6: "ip6tables-save"}
+# kube-proxy's: ipvs uses iptables too, so that their rules are not told apart.
+_OTHERS = {IPTABLES: (NFTABLES,), IPVS: (NFTABLES,), NFTABLES: (IPTABLES, IPVS)}
+
+
+def families_of_host() -> list[Family]:
+    """The families that the kernel has."""
+    return [Family.IPV4, *([Family.IPV6] if has_ipv6() else [])]
+
+
+def start_backends(settings: NodeProxySettings) -> list[Backend]:
+    """Make a backend for each family that can be programmed here; blocks.
+
+    Raises:
+        ConfigError: there is none; the reason of the first.
+    """
+    started, reasons = [], []
+    for family in families_of_host():
+        backend = BACKENDS[settings.mode](family, settings)
+        try:
+            backend.start()
+        except ConfigError as error:
+            reasons.append((family, error))
+        else:
+            started.append(backend)
+    if not started:
+        raise reasons[0][1]
+    for family, reason in reasons:
+        log(_log, logging.WARNING, "this family is left alone", family=family.value, error=reason)
+    return started
+
+
+def clean_others(settings: NodeProxySettings, families: Sequence[Family]) -> list[str]:
+    """Remove what other modes left, so that only one is in force; what stayed, in words."""
+    return clean(_OTHERS[settings.mode], settings, families)
+
+
+def clean_all(settings: NodeProxySettings) -> list[str]:
+    """Remove everything of ours, of every mode; what stayed, in words."""
+    return clean(tuple(BACKENDS), settings, tuple(Family))
+
+
+def clean(
+    modes: Sequence[str], settings: NodeProxySettings, families: Sequence[Family]
+) -> list[str]:
+    """Remove what these modes left; blocks."""
+    stayed: list[str] = []
+    for mode in modes:
+        for family in families:
+            # Where there is no iptables, nobody wrote rules with it.
+            if mode != IPTABLES or shutil.which(_SAVE[family]):
+                stayed += BACKENDS[mode](family, settings).cleanup()
+    return stayed

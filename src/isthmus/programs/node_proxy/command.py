@@ -1,0 +1,122 @@
+"""``isthmus node-proxy``: flags or kube-proxy's file in, a running node proxy out; and clean-up.
+
+What it takes to run is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.programs.node_proxy import command_tools as node_proxy_tools
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.settings.options import given_in_vain, options_of
+from isthmus.settings.parsing import load
+
+# Its value may be left out: the Node says it then.
+_BARE = "--node-cidr"
+
+
+class _FlagGroup(FlagCommand, click.Group):
+    """A command that runs with its flags, and has commands below it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; a --node-cidr without a value has an empty one."""
+        following = [*args[1:], "--"]
+        return super().parse_args(
+            ctx,
+            [
+                f"{arg}=" if arg == _BARE and after.startswith("-") else arg
+                for arg, after in zip(args, following, strict=False)
+            ],
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags under their headings, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def read_settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
+    """What flags and file say; what has no effect is named on standard error."""
+    import os
+
+    settings = load(NodeProxySettings, given, os.environ)
+    vain = given_in_vain(NodeProxySettings, given)
+    if vain:
+        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
+    if settings.config:
+        from isthmus.programs.node_proxy.config import read_config
+        from isthmus.programs.node_proxy.settings_file import overruled
+
+        settings = read_config(settings)
+        lost = overruled([name for name, texts in given.items() if texts])
+        if lost:
+            click.echo(
+                f"isthmus: these flags are only used without --config: {', '.join(lost)}", err=True
+            )
+    settings.validate()
+    return settings
+
+
+def _run(**given: tuple[str, ...]) -> int:
+    below = click.get_current_context().invoked_subcommand
+    if below is not None:
+        if any(given.values()):
+            raise ConfigError(f"flags of node-proxy {below} go behind that word")
+        return 0
+    settings = read_settings(given)
+    if settings.cleanup:
+        return _clean(settings)
+    if settings.write_config_to:
+        from isthmus.programs.node_proxy.config import write_config
+
+        write_config(settings)
+        return 0
+    from isthmus.programs.node_proxy.program import initialize, main
+
+    return initialize(settings) if settings.init_only else main(settings)
+
+
+def _clean(settings: NodeProxySettings) -> int:
+    from isthmus.programs.node_proxy.backends import clean_all
+
+    stayed = clean_all(settings)
+    for sentence in stayed:
+        click.echo(f"isthmus: {sentence}", err=True)
+    return 1 if stayed else 0
+
+
+command = _FlagGroup(
+    "node-proxy",
+    options_of(NodeProxySettings),
+    """\
+isthmus node-proxy --kubeconfig=/etc/kubernetes/kube-proxy.conf --detect-local=node-cidr
+isthmus node-proxy --config=/var/lib/kube-proxy/config.conf --take-over
+isthmus node-proxy --manifests=/etc/isthmus/services --cluster-cidr=10.1.0.0/16
+isthmus node-proxy cleanup""",
+    callback=_run,
+    invoke_without_command=True,
+    help="Program a node for the Services of its cluster, as kube-proxy does",
+)
+
+
+@command.command(short_help="Remove all rules of a node proxy from this node")
+def cleanup() -> int:
+    """Remove all rules of a node proxy from this node
+
+    Those of iptables, nftables and ipvs, whoever of us wrote them, kube-proxy's of the same names
+    included. Rules of anybody else stay. What cannot be removed is said, and the exit code is 1.
+
+    \b
+    Example:
+      isthmus node-proxy cleanup
+    """
+    return _clean(NodeProxySettings())
+
+
+for _tool in node_proxy_tools.COMMANDS:
+    command.add_command(_tool)

@@ -1,0 +1,120 @@
+"""Where the node proxy's Services, EndpointSlices and Node come from: the API, or files.
+
+Both tell the same ``Listener`` of the same values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Protocol
+
+from isthmus.kube.api import Kube, open_kube
+from isthmus.programs.node_proxy.kernel.manifests import Manifests
+from isthmus.programs.node_proxy.kernel.manifests_watch import ManifestsWatch
+from isthmus.programs.node_proxy.kube_api import sources_of
+from isthmus.programs.node_proxy.kube_watch import ClusterWatch
+from isthmus.programs.node_proxy.rules.objects import Batch, NodeObject, ServiceBatch, SliceBatch
+from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
+
+
+class Listener(Protocol):
+    """Who is told of what there is."""
+
+    def heard_services(self, batch: ServiceBatch) -> None:
+        """Some Services, or all."""
+
+    def heard_slices(self, batch: SliceBatch) -> None:
+        """Some EndpointSlices, or all."""
+
+    def heard_node(self, node: NodeObject | None) -> None:
+        """Our Node; None says that there is none."""
+
+    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
+        """All ranges of cluster IPs."""
+
+
+class Input(Protocol):
+    """A source of objects; ``node_name`` is which Node we are."""
+
+    node_name: str
+
+    async def run(self, listener: Listener) -> None:
+        """Tell of everything, and then of every change, until cancelled."""
+
+    async def close(self) -> None:
+        """Close what is open."""
+
+
+async def open_input(settings: NodeProxySettings) -> Input:
+    """Open what the settings say.
+
+    Raises:
+        ConfigError: it cannot be used, and in one sentence why.
+    """
+    named = (settings.hostname_override or socket.gethostname()).strip().lower()
+    if not settings.manifests:
+        return FromApi(settings, named)
+    watch = ManifestsWatch(Path(settings.manifests))
+    first = await asyncio.to_thread(watch.read)
+    names = [node.name for node in first.nodes]
+    if not settings.hostname_override and named not in names and len(names) == 1:
+        named = names[0]
+    return FromFiles(watch, first, named)
+
+
+class FromApi:
+    """Watches an API server."""
+
+    def __init__(self, settings: NodeProxySettings, node_name: str) -> None:
+        self.node_name = node_name
+        self._cidrs = settings.mode == NFTABLES
+        self._kube: Kube = open_kube(
+            settings.kubeconfig,
+            qps=settings.kube_api_qps,
+            burst=settings.kube_api_burst,
+            server=settings.master,
+        )
+
+    async def run(self, listener: Listener) -> None:
+        """Watch; see Input."""
+        await ClusterWatch(
+            sources_of(self._kube, self.node_name),
+            on_services=listener.heard_services,
+            on_slices=listener.heard_slices,
+            on_node=listener.heard_node,
+            on_service_cidrs=listener.heard_service_cidrs if self._cidrs else None,
+        ).run()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._kube.close()
+
+
+class FromFiles:
+    """Follows a directory of manifests."""
+
+    def __init__(self, watch: ManifestsWatch, first: Manifests, node_name: str) -> None:
+        self.node_name = node_name
+        self._watch = watch
+        self._first = first
+        self._node = NodeObject(name=node_name)
+
+    async def run(self, listener: Listener) -> None:
+        """Follow; see Input."""
+
+        def tell(found: Manifests) -> None:
+            # A Node whose file is gone stays what it was: nobody says that the machine is.
+            same = (node for node in found.nodes if node.name == self.node_name)
+            self._node = next(same, self._node)
+            listener.heard_node(self._node)
+            listener.heard_service_cidrs(found.service_cidrs)
+            listener.heard_services(Batch(put=found.services, complete=True))
+            listener.heard_slices(Batch(put=found.slices, complete=True))
+
+        tell(self._first)
+        await self._watch.run(tell)
+
+    async def close(self) -> None:
+        """Do nothing: between looks nothing is open."""

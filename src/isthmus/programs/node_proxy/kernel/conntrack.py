@@ -1,0 +1,157 @@
+"""Forgets UDP flows that the kernel would go on sending to endpoints that are gone.
+
+A UDP flow never ends, so that a client that keeps its port stays with its first endpoint for as
+long as it sends. Which flows are stale is a pure question of the view; the kernel is asked by
+netlink, directly. pyroute2 can do it, in 0.57 ms for each entry against 0.06 here (median of five
+reads of 972 entries; 0.58 against 0.10 for 199 of IPv6), and a node has thousands; the
+``conntrack`` program is not on every node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from isthmus.programs.node_proxy.kernel.backend import ApplyError
+from isthmus.programs.node_proxy.kernel.netlink import (
+    ACK,
+    DUMP,
+    NESTED,
+    Netlink,
+    attribute,
+    attributes,
+)
+from isthmus.programs.node_proxy.rules.model import Family, Protocol, View
+
+# linux/netlink.h, nfnetlink.h, nfnetlink_conntrack.h
+_NETLINK_NETFILTER = 12
+_GET, _DELETE = 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8, with IPCTNL_MSG_CT_*
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_TUPLE_IP, _TUPLE_PROTO = 1, 2
+_PROTO_NUM, _SRC_PORT, _DST_PORT = 1, 2, 3
+_FILTER_ORIG_FLAGS, _FILTER_PROTO_NUM = 1, 1 << 3
+_GENERIC = struct.Struct("=BBH")
+_ADDRESSES = {  # the attributes of source and destination, and how to write them
+    Family.IPV4: (1, 2, socket.AF_INET),
+    Family.IPV6: (3, 4, socket.AF_INET6),
+}
+_ATTEMPTS = 5
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A UDP flow: where its first packet was sent to, and who it is that answers.
+
+    ``handle`` is what the kernel knows it by.
+    """
+
+    to: Place
+    behind: Place
+    handle: bytes = b""
+
+
+def stale_flows(view: View, flows: Iterable[Flow]) -> list[Flow]:
+    """The flows to a UDP port of the view that end at none of its serving endpoints.
+
+    A port without any is left alone, as in kube-proxy: there is nowhere better to go.
+    """
+    by_place: dict[Place, frozenset[Place]] = {}
+    by_node_port: dict[int, frozenset[Place]] = {}
+    for backed in view.ports.values():
+        port = backed.port
+        serving = frozenset((each.ip, each.port) for each in backed.backends.serving)
+        if port.key.protocol is not Protocol.UDP or not serving:
+            continue
+        for ip in (port.cluster_ip, *port.load_balancer_ips, *port.external_ips):
+            by_place[ip, port.port] = serving
+        if port.node_port:
+            by_node_port[port.node_port] = serving
+
+    def is_stale(flow: Flow) -> bool:
+        good = by_place.get(flow.to)
+        if good is not None and flow.behind not in good:
+            return True
+        good = by_node_port.get(flow.to[1])
+        return good is not None and flow.behind not in good
+
+    return [flow for flow in flows if is_stale(flow)]
+
+
+def forget_stale_flows(view: View) -> int:
+    """Remove the stale flows of a view from the kernel; how many there were. Blocks.
+
+    Raises:
+        ApplyError: the kernel refuses.
+    """
+    try:
+        with Netlink(_NETLINK_NETFILTER) as kernel:
+            table = _Table(kernel, view.family)
+            stale = stale_flows(view, table.udp_flows())
+            return sum(table.forget(flow) for flow in stale)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ApplyError(f"UDP flows to endpoints that are gone stay: {reason}") from error
+
+
+class _Table:
+    """The kernel's table of connections, of one family."""
+
+    def __init__(self, kernel: Netlink, family: Family) -> None:
+        self._kernel = kernel
+        self._source, self._destination, self._af = _ADDRESSES[family]
+        self._generic = _GENERIC.pack(self._af, 0, 0)
+
+    def udp_flows(self) -> list[Flow]:
+        """Read all UDP flows; a table that changes while it is read is read again."""
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(InterruptedError):
+                return list(self._dump())
+        return list(self._dump())
+
+    def _dump(self) -> Iterator[Flow]:
+        proto = attribute(_PROTO_NUM, bytes([socket.IPPROTO_UDP]))
+        wanted = attribute(_TUPLE_ORIG | NESTED, attribute(_TUPLE_PROTO | NESTED, proto))
+        # Kernels before 5.8 know no filter and send everything: it is looked at again below.
+        flags = attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _FILTER_PROTO_NUM))
+        body = self._generic + wanted + attribute(_FILTER | NESTED, flags)
+        for message in self._kernel.ask(_GET, DUMP, body):
+            flow = self._flow(message)
+            if flow is not None:
+                yield flow
+
+    def _flow(self, message: memoryview) -> Flow | None:
+        found = attributes(message[_GENERIC.size :])
+        there = attributes(found[_TUPLE_ORIG])
+        proto = attributes(there[_TUPLE_PROTO])
+        if proto[_PROTO_NUM][0] != socket.IPPROTO_UDP:
+            return None
+        back = attributes(found[_TUPLE_REPLY])
+        handle = attribute(_TUPLE_ORIG | NESTED, bytes(found[_TUPLE_ORIG]))
+        for kind in (_ID, _ZONE):  # the id makes sure that it is still the same one
+            if kind in found:
+                handle += attribute(kind, bytes(found[kind]))
+        return Flow(
+            to=self._place(there, proto, self._destination, _DST_PORT),
+            behind=self._place(back, attributes(back[_TUPLE_PROTO]), self._source, _SRC_PORT),
+            handle=handle,
+        )
+
+    def _place(
+        self, side: dict[int, memoryview], proto: dict[int, memoryview], address: int, port: int
+    ) -> Place:
+        packed = attributes(side[_TUPLE_IP])[address]
+        return socket.inet_ntop(self._af, packed), int.from_bytes(proto[port], "big")
+
+    def forget(self, flow: Flow) -> bool:
+        """Remove a flow; false if it is gone by itself."""
+        try:
+            for _ in self._kernel.ask(_DELETE, ACK, self._generic + flow.handle):
+                pass
+        except FileNotFoundError:
+            return False
+        return True

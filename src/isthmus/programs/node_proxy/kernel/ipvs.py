@@ -1,0 +1,314 @@
+"""ipvs mode: virtual servers of the kernel balance, ipsets and a few iptables rules masquerade.
+
+What has to be where is said by ``isthmus.services.ipvs``; the kernel's four doors are ipset.py,
+ipvs_rules.py, ipvs_netlink.py and ipvs_addresses.py. Nothing spans all four, so that a sync that
+fails is taken back as far as it can be, and the next one looks at everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from isthmus.errors import ConfigError
+from isthmus.logs import log
+from isthmus.programs.node_proxy.kernel import ipset
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.commands import run
+from isthmus.programs.node_proxy.kernel.ipvs_rules import IpvsRules
+from isthmus.programs.node_proxy.kernel.ipvs_table import NoIpvsError, VirtualServers
+from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
+from isthmus.programs.node_proxy.rules.ipvs.kernel import kernel_version, sysctls
+from isthmus.programs.node_proxy.rules.ipvs.owning import owned
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, Plan, plan
+from isthmus.programs.node_proxy.rules.ipvs.rules import rules
+from isthmus.programs.node_proxy.rules.ipvs.servers import (
+    AddServer,
+    Command,
+    Destination,
+    RemoveServer,
+    Served,
+    ServerKey,
+    VirtualServer,
+    Wanted,
+    difference,
+)
+from isthmus.programs.node_proxy.rules.ipvs.sets import Set, batch, undone
+from isthmus.programs.node_proxy.rules.ipvs.terminating import Terminating
+from isthmus.programs.node_proxy.rules.model import Family, Protocol, Update
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+if TYPE_CHECKING:
+    from isthmus.programs.node_proxy.kernel.ipvs_addresses import ServiceAddresses
+
+DEPRECATED = (
+    "ipvs mode is deprecated in kube-proxy and may be removed in a future release;"
+    " use --proxy-mode=nftables instead"
+)
+#: Made and removed to see whether the kernel has the scheduler; RFC 5737 keeps it free.
+_TRIAL = ServerKey("198.51.100.0", 20000, Protocol.TCP)
+_INSTEAD = "use --proxy-mode=nftables or --proxy-mode=iptables"
+_log = logging.getLogger("isthmus.nodeproxy")
+
+
+class IpvsBackend:
+    """Programs one family by ipvs. ``table`` and ``kernel`` are this machine's unless given."""
+
+    def __init__(
+        self,
+        family: Family,
+        *,
+        options: IpvsOptions | None = None,
+        table: VirtualServers | None = None,
+        kernel: Sysctls | None = None,
+    ) -> None:
+        self.family = family
+        self._options = options or IpvsOptions()
+        self._given = table
+        self._kernel = kernel or Sysctls()
+        self._rules = IpvsRules(family)
+        self._terminating = Terminating()
+        self._settings: RuleSettings | None = None
+        self._text = ""
+        self._sets: Mapping[Set, frozenset[str]] | None = None
+        self._servers: Wanted = {}
+        self._addresses: set[str] = set()
+        self._node: set[str] = set()
+
+    # pyroute2 takes its time to import: only who uses ipvs waits for it.
+
+    @functools.cached_property
+    def _table(self) -> VirtualServers:
+        from isthmus.programs.node_proxy.kernel.ipvs_netlink import IpvsTable
+
+        return self._given or IpvsTable()
+
+    @functools.cached_property
+    def _device(self) -> ServiceAddresses:
+        from isthmus.programs.node_proxy.kernel.ipvs_addresses import ServiceAddresses
+
+        return ServiceAddresses(self.family)
+
+    def start(self) -> None:
+        """Look for IPVS, ipset, iptables and the scheduler; set the sysctls, make the interface.
+
+        Raises:
+            ConfigError: something of it is missing.
+        """
+        _say_deprecated()
+        self._look_for_ipvs()
+        self._look_for_programs()
+        for name, value in sysctls(self._options, kernel_version(platform.release())):
+            wrong = self._kernel.ensure(name, value)
+            if wrong:
+                raise ConfigError(f"--proxy-mode=ipvs: {wrong}")
+        self._set_timeouts()
+        try:
+            dummy = self._device.open()
+        except ApplyError as exc:
+            raise ConfigError(f"--proxy-mode=ipvs: {exc}") from exc
+        if not dummy:
+            log(_log, logging.WARNING, "the kernel has no dummy interfaces (the module dummy is"
+                " missing): addresses of Services are put on lo instead of kube-ipvs0",
+                family=self.family.value)  # fmt: skip
+
+    def sync(self, update: Update, settings: RuleSettings, *, full: bool) -> SyncReport:
+        """Bring sets, rules, servers and addresses to the view.
+
+        Raises:
+            ApplyError: something was refused. Sets and rules are as before; what was done to
+                virtual servers stays, and the next sync is full.
+        """
+        full = full or self._sets is None or settings != self._settings
+        if full:
+            self._device.open()
+            self._node = self._device.node()
+        made = plan(update.view, settings, self._options, self._node)
+        try:
+            with self._table:
+                written = self._write(made, settings, full=full)
+        except ApplyError:
+            self._sets, self._text = None, ""
+            raise
+        self._settings = settings
+        tables = rules(made, settings)
+        counts = {"nat": len(tables.nat), "filter": len(tables.filter)}
+        return SyncReport(
+            full=full,
+            rules=counts,
+            written=counts if written else dict.fromkeys(counts, 0),
+            no_local_endpoints=made.no_local,
+        )
+
+    def intact(self) -> bool:
+        """Whether sets and rules are still there, and this node has the addresses that it had.
+
+        Also lets go of destinations whose last connection has ended.
+        """
+        self._end_terminated()
+        if self._device.node() != self._node:
+            log(_log, logging.INFO, "addresses of this node changed", family=self.family.value)
+            return False
+        return self._rules.present() and ipset.complete(self.family)
+
+    def cleanup(self) -> list[str]:
+        """Remove our virtual servers, addresses, rules and sets; those of others stay."""
+        steps: list[tuple[str, Callable[[], list[str] | None]]] = [
+            ("addresses of Services", self._device.close),
+            ("rules of iptables", self._rules.remove),
+        ]
+        if shutil.which("ipset"):
+            # Sets tell which servers are ours, and can go only when no rule matches them any more.
+            servers = ("virtual servers", self._remove_servers)
+            steps = [servers, *steps, ("ipsets", partial(ipset.destroy, self.family))]
+        wrong: list[str] = []
+        for what, work in steps:
+            try:
+                wrong += work() or []
+            except ApplyError as exc:
+                wrong.append(f"{what} may stay: {exc}")
+        self._sets, self._text, self._servers = None, "", {}
+        return wrong
+
+    def _write(self, made: Plan, settings: RuleSettings, *, full: bool) -> bool:
+        """Write what differs; tells whether rules were written."""
+        entries = made.entries()
+        before = ipset.present(self.family) if full or self._sets is None else self._sets
+        lines = batch(self.family, entries, before, create=full)
+        more = [line for line in lines if not line.startswith("del ")]
+        ipset.restore(more)
+        text = rules(made, settings).text()
+        written = full or text != self._text
+        if written:
+            try:
+                self._rules.restore(text)
+            except ApplyError:
+                ipset.restore(undone(more))
+                raise
+        if full:
+            self._rules.ensure_jumps()
+        self._serve(made, before, full=full)
+        ipset.restore([line for line in lines if line.startswith("del ")])
+        self._sets, self._text = entries, text
+        return written
+
+    def _serve(self, made: Plan, before: Mapping[Set, frozenset[str]], *, full: bool) -> None:
+        commands = self._commands(made.servers, before, full=full)
+        later = [each for each in commands if isinstance(each, RemoveServer)]
+        self._do([each for each in commands if not isinstance(each, RemoveServer)])
+        # An address without its server refuses; one that goes before it is merely not reached.
+        held = self._device.ours() if full else self._addresses
+        self._device.change(add=made.addresses - held, remove=held - made.addresses)
+        self._do(later)
+        self._servers, self._addresses = dict(made.servers), set(made.addresses)
+
+    def _commands(
+        self, wanted: Wanted, sets: Mapping[Set, frozenset[str]], *, full: bool
+    ) -> list[Command]:
+        excluded = self._options.exclude_cidrs
+        if full:
+            keys = {server.key for server in wanted}
+            there = self._table.servers(self.family)
+            ours = {each.server.key for each in owned(there, sets)}
+            present = [each for each in there if each.server.key in keys | ours]
+            return difference(wanted, present, excluded=excluded)
+        # Only what changed is asked for: how many connections its destinations have.
+        last = {server.key: server for server in self._servers}
+        now = {server.key for server in wanted}
+        changed: dict[VirtualServer, frozenset[Destination]] = {}
+        present = [Served(server=server) for key, server in last.items() if key not in now]
+        for server, destinations in wanted.items():
+            if self._servers.get(server) == destinations:
+                continue
+            changed[server] = destinations
+            if server.key in last:
+                of = self._table.destinations(server.key)
+                present.append(Served(server=last[server.key], destinations=of))
+        return difference(changed, present, excluded=excluded)
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            self._table.apply(command)
+            self._terminating.done([command])
+
+    def _end_terminated(self) -> None:
+        if not len(self._terminating):
+            return
+        try:
+            with self._table:
+                for key in self._terminating.keys:
+                    self._do(self._terminating.ended(key, self._table.destinations(key)))
+        except ApplyError as exc:
+            log(_log, logging.WARNING, "destinations cannot be removed yet", error=exc)
+
+    def _look_for_ipvs(self) -> None:
+        if self._given is None and shutil.which("modprobe"):
+            with contextlib.suppress(ApplyError):  # it may be there all the same
+                run(["modprobe", "-a", "ip_vs"])
+        try:
+            with self._table:
+                present = self._table.servers(self.family)
+        except ApplyError as exc:
+            raise ConfigError(
+                f"--proxy-mode=ipvs: {exc} (the module ip_vs is missing or may not be used):"
+                f" load it, or {_INSTEAD}"
+            ) from exc
+        scheduler = self._options.scheduler
+        if any(each.server.scheduler == scheduler for each in present):
+            return
+        trial = VirtualServer(key=_TRIAL, scheduler=scheduler)
+        try:
+            with self._table:
+                self._table.apply(AddServer(server=trial))
+                self._table.apply(RemoveServer(key=_TRIAL))
+        except ApplyError as exc:
+            raise ConfigError(
+                f"--ipvs-scheduler: the kernel has no scheduler {scheduler!r} (the module"
+                f" ip_vs_{scheduler} is missing): load it, or use another"
+            ) from exc
+
+    def _look_for_programs(self) -> None:
+        try:
+            found = ipset.version()
+        except ApplyError as exc:
+            raise ConfigError(f"--proxy-mode=ipvs: {exc}: install it, or {_INSTEAD}") from exc
+        if found < ipset.MIN_VERSION:
+            raise ConfigError(
+                "--proxy-mode=ipvs: ipset {}.{} is older than {}.{}".format(
+                    *found, *ipset.MIN_VERSION
+                )
+            )
+        self._rules.check()
+
+    def _set_timeouts(self) -> None:
+        options = self._options
+        times = (options.tcp_timeout_s, options.tcp_fin_timeout_s, options.udp_timeout_s)
+        if not any(times):
+            return
+        try:
+            with self._table:
+                self._table.set_timeouts(tcp_s=times[0], tcp_fin_s=times[1], udp_s=times[2])
+        except ApplyError as exc:  # as in kube-proxy: what held before holds
+            log(_log, logging.ERROR, "the timeouts of IPVS cannot be set", error=exc)
+
+    def _remove_servers(self) -> None:
+        sets = ipset.present(self.family)
+        if not sets:
+            return
+        try:
+            with self._table:
+                ours = owned(self._table.servers(self.family), sets)
+                self._do(difference({}, ours, excluded=self._options.exclude_cidrs))
+        except NoIpvsError:
+            pass  # nor is there anything of ours
+
+
+@functools.cache
+def _say_deprecated() -> None:
+    log(_log, logging.WARNING, DEPRECATED)

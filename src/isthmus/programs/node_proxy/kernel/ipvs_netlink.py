@@ -1,0 +1,302 @@
+"""Virtual servers in the kernel, by the generic netlink family IPVS.
+
+Messages are pyroute2's, attribute by attribute as linux/ip_vs.h has them. pyroute2's own
+IPVSService is not used: it has neither the netmask of IPv6 nor the timeouts.
+Imports pyroute2, which takes its time: import this module only where it is used.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self, assert_never
+
+from pyroute2 import NetlinkError
+from pyroute2.netlink import (
+    CTRL_CMD_GETFAMILY,
+    GENL_ID_CTRL,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    ctrlmsg,
+)
+from pyroute2.netlink.generic import GenericNetlinkSocket
+from pyroute2.netlink.generic import ipvs as codes
+
+from isthmus.programs.node_proxy.kernel.backend import ApplyError
+from isthmus.programs.node_proxy.kernel.ipvs_table import NoIpvsError
+from isthmus.programs.node_proxy.rules.ipvs.servers import (
+    AddDestination,
+    AddServer,
+    ChangeServer,
+    Command,
+    Destination,
+    DestinationState,
+    Flags,
+    RemoveDestination,
+    RemoveServer,
+    Served,
+    ServerKey,
+    VirtualServer,
+    WeighDestination,
+)
+from isthmus.programs.node_proxy.rules.model import Family, Protocol
+
+_DO = NLM_F_REQUEST | NLM_F_ACK
+_DUMP = NLM_F_REQUEST | NLM_F_DUMP
+_ALL_FLAGS = 0xFFFFFFFF
+_MASQUERADE = 0  # IP_VS_CONN_F_MASQ: destinations answer through us
+_PROTOCOLS = {
+    Protocol.TCP: socket.IPPROTO_TCP,
+    Protocol.UDP: socket.IPPROTO_UDP,
+    Protocol.SCTP: socket.IPPROTO_SCTP,
+}
+_BY_NUMBER = {number: protocol for protocol, number in _PROTOCOLS.items()}
+_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+
+
+class IpvsMessage(codes.ipvsmsg):  # type: ignore[misc]  # pyroute2 has no types
+    """A message of the family; pyroute2's leaves the timeouts undeciphered."""
+
+    nla_map = (
+        ("IPVS_CMD_ATTR_UNSPEC", "none"),
+        ("IPVS_CMD_ATTR_SERVICE", "service"),
+        ("IPVS_CMD_ATTR_DEST", "dest"),
+        ("IPVS_CMD_ATTR_DAEMON", "hex"),
+        ("IPVS_CMD_ATTR_TIMEOUT_TCP", "uint32"),
+        ("IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", "uint32"),
+        ("IPVS_CMD_ATTR_TIMEOUT_UDP", "uint32"),
+    )
+
+
+Ask = Callable[[IpvsMessage, int], Iterable[Any]]
+
+
+class IpvsTable:
+    """The kernel's table of virtual servers, in a ``with`` block; blocks.
+
+    ``ask`` sends a message with flags and gives the answers; the kernel's own unless given.
+    """
+
+    def __init__(self, ask: Ask | None = None) -> None:
+        self._given = ask
+        self._kernel: _Kernel | None = None
+
+    def __enter__(self) -> Self:
+        """Open the way to the kernel.
+
+        Raises:
+            NoIpvsError: it has none.
+            ApplyError: it does not let us.
+        """
+        if self._given is None:
+            try:
+                self._kernel = _Kernel()
+            except (NetlinkError, OSError) as error:
+                raise ApplyError(f"IPVS: {error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
+
+    def servers(self, family: Family) -> list[Served]:
+        """Every virtual server of a family, with its destinations.
+
+        Raises:
+            ApplyError: the kernel does not let us.
+        """
+        found = []
+        for answer in self._do(_message(codes.IPVS_CMD_GET_SERVICE), "list the servers", _DUMP):
+            server = _server(answer, family)
+            if server is not None:
+                of = self.destinations(server.key)
+                found.append(Served(server=server, destinations=of))
+        return found
+
+    def destinations(self, key: ServerKey) -> Mapping[Destination, DestinationState]:
+        """The destinations of a virtual server with the number of their connections.
+
+        Raises:
+            ApplyError: there is no such server.
+        """
+        message = _message(codes.IPVS_CMD_GET_DEST, _key_attributes(key))
+        answers = self._do(message, f"list the destinations of {key}", _DUMP)
+        return dict(_destination(answer) for answer in answers)
+
+    def apply(self, command: Command) -> None:
+        """Carry a command out.
+
+        Raises:
+            ApplyError: the kernel refused.
+        """
+        self._do(message_of(command), str(command), _DO)
+
+    def set_timeouts(self, *, tcp_s: int, tcp_fin_s: int, udp_s: int) -> None:
+        """Set how long connections are remembered; 0 leaves what holds.
+
+        Raises:
+            ApplyError: the kernel refused.
+        """
+        message = IpvsMessage()
+        message["cmd"] = codes.IPVS_CMD_SET_CONFIG
+        message["version"] = codes.GENL_VERSION
+        message["attrs"] = [
+            ("IPVS_CMD_ATTR_TIMEOUT_TCP", tcp_s),
+            ("IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", tcp_fin_s),
+            ("IPVS_CMD_ATTR_TIMEOUT_UDP", udp_s),
+        ]
+        self._do(message, "set the timeouts", _DO)
+
+    def _do(self, message: IpvsMessage, what: str, flags: int) -> list[Any]:
+        ask = self._given or (self._kernel.ask if self._kernel is not None else None)
+        if ask is None:
+            raise RuntimeError("outside of its with block")
+        try:
+            return list(ask(message, flags))
+        except (NetlinkError, OSError) as error:
+            raise ApplyError(f"IPVS: {error}", rule=what) from error
+
+
+def message_of(command: Command) -> IpvsMessage:
+    """The message that carries a command."""
+    match command:
+        case AddServer():
+            return _message(codes.IPVS_CMD_NEW_SERVICE, _server_attributes(command.server))
+        case ChangeServer():
+            return _message(codes.IPVS_CMD_SET_SERVICE, _server_attributes(command.server))
+        case RemoveServer():
+            return _message(codes.IPVS_CMD_DEL_SERVICE, _key_attributes(command.key))
+        case AddDestination():
+            return _to(codes.IPVS_CMD_NEW_DEST, command.key, command.destination, 1)
+        case WeighDestination():
+            return _to(codes.IPVS_CMD_SET_DEST, command.key, command.destination, command.weight)
+        case RemoveDestination():
+            return _to(codes.IPVS_CMD_DEL_DEST, command.key, command.destination, None)
+        case _:
+            assert_never(command)
+
+
+def _message(
+    number: int,
+    service: list[tuple[str, object]] | None = None,
+    dest: list[tuple[str, object]] | None = None,
+) -> IpvsMessage:
+    message = IpvsMessage()
+    message["cmd"] = number
+    message["version"] = codes.GENL_VERSION
+    attributes: list[tuple[str, object]] = []
+    if service is not None:
+        attributes.append(("IPVS_CMD_ATTR_SERVICE", {"attrs": service}))
+    if dest is not None:
+        attributes.append(("IPVS_CMD_ATTR_DEST", {"attrs": dest}))
+    message["attrs"] = attributes
+    return message
+
+
+def _to(number: int, key: ServerKey, destination: Destination, weight: int | None) -> IpvsMessage:
+    dest: list[tuple[str, object]] = [
+        ("IPVS_DEST_ATTR_ADDR_FAMILY", _family_number(destination.ip)),
+        ("IPVS_DEST_ATTR_ADDR", destination.ip),
+        ("IPVS_DEST_ATTR_PORT", destination.port),
+    ]
+    if weight is not None:
+        dest += [
+            ("IPVS_DEST_ATTR_FWD_METHOD", _MASQUERADE),
+            ("IPVS_DEST_ATTR_WEIGHT", weight),
+            ("IPVS_DEST_ATTR_U_THRESH", 0),
+            ("IPVS_DEST_ATTR_L_THRESH", 0),
+        ]
+    return _message(number, _key_attributes(key), dest)
+
+
+def _family_number(ip: str) -> int:
+    return int(socket.AF_INET6 if ":" in ip else socket.AF_INET)
+
+
+def _key_attributes(key: ServerKey) -> list[tuple[str, object]]:
+    return [
+        ("IPVS_SVC_ATTR_AF", _family_number(key.address)),
+        ("IPVS_SVC_ATTR_PROTOCOL", int(_PROTOCOLS[key.protocol])),
+        ("IPVS_SVC_ATTR_ADDR", key.address),
+        ("IPVS_SVC_ATTR_PORT", key.port),
+    ]
+
+
+def _server_attributes(server: VirtualServer) -> list[tuple[str, object]]:
+    # Affinity is by whole addresses: a mask in IPv4, a number in this machine's order in IPv6.
+    whole = socket.inet_ntoa((128).to_bytes(4, sys.byteorder))
+    netmask = whole if ":" in server.key.address else "255.255.255.255"
+    return [
+        *_key_attributes(server.key),
+        ("IPVS_SVC_ATTR_SCHED_NAME", server.scheduler),
+        ("IPVS_SVC_ATTR_FLAGS", {"flags": int(server.flags), "mask": _ALL_FLAGS}),
+        ("IPVS_SVC_ATTR_TIMEOUT", server.timeout_s),
+        ("IPVS_SVC_ATTR_NETMASK", netmask),
+    ]
+
+
+def _server(answer: Any, family: Family) -> VirtualServer | None:
+    """Read a server of a family; None for others, and for one of a firewall mark."""
+    service = answer.get_attr("IPVS_CMD_ATTR_SERVICE")
+    protocol = _BY_NUMBER.get(service.get_attr("IPVS_SVC_ATTR_PROTOCOL"))
+    if service.get_attr("IPVS_SVC_ATTR_AF") != _FAMILIES[family] or protocol is None:
+        return None
+    flags = Flags(service.get_attr("IPVS_SVC_ATTR_FLAGS")["flags"]) & ~Flags.HASHED
+    return VirtualServer(
+        key=ServerKey(
+            service.get_attr("IPVS_SVC_ATTR_ADDR"),
+            service.get_attr("IPVS_SVC_ATTR_PORT"),
+            protocol,
+        ),
+        scheduler=service.get_attr("IPVS_SVC_ATTR_SCHED_NAME"),
+        flags=flags,
+        timeout_s=service.get_attr("IPVS_SVC_ATTR_TIMEOUT"),
+    )
+
+
+def _destination(answer: Any) -> tuple[Destination, DestinationState]:
+    dest = answer.get_attr("IPVS_CMD_ATTR_DEST")
+    connections = sum(
+        dest.get_attr(f"IPVS_DEST_ATTR_{kind}_CONNS") or 0 for kind in ("ACTIVE", "INACT")
+    )
+    return (
+        Destination(dest.get_attr("IPVS_DEST_ATTR_ADDR"), dest.get_attr("IPVS_DEST_ATTR_PORT")),
+        DestinationState(weight=dest.get_attr("IPVS_DEST_ATTR_WEIGHT"), connections=connections),
+    )
+
+
+class _Kernel:
+    """The kernel's end of the family, over one socket."""
+
+    def __init__(self) -> None:
+        self._socket = GenericNetlinkSocket()
+        try:
+            # Asked for by name, pyroute2 complains to the root logger where there is none.
+            self._socket.bind("nlctrl", ctrlmsg)
+            if not any(
+                each.get_attr("CTRL_ATTR_FAMILY_NAME") == codes.GENL_NAME for each in self._all()
+            ):
+                raise NoIpvsError
+            self._socket.bind(codes.GENL_NAME, IpvsMessage)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def ask(self, message: IpvsMessage, flags: int) -> list[Any]:
+        """Send a message and give the answers."""
+        found = self._socket.nlm_request(message, msg_type=self._socket.prid, msg_flags=flags)
+        return list(found)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _all(self) -> list[Any]:
+        message = ctrlmsg()
+        message["cmd"] = CTRL_CMD_GETFAMILY
+        message["version"] = 1
+        return list(self._socket.nlm_request(message, msg_type=GENL_ID_CTRL, msg_flags=_DUMP))

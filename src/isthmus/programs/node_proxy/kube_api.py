@@ -1,0 +1,49 @@
+"""What a node service proxy asks of the Kubernetes API, as values and sources; see api.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.kube.api import Kube
+from isthmus.kube.following import Source
+from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceObject, SliceObject
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[K, V]):
+    """One object, as far as it could be read: who it is, and what it is.
+
+    Without a ``value`` it is nothing to us, as if it were not there; without a ``key`` nobody
+    knows who.
+    """
+
+    key: K | None
+    value: V | None
+
+
+FoundService = Found[ServiceName, ServiceObject]
+FoundSlice = Found[tuple[str, str], SliceObject]
+FoundNode = Found[str, NodeObject]
+FoundCidrs = Found[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSources:
+    """All that is watched: by kube-proxy's selectors, and only the node that we are on."""
+
+    services: Source[FoundService]
+    slices: Source[FoundSlice]
+    node: Source[FoundNode]
+    service_cidrs: Source[FoundCidrs]
+
+
+def sources_of(kube: Kube, node_name: str) -> ClusterSources:
+    """Give what a node service proxy watches on a node."""
+    from isthmus.programs.node_proxy.kube_resources import light_cluster  # brings lightkube with it
+
+    return light_cluster(kube.client, node_name)

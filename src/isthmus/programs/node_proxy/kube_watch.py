@@ -1,0 +1,126 @@
+"""Services, EndpointSlices, our Node and the ranges of cluster IPs, followed for a node proxy.
+
+Each has its own list and watch, and is told of in batches: first of all that there is, then of
+every change. Nothing is kept here: that is the tracker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from isthmus.kube.api import Change
+from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower, Source
+from isthmus.programs.node_proxy.kube_api import ClusterSources, Found, FoundCidrs, FoundNode
+from isthmus.programs.node_proxy.rules.objects import Batch, NodeObject, ServiceBatch, SliceBatch
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class ClusterWatch:
+    """Tells what a cluster has, while ``run`` runs; see ``api.Kube.cluster`` for the sources.
+
+    The first batch of Services and of EndpointSlices is complete, and so is each after a time in
+    which changes were missed. ``on_node`` hears None while there is no such Node. Where
+    ``on_service_cidrs`` is not given they are not asked for.
+    """
+
+    def __init__(
+        self,
+        sources: ClusterSources,
+        *,
+        on_services: Callable[[ServiceBatch], None],
+        on_slices: Callable[[SliceBatch], None],
+        on_node: Callable[[NodeObject | None], None],
+        on_service_cidrs: Callable[[tuple[str, ...]], None] | None = None,
+        silence_s: float = SILENCE_S,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._silence_s = silence_s
+        self._first_retry_s = first_retry_s
+        self._on_node = on_node
+        self._on_service_cidrs = on_service_cidrs
+        self._cidrs: dict[str, tuple[str, ...]] = {}
+        self._followers: dict[str, Follower[Any]] = {
+            "services": self._batches(sources.services, "watching services", on_services),
+            "slices": self._batches(sources.slices, "watching endpoint slices", on_slices),
+            "node": self._follow(
+                sources.node, "watching the node", self._node_listed, self._node_changed
+            ),
+        }
+        if on_service_cidrs is not None:
+            self._followers["service-cidrs"] = self._follow(
+                sources.service_cidrs,
+                "watching service CIDRs",
+                self._cidrs_listed,
+                self._cidrs_changed,
+            )
+
+    def __repr__(self) -> str:
+        return f"<ClusterWatch {', '.join(self._followers)}>"
+
+    async def run(self) -> None:
+        """Follow everything, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, follower in self._followers.items():
+                tasks.create_task(follower.run(), name=f"watch:{name}")
+
+    def _batches(
+        self, source: Source[Found[K, V]], doing: str, tell: Callable[[Batch[K, V]], None]
+    ) -> Follower[Found[K, V]]:
+        def listed(items: Sequence[Found[K, V]]) -> None:
+            put = [each.value for each in items if each.value is not None]
+            tell(Batch(put=put, complete=True))
+
+        def changed(change: Change, item: Found[K, V]) -> None:
+            if item.value is not None and change is not Change.DELETED:
+                tell(Batch(put=(item.value,)))
+            elif item.key is not None:
+                # What became unreadable, or not for us, goes, as it would with the next listing.
+                tell(Batch(drop=(item.key,)))
+
+        return self._follow(source, doing, listed, changed)
+
+    def _follow(
+        self,
+        source: Source[V],
+        doing: str,
+        listed: Callable[[Sequence[V]], None],
+        changed: Callable[[Change, V], None],
+    ) -> Follower[V]:
+        return Follower(
+            source,
+            doing,
+            listed=listed,
+            changed=changed,
+            silence_s=self._silence_s,
+            first_retry_s=self._first_retry_s,
+        )
+
+    def _node_listed(self, items: Sequence[FoundNode]) -> None:
+        self._on_node(next((each.value for each in items if each.value is not None), None))
+
+    def _node_changed(self, change: Change, item: FoundNode) -> None:
+        if change is Change.DELETED:
+            self._on_node(None)
+        elif item.value is not None:
+            self._on_node(item.value)
+
+    def _cidrs_listed(self, items: Sequence[FoundCidrs]) -> None:
+        self._cidrs = {each.key: each.value for each in items if each.key and each.value}
+        self._tell_cidrs()
+
+    def _cidrs_changed(self, change: Change, item: FoundCidrs) -> None:
+        if item.key is None:
+            return
+        self._cidrs.pop(item.key, None)
+        if item.value and change is not Change.DELETED:
+            self._cidrs[item.key] = item.value
+        self._tell_cidrs()
+
+    def _tell_cidrs(self) -> None:
+        if self._on_service_cidrs is not None:
+            found = {cidr for cidrs in self._cidrs.values() for cidr in cidrs}
+            self._on_service_cidrs(tuple(sorted(found)))

@@ -1,0 +1,206 @@
+"""What the node proxy knows of its own node: addresses, pod ranges, which detector follows.
+
+The Node comes from the API and may change; who asks gets what holds now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from isthmus.errors import ConfigError
+from isthmus.logs import log
+from isthmus.programs.node_proxy.kernel.custom_detectors import Maker
+from isthmus.programs.node_proxy.kernel.node_addresses import (
+    has_loopback,
+    node_ips,
+    ranges_of,
+    within,
+)
+from isthmus.programs.node_proxy.rules.detecting import for_family, needs_pod_cidrs
+from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.objects import NodeObject
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
+
+#: kube-proxy waits this long for a Node with an address, and then does without.
+ADDRESS_WAIT_S = 30.0
+#: An API without ServiceCIDRs never tells of any; with them, everything is written once, not twice.
+SERVICE_CIDRS_WAIT_S = 3.0
+_log = logging.getLogger("isthmus.node_proxy")
+
+
+@dataclass(slots=True, kw_only=True)
+class HostFacts:
+    """What was found out about this host; ``addresses`` may change later."""
+
+    addresses: Mapping[Family, frozenset[str]]
+    drop_invalid: bool = True
+    accounting: bool = False
+
+
+class OwnNode:
+    """Our node as the API has it, and the rule settings that follow from it."""
+
+    def __init__(
+        self,
+        settings: NodeProxySettings,
+        name: str,
+        make: Maker,
+        host: HostFacts,
+        changed: Callable[[], None],
+        *,
+        address_wait_s: float = ADDRESS_WAIT_S,
+    ) -> None:
+        """``changed`` is called when rules may have to be others, once they may be asked for."""
+        self.name = name
+        self.host = host
+        self._settings = settings
+        self._make = make
+        self._changed = changed
+        self._address_wait_s = address_wait_s
+        self._needs_ranges = needs_pod_cidrs(settings.detector_mode, settings.detector_settings())
+        self._addressed = asyncio.Event()
+        self._ranged = asyncio.Event()
+        self._service_cidrs_heard = asyncio.Event()
+        self._ready = False
+        self._pod_cidrs: tuple[str, ...] = ()
+        self._service_cidrs: tuple[str, ...] = ()
+        self._ips = node_ips((), settings.bind_address)
+        self._detector: LocalTrafficDetector = NOTHING_LOCAL
+
+    def __repr__(self) -> str:
+        return f"<OwnNode {self.name} {self._ips.of[self._ips.primary]}>"
+
+    @property
+    def primary(self) -> Family:
+        """The family of the node's first address."""
+        return self._ips.primary
+
+    async def wait_ready(self, families: list[Family]) -> None:
+        """Wait until rules can be made: for an address, a while, and for ranges that they need."""
+        try:
+            async with asyncio.timeout(self._address_wait_s):
+                await self._addressed.wait()
+        except TimeoutError:
+            log(
+                _log, logging.WARNING, "the node's address is not known; --bind-address can say it",
+                node=self.name, waited_s=self._address_wait_s,
+            )  # fmt: skip
+        if self._settings.mode == NFTABLES:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(self._address_wait_s, SERVICE_CIDRS_WAIT_S)):
+                    await self._service_cidrs_heard.wait()
+        if self._needs_ranges and not self._ranged.is_set():
+            log(_log, logging.INFO, "waiting for the node's podCIDRs", node=self.name)
+            await self._ranged.wait()
+        self._make_detector()
+        self._ready = True
+        log(
+            _log, logging.INFO, "node", name=self.name, ips=", ".join(self._ips.of.values()),
+            detector=repr(self._detector),
+        )  # fmt: skip
+        for family in families:
+            if not self._detector.matches(family):
+                log(
+                    _log, logging.WARNING,
+                    "nothing tells local traffic of this family: nothing to cluster IPs is"
+                    " masqueraded", family=family.value, detect_local=self._settings.detector_mode,
+                )  # fmt: skip
+
+    def heard(self, node: NodeObject | None) -> None:
+        """Take the Node as it is now; None says that there is none."""
+        if node is None:
+            return
+        ips = node_ips(node.addresses, self._settings.bind_address)
+        before, self._ips = self._ips, ips
+        if node.addresses or ips.known:
+            self._addressed.set()
+        if node.pod_cidrs:
+            self._pod_cidrs, old = node.pod_cidrs, self._pod_cidrs
+            self._ranged.set()
+            if self._ready and old != self._pod_cidrs:
+                self._follow_ranges(old)
+        if self._ready and before != ips:
+            log(_log, logging.INFO, "the node has other addresses", ips=", ".join(ips.of.values()))
+            self._changed()
+
+    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
+        """Take the ranges of cluster IPs as they are now."""
+        self._service_cidrs_heard.set()
+        if ranges != self._service_cidrs:
+            self._service_cidrs = ranges
+            self._changed()
+
+    def heard_addresses(self, addresses: Mapping[Family, frozenset[str]]) -> None:
+        """Take the addresses of this host as they are now."""
+        before = {family: self.rules(family) for family in Family}
+        self.host.addresses = addresses
+        if self._ready and any(self.rules(family) != rules for family, rules in before.items()):
+            log(_log, logging.INFO, "node ports are taken at other addresses")
+            self._changed()
+
+    def _follow_ranges(self, old: tuple[str, ...]) -> None:
+        before = self._detector
+        self._make_detector()
+        if before != self._detector:
+            log(
+                _log, logging.INFO, "the node has other podCIDRs",
+                pod_cidrs=",".join(self._pod_cidrs), before=",".join(old),
+            )  # fmt: skip
+            self._changed()
+
+    def _make_detector(self) -> None:
+        try:
+            self._detector = self._make(self._settings.detector_settings(self._pod_cidrs))
+        except ConfigError as error:  # another package's: what it made before holds
+            log(_log, logging.ERROR, "the detector cannot be made", error=error)
+
+    def rules(self, family: Family) -> RuleSettings:
+        """What holds for all rules of a family now."""
+        return rule_settings(
+            self._settings,
+            family,
+            detector=self._detector,
+            ips=self._ips.of,
+            host=self.host,
+            service_cidrs=self._service_cidrs,
+        )
+
+
+def rule_settings(
+    settings: NodeProxySettings,
+    family: Family,
+    *,
+    detector: LocalTrafficDetector,
+    ips: Mapping[Family, str],
+    host: HostFacts,
+    service_cidrs: tuple[str, ...] = (),
+) -> RuleSettings:
+    """What holds for all rules of a family on a node with these addresses."""
+    ranges = ranges_of(settings.node_port_ranges, family, ips.values())
+    localhost = (
+        settings.mode == IPTABLES
+        and settings.iptables_localhost_nodeports
+        and family is Family.IPV4
+        and has_loopback(ranges)
+    )
+    addresses = within(host.addresses.get(family, ()), ranges)
+    if addresses is not None and not localhost:
+        addresses = tuple(ip for ip in addresses if ip != "::1" and not ip.startswith("127."))
+    return RuleSettings(
+        family=family,
+        detector=for_family(detector, family),
+        masquerade_bit=settings.masquerade_bit,
+        masquerade_all=settings.masquerade_all,
+        localhost_node_ports=localhost,
+        node_ip=ips[family],
+        node_port_addresses=addresses,
+        drop_invalid=host.drop_invalid,
+        accounting=host.accounting,
+        service_cidrs=service_cidrs,
+    )

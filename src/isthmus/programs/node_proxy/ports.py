@@ -1,0 +1,110 @@
+"""The node proxy's own ports: health and metrics, opened at once or when kube-proxy leaves them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from functools import partial
+
+from isthmus.errors import ConfigError
+from isthmus.frame.admin import ports
+from isthmus.frame.admin.answers import Routes
+from isthmus.frame.admin.debug_routes import debug_routes
+from isthmus.logs import log
+from isthmus.programs.node_proxy.kernel.health import ProxyHealth
+from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
+from isthmus.programs.node_proxy.pages import health_routes, metrics_routes
+from isthmus.programs.node_proxy.settings import (
+    HEALTHZ_PORT,
+    METRICS_PORT,
+    Bound,
+    NodeProxySettings,
+)
+from isthmus.programs.node_proxy.settings_file import document
+
+#: How often a port that kube-proxy has is tried.
+RETRY_S = 0.5
+_log = logging.getLogger("isthmus.node_proxy")
+
+
+class OwnPorts:
+    """The ports called "healthz" and "metrics", as far as the settings want them.
+
+    ``open_ones`` are those that are open.
+    """
+
+    def __init__(
+        self, settings: NodeProxySettings, health: ProxyHealth, metrics: NodeProxyMetrics
+    ) -> None:
+        self.open_ones: dict[str, ports.Port] = {}
+        pages = metrics_routes(metrics, mode=settings.mode, config=partial(document, settings))
+        self._wanted: dict[str, tuple[Bound | None, Routes]] = {
+            "healthz": (settings.healthz, health_routes(health, metrics)),
+            "metrics": (settings.metrics, {**pages, **debug_routes(settings.profiling)}),
+        }
+
+    def __repr__(self) -> str:
+        return f"<OwnPorts {', '.join(self.open_ones)}>"
+
+    def number(self, name: str) -> int:
+        """The number of an open port; 0 where there is none."""
+        return self.open_ones[name].number if name in self.open_ones else 0
+
+    def foreign(self) -> set[int]:
+        """The numbers that another node proxy may answer at: its own, and ours while not open."""
+        wanted = {bound.port for bound, _ in self._wanted.values() if bound is not None}
+        numbers = {HEALTHZ_PORT, METRICS_PORT, *wanted} - {0}
+        return numbers - {port.number for port in self.open_ones.values()}
+
+    async def open(self, *, wait: bool) -> None:
+        """Open them; with ``wait``, one that is in use is left for ``retry``.
+
+        Raises:
+            ConfigError: one cannot be opened.
+        """
+        for name, (bound, routes) in self._wanted.items():
+            if bound is None or name in self.open_ones:
+                continue
+            try:
+                self.open_ones[name] = await _serve(name, bound, routes)
+            except ConfigError as error:
+                if not (wait and _is_in_use(error)):
+                    raise
+
+    async def retry(self) -> None:
+        """Open what was left, as soon as it becomes free."""
+        waiting = self._waiting()
+        for name in waiting:
+            log(_log, logging.INFO, "waiting for a port that kube-proxy has", port=name)
+        while waiting:
+            await asyncio.sleep(RETRY_S)
+            await self.open(wait=True)
+            for name in waiting - self._waiting():
+                log(_log, logging.INFO, "the port is ours now", port=name,
+                    number=self.number(name))  # fmt: skip
+            waiting = self._waiting()
+
+    def _waiting(self) -> set[str]:
+        return {
+            name
+            for name, (bound, _) in self._wanted.items()
+            if bound is not None and name not in self.open_ones
+        }
+
+    async def close(self) -> None:
+        """Close them."""
+        for port in self.open_ones.values():
+            await port.close()
+        self.open_ones.clear()
+
+
+def _is_in_use(error: ConfigError) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+
+
+async def _serve(name: str, bound: Bound, routes: Routes) -> ports.Port:
+    flag = f"--{name}-bind-address"
+    # kube-proxy takes 0.0.0.0 for both families.
+    host = "" if bound.host in ("0.0.0.0", "::") else bound.host
+    return await ports.serve(routes, host=host, port=bound.port, host_flag=flag, port_flag=flag)

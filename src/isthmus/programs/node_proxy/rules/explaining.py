@@ -1,0 +1,216 @@
+"""Says what becomes of a packet by our rules: where it may go, whether it is masqueraded, and why.
+
+The rules are walked by explaining_iptables.py and explaining_nftables.py, from the texts that the
+kernel is given; here is the order in which the kernel comes to them, and the words for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from isthmus.programs.node_proxy.rules.explaining_flow import (
+    Flow,
+    Hook,
+    Origin,
+    Packet,
+    Rules,
+    Step,
+    Verdict,
+)
+from isthmus.programs.node_proxy.rules.iptables import names as iptables
+from isthmus.programs.node_proxy.rules.model import BackedPort, PortKey, View
+from isthmus.programs.node_proxy.rules.nftables import names as nftables
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+_EXTERNAL = (iptables.EXTERNAL_PREFIX, nftables.EXTERNAL)
+_EVERY_ENDPOINT = (iptables.CLUSTER_PREFIX, nftables.SERVICE)
+# Chains that mark for others: why is told by who led there.
+_MARKERS = (iptables.MARK_MASQ, iptables.MASQ_IF_NOT_LOCAL, nftables.NOT_LOCAL_CHAIN)
+_FROM_NODE = ("--src-type LOCAL", "fib saddr type local")
+
+
+class Reason(Enum):
+    """Why a packet is masqueraded, or why not; the value is what people read."""
+
+    ALL = "--masquerade-all"
+    NOT_LOCAL = "it does not come from a pod of this node"
+    EXTERNAL = "external traffic policy Cluster: the endpoint may be elsewhere"
+    NODE = "it comes from this node itself"
+    HAIRPIN = "the endpoint is its own source"
+    POD = "it comes from a pod of this node"
+    KEPT = "external traffic policy Local keeps the source"
+    NO_DETECTOR = "nothing tells local traffic, so that nothing to a cluster IP is"
+    STAYS = "the endpoint is this node itself, and nothing is masqueraded on the way in"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One thing that may become of a packet, and how likely it is.
+
+    ``endpoint`` is its destination then, as ``ip:port``. ``reasons`` are for being masqueraded or
+    not, empty where nothing was translated. ``steps`` are the rules that it met.
+    """
+
+    verdict: Verdict
+    endpoint: str
+    chance: float
+    masqueraded: bool
+    reasons: tuple[Reason, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """All that may become of a packet; the chances add up to one.
+
+    ``service`` is the port that its destination belongs to, and ``reached_by`` the kind of that
+    address; None and nothing if it belongs to none.
+    """
+
+    packet: Packet
+    outcomes: tuple[Outcome, ...]
+    service: PortKey | None = None
+    reached_by: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What becomes of it; rules of ours never leave that to chance."""
+        return self.outcomes[0].verdict
+
+    @property
+    def shared_steps(self) -> int:
+        """How many steps all outcomes begin with."""
+        count = 0
+        for steps in zip(*(each.steps for each in self.outcomes), strict=False):
+            if len(set(steps)) > 1:
+                break
+            count += 1
+        return count
+
+
+def explain(rules: Rules, packet: Packet, view: View) -> Explanation:
+    """Let a packet through the rules of a view.
+
+    Raises:
+        ConfigError: there is a match that nobody knows, of a detector of another package.
+    """
+    flows = list(_travel(rules, Flow(packet=packet)))
+    found = _service(view, packet)
+    return Explanation(
+        packet=packet,
+        outcomes=tuple(_outcome(flow, rules.settings) for flow in flows),
+        service=found[0] if found else None,
+        reached_by=found[1] if found else "",
+        notes=tuple(sorted(frozenset().union(*(flow.notes for flow in flows)))),
+    )
+
+
+def _travel(rules: Rules, start: Flow) -> Iterator[Flow]:
+    """Everything that may become of a flow, in the order of the kernel's hooks."""
+    origin = start.packet.origin
+    first = Hook.OUTPUT if origin is Origin.NODE else Hook.PREROUTING
+    for flow in rules.cross(first, start):
+        here = flow.packet.is_here(flow.packet.destination)
+        if origin is Origin.NODE:
+            # What the node sends to itself leaves by the loopback interface, and comes in again.
+            hooks = [Hook.POSTROUTING, *([Hook.INPUT] if here else [])]
+        else:
+            hooks = [Hook.INPUT] if here else [Hook.FORWARD, Hook.POSTROUTING]
+        yield from _through(rules, hooks, flow)
+
+
+def _through(rules: Rules, hooks: list[Hook], flow: Flow) -> Iterator[Flow]:
+    if flow.verdict is not None or not hooks:
+        yield flow
+        return
+    for after in rules.cross(hooks[0], flow):
+        yield from _through(rules, hooks[1:], after)
+
+
+def _outcome(flow: Flow, settings: RuleSettings) -> Outcome:
+    verdict = flow.verdict or (Verdict.TRANSLATED if flow.translated else Verdict.UNTOUCHED)
+    packet, steps = flow.packet, flow.steps()
+    host = f"[{packet.destination}]" if ":" in packet.destination else packet.destination
+    reasons: tuple[Reason, ...] = ()
+    if verdict is Verdict.TRANSLATED or flow.masqueraded:
+        reasons = tuple(dict.fromkeys(_reasons(flow, steps, settings)))
+    return Outcome(
+        verdict=verdict,
+        endpoint=f"{host}:{packet.port}",
+        chance=flow.chance,
+        masqueraded=flow.masqueraded,
+        reasons=reasons,
+        steps=steps,
+    )
+
+
+def _reasons(flow: Flow, steps: tuple[Step, ...], settings: RuleSettings) -> Iterator[Reason]:
+    if flow.masqueraded:
+        yield from _why(steps, settings)
+    elif any(step.marks for step in steps):
+        yield Reason.STAYS
+    else:
+        yield _why_not(steps, settings)
+
+
+def _why(steps: tuple[Step, ...], settings: RuleSettings) -> Iterator[Reason]:
+    cause: Step | None = None
+    for step in steps:
+        if step.chain not in _MARKERS:
+            cause = step
+        if step.marks and cause is not None:
+            yield _why_marked(cause, settings)
+        elif f"@{nftables.Container.HAIRPIN}" in step.rule:
+            yield Reason.HAIRPIN
+
+
+def _why_marked(cause: Step, settings: RuleSettings) -> Reason:
+    if cause.chain.startswith(_EXTERNAL):
+        from_node = any(words in cause.rule for words in _FROM_NODE)
+        return Reason.NODE if from_node else Reason.EXTERNAL
+    if cause.chain.startswith(iptables.ENDPOINT_PREFIX):
+        return Reason.HAIRPIN
+    return Reason.ALL if settings.masquerade_all else Reason.NOT_LOCAL
+
+
+def _why_not(steps: tuple[Step, ...], settings: RuleSettings) -> Reason:
+    for number, step in enumerate(steps[:-1]):
+        if step.chain.startswith(_EXTERNAL):
+            everywhere = steps[number + 1].chain.startswith(_EVERY_ENDPOINT)
+            return Reason.POD if everywhere else Reason.KEPT
+    local = settings.detector.matches(settings.family)
+    return Reason.POD if local else Reason.NO_DETECTOR
+
+
+def _service(view: View, packet: Packet) -> tuple[PortKey, str] | None:
+    """The port of a Service that a packet is for, and by which kind of address."""
+    for key, backed in view.ports.items():
+        if key.protocol is packet.protocol and (kind := _kind(backed, packet)):
+            return key, kind
+    return None
+
+
+def _kind(backed: BackedPort, packet: Packet) -> str:
+    port = backed.port
+    if packet.port == port.port:
+        if packet.destination == port.cluster_ip:
+            return "cluster IP"
+        if packet.destination in port.external_ips:
+            return "external IP"
+        if packet.destination in port.load_balancer_ips:
+            return "load balancer IP"
+    if port.node_port == packet.port and packet.is_here(packet.destination):
+        return "node port"
+    return ""
+
+
+def merged(explanation: Explanation) -> tuple[Outcome, ...]:
+    """The outcomes without their steps; those that are the same then are one."""
+    found: dict[Outcome, float] = {}
+    for each in explanation.outcomes:
+        bare = replace(each, chance=0.0, steps=())
+        found[bare] = found.get(bare, 0.0) + each.chance
+    return tuple(replace(each, chance=chance) for each, chance in found.items())

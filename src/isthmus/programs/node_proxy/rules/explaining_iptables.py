@@ -1,0 +1,212 @@
+"""Walks a packet through our iptables rules, as the kernel would.
+
+Only what our own rules say is understood: a match that is none of ours is an error, never passed
+over. Rules of others are not known here, and the kernel's own chains let everything through.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy.rules.explaining_flow import (
+    Do,
+    Flow,
+    Hook,
+    Step,
+    Verdict,
+    Way,
+    masked,
+    named,
+    walk,
+    within,
+)
+from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, words
+from isthmus.programs.node_proxy.rules.iptables.ruleset import Ruleset
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+# The tables of each hook in the kernel's order: destinations change before filter looks at them.
+_TABLES = {
+    Hook.PREROUTING: ("nat",),
+    Hook.INPUT: ("filter",),
+    Hook.FORWARD: ("filter",),
+    Hook.OUTPUT: ("nat", "filter"),
+    Hook.POSTROUTING: ("nat",),
+}
+
+#: What each match asks of a flow; the text is what follows it.
+_TESTS: Mapping[str, Callable[[Flow, str], bool]] = {
+    "-p": lambda flow, text: flow.packet.protocol.value == text,
+    "-s": lambda flow, text: within(flow.packet.source, text),
+    "-d": lambda flow, text: within(flow.packet.destination, text),
+    "-i": lambda flow, text: named(flow.packet.interface, text, "+"),
+    "--dport": lambda flow, text: flow.packet.port == int(text),
+    "--mark": lambda flow, text: masked(flow.mark, text),
+    "--ctstate": lambda flow, text: bool(_states(flow) & {*text.split(",")}),
+    "--src-type": lambda flow, _: flow.packet.is_here(flow.packet.source),
+    "--dst-type": lambda flow, _: flow.packet.is_here(flow.packet.destination),
+    "--physdev-in": lambda flow, text: named(flow.packet.bridge_port, text, "+"),
+    "--physdev-is-in": lambda flow, _: bool(flow.packet.bridge_port),
+}
+# Matches without a text; and words that tell nothing by themselves, with how many follow.
+_BARE = frozenset({"--physdev-is-in"})
+_PASSED = {
+    "-m": 1, "--comment": 1, "--mode": 1, "--name": 1, "--nfacct-name": 1, "--reap": 0, "--set": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule taken apart.
+
+    ``tests`` are options, what follows each, and whether it is turned round. ``chance`` is that
+    of matching, ``remembers_s`` for how long a client that came before matches; others do not.
+    """
+
+    text: str
+    tests: tuple[tuple[str, str, bool], ...]
+    target: str
+    arguments: tuple[str, ...]
+    chance: float = 1.0
+    remembers_s: int | None = None
+
+
+@lru_cache(maxsize=65536)
+def parse_rule(text: str) -> Rule:
+    """Take a rule apart, as it stands behind ``-A CHAIN``.
+
+    Raises:
+        ConfigError: it has a match that is none of ours.
+    """
+    given = iter(shlex.split(text))
+    tests: list[tuple[str, str, bool]] = []
+    chance, seconds, checks, turned = 1.0, 0, False, False
+    for word in given:
+        if word == "!":
+            turned = True
+            continue
+        if word == "-j":
+            target, *arguments = given
+            break
+        if word in _TESTS:
+            tests.append((word, "" if word in _BARE else next(given), turned))
+        elif word == "--probability":
+            chance = float(next(given))
+        elif word == "--seconds":
+            seconds = int(next(given))
+        elif word == "--rcheck":
+            checks = True
+        elif word in _PASSED:
+            for _ in range(_PASSED[word]):
+                next(given)
+        else:
+            raise ConfigError(f"the match {word} cannot be explained, in the rule: {text}")
+        turned = False
+    else:
+        target, arguments = "", []
+    return Rule(
+        text=text,
+        tests=tuple(tests),
+        target=target,
+        arguments=tuple(arguments),
+        chance=chance,
+        remembers_s=seconds if checks else None,
+    )
+
+
+class IptablesRules:
+    """The rules of a ruleset, with the jumps to them; see Rules."""
+
+    def __init__(self, ruleset: Ruleset) -> None:
+        self.settings: RuleSettings = ruleset.settings
+        self._tables = {table: dict(chains) for table, chains in ruleset.tables().items()}
+        for jump in JUMPS:  # each is put in front
+            rules = self._tables[jump.table].get(jump.source, ())
+            self._tables[jump.table][jump.source] = (words(jump.args), *rules)
+
+    def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
+        """What becomes of a flow in the chains of a hook; see Rules."""
+        flows = [flow]
+        for table in _TABLES[hook]:
+            ended = [each for each in flows if each.verdict is not None]
+            going = [each for each in flows if each.verdict is None]
+            flows = ended + [
+                way.flow for each in going for way in self._walk(table, hook.value.upper(), each)
+            ]
+        yield from flows
+
+    def _walk(self, table: str, chain: str, flow: Flow) -> Iterator[Way]:
+        chains = self._tables[table]
+
+        def meet(name: str, text: str, flow: Flow) -> Iterator[Way]:
+            return _meet(table, name, parse_rule(text), flow)
+
+        # A chain that is not there has no rules: the kubelet's, where nobody needs it.
+        return walk(lambda name: chains.get(name, ()), meet, chain, flow)
+
+
+def _states(flow: Flow) -> set[str]:
+    return {"NEW", "DNAT"} if flow.translated else {"NEW"}
+
+
+def matches(rule: Rule, flow: Flow) -> bool:
+    """Whether all that a rule asks is so, chance and memory left aside."""
+    return all(_TESTS[option](flow, text) != turned for option, text, turned in rule.tests)
+
+
+def _meet(table: str, chain: str, rule: Rule, flow: Flow) -> Iterator[Way]:
+    """What a rule does to a flow."""
+    if not matches(rule, flow):
+        yield Way(flow)
+        return
+    if rule.remembers_s is not None:
+        yield Way(remembering(flow, rule.remembers_s))
+        return
+    if rule.chance < 1:
+        yield Way(replace(flow, chance=flow.chance * (1 - rule.chance)))
+        flow = replace(flow, chance=flow.chance * rule.chance)
+    yield _done(table, chain, rule, flow)
+
+
+def remembering(flow: Flow, seconds: int) -> Flow:
+    """The flow of a client that nobody remembers, and a note that there may be others."""
+    note = f"a client that came within {seconds} s goes to the endpoint that it had"
+    return replace(flow, notes=flow.notes | {note})
+
+
+def _done(table: str, chain: str, rule: Rule, flow: Flow) -> Way:
+    """What a rule does to a flow that it matches."""
+
+    def said(does: str, flow: Flow = flow, *, marks: bool = False) -> Flow:
+        return flow.met(Step(table=table, chain=chain, rule=rule.text, does=does, marks=marks))
+
+    match rule.target, *rule.arguments:
+        case ("MARK", "--or-mark", mark):
+            after = replace(flow, mark=flow.mark | int(mark, 0))
+            return Way(said("marks it to be masqueraded", after, marks=True))
+        case ("MARK", "--xor-mark", mark):
+            return Way(said("takes the mark off", replace(flow, mark=flow.mark ^ int(mark, 0))))
+        case ("DNAT", "--to-destination", place):
+            address, _, port = place.rpartition(":")
+            after = flow.to(address.strip("[]"), int(port))
+            return Way(said(f"sends it to {place}", after), Do.STOP)
+        case ("MASQUERADE", *_):
+            after = replace(flow, masqueraded=True)
+            return Way(said("gives it this node's address as its source", after), Do.STOP)
+        case ("REJECT",):
+            return Way(said("refuses it", replace(flow, verdict=Verdict.REFUSED)), Do.STOP)
+        case ("DROP",):
+            return Way(said("drops it", replace(flow, verdict=Verdict.DROPPED)), Do.STOP)
+        case ("ACCEPT",):
+            return Way(said("lets it pass"), Do.STOP)
+        case ("RETURN",):
+            return Way(said("goes back"), Do.RETURN)
+        case ("",):
+            return Way(said("does nothing"))
+        case (target,):
+            return Way(said(f"goes into {target}"), Do.JUMP, target)
+        case _:
+            raise ConfigError(f"the target {rule.target} cannot be explained, in: {rule.text}")

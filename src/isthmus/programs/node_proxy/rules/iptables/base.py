@@ -1,0 +1,142 @@
+"""Rules that are there without any Service, and the jumps from the kernel's own chains to ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+#: The objects that packets are counted with where nfacct works, named as kube-proxy names them.
+INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
+LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
+COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
+
+LOCALHOST = "127.0.0.0/8"
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:/+!@%=-]+", re.ASCII)
+_TAIL = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A rule in one of the kernel's own chains that leads to one of ours."""
+
+    table: str
+    source: str
+    target: str
+    comment: str = ""
+    new_only: bool = False
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """What follows ``-A CHAIN``, as iptables-save lists it."""
+        state = ("-m", "conntrack", "--ctstate", "NEW") if self.new_only else ()
+        comment = ("-m", "comment", "--comment", self.comment) if self.comment else ()
+        return (*state, *comment, "-j", self.target)
+
+
+_VISIBLE = "kubernetes externally-visible service portals"
+_PORTALS = "kubernetes service portals"
+_FIREWALL = "kubernetes load balancer firewall"
+
+#: In the order in which they are put in front: the last one is looked at first.
+JUMPS = (
+    Jump("filter", "INPUT", names.EXTERNAL_SERVICES, _VISIBLE, new_only=True),
+    Jump("filter", "FORWARD", names.EXTERNAL_SERVICES, _VISIBLE, new_only=True),
+    Jump("filter", "INPUT", names.NODE_PORTS, "kubernetes health check service ports"),
+    Jump("filter", "FORWARD", names.SERVICES, _PORTALS, new_only=True),
+    Jump("filter", "OUTPUT", names.SERVICES, _PORTALS, new_only=True),
+    Jump("filter", "FORWARD", names.FORWARD, "kubernetes forwarding rules"),
+    Jump("filter", "INPUT", names.PROXY_FIREWALL, _FIREWALL, new_only=True),
+    Jump("filter", "OUTPUT", names.PROXY_FIREWALL, _FIREWALL, new_only=True),
+    Jump("filter", "FORWARD", names.PROXY_FIREWALL, _FIREWALL, new_only=True),
+    Jump("nat", "OUTPUT", names.SERVICES, _PORTALS),
+    Jump("nat", "PREROUTING", names.SERVICES, _PORTALS),
+    Jump("nat", "POSTROUTING", names.POSTROUTING, "kubernetes postrouting rules"),
+    Jump("filter", "INPUT", names.KUBELET_FIREWALL),
+    Jump("filter", "OUTPUT", names.KUBELET_FIREWALL),
+)
+
+
+def words(arguments: Sequence[str]) -> str:
+    """Arguments as iptables-restore reads them, in quotes where they need them."""
+    return " ".join(a if _PLAIN.fullmatch(a) else _quoted(a) for a in arguments)
+
+
+def _quoted(argument: str) -> str:
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def localhost_node_ports(settings: RuleSettings) -> bool:
+    """Whether node ports are taken on 127.0.0.1; ::1 never takes any."""
+    return settings.localhost_node_ports and settings.family is Family.IPV4
+
+
+def forward(settings: RuleSettings) -> str:
+    """KUBE-FORWARD of filter: what came by our rules may be forwarded, whatever the policy is."""
+    chain, mark = names.FORWARD, settings.mark
+    counter = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.accounting else ""
+    invalid = f"-A {chain} -m conntrack --ctstate INVALID{counter} -j DROP\n"
+    return (
+        (invalid if settings.drop_invalid else "")
+        + f'-A {chain} -m comment --comment "kubernetes forwarding rules"'
+        f" -m mark --mark {mark}/{mark} -j ACCEPT\n"
+        f'-A {chain} -m comment --comment "kubernetes forwarding conntrack rule"'
+        " -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
+    )
+
+
+def kubelet_firewall() -> str:
+    """KUBE-FIREWALL of filter, as the kubelet writes it too."""
+    # route_localnet, which node ports on localhost need, lets neighbours reach 127.0.0.1.
+    return (
+        f'-A {names.KUBELET_FIREWALL} -m comment --comment "block incoming localnet connections"'
+        f" -d {LOCALHOST} ! -s {LOCALHOST}"
+        " -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\n"
+    )
+
+
+def postrouting(settings: RuleSettings) -> str:
+    """KUBE-POSTROUTING of nat: marked packets get the node's address."""
+    chain, mark = names.POSTROUTING, settings.mark
+    fully = " --random-fully" if settings.random_fully else ""
+    return (
+        f"-A {chain} -m mark ! --mark {mark}/{mark} -j RETURN\n"
+        # Else it would be masqueraded again where a packet passes the stack a second time.
+        f"-A {chain} -j MARK --xor-mark {mark}\n"
+        f'-A {chain} -m comment --comment "kubernetes service traffic requiring SNAT"'
+        f" -j MASQUERADE{fully}\n"
+    )
+
+
+def mark_masq(settings: RuleSettings) -> str:
+    """KUBE-MARK-MASQ of nat."""
+    return f"-A {names.MARK_MASQ} -j MARK --or-mark {settings.mark}\n"
+
+
+def masq_if_not_local(matches: Sequence[str]) -> str:
+    """KUBE-MASQ-IF-NOT-LOCAL of nat, needed where local is any of several matches."""
+    chain = names.MASQ_IF_NOT_LOCAL
+    returns = "".join(f"-A {chain} {match} -j RETURN\n" for match in matches)
+    return f"{returns}-A {chain} -j {names.MARK_MASQ}\n"
+
+
+def services_tail(settings: RuleSettings) -> str:
+    """The last rules of KUBE-SERVICES of nat: what is for this node may be for a node port."""
+    start = f'-A {names.SERVICES} -m comment --comment "{_TAIL}"'
+    if settings.node_port_addresses is not None:
+        taking = [ip for ip in settings.node_port_addresses if _takes_node_ports(ip, settings)]
+        return "".join(f"{start} -d {ip} -j {names.NODE_PORTS}\n" for ip in taking)
+    but = "" if localhost_node_ports(settings) else f" ! -d {LOCALHOST}"
+    if settings.family is Family.IPV6:
+        but = " ! -d ::1/128"
+    return f"{start} -m addrtype --dst-type LOCAL{but} -j {names.NODE_PORTS}\n"
+
+
+def _takes_node_ports(ip: str, settings: RuleSettings) -> bool:
+    return localhost_node_ports(settings) or not ip_address(ip).is_loopback

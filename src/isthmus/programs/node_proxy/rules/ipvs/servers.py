@@ -1,0 +1,177 @@
+"""Virtual servers and their destinations as values, and what leads from one set to another.
+
+How they travel to the kernel is ``isthmus.programs.node_proxy.kernel.ipvs_netlink``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from ipaddress import ip_address, ip_network
+
+from isthmus.programs.node_proxy.rules.model import Protocol
+
+
+class Flags(IntFlag):
+    """linux/ip_vs.h: what a virtual server does besides balancing."""
+
+    NONE = 0
+    PERSISTENT = 0x1  # session affinity
+    HASHED = 0x2  # every one in the kernel's table has it
+    SOURCE_PORT = 0x10  # for "mh": the source's port counts, too
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """What the kernel knows a virtual server by."""
+
+    address: str
+    port: int
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}/{self.protocol.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualServer:
+    """An address and port that are balanced over destinations."""
+
+    key: ServerKey
+    scheduler: str
+    flags: Flags = Flags.NONE
+    timeout_s: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Destination:
+    """An address and port behind a virtual server."""
+
+    ip: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationState:
+    """A destination as the kernel has it; ``connections`` are active and inactive ones."""
+
+    weight: int = 1
+    connections: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A virtual server of the kernel with its destinations."""
+
+    server: VirtualServer
+    destinations: Mapping[Destination, DestinationState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddServer:
+    """Make a virtual server."""
+
+    server: VirtualServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeServer:
+    """Change scheduler, flags or timeout; it goes on serving meanwhile."""
+
+    server: VirtualServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveServer:
+    """Remove a virtual server with its destinations."""
+
+    key: ServerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddDestination:
+    """Add a destination, with weight 1."""
+
+    key: ServerKey
+    destination: Destination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighDestination:
+    """Give a destination that is there another weight; 0 takes no new connections."""
+
+    key: ServerKey
+    destination: Destination
+    weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveDestination:
+    """Remove a destination; its connections end."""
+
+    key: ServerKey
+    destination: Destination
+
+
+Command = (
+    AddServer | ChangeServer | RemoveServer | AddDestination | WeighDestination | RemoveDestination
+)
+Wanted = Mapping[VirtualServer, frozenset[Destination]]
+
+
+def removal(key: ServerKey, destination: Destination, state: DestinationState) -> Command | None:
+    """How a destination that is not wanted goes, now; None if it has to wait.
+
+    One with connections waits at weight 0 until they end, but only by TCP: a UDP or SCTP
+    "connection" ends only when the destination is gone.
+    """
+    if key.protocol is Protocol.TCP and state.connections:
+        if state.weight == 0:
+            return None
+        return WeighDestination(key=key, destination=destination, weight=0)
+    return RemoveDestination(key=key, destination=destination)
+
+
+def difference(
+    wanted: Wanted, present: Collection[Served], *, excluded: Collection[str] = ()
+) -> list[Command]:
+    """Give what has to be done so that exactly the wanted servers are there.
+
+    Servers whose address is in one of the ``excluded`` CIDRs are not ours to remove.
+    """
+    held = {each.server.key: each for each in present}
+    commands: list[Command] = []
+    for server, destinations in wanted.items():
+        there = held.get(server.key)
+        if there is None:
+            commands.append(AddServer(server=server))
+        elif there.server != server:
+            commands.append(ChangeServer(server=server))
+        has = there.destinations if there is not None else {}
+        commands += _destinations(server.key, destinations, has)
+    nets = [ip_network(cidr, strict=False) for cidr in excluded]
+    gone = held.keys() - {server.key for server in wanted}
+    for key in sorted(gone, key=str):
+        address = ip_address(key.address)
+        if not any(address.version == net.version and address in net for net in nets):
+            commands.append(RemoveServer(key=key))
+    return commands
+
+
+def _destinations(
+    key: ServerKey,
+    wanted: frozenset[Destination],
+    present: Mapping[Destination, DestinationState],
+) -> Iterator[Command]:
+    for each in sorted(wanted):
+        state = present.get(each)
+        if state is None:
+            yield AddDestination(key=key, destination=each)
+        elif state.weight != 1:  # it came back before its connections had ended
+            yield WeighDestination(key=key, destination=each, weight=1)
+    for each in sorted(present.keys() - wanted):
+        command = removal(key, each, present[each])
+        if command is not None:
+            yield command

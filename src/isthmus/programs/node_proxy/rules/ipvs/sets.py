@@ -1,0 +1,173 @@
+"""The ipsets of ipvs mode: kube-proxy's names, types and comments, and how entries are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from ipaddress import ip_network
+
+from isthmus.programs.node_proxy.rules.model import Family, Protocol
+
+IP = "hash:ip"
+IP_PORT = "hash:ip,port"
+IP_PORT_IP = "hash:ip,port,ip"
+IP_PORT_NET = "hash:ip,port,net"
+PORT = "bitmap:port"
+#: What the kernel lets a set be called.
+MAX_NAME_CHARS = 31
+_FAMILY_WORDS = {Family.IPV4: "inet", Family.IPV6: "inet6"}
+
+
+class Set(Enum):
+    """A set: its IPv4 name, its type, and the comment of the rules that match it."""
+
+    LOOP_BACK = (
+        "KUBE-LOOP-BACK",
+        IP_PORT_IP,
+        "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
+    )
+    CLUSTER_IP = (
+        "KUBE-CLUSTER-IP",
+        IP_PORT,
+        "Kubernetes service cluster ip + port for masquerade purpose",
+    )
+    EXTERNAL_IP = (
+        "KUBE-EXTERNAL-IP",
+        IP_PORT,
+        "Kubernetes service external ip + port for masquerade and filter purpose",
+    )
+    EXTERNAL_IP_LOCAL = (
+        "KUBE-EXTERNAL-IP-LOCAL",
+        IP_PORT,
+        "Kubernetes service external ip + port with externalTrafficPolicy=local",
+    )
+    LOAD_BALANCER = ("KUBE-LOAD-BALANCER", IP_PORT, "Kubernetes service lb portal")
+    LOAD_BALANCER_FW = (
+        "KUBE-LOAD-BALANCER-FW",
+        IP_PORT,
+        "Kubernetes service load balancer ip + port for load balancer with sourceRange",
+    )
+    LOAD_BALANCER_LOCAL = (
+        "KUBE-LOAD-BALANCER-LOCAL",
+        IP_PORT,
+        "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
+    )
+    LOAD_BALANCER_SOURCE_IP = (
+        "KUBE-LOAD-BALANCER-SOURCE-IP",
+        IP_PORT_IP,
+        "Kubernetes service load balancer ip + port + source IP for packet filter purpose",
+    )
+    LOAD_BALANCER_SOURCE_CIDR = (
+        "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+        IP_PORT_NET,
+        "Kubernetes service load balancer ip + port + source cidr for packet filter purpose",
+    )
+    NODE_PORT_TCP = (
+        "KUBE-NODE-PORT-TCP",
+        PORT,
+        "Kubernetes nodeport TCP port for masquerade purpose",
+    )
+    NODE_PORT_LOCAL_TCP = (
+        "KUBE-NODE-PORT-LOCAL-TCP",
+        PORT,
+        "Kubernetes nodeport TCP port with externalTrafficPolicy=local",
+    )
+    NODE_PORT_UDP = (
+        "KUBE-NODE-PORT-UDP",
+        PORT,
+        "Kubernetes nodeport UDP port for masquerade purpose",
+    )
+    NODE_PORT_LOCAL_UDP = (
+        "KUBE-NODE-PORT-LOCAL-UDP",
+        PORT,
+        "Kubernetes nodeport UDP port with externalTrafficPolicy=local",
+    )
+    NODE_PORT_SCTP = (
+        "KUBE-NODE-PORT-SCTP-HASH",
+        IP_PORT,
+        "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
+    )
+    NODE_PORT_LOCAL_SCTP = (
+        "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+        IP_PORT,
+        "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
+    )
+    HEALTH_CHECK_NODE_PORT = (
+        "KUBE-HEALTH-CHECK-NODE-PORT",
+        PORT,
+        "Kubernetes health check node port",
+    )
+    IPVS_IPS = ("KUBE-IPVS-IPS", IP, "Addresses on the ipvs interface")
+
+    @property
+    def kind(self) -> str:
+        """The ipset type."""
+        return self.value[1]
+
+    @property
+    def comment(self) -> str:
+        """What rules that match it say."""
+        return self.value[2]
+
+    def of(self, family: Family) -> str:
+        """Its name in a family; IPv6 has names of its own, cut to what the kernel allows."""
+        name = self.value[0]
+        if family is Family.IPV6:
+            name = name.replace("KUBE-", "KUBE-6-", 1)[:MAX_NAME_CHARS]
+        return name
+
+    def create(self, family: Family) -> str:
+        """The line that creates it, with kube-proxy's sizes."""
+        if self.kind == PORT:
+            return f"create {self.of(family)} {PORT} range 0-65535"
+        word = _FAMILY_WORDS[family]
+        return f"create {self.of(family)} {self.kind} family {word} hashsize 1024 maxelem 65536"
+
+
+NODE_PORTS: Mapping[Protocol, tuple[Set, Set]] = {
+    Protocol.TCP: (Set.NODE_PORT_TCP, Set.NODE_PORT_LOCAL_TCP),
+    Protocol.UDP: (Set.NODE_PORT_UDP, Set.NODE_PORT_LOCAL_UDP),
+    Protocol.SCTP: (Set.NODE_PORT_SCTP, Set.NODE_PORT_LOCAL_SCTP),
+}
+
+
+def ip_port(ip: str, protocol: Protocol, port: int, third: str = "") -> str:
+    """Write an entry of a set that begins with an address and a port."""
+    entry = f"{ip},{protocol.value}:{port}"
+    return f"{entry},{third}" if third else entry
+
+
+def net(cidr: str) -> str:
+    """Write a network as ipset lists it: without host bits, and a single address without a /."""
+    found = ip_network(cidr, strict=False)
+    return str(found.network_address) if found.num_addresses == 1 else str(found)
+
+
+def batch(
+    family: Family,
+    wanted: Mapping[Set, frozenset[str]],
+    present: Mapping[Set, frozenset[str]],
+    *,
+    create: bool,
+) -> list[str]:
+    """Give the lines of ``ipset restore`` that lead from the present entries to the wanted ones.
+
+    What is new comes before what goes: an entry that moves between sets is in both for a moment,
+    never in none.
+    """
+    lines = [each.create(family) for each in Set] if create else []
+    for verb, more, less in (("add", wanted, present), ("del", present, wanted)):
+        for each in Set:
+            extra = more.get(each, frozenset()) - less.get(each, frozenset())
+            lines += [f"{verb} {each.of(family)} {entry}" for entry in sorted(extra)]
+    return lines
+
+
+def undone(lines: list[str]) -> list[str]:
+    """Give the lines that take a batch back; sets that it created stay, empty."""
+    opposite = {"add": "del", "del": "add"}
+    return [
+        f"{opposite[verb]} {rest}"
+        for verb, _, rest in (line.partition(" ") for line in reversed(lines))
+        if verb in opposite
+    ]

@@ -1,0 +1,382 @@
+"""Turns one rendered rule into expressions: what it loads, compares and does.
+
+The expressions are those that nft makes of the same text, the shortcuts included; a test holds the
+two against each other. What none of our rules says is a ``ForeignRuleError``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from isthmus.net.rules_nft_encoding import (
+    APPEND,
+    CREATE,
+    FAMILIES,
+    VERDICT,
+    Batch,
+    Compare,
+    Message,
+    attribute,
+    bitwise,
+    comment,
+    compare,
+    dnat,
+    dynamic_update,
+    element,
+    element_lists,
+    immediate,
+    lookup,
+    masquerade,
+    meta,
+    meta_set,
+    name,
+    nested,
+    number,
+    numgen_random,
+    payload,
+    reject,
+    user_data,
+    value,
+)
+from isthmus.programs.node_proxy.rules.nftables.compiling_fields import (
+    BITS,
+    FIELDS,
+    NETWORK_HEADER,
+    Field,
+    ForeignRuleError,
+    RuleValueError,
+    address_bytes,
+    address_port,
+    host_order,
+    intervals,
+    port_bytes,
+    range_of,
+    single,
+    verdict_of,
+)
+
+_TOKEN = re.compile(r'"[^"]*"|[{},]|[^\s{},]+')
+# linux/netfilter/nf_tables.h and its neighbours
+_META_MARK = 3
+_NAT_PORT_GIVEN, _FULLY_RANDOM = 0x2, 0x10
+_ANONYMOUS, _CONSTANT, _INTERVAL, _MAP = 0x1, 0x2, 0x4, 0x8
+_PORT_UNREACHABLE = {FAMILIES["ip"]: 3, FAMILIES["ip6"]: 4}
+_INTEGER_TYPE, _VERDICT_TYPE = 4, 0xFFFFFF00
+_ADDRESS_TYPE = {4: 7, 16: 8}
+_ADDRESS_PORT_TYPE = {8: 7 << 6 | 13, 20: 8 << 6 | 13}
+# What nft keeps with a set; 1 is the host's byte order, 2 the network's.
+_KEY_ORDER, _DATA_ORDER, _MERGED = 0, 1, 2
+_HOST_FIRST, _NETWORK_FIRST, _YES = b"\1\0\0\0", b"\2\0\0\0", b"\1\0\0\0"
+_MARKS = (("mark",), ("meta", "mark"))
+_NOTHING = host_order(0)
+
+
+class RuleCompiler:
+    """Compiles rules into a batch: each is a message, after those of the sets that it has."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._set_id = 0
+        self._family = 0
+        self._word = ""
+        self._table = b""
+        self._line = 0
+        self._words: list[str] = []
+        self._at = 0
+        self._made: list[bytes] = []
+        self._said = b""
+
+    def next_set_id(self) -> int:
+        """A number for a set, by which rules of the same batch name it."""
+        self._set_id += 1
+        return self._set_id
+
+    def add(self, family: str, table: str, chain: str, rule: str, *, line: int) -> None:
+        """Compile a rule.
+
+        Raises:
+            ForeignRuleError: it says something that we do not say ourselves.
+            RuleValueError: a value in it is none.
+        """
+        if family not in FAMILIES:
+            raise ForeignRuleError(family)
+        self._family, self._word, self._table = FAMILIES[family], family, name(1, table)
+        self._line, self._words, self._at = line, _TOKEN.findall(rule), 0
+        self._made, self._said = [], b""
+        while self._at < len(self._words):
+            self._statement()
+        body = self._table + name(2, chain) + nested(4, *self._made) + self._said
+        self._batch.add(Message.NEW_RULE, self._family, body, line=line, flags=CREATE | APPEND)
+
+    # Words.
+
+    def _next(self) -> str:
+        if self._at >= len(self._words):
+            raise ForeignRuleError("its end")
+        self._at += 1
+        return self._words[self._at - 1]
+
+    def _take(self, *words: str) -> bool:
+        """Go on behind these words, if they come next."""
+        end = self._at + len(words)
+        if tuple(self._words[self._at : end]) != words:
+            return False
+        self._at = end
+        return True
+
+    def _need(self, *words: str) -> None:
+        if not self._take(*words):
+            raise ForeignRuleError(" ".join(self._words[self._at : self._at + len(words)]))
+
+    def _listed(self) -> list[list[str]]:
+        """What stands in braces, as words between commas."""
+        self._need("{")
+        found: list[list[str]] = [[]]
+        while (word := self._next()) != "}":
+            if word == ",":
+                found.append([])
+            else:
+                found[-1].append(word)
+        return found
+
+    # Statements.
+
+    def _statement(self) -> None:
+        for mark in _MARKS:
+            if self._take(*mark):
+                self._set_mark(mark) if self._take("set") else self._compare_mark()
+                return
+        for words, (load, bits) in BITS.items():
+            if self._take(*words):
+                self._made += (load, bitwise(bits, _NOTHING), compare(Compare.UNEQUAL, _NOTHING))
+                return
+        fields = self._fields()
+        if fields:
+            self._match(fields)
+            return
+        match self._next():
+            case "comment":
+                kept = user_data(comment(0, self._next().strip('"')))
+                self._said = attribute(7, kept)
+            case "dnat":
+                self._dnat()
+            case "numgen":
+                self._balance("vmap")
+            case "update":
+                self._update()
+            case "masquerade":
+                flags = _FULLY_RANDOM if self._take("fully-random") else 0
+                self._made.append(masquerade(flags))
+            case "reject" if self._family in _PORT_UNREACHABLE:
+                self._made.append(reject(_PORT_UNREACHABLE[self._family]))
+            case "jump" | "goto" as word:
+                self._made.append(immediate(VERDICT, verdict_of((word, self._next()))))
+            case word:
+                self._made.append(immediate(VERDICT, verdict_of((word,))))
+
+    def _set_mark(self, mark: tuple[str, ...]) -> None:
+        self._need(*mark)
+        operation, bits = self._next(), _bits(self._next())
+        if operation not in ("or", "xor"):
+            raise ForeignRuleError(operation)
+        kept = 0xFFFFFFFF & ~bits if operation == "or" else 0xFFFFFFFF
+        self._made += (
+            meta(_META_MARK, 1),
+            bitwise(host_order(kept), host_order(bits), operation=True),
+            meta_set(_META_MARK, 1),
+        )
+
+    def _compare_mark(self) -> None:
+        if not (self._take("&") or self._take("and")):
+            raise ForeignRuleError("mark")
+        mask = _bits(self._next())
+        how = self._how()
+        bits = _bits(self._next())
+        self._made += (
+            meta(_META_MARK, 1),
+            bitwise(host_order(mask), _NOTHING, operation=True),
+            compare(how, host_order(bits)),
+        )
+
+    def _how(self) -> Compare:
+        if self._take("!="):
+            return Compare.UNEQUAL
+        self._take("==")
+        return Compare.EQUAL
+
+    # Matches.
+
+    def _fields(self) -> list[Field]:
+        found: list[Field] = []
+        while True:
+            for words, field in FIELDS.items():
+                if self._take(*words):
+                    # Others than ours would have to look at the packet's protocol before.
+                    if words[0] in ("ip", "ip6") and words[0] != self._word:
+                        raise ForeignRuleError(" ".join(words))
+                    found.append(field)
+                    break
+            else:
+                if found:
+                    raise ForeignRuleError("what follows a dot")
+                return found
+            if not self._take("."):
+                return found
+
+    def _match(self, fields: list[Field]) -> None:
+        if self._take("vmap"):
+            self._load(fields)
+            self._made.append(lookup(self._container(), result=VERDICT))
+            return
+        how = self._how()
+        word = self._next()
+        if word.startswith("@"):
+            self._load(fields)
+            self._made.append(lookup(word[1:], inverted=how is Compare.UNEQUAL))
+        elif len(fields) > 1:
+            raise ForeignRuleError(word)
+        elif word == "{":
+            self._at -= 1
+            self._among(fields[0], how, [each for (each,) in self._listed()])
+        elif "/" in word:
+            self._within(fields[0], how, word)
+        else:
+            self._equal(fields[0], how, word)
+
+    def _load(self, fields: list[Field]) -> None:
+        used = 0
+        for field in fields:
+            # nft names the room by 16 bytes where it can.
+            register = 8 + used if used % 4 else 1 + used // 4
+            self._made.append(field.load(register))
+            used += (field.size + 3) // 4
+
+    def _container(self) -> str:
+        word = self._next()
+        if not word.startswith("@"):
+            raise ForeignRuleError(word)
+        return word[1:]
+
+    def _equal(self, field: Field, how: Compare, word: str) -> None:
+        if field.read is None:
+            raise ForeignRuleError(word)
+        wanted = field.read(word)
+        if field.offset and len(wanted) != field.size:
+            raise RuleValueError(f"{word} is an address of the other family")
+        self._made += (field.load(1), compare(how, wanted))
+
+    def _within(self, field: Field, how: Compare, word: str) -> None:
+        """Compare with a range: only its bytes are loaded, if it ends with one."""
+        start, bits = range_of(field, word)
+        if bits == field.size * 8:
+            self._made += (field.load(1), compare(how, start))
+        elif bits and bits % 8 == 0:
+            size = bits // 8
+            self._made += (
+                payload(1, NETWORK_HEADER, field.offset, size), compare(how, start[:size]),
+            )  # fmt: skip
+        else:
+            whole = field.size * 8
+            mask = ((1 << bits) - 1 << whole - bits).to_bytes(field.size, "big")
+            self._made += (
+                field.load(1), bitwise(mask, bytes(field.size)), compare(how, start),
+            )  # fmt: skip
+
+    # Sets of a rule's own.
+
+    def _among(self, field: Field, how: Compare, words: list[str]) -> None:
+        if not field.offset:
+            raise ForeignRuleError("a set of anything but addresses")
+        if len(words) == 1:
+            only = words[0]
+            (self._within if "/" in only else self._equal)(field, how, only)
+            return
+        ranges = any("/" in word for word in words)
+        elements = intervals(field, words) if ranges else [single(field, word) for word in words]
+        kept = [(_KEY_ORDER, _NETWORK_FIRST)]
+        if ranges:
+            kept.append((_MERGED, _YES))
+        key = number(4, _ADDRESS_TYPE[field.size]) + number(5, field.size)
+        container, set_id = self._own(
+            _CONSTANT | (_INTERVAL if ranges else 0), key, elements, user_data(*kept)
+        )
+        inverted = how is Compare.UNEQUAL
+        self._made += (field.load(1), lookup(container, set_id=set_id, inverted=inverted))
+
+    def _own(
+        self, flags: int, types: bytes, elements: Sequence[bytes], kept: bytes
+    ) -> tuple[str, int]:
+        """Make a set or map that lives with the rule; the kernel makes its name of this one."""
+        container, set_id = "__map%d" if flags & _MAP else "__set%d", self.next_set_id()
+        head = self._table + name(2, container)
+        made = (
+            head + number(3, flags | _ANONYMOUS) + types + number(10, set_id)
+            + nested(9, number(1, len(elements))) + attribute(13, kept)
+        )  # fmt: skip
+        self._batch.add(Message.NEW_SET, self._family, made, line=self._line, flags=CREATE)
+        head += number(4, set_id)
+        for listed, _ in element_lists(elements):
+            self._batch.add(
+                Message.NEW_ELEMENTS, self._family, head + listed, line=self._line, flags=CREATE
+            )
+        return container, set_id
+
+    # Where packets go.
+
+    def _dnat(self) -> None:
+        if self._take("to"):
+            address, _, port = self._next().rpartition(":")
+            given = address_bytes(address.strip("[]"))
+            self._made += (
+                immediate(1, value(given)),
+                immediate(2, value(port_bytes(port))),
+                dnat(self._family, 2, flags=_NAT_PORT_GIVEN),
+            )
+            return
+        self._need(self._word, "addr", ".", "port", "to", "numgen")
+        size = self._balance("map")
+        # What a map gives begins in register 1; the port follows the address.
+        self._made.append(dnat(self._family, 9 if size == 8 else 2))
+
+    def _balance(self, kind: str) -> int:
+        """``numgen random mod N map|vmap { … }``; how many bytes an element's data has."""
+        self._need("random", "mod")
+        modulus = int(self._next())
+        self._need(kind)
+        if kind == "vmap":
+            data = [verdict_of(words[2:]) for words in self._numbered()]
+            types, size, result = number(6, _VERDICT_TYPE) + number(7, 0), 0, VERDICT
+        else:
+            values = [address_port(words[2:]) for words in self._numbered()]
+            size, result = len(values[0]), 1
+            types = number(6, _ADDRESS_PORT_TYPE[size]) + number(7, size)
+            data = [value(each) for each in values]
+        elements = [element(host_order(at), data=each) for at, each in enumerate(data)]
+        key = number(4, _INTEGER_TYPE) + number(5, 4)
+        kept = user_data((_KEY_ORDER, _HOST_FIRST), (_DATA_ORDER, _NOTHING))
+        container, set_id = self._own(_CONSTANT | _MAP, key + types, elements, kept)
+        self._made += (numgen_random(modulus), lookup(container, set_id=set_id, result=result))
+        return size
+
+    def _numbered(self) -> list[list[str]]:
+        """What stands in braces after the numbers from 0 on, each with a colon behind it."""
+        listed = self._listed()
+        for at, words in enumerate(listed):
+            if words[:2] != [str(at), ":"]:
+                raise ForeignRuleError(" ".join(words))
+        return listed
+
+    def _update(self) -> None:
+        container = self._container()
+        self._need("{")
+        self._load(self._fields())
+        self._need("}")
+        self._made.append(dynamic_update(container))
+
+
+def _bits(word: str) -> int:
+    try:
+        return int(word, 0)
+    except ValueError:
+        raise ForeignRuleError(word) from None

@@ -1,0 +1,226 @@
+"""The elements, chains and rules of one port, with the shapes that kube-proxy gives them.
+
+Nothing here depends on another port; how those of all ports become one ruleset is in ruleset.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+from isthmus.programs.node_proxy.rules.detectors import Match
+from isthmus.programs.node_proxy.rules.model import BackedPort, Endpoint
+from isthmus.programs.node_proxy.rules.nftables.names import (
+    AFFINITY,
+    ENDPOINT,
+    EXTERNAL,
+    FIREWALL,
+    LOCAL,
+    NFT_FAMILY,
+    REJECT_CHAIN,
+    SERVICE,
+    Container,
+    comment,
+    endpoint_base,
+    port_base,
+)
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+
+class Element(NamedTuple):
+    """One element of a set, or with ``value`` of a verdict map."""
+
+    container: Container
+    key: str
+    value: str = ""
+    comment: str = ""
+
+    def __str__(self) -> str:
+        comment = f' comment "{self.comment}"' if self.comment else ""
+        return f"{self.key}{comment} : {self.value}" if self.value else f"{self.key}{comment}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortRules:
+    """All that one port needs. ``affinity`` are sets of clients, with their timeouts in seconds.
+
+    ``no_local`` are the traffic policies, "internal" and "external", by which nothing is reached
+    because no endpoint is on this node.
+    """
+
+    elements: tuple[Element, ...]
+    chains: Mapping[str, tuple[str, ...]]
+    affinity: Mapping[str, int] = field(default_factory=dict)
+    no_local: tuple[str, ...] = ()
+
+
+class _Port:
+    """A port on its way to rules: its names, and which of its chains there are."""
+
+    __slots__ = (
+        "backends",
+        "base",
+        "cluster",
+        "external",
+        "external_there",
+        "family",
+        "internal_there",
+        "local",
+        "port",
+        "protocol",
+        "verdict",
+    )  # fmt: skip
+
+    def __init__(self, backed: BackedPort, family: str) -> None:
+        port, backends = backed.port, backed.backends
+        self.port, self.backends, self.family = port, backends, family
+        self.protocol = port.key.protocol.value
+        self.base = port_base(port.key)
+        self.cluster = backends.cluster if port.uses_cluster_endpoints else ()
+        self.local = backends.local if port.uses_local_endpoints else ()
+        self.internal_there = bool(self.local if port.internal_local else self.cluster)
+        self.external_there = bool(self.local if port.external_local else self.cluster)
+        self.external = backends.exist and port.external
+        # Endpoints elsewhere may be reached by others: dropped, and they try again.
+        self.verdict = "drop" if backends.exist else f"goto {REJECT_CHAIN}"
+
+
+def port_rules(backed: BackedPort, settings: RuleSettings) -> PortRules:
+    """Write what a port needs, with the settings of its family."""
+    it = _Port(backed, NFT_FAMILY[settings.family])
+    chains: dict[str, tuple[str, ...]] = {}
+    affinity: dict[str, int] = {}
+    if backed.port.affinity_s:
+        _sticky_chains(it, chains, affinity)
+    else:
+        for prefix, endpoints in ((SERVICE, it.cluster), (LOCAL, it.local)):
+            if endpoints:
+                chains[prefix + it.base] = (_balancing(it, endpoints), _certain(it, endpoints[0]))
+    if it.external:
+        chains[EXTERNAL + it.base] = tuple(_external(it, settings))
+    if backed.port.load_balancer_ips and backed.port.source_ranges:
+        chains[FIREWALL + it.base] = (_firewall(it, settings),)
+    return PortRules(
+        elements=tuple(_elements(it)),
+        chains=chains,
+        affinity=affinity,
+        no_local=_no_local(it) if backed.backends.exist else (),
+    )
+
+
+def local_matches(settings: RuleSettings) -> tuple[Match, ...]:
+    """What tells local traffic, each only once: all ports of bridges bear the same mark."""
+    found = settings.detector.matches(settings.family)
+    return tuple({match.nft: match for match in found}.values())
+
+
+def _no_local(it: _Port) -> tuple[str, ...]:
+    internal = () if it.internal_there else ("internal",)
+    # Counted for every port of that policy, as kube-proxy does, whether or not it is external.
+    lacking = it.port.external_local and not it.backends.local
+    return (*internal, "external") if lacking else internal
+
+
+def _balancing(it: _Port, endpoints: tuple[Endpoint, ...]) -> str:
+    targets = " , ".join(f"{i} : {end.ip} . {end.port}" for i, end in enumerate(endpoints))
+    return (
+        f"meta l4proto {it.protocol} dnat {it.family} addr . port to"
+        f" numgen random mod {len(endpoints)} map {{ {targets} }}"
+    )
+
+
+def _certain(it: _Port, end: Endpoint) -> str:
+    """The rule behind one that balances, for a packet that passes that one.
+
+    The elements of a rule's own map read as gone from the moment in which the rule is replaced,
+    also to a packet that is just among the old rules: it finds nothing there, and would go on to
+    an address that nobody has. At any other time the map has an element for every number.
+    """
+    return f"meta l4proto {it.protocol} dnat to {end}"
+
+
+def _sticky_chains(it: _Port, chains: dict[str, tuple[str, ...]], affinity: dict[str, int]) -> None:
+    bases = {end: endpoint_base(it.port.key, end) for end in it.backends.reachable}
+    for prefix, endpoints in ((SERVICE, it.cluster), (LOCAL, it.local)):
+        if endpoints:
+            names = [bases.get(end) or endpoint_base(it.port.key, end) for end in endpoints]
+            bases.update(zip(endpoints, names, strict=True))
+            known = (f"{it.family} saddr @{AFFINITY}{base} goto {ENDPOINT}{base}" for base in names)
+            jumps = " , ".join(f"{i} : goto {ENDPOINT}{base}" for i, base in enumerate(names))
+            others = f"numgen random mod {len(names)} vmap {{ {jumps} }}"
+            chains[prefix + it.base] = (*known, others, _certain(it, endpoints[0]))
+    for end, base in bases.items():
+        affinity[AFFINITY + base] = it.port.affinity_s
+        chains[ENDPOINT + base] = (
+            f"update @{AFFINITY}{base} {{ {it.family} saddr }}",
+            _certain(it, end),
+        )
+
+
+def _external(it: _Port, settings: RuleSettings) -> Iterator[str]:
+    mark = f"mark set mark or {settings.mark}"
+    if not it.port.external_local:
+        yield f'{mark} comment "masquerade"'
+    elif it.cluster:
+        # Pods and the node reach it as if they had gone out to the load balancer and come back.
+        target = SERVICE + it.base
+        for match in local_matches(settings):
+            yield f'{match.nft} goto {target} comment "short-circuit pod traffic"'
+        # The balancer's address is one of the node: it would be the source that endpoints see.
+        yield f'fib saddr type local {mark} comment "masquerade local traffic"'
+        yield f'fib saddr type local goto {target} comment "short-circuit local traffic"'
+    if it.external_there:
+        yield f"goto {LOCAL if it.port.external_local else SERVICE}{it.base}"
+
+
+def _firewall(it: _Port, settings: RuleSettings) -> str:
+    sources = list(it.port.source_ranges)
+    if settings.node_ip and _within(settings.node_ip, sources):
+        # A node that has the balancer's address itself sends to it from that address.
+        sources += it.port.load_balancer_ips
+    return f"{it.family} saddr != {{ {' , '.join(sources)} }} drop"
+
+
+def _within(address: str, ranges: Iterable[str]) -> bool:
+    looked_for = ip_address(address)
+    return any(looked_for in ip_network(each, strict=False) for each in ranges)
+
+
+def _elements(it: _Port) -> Iterator[Element]:
+    port, said = it.port, comment(it.port.key)
+    yield Element(Container.CLUSTER_IPS, port.cluster_ip)
+    key = f"{port.cluster_ip} . {it.protocol} . {port.port}"
+    if it.internal_there:
+        prefix = LOCAL if port.internal_local else SERVICE
+        yield Element(Container.SERVICE_IPS, key, f"goto {prefix}{it.base}")
+    else:
+        yield Element(Container.NO_ENDPOINT_SERVICES, key, it.verdict, said)
+    for address in (*port.external_ips, *port.load_balancer_ips):
+        key = f"{address} . {it.protocol} . {port.port}"
+        yield from _external_elements(
+            it, key, said, Container.SERVICE_IPS, Container.NO_ENDPOINT_SERVICES
+        )
+    if port.source_ranges:
+        for address in port.load_balancer_ips:
+            key = f"{address} . {it.protocol} . {port.port}"
+            yield Element(Container.FIREWALL_IPS, key, f"goto {FIREWALL}{it.base}")
+    if port.node_port:
+        key = f"{it.protocol} . {port.node_port}"
+        yield from _external_elements(
+            it, key, said, Container.SERVICE_NODE_PORTS, Container.NO_ENDPOINT_NODE_PORTS
+        )
+    for end in it.backends.reachable:
+        if end.local:
+            yield Element(Container.HAIRPIN, f"{end.ip} . {end.ip} . {it.protocol} . {end.port}")
+
+
+def _external_elements(
+    it: _Port, key: str, said: str, there: Container, lacking: Container
+) -> Iterator[Element]:
+    # Both, where only others than pods and the node find nothing: what they do is dropped.
+    if it.external:
+        yield Element(there, key, f"goto {EXTERNAL}{it.base}")
+    if not it.external_there:
+        yield Element(lacking, key, it.verdict, said)

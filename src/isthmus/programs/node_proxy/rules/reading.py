@@ -1,0 +1,297 @@
+"""Reads objects of the API out of JSON, or out of what YAML gave, into the values of objects.py.
+
+Nothing here raises. What cannot be used is left out and said in ``notes``, a sentence each: a
+whole object, an endpoint, a port, an address.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.addresses import canonical_address
+from isthmus.programs.node_proxy.rules.fields import (
+    Given,
+    Notes,
+    addresses,
+    cut,
+    decoded,
+    is_label,
+    networks,
+    port_number,
+    say,
+    service_name,
+    timestamp,
+)
+from isthmus.programs.node_proxy.rules.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.objects import (
+    NodeObject,
+    ObjectPort,
+    ServiceObject,
+    SliceEndpoint,
+    SliceObject,
+    SlicePort,
+    family_of,
+)
+from isthmus.programs.node_proxy.rules.shapes import (
+    Named,
+    NodeShape,
+    ServiceCidrShape,
+    ServicePortShape,
+    ServiceShape,
+    ServiceSpec,
+    SliceEndpointShape,
+    SliceShape,
+)
+
+_PROTOCOLS = {"TCP": Protocol.TCP, "UDP": Protocol.UDP, "SCTP": Protocol.SCTP}
+_FAMILIES = {family.value: family for family in Family}
+_DEFAULT_AFFINITY_S, _MOST_AFFINITY_S = 10800, 86400  # the API's own default and limit
+
+
+def service_key(given: Given) -> ServiceName | None:
+    """The name of a Service, if even that can be read."""
+    named = decoded(given, Named, [], "Service")
+    if named is None:
+        return None
+    return service_name(named.metadata.namespace or "", named.metadata.name or "")
+
+
+def slice_key(given: Given) -> tuple[str, str] | None:
+    """Namespace and name of an EndpointSlice, if even those can be read."""
+    named = decoded(given, Named, [], "EndpointSlice")
+    if named is None:
+        return None
+    namespace, name = named.metadata.namespace or "", named.metadata.name or ""
+    return (namespace, name) if namespace and name else None
+
+
+def read_service(
+    given: Given, notes: list[str], *, from_file: bool = False
+) -> ServiceObject | None:
+    """Read a Service; None if it cannot be one.
+
+    One ``from_file`` has no defaults from the API: its namespace may be missing.
+    """
+    found = decoded(given, ServiceShape, notes, "Service")
+    if found is None:
+        return None
+    meta, spec = found.metadata, found.spec
+    namespace = meta.namespace or ("default" if from_file else "")
+    name = service_name(namespace, meta.name or "")
+    if name is None:
+        say(notes, "Service", f"not a namespace and a name: {namespace!r}, {meta.name!r}")
+        return None
+    said = Notes(notes, f"Service {name}")
+    if meta.labels is not None and meta.labels.proxy_name is not None:
+        return ServiceObject(name=name)
+    cluster_ips = _cluster_ips(spec, said)
+    if not cluster_ips:
+        if from_file and spec.type != "ExternalName" and not (spec.cluster_ip or spec.cluster_ips):
+            said("no clusterIP: nobody gives it one here")
+        return ServiceObject(name=name)
+    external_ips = addresses(spec.external_ips or (), "external IP", said)
+    source_ranges = networks(spec.source_ranges or (), said)
+    balancer = addresses(_ingress(found), "load balancer IP", said)
+    if balancer and not source_ranges and any(map(str.strip, spec.source_ranges or ())):
+        # Without any they would be open to all.
+        said("its load balancer IPs are left out: no source range can be read")
+        balancer = ()
+    outside = spec.type in ("LoadBalancer", "NodePort") or (
+        spec.type in (None, "", "ClusterIP") and bool(spec.external_ips)
+    )
+    external_local = outside and spec.external_traffic_policy == "Local"
+    checked = external_local and spec.type == "LoadBalancer"
+    return ServiceObject(
+        name=name,
+        cluster_ips=cluster_ips,
+        ports=tuple(_service_ports(spec.ports or (), said)),
+        external_ips=external_ips,
+        load_balancer_ips=balancer,
+        source_ranges=source_ranges,
+        affinity_s=_affinity_s(spec, said),
+        internal_local=spec.internal_traffic_policy == "Local",
+        external_local=external_local,
+        health_check_node_port=port_number(spec.health_check_node_port) if checked else 0,
+    )
+
+
+def read_slice(given: Given, notes: list[str], *, from_file: bool = False) -> SliceObject | None:
+    """Read an EndpointSlice; None if it is not one with addresses of a Service.
+
+    One ``from_file`` has no defaults from the API: namespace and port names may be missing.
+    """
+    found = decoded(given, SliceShape, notes, "EndpointSlice")
+    if found is None:
+        return None
+    meta, labels = found.metadata, found.metadata.labels
+    namespace, name = meta.namespace or ("default" if from_file else ""), meta.name or ""
+    said = Notes(notes, f"EndpointSlice {cut(f'{namespace}/{name}')}")
+    family = _FAMILIES.get(found.address_type or "")
+    if family is None or (labels is not None and labels.headless is not None):
+        return None  # names instead of addresses; or pods that only DNS knows
+    labelled = labels.service_name if labels is not None else None
+    if not labelled:
+        # The API allows it, for uses of its own; in a file the label was forgotten.
+        if from_file:
+            said("no label kubernetes.io/service-name: no Service has it")
+        return None
+    service = service_name(namespace, labelled)
+    if service is None or not name:
+        said("no namespace or name, or a label kubernetes.io/service-name that names no Service")
+        return None
+    return SliceObject(
+        namespace=service.namespace,
+        name=name,
+        service=service,
+        family=family,
+        ports=tuple(_slice_ports(found, said, unnamed=from_file)),
+        endpoints=tuple(_endpoints(found.endpoints or (), family, said)),
+        changed_at=timestamp(meta.annotations.changed_at if meta.annotations is not None else None),
+    )
+
+
+def read_node(given: Given, notes: list[str]) -> NodeObject | None:
+    """Read a Node; None if it cannot be one."""
+    found = decoded(given, NodeShape, notes, "Node")
+    if found is None or not found.metadata.name:
+        return None
+    meta, spec = found.metadata, found.spec
+    said = Notes(notes, f"Node {cut(meta.name or '')}")
+    listed = found.status.addresses or ()
+    cidrs = spec.pod_cidrs or ([spec.pod_cidr] if spec.pod_cidr else [])
+    return NodeObject(
+        name=meta.name or "",
+        addresses=addresses(
+            [
+                each.address or ""
+                for kind in ("InternalIP", "ExternalIP")
+                for each in listed
+                if each.type == kind
+            ],
+            "address",
+            said,
+        ),
+        pod_cidrs=networks(cidrs, said),
+        labels=dict(meta.labels or {}),
+        taints=tuple(each.key for each in spec.taints or () if each.key),
+        deleting=bool(meta.deletion_timestamp),
+    )
+
+
+def read_service_cidrs(given: Given, notes: list[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Read a ServiceCIDR: its name, and networks; None if it cannot be one."""
+    found = decoded(given, ServiceCidrShape, notes, "ServiceCIDR")
+    if found is None or not found.metadata.name:
+        return None
+    name = found.metadata.name
+    return name, networks(found.spec.cidrs or (), Notes(notes, f"ServiceCIDR {cut(name)}"))
+
+
+def _cluster_ips(spec: ServiceSpec, said: Notes) -> tuple[str, ...]:
+    given = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
+    first = spec.cluster_ip or (given[0] if given else "")
+    if spec.type == "ExternalName" or first in ("", "None"):
+        return ()
+    ips = addresses(given, "cluster IP", said)
+    if spec.ip_families:
+        ips = tuple(ip for ip in ips if family_of(ip).value in spec.ip_families)
+    # At most one of each family, the first.
+    return tuple({family_of(ip): ip for ip in reversed(ips)}.values())[::-1]
+
+
+def _service_ports(ports: Iterable[ServicePortShape], said: Notes) -> Iterable[ObjectPort]:
+    for each in ports:
+        protocol = _PROTOCOLS.get(each.protocol or "TCP")
+        name, port = each.name or "", port_number(each.port)
+        if protocol is None or not port or (name and not is_label(name)):
+            said(f"not a port: {_given(name, each.port, each.protocol)}")
+            continue
+        yield ObjectPort(
+            name=sys.intern(name),
+            protocol=protocol,
+            port=port,
+            node_port=port_number(each.node_port),
+        )
+
+
+def _ingress(found: ServiceShape) -> list[str]:
+    balancer = found.status.load_balancer
+    return [
+        each.ip
+        for each in (balancer.ingress if balancer is not None else None) or ()
+        if each.ip and each.ip_mode in (None, "VIP")
+    ]
+
+
+def _affinity_s(spec: ServiceSpec, said: Notes) -> int:
+    if spec.session_affinity != "ClientIP":
+        return 0
+    config = spec.session_affinity_config
+    client = config.client_ip if config is not None else None
+    given = client.timeout_seconds if client is not None else None
+    if given is None or given <= 0:
+        return _DEFAULT_AFFINITY_S
+    if given > _MOST_AFFINITY_S:
+        # The kernel takes less than a number can be, and refuses all rules for one.
+        said(f"clients are remembered for {_MOST_AFFINITY_S} s, not for {given}")
+    return min(given, _MOST_AFFINITY_S)
+
+
+def _slice_ports(found: SliceShape, said: Notes, *, unnamed: bool) -> Iterable[SlicePort]:
+    for each in found.ports or ():
+        protocol = _PROTOCOLS.get(each.protocol or "TCP")
+        name, port = "" if each.name is None and unnamed else each.name, port_number(each.port)
+        if name is None:
+            said("a port without a name")
+        elif protocol is None or not port or (name and not is_label(name)):
+            said(f"not a port: {_given(name, each.port, each.protocol)}")
+        else:
+            yield _slice_port(name, protocol, port)
+
+
+def _given(name: str, port: object, protocol: object) -> str:
+    """What a port says of itself, without what it leaves out."""
+    given = [repr(name), *(str(each) for each in (port, protocol) if each is not None)]
+    return cut(" ".join(given))
+
+
+# Slices are many and their ports, nodes and zones few: equal values are one object.
+@lru_cache(maxsize=4096)
+def _slice_port(name: str, protocol: Protocol, port: int) -> SlicePort:
+    return SlicePort(sys.intern(name), protocol, port)
+
+
+@lru_cache(maxsize=4096)
+def _hints(*names: str) -> frozenset[str]:
+    return frozenset(map(sys.intern, names))
+
+
+_NO_HINTS: frozenset[str] = frozenset()
+
+
+def _endpoints(
+    endpoints: Iterable[SliceEndpointShape], family: Family, said: Notes
+) -> Iterable[SliceEndpoint]:
+    for each in endpoints:
+        given = each.addresses[0] if each.addresses else ""  # "consumers should use the first"
+        address = canonical_address(given)
+        if not address or family_of(address) is not family:
+            said(f"not an {family.value} address: {cut(repr(given))}")
+            continue
+        state, hints = each.conditions, each.hints
+        zones = nodes = _NO_HINTS
+        if hints is not None:
+            zones = _hints(*(zone.name for zone in hints.for_zones or () if zone.name))
+            nodes = _hints(*(node.name for node in hints.for_nodes or () if node.name))
+        yield SliceEndpoint(
+            address=address,
+            node=sys.intern(each.node_name) if each.node_name else "",
+            ready=state is None or state.ready is not False,
+            serving=state is None or state.serving is not False,
+            terminating=state is not None and state.terminating is True,
+            zone_hints=zones,
+            node_hints=nodes,
+        )

@@ -1,0 +1,273 @@
+"""Keeps Services and EndpointSlices, and says what is to be programmed and what changed of it.
+
+Changes are kept until they are taken. Taking costs what changed, plus a copy of the mapping of
+ports. Which endpoints a port gets on this node is topology.py's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.programs.node_proxy.rules.building import NOTHING, Built, build
+from isthmus.programs.node_proxy.rules.model import BackedPort, Family, PortKey, Update, View
+from isthmus.programs.node_proxy.rules.objects import (
+    ServiceBatch,
+    ServiceObject,
+    SliceBatch,
+    SliceObject,
+)
+from isthmus.programs.node_proxy.rules.slices import SliceCache
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+_MOST_TRIGGERS = 100  # kept of one Service between two takes
+
+
+class Tracker:
+    """Services and EndpointSlices of a cluster, seen from one node. Not for several threads."""
+
+    def __init__(self, *, node_name: str, families: Sequence[Family], since: float = 0.0) -> None:
+        """``since`` is now, in seconds since 1970: what changed before is not timed."""
+        self._node_name = node_name
+        self._since = since
+        self._zone = ""
+        self._services: dict[ServiceName, ServiceObject] = {}
+        self._slices = SliceCache()
+        self._sides = {family: _Side(family) for family in families}
+        self._listed: set[str] = set()
+        self._first = True
+        self._service_changes = 0
+        self._changed_services: set[ServiceName] = set()
+
+    def __repr__(self) -> str:
+        kept = f"{len(self._services)} services, {len(self._slices)} slices"
+        return f"<Tracker {kept}{'' if self.synced else ', not synced'}>"
+
+    @property
+    def synced(self) -> bool:
+        """Both Services and EndpointSlices have been listed."""
+        return len(self._listed) == 2
+
+    @property
+    def pending(self) -> bool:
+        """Something changed since it was last taken, or nothing was taken since the listings."""
+        return (self.synced and self._first) or any(side.dirty for side in self._sides.values())
+
+    @property
+    def pending_services(self) -> int:
+        """How many Services changed since they were last taken."""
+        return len(self._changed_services)
+
+    @property
+    def pending_slices(self) -> int:
+        """How many changes of EndpointSlices there were since."""
+        return sum(side.slice_changes for side in self._sides.values())
+
+    def set_node(self, labels: Mapping[str, str]) -> None:
+        """Hear of the labels of our node."""
+        zone = labels.get(ZONE_LABEL, "")
+        if zone == self._zone:
+            return
+        self._zone = zone
+        for service, family in self._slices.hinted():
+            self._mark(service, family)
+
+    def replace_services(self, objects: Iterable[ServiceObject]) -> None:
+        """Hear of all Services."""
+        new = {obj.name: obj for obj in objects}
+        for name in self._services.keys() - new.keys():
+            self.drop_service(name)
+        for obj in new.values():
+            self.put_service(obj)
+        self._listed.add("services")
+
+    def put_service(self, obj: ServiceObject) -> None:
+        """Hear of a new or changed Service."""
+        if self._services.get(obj.name) != obj:
+            self._services[obj.name] = obj
+            self._service_changed(obj.name)
+
+    def drop_service(self, name: ServiceName) -> None:
+        """Hear that a Service is gone; one that never was is no matter."""
+        if self._services.pop(name, None) is not None:
+            self._service_changed(name)
+
+    def hear_services(self, batch: ServiceBatch) -> None:
+        """Hear of several at once."""
+        if batch.complete:
+            self.replace_services(batch.put)
+            return
+        for name in batch.drop:
+            self.drop_service(name)
+        for obj in batch.put:
+            self.put_service(obj)
+
+    def replace_slices(self, objects: Iterable[SliceObject]) -> None:
+        """Hear of all EndpointSlices."""
+        new = {obj.key: obj for obj in objects}
+        for key in self._slices.gone(new):
+            self.drop_slice(*key)
+        for obj in new.values():
+            self.put_slice(obj)
+        self._listed.add("slices")
+
+    def put_slice(self, obj: SliceObject) -> None:
+        """Hear of a new or changed EndpointSlice."""
+        for each in self._slices.put(obj):
+            side = self._mark(each.service, each.family)
+            if side is not None:
+                side.slice_changes += 1
+                if each is obj and obj.changed_at > self._since:
+                    side.trigger(obj.service, obj.changed_at)
+
+    def drop_slice(self, namespace: str, name: str) -> None:
+        """Hear that an EndpointSlice is gone; one that never was is no matter."""
+        for each in self._slices.drop((namespace, name)):
+            side = self._mark(each.service, each.family)
+            if side is not None:
+                side.slice_changes += 1
+                # Its time is that of its last change, not of its end.
+                side.triggers.pop(each.service, None)
+
+    def hear_slices(self, batch: SliceBatch) -> None:
+        """Hear of several at once."""
+        if batch.complete:
+            self.replace_slices(batch.put)
+            return
+        for key in batch.drop:
+            self.drop_slice(*key)
+        for obj in batch.put:
+            self.put_slice(obj)
+
+    def take(self) -> dict[Family, Update]:
+        """Give what is to be programmed, and what changed since this was last asked.
+
+        What did not change is the same object as before.
+        """
+        taken = {
+            family: side.take(
+                {name: self._build(name, family) for name in side.dirty}, self._service_changes
+            )
+            for family, side in self._sides.items()
+        }
+        self._first = not self.synced
+        self._service_changes = 0
+        self._changed_services.clear()
+        return taken
+
+    def local_ready(self) -> dict[ServiceName, int]:
+        """How many endpoints on this node are ready, of Services with a health check port.
+
+        An endpoint of two families is one: of the families' counts it is the larger.
+        """
+        found: dict[ServiceName, int] = {}
+        for side in self._sides.values():
+            for name, built in side.checked.items():
+                found[name] = max(found.get(name, 0), built.local_ready)
+        return found
+
+    def health_ports(self) -> dict[ServiceName, int]:
+        """The health check ports of Services that have one, as last taken."""
+        return {
+            name: built.health_port
+            for side in self._sides.values()
+            for name, built in side.checked.items()
+        }
+
+    def _build(self, name: ServiceName, family: Family) -> Built:
+        obj = self._services.get(name)
+        if obj is None:
+            return NOTHING
+        behind = self._slices.endpoints(name, family, self._node_name)
+        return build(obj, family, behind, node_name=self._node_name, zone=self._zone)
+
+    def _service_changed(self, name: ServiceName) -> None:
+        self._service_changes += 1
+        self._changed_services.add(name)
+        for side in self._sides.values():
+            side.dirty.add(name)
+
+    def _mark(self, name: ServiceName, family: Family) -> _Side | None:
+        side = self._sides.get(family)
+        if side is not None:
+            side.dirty.add(name)
+        return side
+
+
+class _Side:
+    """What was last taken of one family, and what changed since."""
+
+    def __init__(self, family: Family) -> None:
+        self._view = View(family=family, ports={})
+        self._built: dict[ServiceName, Built] = {}
+        self.dirty: set[ServiceName] = set()
+        self.slice_changes = 0
+        self.triggers: dict[ServiceName, list[float]] = {}
+        self.checked: dict[ServiceName, Built] = {}
+
+    def trigger(self, name: ServiceName, at: float) -> None:
+        times = self.triggers.setdefault(name, [])
+        times.append(at)
+        del times[:-_MOST_TRIGGERS]
+
+    def take(self, built: Mapping[ServiceName, Built], service_changes: int) -> Update:
+        """Put in what the dirty Services are now."""
+        ports = dict(self._view.ports)
+        endpoints, udp, added = self._view.endpoints, False, False
+        changed = set()
+        for name, new in built.items():
+            old = self._built.get(name, NOTHING)
+            endpoints += new.endpoints - old.endpoints
+            differs = _merge(ports, old, new)
+            self._keep(name, new, ports)
+            if differs is not None:
+                changed.add(name)
+                added = added or differs
+                udp = udp or old.udp != new.udp
+        if added:
+            ports = {key: ports[key] for key in sorted(ports, key=_order)}
+        self._view = View(family=self._view.family, ports=ports, endpoints=endpoints)
+        update = Update(
+            view=self._view,
+            changed=frozenset(changed),
+            udp=udp,
+            services=service_changes,
+            endpoint_slices=self.slice_changes,
+            triggers=tuple(at for times in self.triggers.values() for at in times),
+        )
+        self.dirty.clear()
+        self.slice_changes = 0
+        self.triggers.clear()
+        return update
+
+    def _keep(self, name: ServiceName, new: Built, ports: Mapping[PortKey, BackedPort]) -> None:
+        self.checked.pop(name, None)
+        if not new.ports:
+            self._built.pop(name, None)
+            return
+        # The objects that are in the view, which may be older than these and equal.
+        kept = replace(new, ports=tuple(ports[each.port.key] for each in new.ports))
+        self._built[name] = kept
+        if kept.health_port:
+            self.checked[name] = kept
+
+
+def _merge(ports: dict[PortKey, BackedPort], old: Built, new: Built) -> bool | None:
+    """Bring one Service's ports up to date; whether keys were added, None if nothing differs."""
+    was = {each.port.key: each for each in old.ports}
+    differs: bool | None = None
+    for each in new.ports:
+        key = each.port.key
+        before = was.pop(key, None)
+        if before != each:
+            ports[key] = each
+            differs = bool(differs) or before is None
+    for key in was:
+        del ports[key]
+        differs = bool(differs)
+    return differs
+
+
+def _order(key: PortKey) -> tuple[str, str]:
+    return str(key), key.protocol.value

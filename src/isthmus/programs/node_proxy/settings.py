@@ -1,0 +1,234 @@
+"""The settings of ``isthmus node-proxy``: kube-proxy's flags, and the seed's for local traffic.
+
+``validate()`` says whether they make sense, ``notes()`` what is left unused. A file of kube-proxy's
+(node_proxy_file.py) gives the same settings. What concerns local traffic is in node_proxy_local.py,
+the kernel in node_proxy_kernel.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy.rules.detecting import tidy_range
+from isthmus.programs.node_proxy.settings_kernel import IPTABLES, IPVS, NFTABLES, RULES
+from isthmus.programs.node_proxy.settings_local import LocalTrafficSettings
+from isthmus.settings.checks import check_choices
+from isthmus.settings.options import option
+from isthmus.values import is_address
+
+__all__ = ["IPTABLES", "IPVS", "NFTABLES", "PRIMARY", "Bound", "NodeProxySettings"]
+
+#: The word of --nodeport-addresses for the node's own address.
+PRIMARY = "primary"
+HEALTHZ_PORT, METRICS_PORT = 10256, 10249
+_CLUSTER = "Cluster"
+_PORTS = "Ports"
+_RANGES = {
+    "iptables_masquerade_bit": (0, 31),
+    "nftables_masquerade_bit": (0, 31),
+    "oom_score_adj": (-1000, 1000),
+    "conntrack_max_per_core": (0, 2**31 - 1),
+    "conntrack_min": (0, 2**31 - 1),
+    "healthz_port": (0, 65535),
+    "metrics_port": (0, 65535),
+}
+
+
+class Bound(NamedTuple):
+    """An address and a port to serve at."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProxySettings(LocalTrafficSettings):
+    """Everything that the node proxy can be told; ``validate()`` says whether it makes sense."""
+
+    config: str = option(
+        "",
+        once=True,
+        help="Read settings from a KubeProxyConfiguration of kube-proxy instead of flags",
+        group=_CLUSTER,
+        metavar="FILE",
+    )
+    kubeconfig: str = option(
+        "",
+        help="Reach the Kubernetes API as this file says; empty is the pod's service account",
+        group=_CLUSTER,
+        metavar="FILE",
+    )
+    master: str = option(
+        "",
+        help="Reach the Kubernetes API at this URL instead of the kubeconfig's",
+        group=_CLUSTER,
+        metavar="URL",
+    )
+    manifests: str = option(
+        "",
+        help="Take Services, EndpointSlices and the Node from files here, and follow them, "
+        "instead of the API",
+        group=_CLUSTER,
+        metavar="DIR",
+    )
+    take_over: bool = option(
+        False, help="Start beside a running kube-proxy, and take its place", group=_CLUSTER
+    )
+    kube_api_qps: float = option(
+        5.0, help="Ask the API so many times a second at most", group=_CLUSTER
+    )
+    kube_api_burst: int = option(10, help="Let it be so many in a row", group=_CLUSTER)
+    hostname_override: str = option(
+        "",
+        help="Be the Node of this name",
+        shown_default="the host's name",
+        group=_CLUSTER,
+        metavar="NAME",
+    )
+    bind_address: str = option(
+        "0.0.0.0",
+        help="Take this for the node's address; nothing is bound to it",
+        group=_CLUSTER,
+        metavar="ADDRESS",
+    )
+    nodeport_addresses: tuple[str, ...] = option(
+        (),
+        help="Take node ports at addresses in these ranges only, or at the primary one",
+        repeat=True,
+        shown_default="all, with nftables primary",
+        group=RULES,
+        metavar="CIDR,…|primary",
+    )
+    healthz_bind_address: str | None = option(
+        None,
+        help="Serve /healthz and /livez here; empty turns it off, port 0 takes a free one",
+        shown_default=f"0.0.0.0:{HEALTHZ_PORT}",
+        group=_PORTS,
+        metavar="ADDRESS:PORT",
+    )
+    metrics_bind_address: str | None = option(
+        None,
+        help="Serve /metrics, /proxyMode and /configz here; empty turns it off",
+        shown_default=f"127.0.0.1:{METRICS_PORT}",
+        group=_PORTS,
+        metavar="ADDRESS:PORT",
+    )
+    healthz_port: int = option(
+        HEALTHZ_PORT,
+        help="Use this port if --healthz-bind-address has none; 0 turns it off",
+        group=_PORTS,
+        metavar="PORT",
+    )
+    metrics_port: int = option(
+        METRICS_PORT,
+        help="Use this port if --metrics-bind-address has none; 0 turns it off",
+        group=_PORTS,
+        metavar="PORT",
+    )
+    profiling: bool = option(
+        False, help="Serve profiles below /debug/pprof of the metrics port", group=_PORTS
+    )
+    cleanup: bool = option(
+        False, help="Remove all rules and exit, as isthmus node-proxy cleanup does", group=_CLUSTER
+    )
+    init_only: bool = option(False, help="Set what needs full privileges, and exit", group=_CLUSTER)
+    write_config_to: str = option(
+        "", help="Write the settings to this file, and exit", group=_CLUSTER, metavar="FILE"
+    )
+
+    @property
+    def node_port_ranges(self) -> tuple[str, ...]:
+        """Ranges whose addresses take node ports, PRIMARY alone, or nothing for all."""
+        if not self.nodeport_addresses and self.mode == NFTABLES:
+            return (PRIMARY,)
+        return tuple(each if each == PRIMARY else tidy_range(each)
+                     for each in self.nodeport_addresses)  # fmt: skip
+
+    @property
+    def healthz(self) -> Bound | None:
+        """Where health is served; None for nowhere."""
+        return self._bound("healthz_bind_address", "0.0.0.0", "::", self.healthz_port)
+
+    @property
+    def metrics(self) -> Bound | None:
+        """Where metrics are served; None for nowhere."""
+        return self._bound("metrics_bind_address", "127.0.0.1", "::1", self.metrics_port)
+
+    def _bound(self, attribute: str, v4: str, v6: str, port: int) -> Bound | None:
+        text = getattr(self, attribute)
+        if not port or text == "":
+            return None
+        if text is None:
+            return Bound(v6 if ":" in self.bind_address else v4, port)
+        try:
+            return _endpoint(text, port)
+        except ValueError as error:
+            raise ConfigError(f"{self.named(attribute)}: {text!r} {error}") from None
+
+    def validate(self) -> None:
+        """Hold the settings against each other.
+
+        Raises:
+            ConfigError: one sentence that names the flag, or the place in the file.
+        """
+        check_choices(self)
+        for attribute, (low, high) in _RANGES.items():
+            value = getattr(self, attribute)
+            if not low <= value <= high:
+                raise ConfigError(
+                    f"{self.named(attribute)} must be from {low} to {high}, not {value}"
+                )
+        self.check_times()
+        self._check_addresses()
+        self.check_detector()
+        if self.hostname_override and not self.hostname_override.strip():
+            raise ConfigError(f"{self.named('hostname_override')} is empty")
+        if self.kube_api_burst < 0:
+            raise ConfigError(f"{self.named('kube_api_burst')} must not be negative")
+
+    def _check_addresses(self) -> None:
+        if not is_address(self.bind_address):
+            raise ConfigError(
+                f"{self.named('bind_address')} must be an address, not {self.bind_address!r}"
+            )
+        for _ in (self.healthz, self.metrics):
+            pass  # either raises if it cannot be read
+        if PRIMARY in self.nodeport_addresses:
+            if len(self.nodeport_addresses) > 1:
+                raise ConfigError(
+                    f"{self.named('nodeport_addresses')}: {PRIMARY} cannot stand beside ranges"
+                )
+        else:
+            self.check_ranges("nodeport_addresses")
+        if self.mode == IPVS:
+            self.check_ranges("ipvs_exclude_cidrs")
+
+    def notes(self) -> list[str]:
+        """What was given and is not used, and what that is used by; a sentence each."""
+        idle = ("kubeconfig", "master") if self.manifests else ()
+        return [
+            *self.unused_values(),
+            *self.unused_by_mode(),
+            *(
+                f"{self.named(each)} is ignored: it is only used without --manifests"
+                for each in idle
+                if getattr(self, each)
+            ),
+        ]
+
+
+def _endpoint(text: str, port: int) -> Bound:
+    """Read ``address:port``, ``[v6]:port``, or an address, which gets the port given."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if is_address(bare):
+        return Bound(bare, port)
+    host, _, number = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not is_address(host) or not (number.isascii() and number.isdigit() and len(number) < 6):
+        raise ValueError("is not an address and a port, such as 0.0.0.0:10256")
+    if int(number) > 65535:
+        raise ValueError("has a port that is out of range")
+    return Bound(str(ip_address(host)), int(number))

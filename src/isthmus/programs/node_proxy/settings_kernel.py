@@ -1,0 +1,293 @@
+"""Settings of the node proxy about the kernel: which rules, how often, ipvs, connection tracking.
+
+Flags, meanings and defaults are kube-proxy's. Those about local traffic are in node_proxy_local.py,
+those about the cluster in node_proxy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+
+from isthmus.errors import ConfigError
+from isthmus.settings.log import LogSettings
+from isthmus.settings.options import Kind, option, options_of
+
+IPTABLES, NFTABLES, IPVS = "iptables", "nftables", "ipvs"
+PROXY_MODES = (IPTABLES, NFTABLES, IPVS)
+
+RULES = "Rules"
+_SYNCING = "Syncing"
+_IPVS = "ipvs"
+_CONNTRACK = "Connection tracking"
+_INERT = "Without effect here"
+_LOOKED_AT_S = 3600.0  # programs/node_proxy/kernel/runner.py
+# Who else uses what is called after one mode.
+_USERS = {
+    "iptables_masquerade_bit": (IPTABLES, IPVS),
+    "iptables_sync_period_s": (IPTABLES, NFTABLES),
+    "iptables_min_sync_period_s": (IPTABLES, NFTABLES),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSettings(LogSettings):
+    """What concerns the kernel; the base of NodeProxySettings."""
+
+    log_format: str = option(
+        "text",
+        help="Write log lines as text or as JSON objects",
+        choices=("text", "json"),
+        metavar="text|json",
+        group="Logging",
+        aliases=("logging-format",),
+    )
+    proxy_mode: str = option(
+        "",
+        help="Program the kernel by this",
+        choices=("", *PROXY_MODES),
+        shown_default=IPTABLES,
+        group=RULES,
+        metavar="|".join(PROXY_MODES),
+    )
+    masquerade_all: bool = option(
+        False, help="Masquerade all traffic to cluster IPs, that of pods too", group=RULES
+    )
+    iptables_masquerade_bit: int = option(
+        14,
+        help="Mark packets to be masqueraded by this bit, with iptables and ipvs",
+        group=RULES,
+        metavar="BIT",
+    )
+    nftables_masquerade_bit: int = option(
+        14,
+        help="Mark packets to be masqueraded by this bit, with nftables",
+        group=RULES,
+        metavar="BIT",
+        go="in --config only",
+    )
+    iptables_localhost_nodeports: bool = option(
+        True, help="Let this node reach node ports by 127.0.0.1, with iptables", group=RULES
+    )
+    iptables_sync_period_s: float = option(
+        30.0,
+        help="Look after the rules this often, and try again this long after a failure",
+        unit="seconds",
+        group=_SYNCING,
+    )
+    iptables_min_sync_period_s: float = option(
+        1.0, help="Wait at least this long between two syncs", unit="seconds", group=_SYNCING
+    )
+    nftables_sync_period_s: float | None = option(
+        None,
+        help="Do the same with nftables",
+        unit="seconds",
+        shown_default="--iptables-sync-period",
+        group=_SYNCING,
+        go="in --config only",
+    )
+    nftables_min_sync_period_s: float | None = option(
+        None,
+        help="Wait at least this long between two syncs with nftables",
+        unit="seconds",
+        shown_default="--iptables-min-sync-period",
+        group=_SYNCING,
+        go="in --config only",
+    )
+    ipvs_sync_period_s: float = option(
+        30.0,
+        help="Look after the rules this often, and try again this long after a failure",
+        unit="seconds",
+        group=_IPVS,
+    )
+    ipvs_min_sync_period_s: float = option(
+        1.0, help="Wait at least this long between two syncs", unit="seconds", group=_IPVS
+    )
+    ipvs_scheduler: str = option(
+        "", help="Balance by this scheduler", shown_default="rr", group=_IPVS, metavar="NAME"
+    )
+    ipvs_exclude_cidrs: tuple[str, ...] = option(
+        (),
+        help="Leave virtual servers of these ranges alone when cleaning up",
+        repeat=True,
+        group=_IPVS,
+        metavar="CIDR,…",
+    )
+    ipvs_strict_arp: bool = option(
+        False, help="Answer ARP only for addresses of the interface that was asked", group=_IPVS
+    )
+    ipvs_tcp_timeout_s: float = option(
+        0.0, help="Forget idle TCP connections after this; 0 leaves it", unit="seconds", group=_IPVS
+    )
+    ipvs_tcpfin_timeout_s: float = option(
+        0.0,
+        help="Forget TCP connections this long after a FIN; 0 leaves it",
+        unit="seconds",
+        group=_IPVS,
+    )
+    ipvs_udp_timeout_s: float = option(
+        0.0, help="Forget idle UDP flows after this; 0 leaves it", unit="seconds", group=_IPVS
+    )
+    conntrack_max_per_core: int = option(
+        32768,
+        help="Track so many connections for each processor, a million at most; 0 leaves the limit",
+        group=_CONNTRACK,
+    )
+    conntrack_min: int = option(
+        131072, help="Track at least so many, however few processors there are", group=_CONNTRACK
+    )
+    conntrack_tcp_timeout_established_s: float = option(
+        86400.0,
+        help="Forget idle established TCP connections after this; 0 leaves it",
+        unit="seconds",
+        group=_CONNTRACK,
+    )
+    conntrack_tcp_timeout_close_wait_s: float = option(
+        3600.0,
+        help="Forget half-closed TCP connections after this; 0 leaves it",
+        unit="seconds",
+        group=_CONNTRACK,
+    )
+    conntrack_tcp_be_liberal: bool = option(
+        False, help="Take packets outside of the TCP window for part of it", group=_CONNTRACK
+    )
+    conntrack_udp_timeout_s: float = option(
+        0.0,
+        help="Forget unanswered UDP flows after this; 0 leaves it",
+        unit="seconds",
+        group=_CONNTRACK,
+    )
+    conntrack_udp_timeout_stream_s: float = option(
+        0.0,
+        help="Forget answered UDP flows after this; 0 leaves it",
+        unit="seconds",
+        group=_CONNTRACK,
+    )
+    oom_score_adj: int = option(
+        -999, help="Set how soon the kernel ends this process for want of memory", group=RULES
+    )
+    config_sync_period_s: float = option(
+        900.0,
+        help="Read everything again this often; watches of ours are not in need of it",
+        unit="seconds",
+        group=_INERT,
+        inert=True,
+    )
+    kube_api_content_type: str = option(
+        "application/vnd.kubernetes.protobuf",
+        help="Ask the API for this encoding; ours is JSON",
+        group=_INERT,
+        metavar="TYPE",
+        inert=True,
+    )
+    bind_address_hard_fail: bool = option(
+        False,
+        help="End when a port cannot be bound; we always do",
+        group=_INERT,
+        inert=True,
+    )
+    feature_gates: tuple[str, ...] = option(
+        (), help="Turn features of kube-proxy on or off", repeat=True, group=_INERT,
+        metavar="NAME=BOOL", inert=True,
+    )  # fmt: skip
+    show_hidden_metrics_for_version: str = option(
+        "", help="Show metrics that this version hid", group=_INERT, metavar="X.Y", inert=True
+    )
+    boot_id_file: tuple[str, ...] = option(
+        (), help="Look for the boot id in these files", group=_INERT, ignored=True
+    )
+    machine_id_file: tuple[str, ...] = option(
+        (), help="Look for the machine id in these files", group=_INERT, ignored=True
+    )
+    log_text_split_stream: bool = option(
+        False, help="Write errors and the rest apart", group=_INERT, ignored=True
+    )
+    log_text_info_buffer_size: str = option(
+        "0", help="Buffer so many bytes", group=_INERT, ignored=True
+    )
+    log_json_split_stream: bool = option(
+        False, help="Write errors and the rest apart", group=_INERT, ignored=True
+    )
+    log_json_info_buffer_size: str = option(
+        "0", help="Buffer so many bytes", group=_INERT, ignored=True
+    )
+    #: Where a file said what, by attribute; sentences name that instead of a flag.
+    places: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def mode(self) -> str:
+        """What programs the kernel."""
+        return self.proxy_mode or IPTABLES
+
+    @property
+    def sync_period_s(self) -> float:
+        """How often the rules are looked after."""
+        if self.mode == IPVS:
+            return self.ipvs_sync_period_s
+        ours = self.nftables_sync_period_s if self.mode == NFTABLES else None
+        return self.iptables_sync_period_s if ours is None else ours
+
+    @property
+    def min_sync_period_s(self) -> float:
+        """How long to wait between two syncs."""
+        if self.mode == IPVS:
+            return self.ipvs_min_sync_period_s
+        ours = self.nftables_min_sync_period_s if self.mode == NFTABLES else None
+        return self.iptables_min_sync_period_s if ours is None else ours
+
+    @property
+    def masquerade_bit(self) -> int:
+        """The bit of the mark."""
+        nft = self.mode == NFTABLES
+        return self.nftables_masquerade_bit if nft else self.iptables_masquerade_bit
+
+    def named(self, attribute: str) -> str:
+        """What to call a setting in a sentence: its flag, or its place in the file."""
+        place = self.places.get(attribute)
+        if place:
+            return place
+        names = {each.attribute: each.flag for each in options_of(type(self))}
+        return f"--{names[attribute]}"
+
+    def check_times(self) -> None:
+        """No time is negative, and what is to be done again and again has one.
+
+        Raises:
+            ConfigError: one sentence that names the flag, or the place in the file.
+        """
+        for declared in options_of(type(self)):
+            value = getattr(self, declared.attribute)
+            if declared.kind is Kind.DURATION and value is not None and value < 0:
+                raise ConfigError(f"{self.named(declared.attribute)} must not be negative")
+        prefix = self.mode
+        if prefix == NFTABLES and self.nftables_sync_period_s is None:
+            prefix = IPTABLES
+        if self.sync_period_s <= 0:
+            raise ConfigError(f"{self.named(f'{prefix}_sync_period_s')} must be more than 0")
+        if self.min_sync_period_s > _LOOKED_AT_S:
+            raise ConfigError(
+                f"{self.named(f'{self.mode}_min_sync_period_s')} must not be more than an hour:"
+                " everything is looked at that often"
+            )
+        if self.min_sync_period_s > self.sync_period_s:
+            raise ConfigError(
+                f"{self.named(f'{self.mode}_min_sync_period_s')} must not be more than"
+                f" {self.named(f'{prefix}_sync_period_s')}"
+            )
+
+    def unused_by_mode(self) -> Iterator[str]:
+        """What only another --proxy-mode would use; a sentence each.
+
+        A file has a section for each mode, and says them all without meaning to.
+        """
+        if self.places:
+            return
+        defaults = {each.name: each.default for each in fields(self)}
+        for attribute, default in defaults.items():
+            owner = attribute.partition("_")[0]
+            if owner not in PROXY_MODES or getattr(self, attribute) == default:
+                continue
+            users = _USERS.get(attribute, (owner,))
+            if self.mode not in users:
+                asked = " or ".join(f"--proxy-mode={each}" for each in users)
+                yield f"{self.named(attribute)} is ignored: it is only used if {asked}"

@@ -1,0 +1,201 @@
+"""What a node proxy would program, without a node: for render, explain and diff.
+
+Manifests, or what an API server lists once, become views; flags and the Node become settings of
+rules. Nothing of this machine is looked at but its name, and the kernel is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from isthmus.errors import ConfigError, KubeError
+from isthmus.kube.api import open_kube
+from isthmus.kube.following import Source
+from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
+from isthmus.programs.node_proxy.kernel.manifests import Manifests, read_manifests
+from isthmus.programs.node_proxy.kernel.node_addresses import node_ips
+from isthmus.programs.node_proxy.kube_api import FoundCidrs, sources_of
+from isthmus.programs.node_proxy.node import HostFacts, rule_settings
+from isthmus.programs.node_proxy.rules.detecting import needs_pod_cidrs
+from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.explaining_flow import Rules
+from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
+from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
+from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
+from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions
+from isthmus.programs.node_proxy.rules.model import Family, View
+from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
+from isthmus.programs.node_proxy.rules.objects import NodeObject, family_of
+from isthmus.programs.node_proxy.rules.rendering import Rendered, rendered
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
+
+#: How long a list of everything may take.
+_LIST_S = 60.0
+_LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What there is to be programmed on one node, and with which settings.
+
+    ``here`` are the node's addresses, as far as its Node tells, without loopback ones; ``notes``
+    are sentences about what was left out.
+    """
+
+    settings: NodeProxySettings
+    node: NodeObject
+    detector: LocalTrafficDetector
+    views: Mapping[Family, View]
+    rules: Mapping[Family, RuleSettings]
+    here: frozenset[str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def families(self) -> list[Family]:
+        """The families of which there is any Service; IPv4 if there is none at all."""
+        found = [family for family, view in self.views.items() if view.ports]
+        return found or [Family.IPV4]
+
+    def rendered(self, family: Family) -> Rendered:
+        """The rules of a family."""
+        own = frozenset(ip for ip in self.here if family_of(ip) is family)
+        options = IpvsOptions(scheduler=self.settings.ipvs_scheduler or DEFAULT_SCHEDULER)
+        return rendered(
+            self.settings.mode,
+            self.views[family],
+            self.rules[family],
+            options=options,
+            node_addresses=own,
+        )
+
+
+def rules_of(snapshot: Snapshot, family: Family) -> Rules:
+    """The rules of a family to walk through; not of ipvs."""
+    view, settings = snapshot.views[family], snapshot.rules[family]
+    if snapshot.settings.mode == NFTABLES:
+        renderer = nftables.Renderer(settings)
+        renderer.advance(view)
+        return NftablesRules(renderer.ruleset(), settings)
+    return IptablesRules(iptables.Renderer(settings).render(view).ruleset)
+
+
+def look(settings: NodeProxySettings) -> Snapshot:
+    """Read the manifests that the settings name or, without, ask the API server once; blocks.
+
+    Raises:
+        ConfigError: one cannot be read, is wrong, or something that is needed is missing.
+        KubeError: the API server does not answer as it should.
+    """
+    if settings.manifests:
+        return look_at(settings, Path(settings.manifests))
+    name = (settings.hostname_override or socket.gethostname()).strip().lower()
+    return _snapshot(settings, asyncio.run(_listed(settings, name)), name)
+
+
+def look_at(settings: NodeProxySettings, path: Path) -> Snapshot:
+    """Read manifests, a directory of them or one file; blocks.
+
+    Raises:
+        ConfigError: one cannot be read, is wrong, or something that is needed is missing.
+    """
+    asked = settings.hostname_override.strip().lower()
+    found = read_manifests([path], node_name=asked)
+    if asked and found.nodes and found.node is None:
+        raise ConfigError(f"{path}: there is no Node {asked}, which --hostname-override names")
+    if len(found.nodes) > 1 and found.node is None:
+        names = ", ".join(sorted(node.name for node in found.nodes)[:5])
+        raise ConfigError(f"{path}: which Node is it, of {names}? --hostname-override says it")
+    return _snapshot(settings, found, asked)
+
+
+async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
+    try:
+        kube = open_kube(settings.kubeconfig, server=settings.master)
+    except ConfigError as error:
+        if settings.kubeconfig or settings.master:
+            raise
+        raise ConfigError("say --manifests or --kubeconfig: this is not a pod") from error
+    try:
+        sources = sources_of(kube, name)
+        async with asyncio.timeout(_LIST_S):
+            services = await sources.services.list()
+            slices = await sources.slices.list()
+            nodes = await sources.node.list()
+            ranges = await _service_cidrs(sources.service_cidrs)
+    except TimeoutError as error:
+        raise KubeError(f"the API did not list everything within {_LIST_S:.0f} s") from error
+    finally:
+        await kube.close()
+    node = next((each.value for each in nodes.items if each.value is not None), None)
+    return Manifests(
+        services=tuple(each.value for each in services.items if each.value is not None),
+        slices=tuple(each.value for each in slices.items if each.value is not None),
+        node=node,
+        service_cidrs=ranges,
+    )
+
+
+async def _service_cidrs(source: Source[FoundCidrs]) -> tuple[str, ...]:
+    try:
+        found = await source.list()
+    except KubeError as error:
+        if error.status != 404:  # clusters before 1.33 need not have them
+            raise
+        return ()
+    return tuple(sorted({cidr for each in found.items for cidr in each.value or ()}))
+
+
+def _snapshot(settings: NodeProxySettings, found: Manifests, asked: str) -> Snapshot:
+    node = found.node or NodeObject(name=asked or socket.gethostname().strip().lower())
+    detector = _detector(settings, node)
+    ips = node_ips(node.addresses, settings.bind_address)
+    known = {*node.addresses, *ips.of.values()}
+    here = frozenset(ip for ip in known if not ip_address(ip).is_loopback)
+    host = HostFacts(
+        addresses={
+            family: frozenset({*(ip for ip in here if family_of(ip) is family), _LOOPBACK[family]})
+            for family in Family
+        }
+    )
+    rules = {
+        family: rule_settings(
+            settings, family, detector=detector, ips=ips.of, host=host,
+            service_cidrs=found.service_cidrs,
+        )
+        for family in Family
+    }  # fmt: skip
+    return Snapshot(
+        settings=settings,
+        node=node,
+        detector=detector,
+        views=_views(found, node),
+        rules=rules,
+        here=here,
+        notes=found.notes,
+    )
+
+
+def _detector(settings: NodeProxySettings, node: NodeObject) -> LocalTrafficDetector:
+    mode = settings.detector_mode
+    given = settings.detector_settings(node.pod_cidrs)
+    if needs_pod_cidrs(mode, given) and not node.pod_cidrs:
+        way = ": --node-cidr says them" if mode == "node-cidr" else ""
+        raise ConfigError(
+            f"{mode} takes the podCIDRs of the Node {node.name}, and none are known{way}"
+        )
+    return find_detector(mode)(given)
+
+
+def _views(found: Manifests, node: NodeObject) -> dict[Family, View]:
+    tracker = Tracker(node_name=node.name, families=tuple(Family))
+    tracker.set_node(node.labels)
+    tracker.replace_services(found.services)
+    tracker.replace_slices(found.slices)
+    return {family: update.view for family, update in tracker.take().items()}

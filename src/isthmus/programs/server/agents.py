@@ -1,0 +1,424 @@
+"""A server's door for agents: who comes is let in, handed on or refused, and told of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from isthmus.dial.frontends.backend import PROCESS
+from isthmus.dial.rules_agents import Agents
+from isthmus.errors import LinkStage
+from isthmus.frame.descriptors import places
+from isthmus.frame.handed import Handed
+from isthmus.frame.observe.metrics import ServerMetrics, TlsPort
+from isthmus.links.hello import Unwelcome
+from isthmus.links.link import HANDSHAKE_S, Link, peer_of
+from isthmus.links.server_side import AgentLink, Decided, Membership
+from isthmus.links.talk import Incoming
+from isthmus.logs import OncePer, log
+from isthmus.net.contexts import HotContext
+from isthmus.net.gate import Gate, reset, source_of
+from isthmus.net.listen import Listener, bind_tcp
+from isthmus.net.peek import HelloPeek
+from isthmus.net.poller import Poller
+from isthmus.net.rules_places import (
+    STRANGER_BYTE_S,
+    STRANGER_S,
+    Allowance,
+    Full,
+    Places,
+    Strangers,
+    stranger_refusal,
+)
+from isthmus.programs.server.admission import Admission
+from isthmus.programs.server.hand_on import HandingOn
+from isthmus.programs.server.handshakes import Handshakes
+from isthmus.programs.server.node_gates import GateNotes
+from isthmus.programs.server.peers import Peers
+from isthmus.programs.server.relayed import relay_refusal
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.server.tls_refusals import refusal_of
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.tunnel.budget import UNBOUNDED, Budget
+from isthmus.tunnel.limits import Limits, with_keepalive
+from isthmus.tunnel.packets import Packets
+from isthmus.values import AgentId, ServerId
+from isthmus.wire.link import RELAY_ALPN, alpn_asking_for, is_askable
+
+_log = logging.getLogger("isthmus.server")
+_audit = logging.getLogger("isthmus.audit")
+MOST_GREETING = 1024
+AGENT_FLAG = "--agent-port"
+_QUIET_S = 60.0
+#: Of the descriptors: the others are for clients, nodes' connections, files.
+_SHARE = 4
+
+
+class AgentDoor:
+    """The port that agents connect to, and the links that came of it.
+
+    ``links`` are all, from their first byte; ``agents`` those that may be chosen for dials.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        settings: ServerSettings,
+        *,
+        server_id: ServerId,
+        metrics: ServerMetrics,
+        once: OncePer,
+        on_dial: Callable[[Incoming], None],
+        agents: Agents[AgentLink] | None = None,
+        handed: Handed | None = None,
+        budget: Budget = UNBOUNDED,
+    ) -> None:
+        self._handed = handed
+        self._budget = budget
+        self._loop = loop
+        self._poller = poller
+        self._settings = settings
+        self._id = server_id
+        self._metrics = metrics
+        self._once = once
+        self._on_dial = on_dial
+        self._limits = with_keepalive(Limits(), settings.keepalive_time_s)
+        self._admission: Admission | None = None
+        self._bound: list[socket.socket] = []
+        self._listeners: list[Listener] = []
+        self._draining = False
+        self._count: int | None = None
+        self._by_id: dict[int, AgentLink] = {}
+        self._same_agent: dict[AgentId, list[AgentLink]] = {}  # of those in ``agents``
+        self._gates = GateNotes(enabled=settings.enabled(CLUSTER_TO_MASTER))
+        self.links: set[AgentLink] = set()
+        #: Links of other servers, which pass dials to our agents; and who takes those.
+        self.relays: set[AgentLink] = set()
+        self.on_relayed: Callable[[Incoming], None] = on_dial
+        self._told_agents = 0
+        if agents is None:
+            agents = Agents(settings.proxy_strategies, below, settings.nearness)
+        self.agents = agents
+        self.packets = Packets()
+        self.port = 0
+        siblings = handed.siblings if handed is not None else ()
+        self.peers = Peers(server_id, settings.peers, siblings)
+        self.places = Places(
+            places(settings.max_connections, _SHARE), settings.max_connections_per_source
+        )
+        #: Those that have not been welcomed yet.
+        self.strangers: Strangers[AgentLink | HelloPeek] = Strangers(MOST_GREETING)
+        self.allowance = Allowance(loop.time)
+        self.handshakes = Handshakes(loop)
+        self.handing = HandingOn(
+            loop, poller, peers=self.peers, metrics=metrics, once=once, lost=self._lost,
+            strangers=self.strangers,
+        )  # fmt: skip
+
+    @property
+    def alpn(self) -> tuple[str, ...]:
+        """What agents may ask for: our own protocol by our own id as well."""
+        alpn = self._settings.agent_alpn
+        if self._settings.peer_relay_name:
+            alpn = (*alpn, RELAY_ALPN)  # last: whoever offers it offers nothing else
+        by_id = self._settings.link != "grpc" and is_askable(self._id)
+        return (alpn_asking_for(self._id), *alpn) if by_id else alpn
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """What was opened, stopped or not."""
+        return self._listeners
+
+    def bind(self) -> None:
+        """Bind the port, and accept nothing yet.
+
+        Raises:
+            ConfigError: it cannot be bound.
+        """
+        if self._handed is None:
+            self._bound = bind_agents(self._settings)
+
+    def open(self, context: HotContext, admission: Admission) -> None:
+        """Accept agents from now on, as far as they are admitted."""
+        self._admission = admission
+        accept = Gate(self.places, partial(self._accept, context), self._refuse)
+        if self._handed is not None:
+            self._handed.open(AGENT_FLAG, accept, bound=self._listens_at)
+        bound, self._bound = self._bound, []
+        for sock in bound:
+            listener = Listener(self._loop, self._poller, sock, accept)
+            self._listeners.append(listener)
+            self._listens_at(*listener.address)
+
+    def _listens_at(self, host: str, port: int) -> None:
+        self.port = port
+        self.handing.listening.append((host, port))
+
+    def drain(self) -> None:
+        """Tell the agents that nothing new is asked of them, and who comes from now on.
+
+        Where there are other servers nobody comes any more: a balancer leads them to those.
+        """
+        self._draining = True
+        self.handing.drain()
+        if self.peers.ids:
+            # Behind one address whoever looks for another server would meet us again and again,
+            # for as long as we drain, and be handed on to nobody.
+            for listener in self._listeners:
+                listener.stop()
+        for link in list(self.links):
+            link.drain()
+
+    def take_no_more(self) -> None:
+        """The drain is over: whatever is still asked for is for the next server."""
+        for link in self.links:
+            link.ignore_dials()
+
+    def shut(self) -> None:
+        """Accept nobody more; the links stay."""
+        for sock in self._bound:
+            sock.close()
+        self._bound.clear()
+        for listener in self._listeners:
+            listener.stop()
+        self.handing.close()
+        self.handshakes.close()
+
+    def link_of(self, link_id: int) -> AgentLink | None:
+        """The link of this number, while it is there."""
+        return self._by_id.get(link_id)
+
+    # Membership.
+
+    def counted(self, count: int) -> None:
+        """So many servers were counted; what is counted replaces --server-count."""
+        self._count = count
+        self.tell_membership()
+
+    def tell_membership(self) -> None:
+        """Tell every agent about the set of servers."""
+        for link in list(self.links):
+            link.tell_membership()
+
+    def _membership(self) -> Membership:
+        ids = self.peers.ids
+        count = self._settings.announced_count if self._count is None else self._count
+        # Never fewer than are named: an agent that believed it would not look for the rest.
+        count = max(count, len(ids))
+        return Membership(
+            server_id=self._id, server_count=count, servers=ids, features=self._settings.features
+        )
+
+    # Links.
+
+    def _accept(self, context: HotContext, sock: socket.socket) -> None:
+        source = source_of(sock)
+        # Nobody has proved anything yet: they may not take every descriptor, nor all of our time.
+        full = stranger_refusal(source, self.strangers, self.allowance, self._budget)
+        if full is not None:
+            with sock:
+                self._refuse(sock, full, source)
+            return
+        crowded_out = self.strangers.must_leave()
+        if crowded_out is not None:
+            self._crowd_out(crowded_out)
+        if len(self.peers):
+            self.handing.accept(sock, partial(self._serve, context))
+        else:
+            self._serve(context, sock)
+
+    def _crowd_out(self, stranger: AgentLink | HelloPeek) -> None:
+        """End one of whoever has most strangers, for one of whoever has fewer."""
+        self.strangers.remove(stranger)
+        if isinstance(stranger, HelloPeek):
+            self.no_place(TlsPort.AGENT, Full.CROWD, source_of(stranger.sock))
+            self.handing.forget(stranger)
+        else:
+            self.no_place(TlsPort.AGENT, Full.CROWD, source_of(stranger.carrier.sock))
+            stranger.lost("crowded out", LinkStage.REFUSED)
+
+    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+        """Before a handshake there is only a reset; see net.gate.Refuse."""
+        self.no_place(TlsPort.AGENT, why, source)
+        self._metrics.link_failed(LinkStage.REFUSED)
+        reset(sock)
+
+    def no_place(self, port: TlsPort, why: Full, source: str) -> None:
+        """Count a connection for which there was no place, and say it now and then."""
+        self._metrics.connection_refused(port, why)
+        self._once.log(
+            ("no place", port, why), _QUIET_S, _log, logging.WARNING, "connection refused",
+            port=port.value, source=source, reason=why.value,
+        )  # fmt: skip
+
+    def _serve(
+        self,
+        context: HotContext,
+        sock: socket.socket,
+        events: int = 0,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        assert self._admission is not None  # made before the port was opened
+        source = source_of(sock)
+        link = AgentLink(
+            self._loop,
+            self._poller,
+            sock,
+            context.current,
+            membership=self._membership,
+            on_ready=self._ready,
+            on_dial=self._on_dial,
+            on_closed=self._gone,
+            admit=self._admit,
+            only=self._settings.link,
+            packets=self.packets,
+            handshake_s=handshake_s,
+            limits=self._limits,
+            process=PROCESS,
+            budget=self._budget,
+            may_read=partial(self._may_read, source),
+        )
+        self.links.add(link)
+        self.strangers.add(link, source)
+        self._by_id[link.id] = link
+        self.handshakes.came(link)
+        if events:  # its edges came while its hello was looked at
+            link.carrier.on_events(events)
+
+    def _may_read(self, source: str, size: int) -> bool:
+        return self.allowance.spend(source, size * STRANGER_BYTE_S)
+
+    def _admit(self, link: AgentLink, token: str, decided: Decided) -> None:
+        assert self._admission is not None
+        if not link.relays:
+            self._admission.admit(link, token, decided)
+            return
+        refusal = relay_refusal(link, self._settings.peer_relay_name)
+        if refusal:
+            self._once.log(
+                ("no relay", link.peer_host, link.agent_id), _QUIET_S, _audit, logging.WARNING,
+                "server refused that wanted to relay", server_id=link.agent_id,
+                address=link.peer_address, identity=str(link.identity), reason=refusal,
+            )  # fmt: skip
+        decided(refusal, Unwelcome.NOT_ENTITLED)
+
+    def _lost(self, sock: socket.socket, late: bool) -> None:
+        """A connection ended, or was too slow, before it was a link."""
+        stage = LinkStage.TIMED_OUT if late else LinkStage.LOST
+        self._metrics.link_failed(stage)
+        self._once.log(
+            ("link", stage, False), _QUIET_S, _log, logging.WARNING if late else logging.INFO,
+            "agent link refused", address=peer_of(sock),
+            reason="handshake timed out" if late else "connection lost",
+        )  # fmt: skip
+
+    def _relay_ready(self, link: AgentLink) -> None:
+        """Another server may pass dials to our agents; it is never asked for anything itself."""
+        link.on_dial = self.on_relayed
+        self.relays.add(link)
+        link.tell_agents(self._told_agents)
+        if self._draining:
+            link.drain()
+        log(
+            _log, logging.INFO, "another server passes dials to our agents",
+            server_id=link.agent_id, link=link.id, address=link.peer_address,
+            identity=str(link.identity), version=link.version,
+        )  # fmt: skip
+
+    def _count_agents(self) -> None:
+        """Tell other servers when the first agent has come, or the last has gone."""
+        number = len(self.agents)
+        before, self._told_agents = self._told_agents, number
+        if bool(number) != bool(before):
+            for link in list(self.relays):
+                link.tell_agents(number)
+
+    def _ready(self, link: AgentLink) -> None:
+        source = self.strangers.remove(link)
+        self.allowance.give_back(source, STRANGER_S + link.unproven_bytes * STRANGER_BYTE_S)
+        self.handshakes.over(link)
+        if link.relays:
+            self._relay_ready(link)
+            return
+        others = self._same_agent.setdefault(link.agent_id, [])
+        # An agent that looks for more servers behind one address meets us again: no news.
+        link.is_extra = any(it.peer_host == link.peer_host for it in others)
+        # Where servers hand agents on, one agent comes by several addresses.
+        if others and not link.is_extra and not len(self.peers):
+            self._once.log(
+                ("one id", link.agent_id), _QUIET_S, _log, logging.WARNING,
+                "two agents claim one id", agent_id=link.agent_id, address=link.peer_address,
+                other=others[0].peer_address,
+            )  # fmt: skip
+        others.append(link)
+        self.agents.add(link)
+        self._count_agents()
+        self._metrics.link_opened()
+        if self._draining:
+            link.drain()
+        log(
+            _log, logging.DEBUG if link.is_extra else logging.INFO, "agent linked",
+            agent_id=link.agent_id, link=link.id,
+            address=link.peer_address, identity=str(link.identity), version=link.version,
+            network=link.network or None,
+        )  # fmt: skip
+        self._gates.linked(link)
+
+    def _no_longer_agent(self, link: AgentLink) -> None:
+        self.agents.remove(link)
+        of_agent = self._same_agent.get(link.agent_id, [])
+        if link in of_agent:
+            of_agent.remove(link)
+            if not of_agent:
+                del self._same_agent[link.agent_id]
+        self._count_agents()
+
+    def _gone(self, link: Link) -> None:
+        assert isinstance(link, AgentLink)
+        self.links.discard(link)
+        self.strangers.remove(link)
+        self.handshakes.over(link)
+        if self._admission is not None:
+            self._admission.left(link)
+        self._by_id.pop(link.id, None)
+        was_ready = link.was_ready
+        self.relays.discard(link)
+        self._no_longer_agent(link)
+        if link.failure is not None:
+            self._metrics.tls_refused(TlsPort.AGENT, refusal_of(link.failure))
+        elif not link.orderly:
+            self._metrics.link_failed(link.stage)
+            if was_ready and link.talk is not None and link.talk.name == "grpc":
+                self._metrics.stream_failed("from_agent", "Unavailable")
+        log_it = partial(log, _log) if was_ready else partial(
+            self._once.log, ("link", link.stage, link.audited), _QUIET_S, _log
+        )  # fmt: skip
+        log_it(
+            # A load balancer that looks whether the port is open connects and leaves: no warning.
+            # What the audit has said is not said twice.
+            logging.DEBUG if link.is_extra or link.audited
+            else logging.INFO if was_ready or link.stage is LinkStage.LOST
+            else logging.WARNING,
+            f"{'relay' if link.relays else 'agent'} link {'ended' if was_ready else 'refused'}",
+            agent_id=link.agent_id or None, link=link.id, address=link.peer_address,
+            reason=link.closed_because,
+        )  # fmt: skip
+
+
+def bind_agents(settings: ServerSettings) -> list[socket.socket]:
+    """Bind the port of agents.
+
+    Raises:
+        ConfigError: it cannot be bound.
+    """
+    return bind_tcp(settings.agent_bind_address, settings.agent_port, flag=AGENT_FLAG)
+
+
+def below(number: int) -> int:
+    """Pick by chance; random.randrange() takes 0.6 µs, this 0.1 (timeit)."""
+    return int(random.random() * number)

@@ -1,0 +1,189 @@
+"""One request of a client, from its dial to a tunnel or a refusal: answered, counted, audited."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
+from isthmus.dial.frontends.backend import Request
+from isthmus.dial.frontends.peers import payer_of
+from isthmus.dial.rules_shares import Hold
+from isthmus.errors import DialFailure
+from isthmus.frame.audit.recording import LEFT
+from isthmus.programs.server.retry import dialing_again
+from isthmus.tunnel.budget import Account
+from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import ANONYMOUS, HostPort, Identity
+from isthmus.wire.asking import NOTHING, Asking
+
+if TYPE_CHECKING:
+    from isthmus.frame.observe.tracing import DialTrace
+    from isthmus.programs.server.program import Server
+
+_QUIET_S = 60.0
+_log = logging.getLogger("isthmus.server")
+
+
+class ClientDial:
+    """The answer of a request's dial becomes a tunnel or a refusal.
+
+    See dialers.through_agent.Dialing, and frontends.backend.Dial for the client.
+    """
+
+    __slots__ = (
+        "_address",
+        "_client",
+        "_dial",
+        "_payer",
+        "_server",
+        "_trace",
+        "asking",
+        "connection_id",
+        "hold",
+    )
+
+    def __init__(self, server: Server, client: Request, requester: Identity) -> None:
+        self._server = server
+        self._client = client
+        self._dial: AgentDial | None = None
+        self.hold: Hold | None = None  # what it takes of its requester's shares
+        self.connection_id = client.connection_id
+        self._payer = requester if requester is not ANONYMOUS else payer_of(requester, client)
+        asking = client.asking
+        if asking is not NOTHING and not server.believes(requester):
+            asking = asking.only_trace()
+        self.asking = asking  # as far as it is believed
+        # Asked while the client is there: it may have left when there is something to write.
+        self._address = client.client_address if server.audit is not None else ""
+        self._trace: DialTrace | None = None
+        if server.tracing is not None:
+            self._trace = server.tracing.begin(
+                asking,
+                connection_id=self.connection_id,
+                frontend=client.frontend,
+                requester=str(requester),
+                accepted_at=getattr(client, "accepted_at", None),
+            )
+
+    def pass_on(self) -> Asking:
+        """Somebody is asked now: what to tell them; each has a span of its own."""
+        return self.asking if self._trace is None else self._trace.ask(self.asking)
+
+    def payer(self) -> Account:
+        """See Dialing: the client, or its address where it did not prove who it is."""
+        return self._server.budget.account(self._payer)
+
+    def start(self, target: HostPort, requester: Identity) -> ClientDial:
+        """Dial; the answer may come before this returns."""
+        server = self._server
+        if self._trace is not None:
+            self._trace.target(target)
+        refusal = server.admits_clients.refusal(requester)
+        router = server.networks.router
+        if refusal:
+            dial = AgentDial(server.dialer, server.dialer.next_id(), target, requester, self)
+            dial.give_up(DialFailure.DENIED, refusal)
+        elif router is None:
+            dial = server.dialer.dial(target, requester, self)
+        else:
+            dial = router.dial(target, requester, self)
+        if dial.who is not None:  # not answered yet
+            self._dial = dial
+        return self
+
+    def cancel(self) -> None:
+        """The client is gone: take the dial back."""
+        dial, self._dial = self._dial, None
+        if dial is None:
+            return
+        dial.cancel()
+        self._left(dial)
+
+    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
+        """The target is reached: join the client to it."""
+        server, client = self._server, self._client
+        self._dial = None
+        end = client.established()
+        if end is None:
+            stream.abort(Ending.CANCELLED)
+            self._left(dial)
+            return
+        if self._trace is not None:
+            self._trace.reached(dial.agent_id, dial.address)
+        server.metrics.dial_succeeded(time.monotonic() - dial.started_at, self.connection_id)
+        server.metrics.relays.answered(dial.relay, None, dial.asked_in_vain)
+        hold, gates = self.hold, None
+        if hold is not None:
+            assert server.networks.shares is not None  # or nothing would be held
+            gates = server.networks.shares.gates(hold)
+        # Nobody counts for a target that no agent dialed.
+        payer = self.payer() if link is None else None
+        server.tunnels.open(
+            client=end,
+            far=stream,
+            target=dial.target,
+            requester=dial.requester,
+            agent_id=dial.agent_id,
+            link_id=link.id if link is not None else 0,
+            frontend=client.frontend,
+            connection_id=self.connection_id,
+            on_ended=self._told(dial, link),
+            gates=gates,
+            relay=dial.relay,
+            again=dialing_again(server, dial, link, self.asking, self._told),
+            payer=payer,
+        )
+        if payer is not None:
+            payer.close()
+
+    def _told(
+        self, dial: AgentDial, link: AnyLink | None
+    ) -> Callable[[Tunnel, float], None] | None:
+        """What wants to know the end of the tunnel; its begin is written down."""
+        audit, hold = self._server.audit, self.hold
+        told = None if audit is None else audit.began(self._client, self._address, dial, link)
+        return told if hold is None else partial(_ended, hold, told)
+
+    def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
+        """It is not: answer and count."""
+        server = self._server
+        self._dial = None
+        if self.hold is not None:
+            self.hold.release()
+        server.metrics.relays.answered(dial.relay, failure, dial.asked_in_vain)
+        server.metrics.dial_failed(
+            failure, time.monotonic() - dial.started_at, answered=dial.answered
+        )
+        server.once.log(
+            ("dial", failure), _QUIET_S, _log, logging.WARNING, "dial failed",
+            target=str(dial.target), reason=failure.value, detail=detail,
+            connection=self.connection_id,
+        )  # fmt: skip
+        if self._trace is not None:
+            self._trace.failed(failure, detail)
+        if server.audit is not None:
+            server.audit.failed(self._client, self._address, dial, failure, detail)
+        self._client.dial_failed(failure, detail)
+
+    def _left(self, dial: AgentDial) -> None:
+        """The client did not wait for the answer."""
+        if self.hold is not None:
+            self.hold.release()
+        if self._trace is not None:
+            self._trace.cancelled()
+        audit = self._server.audit
+        if audit is not None:
+            audit.failed(self._client, self._address, dial, None, LEFT)
+
+
+def _ended(
+    hold: Hold, told: Callable[[Tunnel, float], None] | None, tunnel: Tunnel, duration_s: float
+) -> None:
+    hold.release()
+    if told is not None:
+        told(tunnel, duration_s)

@@ -1,0 +1,188 @@
+"""A server's doors for clients: which protocol listens where, opened and closed together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from isthmus.dial.frontends import grpc_proxy, http_connect
+from isthmus.dial.frontends.backend import Backend
+from isthmus.dial.frontends.grpc_proxy import GrpcFrontend
+from isthmus.dial.frontends.http_connect import ConnectFrontend
+from isthmus.frame.descriptors import places
+from isthmus.frame.handed import Handed
+from isthmus.logs import OncePer
+from isthmus.net.gate import Gate, reset
+from isthmus.net.listen import Listener
+from isthmus.net.poller import Poller
+from isthmus.net.rules_places import Full, Places
+from isthmus.net.systemd import PassedSocket
+from isthmus.programs.server.bound_doors import bind_doors
+from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
+from isthmus.tunnel.budget import UNBOUNDED, Budget
+from isthmus.tunnel.packets import Packets
+
+#: Of the descriptors: the others are for agents, nodes' connections, files.
+_SHARE = 2
+
+
+class Doors:
+    """The frontends of a server and their listeners."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        backend: Backend,
+        settings: ServerSettings,
+        *,
+        once: OncePer,
+        context: Callable[[str], ssl.SSLContext],
+        handed: Handed | None = None,
+        budget: Budget = UNBOUNDED,
+    ) -> None:
+        """Make the frontends; ``context`` gives the one of a mode, for each new connection.
+
+        In a worker nothing is bound: connections are ``handed`` to it.
+        """
+        self._handed = handed
+        self._loop = loop
+        self._poller = poller
+        self._settings = settings
+        self._backend = backend
+        #: Of the clients of all doors together.
+        self.places = Places(
+            places(settings.max_connections, _SHARE), settings.max_connections_per_source
+        )
+        self._listeners: list[Listener] = []
+        self._bound: list[tuple[socket.socket, Callable[[socket.socket], None]]] = []
+        #: The TCP ports by mode.
+        self.ports: dict[str, int] = {}
+        self._grpc: GrpcFrontend | None = None
+        self._connect: ConnectFrontend | None = None
+        if GRPC in settings.modes:
+            self._grpc = GrpcFrontend(
+                loop,
+                poller,
+                backend,
+                once=once,
+                compat=settings.compat,
+                context=partial(context, GRPC),
+                keepalive_s=settings.frontend_keepalive_time_s,
+                budget=budget,
+            )
+        if HTTP_CONNECT in settings.modes:
+            self._connect = ConnectFrontend(
+                loop,
+                poller,
+                backend,
+                compat=settings.compat,
+                once=once,
+                context=partial(context, HTTP_CONNECT),
+                budget=budget,
+            )
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """What was opened, stopped or not."""
+        return self._listeners
+
+    @property
+    def grpc_calls(self) -> int:
+        """How many gRPC calls of clients are open."""
+        return self._grpc.calls if self._grpc is not None else 0
+
+    @property
+    def unsent(self) -> bool:
+        """Something that a target said has not reached a gRPC client."""
+        return self._grpc is not None and self._grpc.unsent
+
+    @property
+    def asking(self) -> int:
+        """How many clients were let in and have not said yet what they want."""
+        return len(self._connect.heads) if self._connect is not None else 0
+
+    @property
+    def packets(self) -> Packets:
+        """The packets from and to gRPC clients."""
+        return self._grpc.packets if self._grpc is not None else Packets()
+
+    def bind(self) -> None:
+        """Bind every port and socket, and accept nothing yet.
+
+        Raises:
+            ConfigError: one cannot be bound; ``close`` gives back the others.
+        """
+        for door in () if self._handed is not None else bind_doors(self._settings):
+            frontend = self._frontend(door.mode)
+            if door.is_uds:
+                self._bound.append((door.sock, self._gate(frontend)))
+            else:
+                self._bound.append((door.sock, self._gate_tls(frontend)))
+                self.ports[door.mode] = door.sock.getsockname()[1]
+
+    def _frontend(self, mode: str) -> GrpcFrontend | ConnectFrontend:
+        frontend = self._grpc if mode == GRPC else self._connect
+        assert frontend is not None
+        return frontend
+
+    def open(self) -> None:
+        """Accept from now on."""
+        if self._handed is not None:
+            for mode, _, port_flag, _, uds_flag in self._settings.doors:
+                frontend = self._frontend(mode)
+                self._handed.open(f"--{port_flag}", self._gate_tls(frontend))
+                self._handed.open(f"--{uds_flag}", self._gate(frontend))
+        bound, self._bound = self._bound, []
+        for sock, accept in bound:
+            self._listeners.append(Listener(self._loop, self._poller, sock, accept))
+
+    def _gate(self, frontend: GrpcFrontend | ConnectFrontend) -> Gate:
+        """The way into a UNIX socket: one too many is told so in its protocol."""
+        say = grpc_proxy.no_place if frontend is self._grpc else http_connect.no_place
+        return Gate(self.places, frontend.accept, partial(self._refuse, say))
+
+    def _gate_tls(self, frontend: GrpcFrontend | ConnectFrontend) -> Gate:
+        """The way into a TCP port: before a handshake there is only a reset."""
+        return Gate(self.places, frontend.accept_tls, partial(self._refuse, reset_for))
+
+    def _refuse(
+        self,
+        say: Callable[[socket.socket, Full], None],
+        sock: socket.socket,
+        why: Full,
+        source: str,
+    ) -> None:
+        self._backend.no_place(why, source)
+        say(sock, why)
+
+    def drain(self) -> None:
+        """Accept nothing more; what is open goes on."""
+        for listener in self._listeners:
+            listener.stop()
+        if self._grpc is not None:
+            self._grpc.drain()
+
+    def close(self) -> None:
+        """Close everything that is no tunnel."""
+        for sock, _ in self._bound:
+            if sock.family == socket.AF_UNIX and not isinstance(sock, PassedSocket):
+                with contextlib.suppress(OSError):
+                    os.unlink(sock.getsockname())
+            sock.close()
+        self._bound.clear()
+        for listener in self._listeners:
+            listener.stop()
+        for frontend in (self._connect, self._grpc):
+            if frontend is not None:
+                frontend.close()
+
+
+def reset_for(sock: socket.socket, why: Full) -> None:
+    """Say no without a word."""
+    reset(sock)

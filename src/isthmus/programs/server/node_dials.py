@@ -1,0 +1,325 @@
+"""Dials from the nodes to the control plane (KEP-2025), as the server does them.
+
+An agent asks by its link; what is asked for is held against --allowed-destination, resolved once,
+dialed from here, and joined. The requester is the agent, which proved who it is; who connected at
+the agent is only what the agent says. Policy and networks are about the other direction; only the
+classes of traffic are for both.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from isthmus.dial.dialers.direct import DirectDial, DirectDialer
+from isthmus.dial.dialers.permitted import PermittedOnly
+from isthmus.dial.frontends.backend import new_connection_id
+from isthmus.dial.rules_classes import class_of
+from isthmus.dial.rules_destinations import BY_GATE, UNLISTED, Destination, Ruling
+from isthmus.dial.rules_policy import BY_AUDIT, Question
+from isthmus.errors import DialFailure
+from isthmus.frame.audit.model import Stage, cut
+from isthmus.frame.audit.recording import UNAUDITED
+from isthmus.links.link import peer_of
+from isthmus.links.server_side import AgentLink
+from isthmus.links.talk import Incoming
+from isthmus.net.rules_metadata import MetadataGuard
+from isthmus.net.socket_end import SocketEnd
+from isthmus.programs.server.node_audit import NodeRequest, node_record
+from isthmus.programs.server.node_bounds import NodeBounds, most_open
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.tunnel.classes import NORMAL, TrafficClass
+from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import ANONYMOUS, HostPort
+
+if TYPE_CHECKING:
+    from isthmus.frame.observe.tracing import Span
+    from isthmus.programs.server.program import Server
+
+#: How tunnels of nodes are called where those of clients have the name of a mode.
+FRONTEND = "agent"
+_QUIET_S = 60.0
+_ID = re.compile(r"[!-~]{1,64}", re.ASCII)
+_log = logging.getLogger("isthmus.server")
+
+
+class NodeDial:
+    """One dial under way for a node; becomes a tunnel, or fails, or is taken back."""
+
+    __slots__ = ("_dial", "_dials", "_incoming", "_ruling", "_span", "request")
+
+    def __init__(
+        self, dials: NodeDials, incoming: Incoming, request: NodeRequest, ruling: Ruling
+    ) -> None:
+        self._dials = dials
+        self._incoming = incoming
+        self._ruling = ruling
+        self._dial: DirectDial | None = None
+        self._span: Span | None = None
+        self.request = request
+
+    def start(self, target: HostPort, timeout_s: float) -> None:
+        """Dial; the answer may come before this returns."""
+        incoming, tracing = self._incoming, self._dials.server.tracing
+        if tracing is not None:
+            self._span = tracing.connect(
+                incoming.asking, connection_id=self.request.connection_id, target=target
+            )
+        dial = self._dials.dialer.dial(
+            target,
+            timeout_s=timeout_s,
+            reached=self._reached,
+            failed=self._failed,
+            client=self.request.link.identity,
+        )
+        if not incoming.answered:
+            self._dial = dial
+            incoming.on_cancelled = self._cancelled
+
+    def give_up(self, failure: DialFailure, detail: str) -> None:
+        """Fail from our side, whatever the target says later."""
+        if self._dial is not None:
+            self._dial.cancel()
+        self._failed(failure, detail)
+
+    def _cancelled(self) -> None:
+        """The agent took it back, or its link is lost."""
+        self._incoming.on_cancelled = None  # or it and we would keep each other
+        if self._dial is not None:
+            self._dial.cancel()
+        if self._span is not None:
+            self._span.cancelled()
+        self._dials.cancelled(self)
+
+    def _reached(self, end: SocketEnd) -> None:
+        if self._span is not None:
+            self._span.succeeded()
+        self._dials.reached(self, self._incoming, end, self._ruling)
+
+    def _failed(self, failure: DialFailure, detail: str) -> None:
+        if self._span is not None:
+            self._span.failed(failure, detail)
+        self._dials.failed(self, self._incoming, failure, detail)
+
+
+class NodeDials:
+    """Every dial and tunnel of nodes: checked, bounded, counted, audited."""
+
+    def __init__(self, server: Server) -> None:
+        settings = server.settings
+        self.server = server
+        self.enabled = settings.enabled(CLUSTER_TO_MASTER)
+        self.destinations = settings.destinations
+        self.resolver = PermittedOnly(server.loop, self.destinations)
+        # A destination that is one of a cloud's metadata addresses is meant; one around it is not.
+        exact = (it.network for it in self.destinations if it.network is not None)
+        self.dialer = DirectDialer(
+            server.loop, server.poller, self.resolver, metadata=MetadataGuard(exact)
+        )
+        self.limit_s = settings.dial_limit_s
+        self.bounds = NodeBounds(most_open())
+        self.pending: set[NodeDial] = set()
+        self.tunnels = 0
+
+    def take(self, incoming: Incoming) -> None:
+        """An agent asks for a dial; see links.link.Link.on_dial."""
+        link = self.server.agent_door.link_of(incoming.link_id)
+        if link is None:
+            incoming.refuse(DialFailure.AGENT_LOST, "the link is not there any more")
+        elif fast := self.bounds.too_fast(link, now=self.server.loop.time()):
+            self._too_fast(link, incoming, fast)
+        elif not self.enabled:
+            self._deny(self._request(link, incoming), incoming, BY_GATE)
+        elif self.server.unaudited():
+            self._deny(self._request(link, incoming), incoming, BY_AUDIT)
+        else:
+            self._take(self._request(link, incoming), incoming)
+
+    def _take(self, request: NodeRequest, incoming: Incoming) -> None:
+        try:
+            ruling = self.destinations.judge(HostPort(incoming.host, incoming.port))
+        except ValueError:  # a spelling that only some resolvers read, or nonsense
+            ruling = Ruling()
+        if ruling.target is None:
+            self._deny(request, incoming, UNLISTED)
+            return
+        link_id = request.link.id
+        busy = self.bounds.too_many(link_id)
+        if busy:
+            self._fail(request, incoming, DialFailure.TOO_MANY, busy)
+            return
+        dial = NodeDial(self, incoming, request, ruling)
+        self.pending.add(dial)
+        self.bounds.began(link_id)
+        dial.start(ruling.target, min(incoming.timeout_s or self.limit_s, self.limit_s))
+
+    def _request(self, link: AgentLink, incoming: Incoming) -> NodeRequest:
+        # The agent names it, so that both call it the same; it goes into logs and metrics.
+        known, client = incoming.connection_id, incoming.requester
+        return NodeRequest(
+            connection_id=known if _ID.fullmatch(known) else new_connection_id(),
+            link=link,
+            claimed_client=cut(client.name) if client is not ANONYMOUS else "",
+            destination=_shown(incoming.host, incoming.port),
+            started_at=time.monotonic(),
+        )
+
+    # What becomes of a dial.
+
+    def reached(self, dial: NodeDial, incoming: Incoming, end: SocketEnd, ruling: Ruling) -> None:
+        """The destination is reached: join."""
+        server, request = self.server, dial.request
+        self._no_longer_pending(dial)
+        address = peer_of(end.sock)
+        by = ruling.by or self._covering(end)
+        connection_id, link = request.connection_id, request.link
+        server.metrics.node_dial_succeeded(time.monotonic() - request.started_at, connection_id)
+        told = None
+        if server.audit is not None:
+            record = node_record(
+                request, Stage.BEGIN, server_id=server.id, allowed=True, address=address,
+                rule=str(by) if by is not None else "",
+            )  # fmt: skip
+            told = server.audit.begin(record)
+        assert ruling.target is not None  # or it would not have been dialed
+        self.tunnels += 1
+        server.tunnels.open(
+            client=incoming.accept(address, self._class_of(request, ruling.target)),
+            far=end,
+            target=ruling.target,
+            requester=link.identity,
+            agent_id=link.agent_id,
+            link_id=link.id,
+            frontend=FRONTEND,
+            connection_id=connection_id,
+            on_ended=partial(self._ended, link.id, told),
+        )
+
+    def failed(self, dial: NodeDial, incoming: Incoming, failure: DialFailure, detail: str) -> None:
+        """It is not: answer."""
+        self._no_longer_pending(dial)
+        self.bounds.ended(dial.request.link.id)
+        if failure is DialFailure.DENIED:  # by what its name resolves to
+            self._deny(dial.request, incoming, UNLISTED)
+        else:
+            self._fail(dial.request, incoming, failure, detail)
+
+    def cancelled(self, dial: NodeDial) -> None:
+        """Nobody waits for it any more."""
+        self._no_longer_pending(dial)
+        self.bounds.ended(dial.request.link.id)
+        self._audit(dial.request, Stage.FAILED, None, "the agent took it back before the answer")
+
+    def _ended(
+        self,
+        link_id: int,
+        told: Callable[[Tunnel, float], None] | None,
+        tunnel: Tunnel,
+        duration_s: float,
+    ) -> None:
+        self.tunnels -= 1
+        self.bounds.ended(link_id)
+        if told is not None:
+            told(tunnel, duration_s)
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        for dial in list(self.pending):
+            dial.give_up(DialFailure.AGENT_LOST, "server stops")
+        self.resolver.close()
+
+    # Refusals.
+
+    def _deny(self, request: NodeRequest, incoming: Incoming, rule: str) -> None:
+        if rule == BY_GATE:
+            why = f"{CLUSTER_TO_MASTER} is off at this server, which --feature-gates turns on"
+        elif rule == BY_AUDIT:
+            why = UNAUDITED
+        else:
+            why = "--allowed-destination of this server does not list it"
+        sentence = f"{request.destination}: {why}"
+        server, link = self.server, request.link
+        server.metrics.node_dial_failed(DialFailure.DENIED)
+        server.once.log(
+            ("node denied", link.agent_id, rule), _QUIET_S, _log, logging.WARNING,
+            "a node asked for what it may not reach", agent_id=link.agent_id, link=link.id,
+            destination=request.destination, client=request.claimed_client or None, reason=why,
+            connection=request.connection_id,
+        )  # fmt: skip
+        self._audit(request, Stage.REFUSED, DialFailure.DENIED, sentence, rule=rule)
+        incoming.refuse(DialFailure.DENIED, sentence)
+
+    def _too_fast(self, link: AgentLink, incoming: Incoming, why: str) -> None:
+        # Nothing that it says is read, and there would be too many records for the audit log.
+        server, failure = self.server, DialFailure.TOO_MANY
+        server.metrics.node_dial_failed(failure)
+        server.once.log(
+            ("node dial", failure, link.agent_id), _QUIET_S, _log, logging.WARNING,
+            "dial for a node failed", agent_id=link.agent_id, link=link.id, reason=failure.value,
+            detail=why,
+        )  # fmt: skip
+        incoming.refuse(failure, why)
+
+    def _fail(
+        self, request: NodeRequest, incoming: Incoming, failure: DialFailure, detail: str
+    ) -> None:
+        server = self.server
+        server.metrics.node_dial_failed(failure)
+        server.once.log(
+            ("node dial", failure, request.link.agent_id), _QUIET_S, _log, logging.WARNING,
+            "dial for a node failed", agent_id=request.link.agent_id,
+            destination=request.destination, reason=failure.value, detail=detail,
+            connection=request.connection_id,
+        )  # fmt: skip
+        self._audit(request, Stage.FAILED, failure, detail)
+        incoming.refuse(failure, detail)
+
+    def _audit(
+        self,
+        request: NodeRequest,
+        stage: Stage,
+        failure: DialFailure | None,
+        reason: str,
+        rule: str = "",
+    ) -> None:
+        if self.server.audit is None:
+            return
+        record = node_record(
+            request, stage, server_id=self.server.id, allowed=failure is not DialFailure.DENIED,
+            rule=rule, failure=failure, reason=reason,
+        )  # fmt: skip
+        self.server.audit.put(record)
+
+    def _class_of(self, request: NodeRequest, target: HostPort) -> TrafficClass:
+        """In which class of traffic it is: what the agent says about that does not count."""
+        policy = self.server.networks.policy
+        if policy is None or not policy.current.classes:
+            return NORMAL
+        asked = Question(requester=request.link.identity, network="", target=target)
+        return class_of(policy.current, asked)
+
+    # Counting.
+
+    def _no_longer_pending(self, dial: NodeDial) -> None:
+        self.pending.discard(dial)
+        self.bounds.answered(dial.request.link.id)
+
+    def _covering(self, end: SocketEnd) -> Destination | None:
+        try:
+            host, port = end.sock.getpeername()[:2]
+        except OSError:  # gone already
+            return None
+        return self.destinations.covering(str(host), port)
+
+
+def _shown(host: str, port: int) -> str:
+    """What was asked for, also where it is nonsense."""
+    try:
+        return str(HostPort(host, port))
+    except ValueError:
+        # Without a port it came as one text, in which there may be one.
+        return f"{host[:300]!r} port {port}" if port else f"{host[:300]!r}"

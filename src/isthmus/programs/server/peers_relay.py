@@ -1,0 +1,221 @@
+"""Keeps a link to every other server, so that dials can go through their agents (--peer-relay).
+
+One task for each server that is known, by flags or by Leases: it connects to that server's agent
+port, waits until the link is over, and begins again. When one of them is asked, and for what, is
+dial/dialers/through_agent.py; how the other side takes it is relayed.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from functools import partial
+
+from isthmus.dial.dialers.through_peer import PeerLinks
+from isthmus.errors import DialFailure, LinkError, LinkStage
+from isthmus.frame.observe.metrics import ServerMetrics
+from isthmus.links.agent_side import Greeting, connect
+from isthmus.links.link import GOODBYE_S
+from isthmus.links.peer_side import PeerLink
+from isthmus.links.talk import Incoming
+from isthmus.logs import OncePer, log
+from isthmus.net.connect import Address
+from isthmus.net.contexts import HotContext, TlsFiles, client_context
+from isthmus.net.poller import Poller
+from isthmus.net.resolver import Resolver
+from isthmus.net.revocation import Revocations
+from isthmus.programs.server.peers import Peers
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.text.backoff import Backoff
+from isthmus.tunnel.budget import UNBOUNDED, Budget
+from isthmus.tunnel.limits import Limits, with_keepalive
+from isthmus.values import AgentId, HostPort, ServerId
+from isthmus.wire.link import RELAY_ALPN
+
+#: How often to look whether there are other servers than before.
+_LOOK_S = 1.0
+_FIRST_S, _CAP_S = 0.1, 10.0
+_QUIET_S = 30.0
+_STEP_S = 0.05
+_log = logging.getLogger("isthmus.server")
+
+
+def peer_files(settings: ServerSettings) -> TlsFiles:
+    """The certificate that other servers are shown, and whom of them we trust."""
+    own = bool(settings.peer_cert)
+    return TlsFiles(
+        cert=settings.peer_cert or settings.cluster_cert,
+        key=settings.peer_key or settings.cluster_key,
+        ca=settings.peer_ca_cert or settings.cluster_ca_cert,
+        labels=(
+            "--peer-cert" if own else "--cluster-cert, which is shown to other servers,",
+            "--peer-key" if own else "--cluster-key",
+            "--peer-ca-cert" if settings.peer_ca_cert else "--cluster-ca-cert",
+        ),
+    )
+
+
+def peer_context(settings: ServerSettings, revocations: Revocations | None = None) -> HotContext:
+    """What links to other servers are made with; those on the lists of revoked ones get none.
+
+    Raises:
+        ConfigError: a file is not usable for that.
+    """
+    build = partial(
+        client_context,
+        alpn=(RELAY_ALPN,),
+        min_version=settings.tls_min_version or "VersionTLS12",
+        cipher_suites=settings.cipher_suites,
+        revocations=revocations,
+    )
+    return HotContext(peer_files(settings), build, purpose="client")
+
+
+def _takes_nothing(incoming: Incoming) -> None:
+    """Another server has agents of its own to ask."""
+    incoming.refuse(DialFailure.DENIED, "a server that relays takes no dials")
+
+
+class RelayKeeper:
+    """Keeps ``links`` to every server that ``peers`` knows."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        settings: ServerSettings,
+        *,
+        own: ServerId,
+        peers: Peers,
+        context: HotContext,
+        metrics: ServerMetrics,
+        once: OncePer,
+        budget: Budget = UNBOUNDED,
+    ) -> None:
+        self._budget = budget
+        self._loop = loop
+        self._poller = poller
+        self._name = settings.peer_server_name
+        self._own = own
+        self._peers = peers
+        self._context = context
+        self._limits = with_keepalive(Limits(), settings.keepalive_time_s)
+        self._metrics = metrics
+        self._once = once
+        self._resolver = Resolver(loop, for_peers=False)
+        self._stopped = False
+        self._open: dict[PeerLink, tuple[ServerId, HostPort]] = {}
+        self.links = PeerLinks()
+
+    async def run(self) -> None:
+        """Keep linking, for ever."""
+        keepers: dict[tuple[ServerId, HostPort], asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while not self._stopped:
+                wanted = set(self._peers.addresses.items())
+                for key in keepers.keys() - wanted:
+                    keepers.pop(key).cancel()
+                self._let_go()
+                for key in wanted - keepers.keys():
+                    keepers[key] = tasks.create_task(self._keep(*key), name=f"relay:{key[0]}")
+                await asyncio.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """End every link; they are gone after ``wait_closed``."""
+        self._stopped = True
+        for link in list(self._open):
+            link.close("server stops")
+        self._resolver.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until no link is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * GOODBYE_S):
+                while self._open:
+                    await asyncio.sleep(_STEP_S)
+
+    @property
+    def open(self) -> tuple[PeerLink, ...]:
+        """Every link that is up, also those that are not asked any more."""
+        return tuple(self._open)
+
+    @property
+    def unsent(self) -> bool:
+        """Something that a tunnel said waits in a link."""
+        return any(link.unsent for link in self._open)
+
+    def _let_go(self) -> None:
+        """Ask no server that is not one of ours any more; its tunnels may finish."""
+        known = self._peers.addresses
+        for link, (peer_id, address) in list(self._open.items()):
+            if known.get(peer_id) != address:
+                self.links.remove(link)
+                if not link.load:
+                    link.close("no longer a peer")
+
+    async def _keep(self, peer_id: ServerId, address: HostPort) -> None:
+        backoff = Backoff(first_s=_FIRST_S, cap_s=_CAP_S, chance=random.random)
+        while not self._stopped:
+            link = await self._link(peer_id, address)
+            if link is not None:
+                backoff.reset()
+                # Cancelled here, it stays open: whoever stops us, or _let_go, ends it.
+                reason = await asyncio.shield(link.over)
+                log(
+                    _log, logging.INFO, "link to another server ended", server_id=link.server_id,
+                    address=str(address), reason=reason,
+                )  # fmt: skip
+            await asyncio.sleep(backoff.next_s())
+
+    async def _link(self, peer_id: ServerId, address: HostPort) -> PeerLink | None:
+        """One attempt, at every address that the name has until one answers."""
+        why = "its name has no address"
+        try:
+            for place in await self._resolver.addresses(address):
+                try:
+                    return await self._connect(place, peer_id, address)
+                except LinkError as exc:
+                    self._metrics.link_failed(exc.stage)
+                    why = str(exc)
+        except OSError as exc:
+            why = str(exc)
+        self._once.log(
+            ("relay", peer_id, why), _QUIET_S, _log, logging.WARNING,
+            "cannot link to another server, whose agents could be asked", server_id=peer_id,
+            address=str(address), reason=why,
+        )  # fmt: skip
+        return None
+
+    async def _connect(self, place: Address, peer_id: ServerId, address: HostPort) -> PeerLink:
+        link = await connect(
+            self._loop,
+            self._poller,
+            place,
+            self._context.current,
+            server_hostname=self._name or address.host,
+            greeting=Greeting(agent_id=AgentId(self._own)),
+            on_dial=_takes_nothing,
+            only="mux",
+            limits=self._limits,
+            budget=self._budget,
+            kind=PeerLink,
+        )
+        assert isinstance(link, PeerLink)
+        if link.server_id == self._own or self.links.has(link.server_id):
+            link.close("linked already")
+            whose = "ourselves" if link.server_id == self._own else link.server_id
+            raise LinkError(f"its address leads to {whose}", LinkStage.REFUSED)
+        self._open[link] = (peer_id, address)
+        self.links.add(link)
+        link.over.add_done_callback(lambda _: self._over(link))
+        log(
+            _log, logging.INFO, "linked to another server, whose agents can be asked",
+            server_id=link.server_id, address=str(address), version=link.version,
+        )  # fmt: skip
+        return link
+
+    def _over(self, link: PeerLink) -> None:
+        self.links.remove(link)
+        self._open.pop(link, None)

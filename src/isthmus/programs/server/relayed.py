@@ -1,0 +1,178 @@
+"""Dials that another server passes on: held against our policy, and given to our own agents only.
+
+Who may ask is decided by a certificate's name (``--peer-relay-name``). What the other server says
+of the requester is believed, for it has authenticated it; our own policy is asked as well, so that
+a way through a second server never allows more. Nothing from here is ever passed on further: a
+dial made here knows no relays.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
+from isthmus.dial.frontends.backend import new_connection_id
+from isthmus.errors import DialFailure
+from isthmus.frame.observe.relays import RESULTS, Relayed
+from isthmus.links.dials import IncomingDial
+from isthmus.links.talk import Incoming
+from isthmus.programs.server.retry import dialing_again
+from isthmus.tunnel.budget import Account
+from isthmus.tunnel.end import BaseEnd
+from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import HostPort, Identity
+from isthmus.wire.asking import Asking
+
+if TYPE_CHECKING:
+    from isthmus.links.server_side import AgentLink
+    from isthmus.programs.server.program import Server
+
+#: How tunnels of other servers are called where those of clients have the name of a mode.
+FRONTEND = "relay"
+_QUIET_S = 60.0
+_ID = re.compile(r"[!-~]{1,64}", re.ASCII)
+_log = logging.getLogger("isthmus.server")
+
+
+def relay_refusal(link: AgentLink, names: Collection[str]) -> str:
+    """Why a program that wants to relay may not; empty: it may."""
+    identity = link.identity
+    if identity.kind == "certificate" and not {identity.name, *identity.sans}.isdisjoint(names):
+        return ""
+    return f"{identity} is no server that may relay (--peer-relay-name)"
+
+
+class RelayedDial:
+    """One such dial; see dialers.through_agent.Dialing and app.auditing.Asked."""
+
+    __slots__ = ("_dial", "_incoming", "_server", "asking", "connection_id", "link", "requester")
+
+    frontend = FRONTEND
+
+    def __init__(self, server: Server, incoming: IncomingDial, link: AgentLink) -> None:
+        self._server = server
+        self._incoming = incoming
+        self._dial: AgentDial | None = None
+        self.link = link
+        self.asking: Asking = incoming.asking
+        self.requester: Identity = incoming.requester
+        known = incoming.connection_id
+        self.connection_id = known if _ID.fullmatch(known) else new_connection_id()
+
+    @property
+    def client_address(self) -> str:
+        """Where the other server is."""
+        return self.link.peer_address
+
+    @property
+    def relayed_by(self) -> str:
+        """The id of the other server."""
+        return self.link.agent_id
+
+    def pass_on(self) -> Asking:
+        """What the other server said."""
+        return self.asking
+
+    def payer(self) -> Account:
+        """See Dialing: whoever the other server says, inside its account."""
+        who = self.requester
+        return self.link.account.inside((who.kind[:256], who.name[:256]))
+
+    def start(self, target: HostPort) -> None:
+        """Dial; the answer may come before this returns."""
+        server, incoming = self._server, self._incoming
+        dialer, router = server.dialer, server.networks.router
+        dial = AgentDial(dialer, dialer.next_id(), target, self.requester, self)
+        dial.relays = None  # one hop at most
+        dial.traffic = incoming.traffic
+        if router is not None:
+            decision = router.place(dial, self.asking.network)
+            if not decision.allowed:
+                dial.answered = True
+                dial.give_up(DialFailure.DENIED, decision.why)
+                return
+        dialer.begin(dial)
+        if dial.who is not None:
+            self._dial = dial
+            incoming.on_cancelled = self._cancelled
+
+    def _cancelled(self) -> None:
+        """The other server took it back, or its link is lost."""
+        dial, self._dial = self._dial, None
+        self._incoming.on_cancelled = None  # or it and we would keep each other
+        if dial is not None:
+            dial.cancel()
+            if self._server.audit is not None:
+                why = "the other server took it back before the answer"
+                self._server.audit.failed(self, self.client_address, dial, None, why)
+
+    # See Dialing.
+
+    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
+        """One of our agents reached the target: join."""
+        assert link is not None  # our own agents have links
+        server = self._server
+        self._dial = None
+        server.metrics.relays.taken[Relayed.JOINED] += 1
+        server.tunnels.open(
+            client=self._incoming.accept_for(dial.agent_id, dial.address),
+            far=stream,
+            target=dial.target,
+            requester=dial.requester,
+            agent_id=dial.agent_id,
+            link_id=link.id,
+            frontend=FRONTEND,
+            connection_id=self.connection_id,
+            on_ended=self._told(dial, link),
+            again=dialing_again(server, dial, link, self.asking, self._told),
+        )
+
+    def _told(self, dial: AgentDial, link: AnyLink) -> Callable[[Tunnel, float], None] | None:
+        audit = self._server.audit
+        return audit.began(self, self.client_address, dial, link) if audit is not None else None
+
+    def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
+        """It is not: answer."""
+        server = self._server
+        self._dial = None
+        server.metrics.relays.taken[RESULTS.get(failure, Relayed.FAILED)] += 1
+        server.once.log(
+            ("relayed", failure, self.relayed_by), _QUIET_S, _log, logging.WARNING,
+            "dial for another server failed", server_id=self.relayed_by, target=str(dial.target),
+            reason=failure.value, detail=detail, connection=self.connection_id,
+        )  # fmt: skip
+        if server.audit is not None:
+            server.audit.failed(self, self.client_address, dial, failure, detail)
+        self._incoming.refuse(failure, detail)
+
+
+class RelayedDials:
+    """Takes what other servers pass on."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def take(self, incoming: Incoming) -> None:
+        """Another server asks for a dial; see links.link.Link.on_dial."""
+        server = self._server
+        link = server.agent_door.link_of(incoming.link_id)
+        if link is None or not isinstance(incoming, IncomingDial):
+            incoming.refuse(DialFailure.AGENT_LOST, "the link is not there any more")
+            return
+        try:
+            target = HostPort(incoming.host, incoming.port)
+        except ValueError as exc:
+            self._refuse(incoming, str(exc))
+            return
+        if not incoming.relayed:
+            # Only a server sends it that takes this one for an agent.
+            self._refuse(incoming, "it is not marked as relayed")
+            return
+        RelayedDial(server, incoming, link).start(target)
+
+    def _refuse(self, incoming: IncomingDial, why: str) -> None:
+        self._server.metrics.relays.taken[Relayed.REFUSED] += 1
+        incoming.refuse(DialFailure.DENIED, f"cannot be relayed: {why}")

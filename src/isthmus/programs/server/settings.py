@@ -1,0 +1,581 @@
+"""The settings of ``isthmus server``: konnectivity's proxy-server flags, and a few of our own.
+
+Flags of konnectivity that mean nothing here are accepted and marked inert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from isthmus.dial.settings_peers import parse_address, parse_peers
+from isthmus.dial.settings_revocation import ServerRevocationSettings
+from isthmus.errors import ConfigError
+from isthmus.kube.rules_leases import lease_name, parse_labels
+from isthmus.net.settings_ciphers import TLS12, TLS13, check_tls
+from isthmus.settings.admin import PORTS
+from isthmus.settings.checks import (
+    KONNECTIVITY,
+    check_at_least,
+    check_choices,
+    check_durations,
+    check_host,
+    check_id,
+    check_pair,
+    check_port,
+)
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.settings.options import OURS, option
+from isthmus.settings.workers import check_workers, workers_option
+from isthmus.values import HostPort, ServerId
+from isthmus.wire.link import ALPN as MUX_ALPN
+
+#: The value of --agent-identity-binding that is no file.
+BY_NAME_WORD = "name"
+GRPC = "grpc"
+HTTP_CONNECT = "http-connect"
+DEFAULT_SERVER_PORT = 8090
+# kube-apiserver's konnectivity client gives a dial up after 30 s; nobody waits for us longer.
+DIAL_CEILING_S = 30.0
+# struct sockaddr_un has 108 bytes for the path, one of them for the final NUL (unix(7)).
+_MAX_UDS_BYTES = 107
+
+_FRONTEND = "Frontend, where kube-apiserver connects"
+_AGENTS = "Agents"
+_TLS = "TLS"
+_LIMITS = "Time limits"
+_BOUNDS = "Bounds"
+_REPLICAS = "Identity and replicas"
+_TOKENS = "Agent tokens and the Kubernetes API"
+_COMPAT = "Compatibility"
+
+
+class Door(NamedTuple):
+    """Where one protocol listens, and the flags that said so."""
+
+    mode: str
+    port: int | None
+    port_flag: str
+    uds: str
+    uds_flag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings(ServerRevocationSettings):
+    """Everything that a server can be told; ``validate()`` says whether it makes sense."""
+
+    mode: tuple[str, ...] = option(
+        (GRPC,),
+        help="Speak this protocol to kube-apiserver; grpc,http-connect serves both, the second "
+        "where --http-connect-uds-name and --http-connect-port say",
+        go="grpc, one of the two only",
+        group=_FRONTEND,
+        choices=(GRPC, HTTP_CONNECT),
+        metavar="grpc|http-connect|grpc,http-connect",
+    )
+    uds_name: str = option(
+        "",
+        help="Listen on this UNIX socket; without --server-port there is no TCP port then",
+        group=_FRONTEND,
+        metavar="PATH",
+    )
+    delete_existing_uds_file: bool = option(
+        True, help="Remove the socket file that an ended server left behind", group=_FRONTEND
+    )
+    server_port: int | None = option(
+        None,
+        help="Listen on this TCP port with mutual TLS; 0 takes any free port, but with "
+        "--uds-name and without --server-cert it opens none",
+        shown_default="8090, none with --uds-name",
+        go="8090",
+        group=_FRONTEND,
+        metavar="PORT",
+    )
+    server_bind_address: str = option(
+        "",
+        help="Bind the frontend to this address instead of all",
+        group=_FRONTEND,
+        metavar="ADDRESS",
+    )
+    server_cert: str = option(
+        "", help="Show this certificate to kube-apiserver", group=_FRONTEND, metavar="FILE"
+    )
+    server_key: str = option(
+        "", help="Use this private key with --server-cert", group=_FRONTEND, metavar="FILE"
+    )
+    server_ca_cert: str = option(
+        "",
+        help="Accept clients with a certificate from these authorities",
+        group=_FRONTEND,
+        metavar="FILE",
+    )
+    http_connect_uds_name: str = option(
+        "",
+        help="With both modes, serve http-connect on this UNIX socket",
+        group=_FRONTEND,
+        metavar="PATH",
+        go=OURS,
+    )
+    http_connect_port: int | None = option(
+        None,
+        help="With both modes, serve http-connect on this TCP port, with the certificates of "
+        "--server-port",
+        group=_FRONTEND,
+        metavar="PORT",
+        go=OURS,
+    )
+    agent_port: int = option(
+        8091,
+        help="Listen for agents on this port; 0 takes any free port",
+        group=_AGENTS,
+        metavar="PORT",
+    )
+    agent_bind_address: str = option(
+        "",
+        help="Bind the agent port to this address instead of all",
+        group=_AGENTS,
+        metavar="ADDRESS",
+    )
+    cluster_cert: str = option(
+        "", help="Show this certificate to agents", group=_AGENTS, metavar="FILE"
+    )
+    cluster_key: str = option(
+        "", help="Use this private key with --cluster-cert", group=_AGENTS, metavar="FILE"
+    )
+    cluster_ca_cert: str = option(
+        "",
+        help="Accept agents with a certificate from these authorities",
+        group=_AGENTS,
+        metavar="FILE",
+        go="optional, agents then need no certificate",
+    )
+    insecure_agents: bool = option(
+        False,
+        help="Accept every agent without authentication; anybody who reaches the agent "
+        "port can then take traffic",
+        group=_AGENTS,
+        go=OURS,
+    )
+    agent_identity_binding: str = option(
+        "",
+        help="Let agents claim only what they are entitled to: name means their own name as id "
+        "and host, anything else is a file of rules; empty believes every claim",
+        group=_AGENTS,
+        metavar="name|FILE",
+        go=OURS,
+    )
+    link: str = option(
+        "auto",
+        help="Speak this protocol to agents: mux is our own, grpc konnectivity's; auto takes "
+        "the first that the agent knows",
+        choices=("auto", "mux", "grpc"),
+        metavar="auto|mux|grpc",
+        group=_AGENTS,
+        go=OURS,
+    )
+    proxy_strategies: tuple[str, ...] = option(
+        ("default",),
+        help="Choose agents by these rules, the first that finds one wins: default, "
+        "destHost, defaultRoute",
+        choices=("default", "destHost", "defaultRoute"),
+        group=_AGENTS,
+    )
+    health_port: int = option(
+        8092, help="Serve health, readiness and metrics on this port", group=PORTS, metavar="PORT"
+    )
+    health_bind_address: str = option(
+        "",
+        help="Bind the health port to this address instead of all",
+        group=PORTS,
+        metavar="ADDRESS",
+    )
+    admin_port: int = option(
+        8095,
+        help="Serve health, metrics and the snapshot on this port",
+        group=PORTS,
+        metavar="PORT",
+    )
+    tls_min_version: str = option(
+        "",
+        help="Refuse TLS below this version",
+        choices=("", TLS12, TLS13),
+        group=_TLS,
+        metavar=f"{TLS12}|{TLS13}",
+        shown_default=TLS12,
+        go=f"{TLS12}, also 10 and 11",
+    )
+    cipher_suites: tuple[str, ...] = option(
+        (),
+        help="Allow only these TLS 1.2 cipher suites, by their IANA names",
+        repeat=True,
+        group=_TLS,
+    )
+    backend_dial_timeout_s: float = option(
+        10.0,
+        help="Give up on a dial after this long; 0 means 30s, the longest kube-apiserver waits",
+        unit="seconds",
+        group=_LIMITS,
+        go="0, no limit",
+    )
+    graceful_shutdown_timeout_s: float = option(
+        25.0,
+        help="Let open tunnels finish for this long after SIGTERM; 0 ends them at once",
+        unit="seconds",
+        group=_LIMITS,
+        go="0",
+    )
+    keepalive_time_s: float = option(
+        3600.0,
+        help="Ping an agent after this much silence; links are pinged after 10s at the latest",
+        unit="seconds",
+        group=_LIMITS,
+        go="1h, no upper bound",
+    )
+    frontend_keepalive_time_s: float = option(
+        3600.0,
+        help="Ping a gRPC client after this much silence",
+        unit="seconds",
+        group=_LIMITS,
+    )
+    max_connections: int = option(
+        0,
+        help="Allow so many connections of clients, and as many of agents; 0 goes by descriptors",
+        group=_BOUNDS,
+        metavar="N",
+        shown_default="half of the descriptors for clients, a quarter for agents",
+        go=OURS,
+    )
+    max_connections_per_source: int = option(
+        0,
+        help="Allow so many of these to one address, /64 of IPv6 or user of a UNIX socket",
+        group=_BOUNDS,
+        metavar="N",
+        shown_default="three quarters of --max-connections",
+        go=OURS,
+    )
+    server_id: str = option(
+        "",
+        help="Call this server so; empty makes a random id",
+        env="PROXY_SERVER_ID",
+        group=_REPLICAS,
+        metavar="ID",
+    )
+    server_count: int | None = option(
+        None,
+        help="Tell agents that there are this many servers; without it, as many as --peer-server "
+        "names, this one included",
+        shown_default="1",
+        group=_REPLICAS,
+    )
+    peer_server: tuple[str, ...] = option(
+        (),
+        help="Hand agents that ask for the server of this id on to this address, its agent port; "
+        "--peer-relay asks it for dials; this server's own id is ignored",
+        repeat=True,
+        aliases=("peer-servers",),
+        group=_REPLICAS,
+        metavar="ID=HOST:PORT",
+        go=OURS,
+    )
+    advertise_agent_address: str = option(
+        "",
+        help="Put this address of the agent port on the Lease, so that other servers hand agents "
+        "on to it",
+        group=_REPLICAS,
+        metavar="HOST:PORT",
+        go=OURS,
+    )
+    enable_lease_controller: bool = option(
+        False, help="Publish a Lease so that servers are counted", group=_REPLICAS
+    )
+    lease_namespace: str = option(
+        "kube-system", help="Keep Leases in this namespace", group=_REPLICAS
+    )
+    lease_label: str = option(
+        "k8s-app=konnectivity-server",
+        help="Mark Leases with this label",
+        group=_REPLICAS,
+    )
+    workers: int = workers_option()
+    agent_namespace: str = option("", help="Accept tokens of this namespace", group=_TOKENS)
+    agent_service_account: str = option(
+        "", help="Accept tokens of this service account", group=_TOKENS
+    )
+    authentication_audience: str = option("", help="Accept tokens for this audience", group=_TOKENS)
+    kubeconfig: str = option(
+        "",
+        help="Reach the Kubernetes API as this file says; empty means in-cluster",
+        group=_TOKENS,
+        metavar="FILE",
+    )
+    kubeconfig_qps: float = option(
+        0.0, help="Limit requests per second to the Kubernetes API", group=_TOKENS
+    )
+    kubeconfig_burst: int = option(0, help="Allow bursts of this many requests", group=_TOKENS)
+    kube_api_content_type: str = option(
+        "application/vnd.kubernetes.protobuf",
+        help="Ask the Kubernetes API for this format",
+        group=_TOKENS,
+        inert=True,
+    )
+    compat: str = option(
+        "",
+        help="Answer with konnectivity's statuses and keep to its port rules",
+        choices=("", KONNECTIVITY),
+        metavar=KONNECTIVITY,
+        group=_COMPAT,
+        go=OURS,
+    )
+    frontend_write_channel_size: int = option(
+        10, help="Queue this many packets per client", group=_COMPAT, inert=True
+    )
+    xfr_channel_size: int = option(
+        10, help="Queue this many packets per connection", group=_COMPAT, inert=True
+    )
+    warn_on_channel_limit: bool = option(
+        True, help="Warn when a queue is full", group=_COMPAT, ignored=True
+    )
+
+    @property
+    def frontend_port(self) -> int | None:
+        """The TCP port of the frontend, 0 for any free one, or None when only the socket listens.
+
+        Manifests for Go say ``--uds-name=… --server-port=0`` and may not give certificates with
+        it: that is the one place where 0 does not mean any free port.
+        """
+        if not self.uds_name:
+            return DEFAULT_SERVER_PORT if self.server_port is None else self.server_port
+        return None if self.server_port == 0 and not self.server_cert else self.server_port
+
+    @property
+    def agent_alpn(self) -> tuple[str, ...]:
+        """What to speak with agents, in order of preference."""
+        return {"mux": (MUX_ALPN,), "grpc": ("h2",)}.get(self.link, (MUX_ALPN, "h2"))
+
+    @property
+    def peers(self) -> Mapping[ServerId, HostPort]:
+        """The other servers that were named, and the addresses of their agent ports.
+
+        Raises:
+            ConfigError: one cannot be read.
+        """
+        return parse_peers(self.peer_server, own=self.server_id)
+
+    @property
+    def announced_count(self) -> int:
+        """How many servers there are, as far as flags say."""
+        return 1 + len(self.peers) if self.server_count is None else self.server_count
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The protocols that clients may speak."""
+        return self.mode
+
+    @property
+    def doors(self) -> tuple[Door, ...]:
+        """Where each protocol listens."""
+        first = Door(self.mode[0], self.frontend_port, "server-port", self.uds_name, "uds-name")
+        if len(self.mode) == 1:
+            return (first,)
+        # Both: the general flags are grpc's, as it is the default of both.
+        first = first._replace(mode=GRPC)
+        return (
+            first,
+            Door(
+                HTTP_CONNECT,
+                self.http_connect_port,
+                "http-connect-port",
+                self.http_connect_uds_name,
+                "http-connect-uds-name",
+            ),
+        )
+
+    @property
+    def dial_limit_s(self) -> float:
+        """How long a dial may take in all."""
+        return self.backend_dial_timeout_s or DIAL_CEILING_S
+
+    def validate(self) -> None:
+        """Hold the settings against each other, before anything is opened.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_tls(self.tls_min_version, self.cipher_suites)
+        check_choices(self)
+        check_durations(self)
+        self.check_gates()
+        self._check_frontend()
+        self._check_agents()
+        self._check_ports()
+        check_id("server-id", self.server_id)
+        _ = self.peers, self.share_of_flags  # each raises if its text is wrong
+        check_at_least("server-count", self.announced_count, 1)
+        check_workers(self.workers)
+        check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
+        check_at_least("max-connections", self.max_connections, 0)
+        check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
+        check_at_least("kubeconfig-burst", self.kubeconfig_burst, 0)
+        self._check_leases()
+        self.check_admin()
+        self.check_tracing()
+        self.check_memory()
+        self.check_audit()
+        self.check_networks()
+        self.check_destinations()
+        self.check_revocation(cluster_ca=self.cluster_ca_cert, server_ca=self.server_ca_cert)
+        self.check_near()
+        self.check_roles(agents_ca=self.cluster_ca_cert, clients_ca=self.server_ca_cert)
+        self.check_relay(
+            others=bool(self.peers) or self.enable_lease_controller,
+            agents_ca=self.cluster_ca_cert,
+            link=self.link,
+        )
+
+    def warnings(self) -> list[str]:
+        """What is allowed, but hardly meant; said once, at the start."""
+        found = self.check_destinations()
+        if self.insecure_agents and self.enabled(CLUSTER_TO_MASTER):
+            found.append(
+                f"--insecure-agents and {CLUSTER_TO_MASTER}: whoever reaches the agent port reaches"
+                " every --allowed-destination"
+            )
+        return found
+
+    def _check_modes(self) -> None:
+        if not self.mode or len(set(self.mode)) < len(self.mode):
+            raise ConfigError("--mode must be grpc, http-connect or grpc,http-connect")
+        own = {
+            "http-connect-uds-name": bool(self.http_connect_uds_name),
+            "http-connect-port": self.http_connect_port is not None,
+        }
+        if len(self.mode) == 1:
+            for flag, given in own.items():
+                if given:
+                    raise ConfigError(
+                        f"--{flag} is for --mode=grpc,http-connect; one mode alone listens on"
+                        " --uds-name and --server-port"
+                    )
+        elif not any(own.values()):
+            raise ConfigError(
+                "--http-connect-uds-name or --http-connect-port is missing: with both modes"
+                " http-connect needs its own listener"
+            )
+        elif self.uds_name and self.uds_name == self.http_connect_uds_name:
+            raise ConfigError("--http-connect-uds-name and --uds-name must differ")
+        elif self.frontend_port and self.frontend_port == self.http_connect_port:
+            raise ConfigError("--http-connect-port and --server-port must differ")
+
+    def _check_frontend(self) -> None:
+        self._check_modes()
+        for door in self.doors:
+            if len(door.uds.encode()) > _MAX_UDS_BYTES:
+                raise ConfigError(
+                    f"--{door.uds_flag} is longer than the {_MAX_UDS_BYTES} bytes allowed"
+                )
+        check_pair("server-cert", self.server_cert, "server-key", self.server_key)
+        tls = {
+            "server-cert": self.server_cert,
+            "server-key": self.server_key,
+            "server-ca-cert": self.server_ca_cert,
+        }
+        if self.uds_name and self.compat == KONNECTIVITY:
+            extra = [f"--{flag}" for flag, value in tls.items() if value]
+            extra += ["--server-port"] if self.server_port else []
+            if extra:
+                raise ConfigError(
+                    f"{extra[0]} and --uds-name exclude each other with --compat=konnectivity"
+                )
+        if all(door.port is None for door in self.doors):
+            return
+        for flag, value in tls.items():
+            if not value:
+                raise ConfigError(
+                    f"--{flag} is missing: a TCP frontend needs --server-cert, --server-key and"
+                    " --server-ca-cert, or use --uds-name alone"
+                )
+
+    def _check_agents(self) -> None:
+        for flag, value in (("cluster-cert", self.cluster_cert), ("cluster-key", self.cluster_key)):
+            if not value:
+                raise ConfigError(f"--{flag} is missing: the agent port is always TLS")
+        if not self.proxy_strategies:
+            raise ConfigError("--proxy-strategies needs at least one strategy, such as default")
+        ways = {
+            "cluster-ca-cert": bool(self.cluster_ca_cert),
+            "agent-namespace": self._check_tokens(),
+            "insecure-agents": self.insecure_agents,
+        }
+        used = [flag for flag, given in ways.items() if given]
+        if len(used) > 1:
+            raise ConfigError(f"--{used[1]} and --{used[0]} exclude each other")
+        if not used:
+            raise ConfigError(
+                "--cluster-ca-cert is missing: without it, or --agent-namespace,"
+                " --agent-service-account and --authentication-audience for tokens, agents cannot"
+                " be authenticated, and only --insecure-agents accepts that"
+            )
+        if self.agent_identity_binding and self.insecure_agents:
+            raise ConfigError(
+                "--agent-identity-binding and --insecure-agents exclude each other: nobody proves"
+                " who they are"
+            )
+
+    def _check_tokens(self) -> bool:
+        tokens = {
+            "agent-namespace": self.agent_namespace,
+            "agent-service-account": self.agent_service_account,
+            "authentication-audience": self.authentication_audience,
+        }
+        missing = [flag for flag, value in tokens.items() if not value]
+        if missing and len(missing) < len(tokens):
+            raise ConfigError(
+                f"--{missing[0]} is missing: agent tokens need --agent-namespace,"
+                " --agent-service-account and --authentication-audience together"
+            )
+        return not missing
+
+    def _check_leases(self) -> None:
+        if self.advertise_agent_address:
+            parse_address("--advertise-agent-address", self.advertise_agent_address)
+        if not self.enable_lease_controller:
+            if self.advertise_agent_address:
+                raise ConfigError(
+                    "--advertise-agent-address needs --enable-lease-controller as well: it is on"
+                    " the Lease that other servers find it"
+                )
+            return
+        for flag, check, text in (
+            ("lease-label", parse_labels, self.lease_label),
+            ("server-id", lambda text: lease_name(ServerId(text)), self.server_id or "any"),
+        ):
+            try:
+                check(text)
+            except ValueError as error:
+                raise ConfigError(f"--{flag}: {error}") from error
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Agents prove who they are by a token."""
+        return bool(self.agent_namespace)
+
+    @property
+    def needs_kube(self) -> bool:
+        """The Kubernetes API has to be asked."""
+        return self.wants_tokens or self.enable_lease_controller
+
+    def _check_ports(self) -> None:
+        for door in self.doors:
+            if door.port is not None:
+                check_port(door.port_flag, door.port, compat=self.compat)
+        check_port("agent-port", self.agent_port, compat=self.compat)
+        check_port("health-port", self.health_port, compat=self.compat)
+        check_port("admin-port", self.admin_port, compat=self.compat)
+        for flag, host in (
+            ("server-bind-address", self.server_bind_address),
+            ("agent-bind-address", self.agent_bind_address),
+            ("health-bind-address", self.health_bind_address),
+        ):
+            if host:
+                check_host(flag, host)

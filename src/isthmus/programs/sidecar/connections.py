@@ -1,0 +1,318 @@
+"""The connections of a sidecar: who waits for what, the bounds, and what is counted.
+
+What a client says is socks5_frontend.py and http_proxy_frontend.py; the program around them is
+program.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from isthmus.errors import DialFailure
+from isthmus.frame.descriptors import most_connections
+from isthmus.frame.observe.tracing import Span, Tracing
+from isthmus.frame.tunnels import TunnelTable
+from isthmus.logs import OncePer, log
+from isthmus.net.accepted import stay_awake
+from isthmus.net.connect import Failed
+from isthmus.net.deadlines import Deadlines
+from isthmus.net.gate import admitted, reset, source_elsewhere
+from isthmus.net.poller import Poller
+from isthmus.net.reaching import AnyDialer, Dialing, Reached
+from isthmus.net.rules_places import Full, Places, Strangers
+from isthmus.programs.sidecar.frontend import Credentials, SidecarClient
+from isthmus.programs.sidecar.metrics import SidecarMetrics, Unserved
+from isthmus.programs.sidecar.settings import SidecarSettings
+from isthmus.tunnel.end import BaseEnd, Discard, End, Ending, join
+from isthmus.values import AgentId, HostPort, Identity
+from isthmus.wire.asking import Asking
+
+#: How long whoever is told goodbye has to leave before we do.
+FAREWELL_S = 2.0
+#: How many times so long nothing may move of an answer that is not all sent.
+MOST_STILL = 150
+#: How long a connection may be kept for another request.
+IDLE_S = 60.0
+_QUIET_S = 60.0
+_LOOK_AGAIN_S = 0.05
+_log = logging.getLogger("isthmus.sidecar")
+_NO_PLACE = {
+    Full.TOO_MANY: Unserved.TOO_MANY,
+    Full.TOO_MANY_OF_SOURCE: Unserved.TOO_MANY_OF_SOURCE,
+    Full.MEMORY: Unserved.TOO_MANY_OF_SOURCE,
+}
+
+#: Makes the client of a connection that was accepted.
+MakeClient = Callable[[Any, socket.socket], SidecarClient]
+
+
+class SidecarConnections:
+    """Every connection of a sidecar, from accept to the end; the Owner that clients ask."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        settings: SidecarSettings,
+        *,
+        metrics: SidecarMetrics,
+        once: OncePer,
+        make: MakeClient,
+        dialer: AnyDialer,
+        credentials: Callable[[], Credentials | None],
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._metrics = metrics
+        self._make = make
+        self._dialer = dialer
+        self._credentials = credentials
+        self.poller = poller
+        self.once = once
+        self.tunnels = TunnelTable(loop, metrics)
+        self.tracing: Tracing | None = None
+        self.draining = False
+        #: How many there may be.
+        self.most = most_connections(settings.max_connections)
+        self.places = Places(self.most, settings.max_connections_per_source)
+        self._handshakes: Strangers[SidecarClient] = Strangers(settings.max_handshakes)
+        self._busy: set[SidecarClient] = set()
+        self._idle: Deadlines[SidecarClient] = Deadlines(loop, IDLE_S, _no_more)
+        self._late = Deadlines(loop, settings.handshake_timeout_s, _too_late)
+        self._leaving: Deadlines[BaseEnd] = Deadlines(loop, FAREWELL_S, self._leave)
+        # What those who read slowly have not taken, and how often that was so.
+        self._slow: dict[BaseEnd, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        waiting = len(self._handshakes) + len(self._busy) + len(self._idle)
+        return waiting + len(self.tunnels) + len(self._leaving)
+
+    @property
+    def handshakes(self) -> int:
+        """How many have not said yet what they want."""
+        return len(self._handshakes)
+
+    @property
+    def busy(self) -> int:
+        """How many wait for a dial, or exchange plain requests."""
+        return len(self._busy)
+
+    def drain(self) -> None:
+        """From now on nobody is kept for another request."""
+        self.draining = True
+        for client in self._idle.take_all():
+            _no_more(client)
+
+    async def wait_empty(self) -> None:
+        """Wait until there is none."""
+        while len(self):
+            await self.tunnels.wait_empty()
+            if len(self):  # soon a tunnel, or gone
+                await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def close(self) -> None:
+        """Reset them all."""
+        self.draining = True
+        for client in [*self._handshakes, *self._busy, *self._idle.take_all()]:
+            client.unserved(Unserved.LEFT)
+        self._late.take_all()
+        for end in self._leaving.take_all():
+            end.abort(Ending.DRAINED)
+        self.tunnels.abort_all(Ending.DRAINED)
+
+    # Accepting.
+
+    def accept(self, sock: socket.socket) -> None:
+        """Take a new connection."""
+        self._metrics.accepted += 1
+        try:
+            stay_awake(sock)
+            source = source_elsewhere(sock)
+        except OSError:  # gone already
+            sock.close()
+            self._count(Unserved.LEFT, source="", detail="")
+            return
+        guest = admitted(sock, self.places, source, self._refuse)
+        if guest is None:
+            return
+        # Not the new one: whoever opens many and says nothing would keep everybody out.
+        crowded_out = self._handshakes.must_leave(oldest=True)
+        if crowded_out is not None:
+            crowded_out.unserved(Unserved.CROWDED)
+        client = self._make(self, guest)
+        account = self.places.account(source)
+        if account is not None:
+            client.pay_by(account)
+            account.close()
+        self._handshakes.add(client, source)
+        self._late.add(client)
+
+    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+        self._count(_NO_PLACE[why], source=source, detail="")
+        self.say_no(sock, why)
+
+    def say_no(self, sock: socket.socket, why: Full) -> None:
+        """Tell a client that it is one too many: SOCKS5 has no word for it before its greeting."""
+        reset(sock)
+
+    # What clients ask; see frontends.sidecar.Owner.
+
+    def credentials(self) -> Credentials | None:
+        """What clients have to say now; None when everybody is served."""
+        return self._credentials()
+
+    def asked(self, client: SidecarClient) -> None:
+        """A client has said what it wants."""
+        self._forget(client)
+        self._busy.add(client)
+
+    def keep(self, client: SidecarClient) -> bool:
+        """Keep a client for another request; False when nobody is kept any more."""
+        if self.draining:
+            return False
+        self._busy.discard(client)
+        self._idle.add(client)
+        return True
+
+    def dial(
+        self,
+        target: HostPort,
+        *,
+        reached: Reached,
+        failed: Failed,
+        dialer: AnyDialer | None = None,
+    ) -> Dialing:
+        """Open a connection for a client."""
+        began = self._loop.time()
+        span = self._trace(target)
+
+        def there(far: BaseEnd) -> None:
+            self._metrics.dial_succeeded(self._loop.time() - began)
+            if span is not None:
+                span.succeeded()
+            reached(far)
+
+        def not_there(failure: DialFailure, detail: str) -> None:
+            self._dial_failed(target, failure, detail, self._loop.time() - began)
+            if span is not None:
+                span.failed(failure, detail)
+            failed(failure, detail)
+
+        dial = (dialer or self._dialer).dial(
+            target, timeout_s=self._settings.dial_timeout_s, reached=there, failed=not_there
+        )
+        return dial if span is None else _Traced(dial, span)
+
+    def _trace(self, target: HostPort) -> Span | None:
+        if self.tracing is None:
+            return None
+        return self.tracing.connect(Asking(), connection_id="", target=target)
+
+    def _dial_failed(
+        self, target: HostPort, failure: DialFailure, detail: str, seconds: float
+    ) -> None:
+        self._metrics.dial_failed(failure, seconds)
+        self.once.log(
+            ("dial", failure, target.host), _QUIET_S, _log, logging.WARNING, "dial failed",
+            target=str(target), reason=failure.value, detail=detail,
+        )  # fmt: skip
+
+    def joined(self, client: SidecarClient, end: BaseEnd, far: BaseEnd) -> None:
+        """Join a client to its target."""
+        assert client.target is not None
+        self._forget(client)
+        if _log.isEnabledFor(logging.DEBUG):
+            log(
+                _log, logging.DEBUG, "tunnel opened", source=client.source,
+                target=str(client.target), connection=client.connection_id,
+            )  # fmt: skip
+        self.tunnels.open(
+            client=end,
+            far=far,
+            target=client.target,
+            requester=Identity(client.source, kind="address"),
+            agent_id=AgentId(""),
+            link_id=0,
+            frontend=client.frontend,
+            connection_id=client.connection_id,
+            payer=client.payer,
+        )
+
+    def unserved(self, client: SidecarClient, why: Unserved, detail: str) -> None:
+        """Count a client that is over before it was served."""
+        idle = client not in self._handshakes and client not in self._busy
+        self._forget(client)
+        if not idle:  # a kept connection that ends has had what it wanted
+            self._count(why, source=client.source, detail=detail)
+
+    def served(self, client: SidecarClient) -> None:
+        """A client is over, and had all that it wanted."""
+        self._forget(client)
+
+    def say_goodbye(self, end: BaseEnd, answer: bytes = b"") -> None:
+        """Send the last words; closing at once could destroy them before they are read."""
+        end.on_done = self._farewell_over
+        self._leaving.add(end)
+        join(end, Discard())
+        if answer:
+            end.write(answer)
+        end.write_eof()
+
+    def _leave(self, end: BaseEnd) -> None:
+        """Close what did not, once everything is sent: an answer may be long, its reader slow."""
+        end.let_go()
+        if end.ending is not None:
+            return
+        unsent = getattr(end, "out_bytes", 0)
+        seen, still = self._slow.get(end, (-1, 0))
+        still = still + 1 if unsent == seen else 0
+        if unsent and still < MOST_STILL:
+            self._slow[end] = (unsent, still)
+            self._leaving.add(end)
+        else:
+            end.abort(Ending.TIMED_OUT)
+
+    def _farewell_over(self, end: End, ending: Ending) -> None:
+        assert isinstance(end, BaseEnd)
+        self._leaving.remove(end)
+        self._slow.pop(end, None)
+
+    def _forget(self, client: SidecarClient) -> None:
+        self._handshakes.remove(client)
+        self._late.remove(client)
+        self._busy.discard(client)
+        self._idle.remove(client)
+
+    def _count(self, why: Unserved, *, source: str, detail: str) -> None:
+        self._metrics.unserved[why] += 1
+        # Probes come and go without a word all day, and a dial that failed has its own line.
+        if why not in (Unserved.LEFT, Unserved.NO_DESTINATION, Unserved.NOT_SUPPORTED):
+            self.once.log(
+                ("unserved", why), _QUIET_S, _log, logging.WARNING, "client not served",
+                reason=why.value, source=source, detail=detail,
+            )  # fmt: skip
+
+
+class _Traced:
+    """A dial with a span, which ends when nobody waits any more."""
+
+    def __init__(self, dial: Dialing, span: Span) -> None:
+        self._dial = dial
+        self._span = span
+
+    def cancel(self) -> None:
+        """Give up silently."""
+        self._dial.cancel()
+        self._span.cancelled()
+
+
+def _too_late(client: SidecarClient) -> None:
+    client.unserved(Unserved.LATE, "", client.too_late())
+
+
+def _no_more(client: SidecarClient) -> None:
+    client.no_more()

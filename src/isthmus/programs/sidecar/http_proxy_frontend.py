@@ -1,0 +1,348 @@
+"""The HTTP proxy frontend: CONNECT, and plain requests to whoever their URL names.
+
+CONNECT makes a tunnel as every frontend does. Plain requests follow one another on a client's
+connection, each to a destination of its own; one of them is http_exchange_frontend.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import h11
+
+from isthmus.dial.frontends.statuses import explain, status_for
+from isthmus.errors import DialFailure
+from isthmus.net.charging import charge_tunnel
+from isthmus.net.connect import Failed
+from isthmus.net.reaching import Dialing, Reached
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.net.socket_end import SocketEnd
+from isthmus.programs.sidecar.frontend import Owner, SidecarClient
+from isthmus.programs.sidecar.http_exchange_frontend import Exchange, Upstream
+from isthmus.programs.sidecar.metrics import Unserved
+from isthmus.tunnel.end import BaseEnd, Early, Ending
+from isthmus.values import HostPort
+from isthmus.wire.http_connect import MAX_HEAD_BYTES, BadRequest, HeadReader, reply
+from isthmus.wire.http_forward import password_in, read_request
+
+# goproxy's words, which today's sidecar sends.
+ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_CONNECT = b"CONNECT "
+_QUIET_S = 60.0
+_log = logging.getLogger("isthmus.http_proxy")
+_ASKS = [("Proxy-Authenticate", 'Basic realm="isthmus"')]
+
+
+class HttpOwner(Owner, Protocol):
+    """The sidecar, as far as clients that speak HTTP ask it."""
+
+    draining: bool
+
+    def keep(self, client: SidecarClient) -> bool:
+        """Keep a client for another request; False when nobody is kept any more."""
+
+    def proxy_for(self, target: HostPort) -> ProxyAddress | None:
+        """The proxy that plain requests for a target are sent to."""
+
+    def dial_plain(
+        self, target: HostPort, proxy: ProxyAddress | None, *, reached: Reached, failed: Failed
+    ) -> Dialing:
+        """Open a connection for plain requests: to the proxy, or to the target."""
+
+    def answered(self, status: int) -> None:
+        """A destination has answered a plain request."""
+
+    def carried(self, *, to_target: int = 0, to_client: int = 0) -> None:
+        """So many bytes of a plain request, or of the answer to one, were passed on."""
+
+    def reused(self) -> None:
+        """A request goes by the connection of the one before."""
+
+    def sent_again(self) -> None:
+        """A request goes by a new connection because the old one had closed."""
+
+
+class HttpClient(SidecarClient):
+    """One client of the HTTP proxy: a tunnel, or one request after the other."""
+
+    __slots__ = ("_exchange", "_head", "_http", "_kept", "_served", "_unread")
+
+    frontend = "http-proxy"
+    owner: HttpOwner
+
+    def __init__(self, owner: HttpOwner, sock: socket.socket) -> None:
+        self._http = _connection()
+        self._head: HeadReader | None = None  # of a CONNECT that comes in pieces
+        self._exchange: Exchange | None = None
+        self._kept: Upstream | None = None
+        self._served = False  # it had an answer, and may have more
+        self._unread = 0  # what h11 has of a head that is not whole, or behind one that is
+        super().__init__(owner, sock)
+
+    @property
+    def leaves(self) -> bool:
+        """This answer is its last."""
+        return self.owner.draining or self.eof
+
+    # As the peer of its end.
+
+    def write(self, data: bytes) -> bool:
+        """Pass a body on, or keep what comes before its time."""
+        exchange = self._exchange
+        if exchange is not None and exchange.takes_body:
+            return exchange.take(data)
+        self.buffer += data
+        if self.end is not None and self._dial is None and exchange is None:
+            self.heard()
+        self.charge(self._unread)
+        return len(self.buffer) < self.limit
+
+    def write_eof(self) -> None:
+        """A half-close behind a whole request is one; before that nobody is there to serve."""
+        Early.write_eof(self)
+        if self.end is None:
+            return
+        if self._exchange is not None:
+            # While it is dialed nobody knows: the rest of its body may be among what is kept.
+            if self._dial is None:
+                self._check_whole(self._exchange)
+        elif self._dial is None:
+            if self._served and not (self.buffer or self._unread):
+                self.no_more()
+            else:
+                self.unserved(Unserved.LEFT)
+
+    def _check_whole(self, exchange: Exchange) -> None:
+        """End a client that has half-closed within its request."""
+        if self.eof and self._exchange is exchange and not exchange.is_whole:
+            self.unserved(Unserved.LEFT)
+
+    def resume_reading(self) -> None:
+        """The client takes more of its answer."""
+        if self._exchange is not None and self._exchange.upstream is not None:
+            self._exchange.upstream.end.resume_reading()
+
+    def read_on(self) -> None:
+        """The destination takes more of the body."""
+        if self.end is not None and len(self.buffer) < self.limit:
+            self.end.resume_reading()
+
+    # Reading.
+
+    def heard(self) -> None:
+        """Look for the head of the next request."""
+        if self._unread:  # h11 has the beginning of a head
+            self._read(self._take_plain)
+            return
+        if self._head is not None:
+            self._read(self._take_connect)
+            return
+        self._skip_blank_lines()
+        if self.buffer == b"\r":
+            return
+        start = bytes(self.buffer[: len(_CONNECT)])
+        if _CONNECT.startswith(start) and len(start) < len(_CONNECT):
+            return
+        # Also what is no HTTP at all: that has a better sentence there.
+        connects = start == _CONNECT or not start[:1].isalpha()
+        self._read(self._take_connect if connects else self._take_plain)
+
+    def _read(self, take: Callable[[], None]) -> None:
+        try:
+            take()
+        except BadRequest as exc:
+            self.unserved(Unserved.BAD_REQUEST, exc.reason, exc.to_bytes())
+        except h11.RemoteProtocolError as exc:
+            self.broke_rules(exc)
+
+    def _skip_blank_lines(self) -> None:
+        # RFC 9112 §2.2: before a request an empty line is no more than that.
+        while self.buffer.startswith(b"\r\n"):
+            del self.buffer[:2]
+
+    def _take_connect(self) -> None:
+        head = self._head or HeadReader()
+        request = head.take(self.buffer)
+        self._head = head if request is None else None
+        if request is not None and self._may(list(request.headers)):
+            self._drop_kept()
+            self.connect(request.target)
+
+    def _take_plain(self) -> None:
+        self._http.receive_data(bytes(self.buffer))
+        self.buffer.clear()
+        event = self._http.next_event()
+        self._unread = len(self._http.trailing_data[0])
+        if not isinstance(event, h11.Request) or not self._may(list(event.headers)):
+            return
+        request = read_request(event)
+        self.target = request.target
+        self.owner.asked(self)
+        exchange = Exchange(self, self._http, request, self.owner.proxy_for(request.target))
+        self._exchange = exchange
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            if kept.is_open and kept.key == exchange.key and request.may_be_repeated:
+                self.owner.reused()
+                self._begin(exchange, kept, fresh=False)
+                return
+            self.part_with(kept.end)
+        self._dial_for(exchange)
+
+    def _may(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        wanted = self.owner.credentials()
+        given = password_in(headers) if wanted is not None else None
+        if wanted is None or (given is not None and wanted.match(*given)):
+            return True
+        answer = reply(407, "this proxy wants a user name and a password", headers=_ASKS)
+        self.unserved(Unserved.WRONG_PASSWORD, answer=answer)
+        return False
+
+    def broke_rules(self, error: h11.RemoteProtocolError) -> None:
+        """What the client sent is not HTTP."""
+        status = error.error_status_hint if error.error_status_hint in (400, 431, 501) else 400
+        bad = BadRequest(status, f"malformed request: {str(error)[:200]}")
+        begun = self._exchange is not None and self._exchange.answered
+        self.unserved(Unserved.BAD_REQUEST, bad.reason, b"" if begun else bad.to_bytes())
+
+    # Plain requests.
+
+    def _dial_for(self, exchange: Exchange) -> None:
+        dial = self.owner.dial_plain(
+            exchange.request.target,
+            exchange.proxy,
+            reached=self._there,
+            failed=self.dial_failed,
+        )
+        if self._exchange is exchange and exchange.upstream is None:  # else it is over already
+            self._dial = dial
+
+    def _there(self, far: BaseEnd) -> None:
+        self._dial = None
+        exchange = self._exchange
+        if self.end is None or exchange is None:
+            far.abort(Ending.CANCELLED)
+            return
+        self._begin(exchange, Upstream(far, exchange.key), fresh=True)
+
+    def _begin(self, exchange: Exchange, upstream: Upstream, *, fresh: bool) -> None:
+        if self.payer is not None and self.end is not None:
+            charge_tunnel(self.end, upstream.end, self.payer)
+        more = exchange.begin(upstream, fresh=fresh)
+        self._unread = 0
+        if exchange.takes_body and self.buffer:
+            body = bytes(self.buffer)
+            self.buffer.clear()
+            more = exchange.take(body)
+        self.charge()
+        self._check_whole(exchange)
+        if more:
+            self.read_on()
+
+    def answered(self, status: int) -> None:
+        """The destination has answered."""
+        self.owner.answered(status)
+
+    def exchanged(self, http: h11.Connection, kept: Upstream | None) -> None:
+        """An answer is whole: wait for the next request, or part."""
+        self._exchange = None
+        self._kept = kept
+        whole = http.our_state is h11.DONE and http.their_state is h11.DONE
+        if self.eof or not whole or not self.owner.keep(self):
+            self.no_more()
+            return
+        self._served = True
+        self.buffer[:0] = http.trailing_data[0]
+        self._http = _connection()
+        self._unread = 0
+        if self.payer is not None and self.end is not None:
+            self.end.charge_to(self.payer)
+        if self.buffer:
+            self.heard()
+        self.charge(self._unread)
+        self.read_on()
+
+    def unanswered(self, exchange: Exchange, why: str, *, may_repeat: bool) -> None:
+        """The destination left without an answer; a connection that was kept may just be old."""
+        if self._exchange is not exchange:
+            return
+        if may_repeat and exchange.request.may_be_repeated and exchange.reused:
+            self.owner.sent_again()
+            exchange.reused = False
+            self._dial_for(exchange)
+        else:
+            self.complain(why)
+            answer = reply(502, f"{self.target} did not answer: {why}")
+            self.unserved(Unserved.NO_DESTINATION, why, answer)
+
+    def complain(self, why: str) -> None:
+        """Say, now and then, that a destination was reached and has not answered."""
+        assert self.target is not None
+        self.owner.once.log(
+            ("answer", self.target.host), _QUIET_S, _log, logging.WARNING,
+            "a plain request has no whole answer", target=str(self.target), reason=why,
+        )  # fmt: skip
+
+    def switched(self, far: BaseEnd, answer: bytes, early: bytes) -> None:
+        """The destination speaks another protocol from here on: a tunnel."""
+        self._exchange = None
+        end, self.end = self.end, None
+        assert end is not None
+        self.buffer[:0] = early
+        end.write(answer)
+        self.owner.carried(to_client=len(answer))
+        self.owner.joined(self, end, far)
+
+    def part_with(self, end: BaseEnd) -> None:
+        """Close a destination's connection that is of no more use."""
+        if end.ending is None:
+            self.owner.say_goodbye(end)
+
+    # Ending.
+
+    def say_established(self, end: SocketEnd, far: BaseEnd) -> None:
+        """200, and nothing more."""
+        end.write(ESTABLISHED)
+
+    def say_failed(self, failure: DialFailure, detail: str) -> bytes:
+        """The status and the sentence."""
+        assert self.target is not None
+        return reply(status_for(failure), explain(failure, self.target, detail))
+
+    def too_late(self) -> bytes:
+        """The status for it."""
+        return reply(408, "the request head did not arrive in time")
+
+    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+        """What a plain request is for cannot be reached."""
+        self._failed(failure, detail)
+
+    def cut(self, why: str) -> None:
+        """An answer broke off: so does the client's connection, for all to see."""
+        self.complain(why)
+        self.unserved(Unserved.NO_DESTINATION, why)
+
+    def no_more(self) -> None:
+        """End a client that has had its answers."""
+        self._drop_kept()
+        super().no_more()
+
+    def unserved(self, why: Unserved, detail: str = "", answer: bytes = b"") -> None:
+        """End a client, and what it waited for."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.drop()
+        self._drop_kept()
+        super().unserved(why, detail, answer)
+
+    def _drop_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.end.ending is None:
+            self.part_with(kept.end)
+
+
+def _connection() -> h11.Connection:
+    return h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)

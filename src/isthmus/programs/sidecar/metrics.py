@@ -1,0 +1,172 @@
+"""The metrics of the two sidecars: what is counted, and under which name it is seen.
+
+What every program counts is in program.py; what speaks of links is left out, since a sidecar has
+none. docs/reference/metrics.md is written from here by reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from isthmus.dial.rules_name_order import Outcome, Source, Way
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import (
+    Family,
+    Samples,
+    by_enum,
+    by_name,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
+from isthmus.frame.observe.program import ProgramMetrics
+
+DIAL_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
+
+
+class Unserved(Enum):
+    """Why a client of a sidecar was not served."""
+
+    BAD_REQUEST = "it broke the protocol, or spoke another one"
+    NOT_SUPPORTED = "it asked for something besides TCP connections, such as UDP"
+    NO_METHOD = "it offered no way to prove who it is that is asked for here"
+    WRONG_PASSWORD = "it gave no user name and password, or wrong ones"
+    NO_DESTINATION = "what it asked for could not be reached"
+    LATE = "it did not say in time what it wants"
+    LEFT = "it left before it was served"
+    CROWDED = "its source has most of --max-handshakes, and others came before it had said anything"
+    TOO_MANY = "--max-connections are open"
+    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
+
+
+def _no_lookups() -> Mapping[tuple[Source, Outcome], int]:
+    return MappingProxyType({})
+
+
+class SidecarMetrics(ProgramMetrics):
+    """Everything that both sidecars count."""
+
+    has_links = False
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.unserved = dict.fromkeys(Unserved, 0)
+        #: Asked at scrape time; the program replaces them while it starts.
+        self.waiting: Callable[[], int] = lambda: 0
+        self.connections: Callable[[], int] = lambda: 0
+        self.lookups: Callable[[], Mapping[tuple[Source, Outcome], int]] = _no_lookups
+        self.ways: Callable[[], Mapping[Way, int]] = lambda: dict.fromkeys(Way, 0)
+        self.tunnel_works: Callable[[], bool] = lambda: True
+        super().__init__(DIAL_BUCKETS_S)
+
+    def _own_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            counter(
+                f"{ours}connections_accepted_total",
+                "Connections accepted.",
+                one(lambda: self.accepted),
+            ),
+            counter(
+                f"{ours}clients_unserved_total",
+                "Clients that were not served, by reason.",
+                by_enum(self.unserved),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}connections",
+                "Connections of clients now, whatever they do.",
+                one(lambda: self.connections()),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}handshakes",
+                "Connections that have not said yet what they want.",
+                one(lambda: self.waiting()),
+                merge=Merge.SUM,
+            ),
+            histogram(
+                f"{ours}dial_duration_seconds",
+                "How long dials took that succeeded, name resolution included.",
+                self.dials,
+            ),
+            *self._name_families(),
+        ]
+
+    def _name_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            counter(
+                f"{ours}name_lookups_total",
+                "Steps of looking names up, by who was asked and what came of it.",
+                self._lookups,
+                ("source", "result"),
+            ),
+            counter(
+                f"{ours}dials_total",
+                "Dials whose name was resolved, by the way that they then took.",
+                lambda: by_enum(self.ways())(),
+                ("way",),
+            ),
+            gauge(
+                f"{ours}tunnel_healthy",
+                "0 while the guest cluster's DNS cannot be reached through the tunnel and names go"
+                " to the management cluster's, else 1.",
+                one(lambda: int(self.tunnel_works())),
+                merge=Merge.MIN,
+            ),
+        ]
+
+    def _lookups(self) -> Samples:
+        return [
+            ((source.name.lower(), outcome.name.lower()), count)
+            for (source, outcome), count in self.lookups().items()
+        ]
+
+
+class Socks5ProxyMetrics(SidecarMetrics):
+    """Everything that the SOCKS5 sidecar counts."""
+
+    program = "socks5_proxy"
+
+
+class HttpsProxyMetrics(SidecarMetrics):
+    """Everything that the HTTPS sidecar counts."""
+
+    program = "https_proxy"
+    carried_by = "tunnels and by plain HTTP requests and answers"
+
+    def __init__(self) -> None:
+        self.answers = dict.fromkeys(("1xx", "2xx", "3xx", "4xx", "5xx"), 0)
+        self.sent_again = 0
+        self.reused = 0
+        super().__init__()
+
+    def answered(self, status: int) -> None:
+        """Count the answer of a destination to a plain request."""
+        self.answers[f"{min(max(status // 100, 1), 5)}xx"] += 1
+
+    def _own_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            *super()._own_families(),
+            counter(
+                f"{ours}answers_total",
+                "Answers of destinations to plain HTTP requests, by class of their status.",
+                by_name(self.answers),
+                ("status",),
+            ),
+            counter(
+                f"{ours}connections_reused_total",
+                "Plain HTTP requests sent on the connection of the one before.",
+                one(lambda: self.reused),
+            ),
+            counter(
+                f"{ours}requests_sent_again_total",
+                "Plain HTTP requests sent on a new connection because a reused one had closed.",
+                one(lambda: self.sent_again),
+            ),
+        ]

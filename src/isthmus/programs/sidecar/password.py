@@ -1,0 +1,79 @@
+"""The password that a sidecar's clients have to say: read from its file, and again when it changes.
+
+A change that cannot be used leaves the password that was there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from isthmus.errors import ConfigError
+from isthmus.logs import log
+from isthmus.net.followed_file import stamp_of
+from isthmus.net.plain_file import read_part
+from isthmus.programs.sidecar.frontend import Credentials
+
+#: RFC 1929 §2: its length has one byte.
+MAX_PASSWORD_BYTES = 255
+LOOK_EVERY_S = 1.0
+_log = logging.getLogger("isthmus.sidecar")
+
+
+def read_password(path: str) -> bytes:
+    """Read a password: the whole file, without the line end at its end.
+
+    Raises:
+        ConfigError: it cannot be read, is empty or too long; nothing of it is quoted.
+    """
+    try:
+        raw = read_part(path, MAX_PASSWORD_BYTES + 3)
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or str(exc)
+        raise ConfigError(f"--password-file {path}: {why}") from exc
+    password = raw.removesuffix(b"\n").removesuffix(b"\r")
+    if not password:
+        raise ConfigError(f"--password-file {path} is empty: write the password into it")
+    if len(password) > MAX_PASSWORD_BYTES:
+        raise ConfigError(
+            f"--password-file {path}: a password has at most {MAX_PASSWORD_BYTES} bytes (RFC 1929)"
+        )
+    return password
+
+
+class PasswordFile:
+    """What clients have to say, as the file says it now."""
+
+    def __init__(self, username: str, path: str) -> None:
+        """Read it.
+
+        Raises:
+            ConfigError: it is wrong.
+        """
+        self._path = path
+        self._failure = ""
+        self._stamp = stamp_of(path)
+        name = username.encode("utf-8", "surrogateescape")
+        self.current = Credentials(name, read_password(path))
+
+    async def watch(self) -> None:
+        """Follow the file for ever."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> None:
+        """Read the file again if it has changed."""
+        stamp = stamp_of(self._path)
+        if stamp == self._stamp:
+            return
+        try:
+            password = read_password(self._path)
+        except ConfigError as exc:
+            if str(exc) != self._failure:  # said once, and looked at again
+                self._failure = str(exc)
+                log(_log, logging.WARNING, "password not reloaded", reason=str(exc))
+            return
+        self._stamp, self._failure = stamp, ""
+        self.current = Credentials(self.current.username, password)
+        log(_log, logging.INFO, "password reloaded", file=self._path)

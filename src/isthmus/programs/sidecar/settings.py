@@ -1,0 +1,381 @@
+"""The settings that ``isthmus socks5-proxy`` and ``isthmus https-proxy`` share.
+
+Names and defaults are those of HyperShift's konnectivity-socks5-proxy and konnectivity-https-proxy.
+What each has besides is settings_socks5.py and settings_https.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from isthmus.errors import ConfigError
+from isthmus.net.rules_metadata import METADATA, is_metadata
+from isthmus.settings.admin import PORTS, AdminSettings
+from isthmus.settings.checks import (
+    check_at_least,
+    check_choices,
+    check_durations,
+    check_host,
+    check_port,
+)
+from isthmus.settings.options import OURS, option
+from isthmus.settings.per_source import per_source_option
+from isthmus.settings.workers import check_workers, workers_option
+from isthmus.text.addresses import IpNetwork, is_loopback
+from isthmus.text.cidrs import cidr
+from isthmus.values import HostPort
+
+HTTP_CONNECT, GRPC = "http-connect", "grpc"
+
+_SERVER = "Connectivity server"
+_CLIENTS = "Clients"
+_NAMES = "Names"
+_CLOUD = "Cloud APIs"
+_LIMITS = "Limits"
+
+_MAX_UDS_BYTES = 107
+# RFC 1929 §2: the lengths of both have one byte.
+_MAX_USERNAME_BYTES = 255
+# RFC 1123 §2.1, as Kubernetes has it for names of Services and namespaces.
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_SERVICE = re.compile(rf"{_LABEL}/{_LABEL}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarSettings(AdminSettings):
+    """What both sidecars can be told; ``check_sidecar()`` says whether it makes sense."""
+
+    konnectivity_hostname: str = option(
+        "konnectivity-server-local",
+        help="Dial through the connectivity server of this name",
+        group=_SERVER,
+        metavar="HOST",
+    )
+    konnectivity_port: int = option(
+        8090, help="Dial through this port of the connectivity server", group=_SERVER
+    )
+    konnectivity_uds: str = option(
+        "",
+        help="Dial through the connectivity server at this UNIX socket instead",
+        group=_SERVER,
+        metavar="PATH",
+        go=OURS,
+    )
+    konnectivity_protocol: str = option(
+        HTTP_CONNECT,
+        help="Ask the connectivity server by HTTP CONNECT or by konnectivity's gRPC",
+        choices=(HTTP_CONNECT, GRPC),
+        metavar=f"{HTTP_CONNECT}|{GRPC}",
+        group=_SERVER,
+        go=OURS,
+    )
+    ca_cert_path: str = option(
+        "/etc/konnectivity/proxy-ca/ca.crt",
+        help="Trust connectivity servers with a certificate from these authorities",
+        group=_SERVER,
+        metavar="FILE",
+    )
+    tls_cert_path: str = option(
+        "/etc/konnectivity/proxy-client/tls.crt",
+        help="Show this certificate to the connectivity server",
+        group=_SERVER,
+        metavar="FILE",
+    )
+    tls_key_path: str = option(
+        "/etc/konnectivity/proxy-client/tls.key",
+        help="Use this private key with --tls-cert-path",
+        group=_SERVER,
+        metavar="FILE",
+    )
+    dial_timeout_s: float = option(
+        60.0,
+        help="Give up on a connection after this long, name resolution included",
+        unit="seconds",
+        group=_SERVER,
+        go=OURS,
+    )
+    serving_address: str = option(
+        "127.0.0.1",
+        help="Listen on this address; any but loopback needs --username and --password-file, or "
+        "--allow-unauthenticated; empty is every address",
+        group=_CLIENTS,
+        metavar="ADDRESS",
+        go="every address, always",
+    )
+    serving_port: int = option(8090, help="Listen on this port", group=_CLIENTS, metavar="PORT")
+    username: str = option(
+        "",
+        help="Serve only clients that give this user name and the password of --password-file",
+        group=_CLIENTS,
+        metavar="NAME",
+        go=OURS,
+    )
+    password_file: str = option(
+        "",
+        help="Read the password of clients from this file, and again when it changes",
+        group=_CLIENTS,
+        metavar="FILE",
+        go=OURS,
+    )
+    allow_unauthenticated: bool = option(
+        False,
+        help="Serve everybody who reaches a --serving-address that is not loopback",
+        group=_CLIENTS,
+        go=OURS,
+    )
+    resolve_from_guest_cluster_dns: bool = option(
+        False,
+        help="Resolve names by the DNS of the guest cluster, through the tunnel",
+        group=_NAMES,
+    )
+    resolve_from_management_cluster_dns: bool = option(
+        False,
+        help="Resolve names by the DNS of this pod while the guest cluster's cannot be reached",
+        group=_NAMES,
+    )
+    disable_resolver: bool = option(
+        False,
+        help="Resolve no name here, whatever the other flags say, and leave it to the agent",
+        group=_NAMES,
+    )
+    prefer_ipv4: bool = option(
+        False, help="Choose IPv4 addresses where a name has both kinds", group=_NAMES
+    )
+    guest_dns_service: str = option(
+        "openshift-dns/dns-default",
+        help="Find the DNS of the guest cluster at this Service; without it kube-system/kube-dns "
+        "is tried",
+        group=_NAMES,
+        metavar="NAMESPACE/NAME",
+        go="openshift-dns/dns-default, always",
+    )
+    cluster_domain: str = option(
+        "cluster.local",
+        help="Look for Services below this domain of the guest cluster",
+        group=_NAMES,
+        metavar="DOMAIN",
+        go=OURS,
+    )
+    kubeconfig: str = option(
+        "",
+        help="Reach the API of the guest cluster as this file says; empty means in-cluster",
+        env="KUBECONFIG",
+        group=_NAMES,
+        metavar="FILE",
+        go="the environment variable alone",
+    )
+    connect_directly_to_cloud_apis: bool = option(
+        False,
+        help="Connect to the APIs of cloud providers from here, by the proxy that HTTPS_PROXY and "
+        "NO_PROXY name, not through the tunnel",
+        group=_CLOUD,
+    )
+    cloud_api_suffix: tuple[str, ...] = option(
+        (),
+        help="Take names that end so for cloud APIs as well",
+        repeat=True,
+        group=_CLOUD,
+        metavar=".SUFFIX",
+        go=OURS,
+    )
+    workers: int = workers_option()
+    max_connections: int = option(
+        4096,
+        help="Carry so many connections, each with two descriptors, and refuse what comes besides:"
+        " 503 by HTTP, a reset by SOCKS5",
+        group=_LIMITS,
+        go=OURS,
+    )
+    max_connections_per_source: int = per_source_option(_LIMITS)
+    max_handshakes: int = option(
+        512,
+        help="Wait for so many clients to say what they want; one more, and the oldest of the"
+        " source that has most is reset",
+        group=_LIMITS,
+        go=OURS,
+    )
+    handshake_timeout_s: float = option(
+        10.0,
+        help="End a connection whose request is not here after this long",
+        unit="seconds",
+        group=_LIMITS,
+        go=OURS,
+    )
+    graceful_shutdown_timeout_s: float = option(
+        25.0,
+        help="Wait this long for open connections after SIGTERM",
+        unit="seconds",
+        group=_LIMITS,
+        go="0, ends them at once",
+    )
+    health_bind_address: str = option(
+        "",
+        help="Bind the health port to this address instead of all",
+        group=PORTS,
+        metavar="ADDRESS",
+        go=OURS,
+    )
+    health_port: int = option(
+        8098,
+        help="Serve health, readiness and metrics on this port",
+        group=PORTS,
+        metavar="PORT",
+        go=OURS,
+    )
+    admin_port: int = option(
+        8099,
+        help="Serve health, metrics and the snapshot on this port",
+        group=PORTS,
+        metavar="PORT",
+        go=OURS,
+    )
+    allow_metadata_address: tuple[str, ...] = option(
+        (),
+        help="Let clients reach this metadata or link-local address of a cloud, which has "
+        "credentials of machines; without the flag none of them is dialed",
+        repeat=True,
+        group=_CLIENTS,
+        metavar="CIDR",
+        go=OURS,
+    )
+    #: No flag. Whether a name is resolved here even where the agent could do it (https-proxy).
+    resolve_before_dial: bool = False
+
+    @property
+    def server_at(self) -> HostPort | None:
+        """The TCP port of the connectivity server; None where it is at a UNIX socket."""
+        if self.konnectivity_uds:
+            return None
+        return HostPort(self.konnectivity_hostname, self.konnectivity_port)
+
+    @property
+    def metadata_allowed(self) -> tuple[IpNetwork, ...]:
+        """What --allow-metadata-address lists.
+
+        Raises:
+            ConfigError: an entry is no such address.
+        """
+        found = []
+        for text in self.allow_metadata_address:
+            try:
+                network = cidr(text)
+            except ValueError as error:
+                raise ConfigError(f"--allow-metadata-address {text[:100]}: {error}") from error
+            if not is_metadata(network):
+                raise ConfigError(
+                    f"--allow-metadata-address {text}: is not in {', '.join(METADATA)}, and so is"
+                    " not denied"
+                )
+            found.append(network)
+        return tuple(found)
+
+    @property
+    def never_cloud_hosts(self) -> tuple[str, ...]:
+        """Hosts that are no cloud APIs, whatever their names end in."""
+        return ()
+
+    @property
+    def needs_kube(self) -> bool:
+        """The API of the guest cluster has to be asked."""
+        return not self.disable_resolver
+
+    def check_sidecar(self) -> None:
+        """Hold the shared settings against each other.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_choices(self)
+        check_durations(self)
+        self._check_server()
+        self._check_clients()
+        self._check_names()
+        _ = self.metadata_allowed  # raises if its text is wrong
+        for flag, seconds in (
+            ("handshake-timeout", self.handshake_timeout_s),
+            ("dial-timeout", self.dial_timeout_s),
+        ):
+            if not seconds:
+                raise ConfigError(f"--{flag} must be more than 0")
+        check_workers(self.workers)
+        check_at_least("max-connections", self.max_connections, 1)
+        check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
+        check_at_least("max-handshakes", self.max_handshakes, 1)
+        for flag, port in (
+            ("serving-port", self.serving_port),
+            ("health-port", self.health_port),
+            ("admin-port", self.admin_port),
+        ):
+            check_port(flag, port, compat="")
+        if self.health_bind_address:
+            check_host("health-bind-address", self.health_bind_address)
+        self.check_admin()
+        self.check_tracing()
+        self.check_memory()
+
+    def _check_server(self) -> None:
+        if len(self.konnectivity_uds.encode()) > _MAX_UDS_BYTES:
+            raise ConfigError(
+                f"--konnectivity-uds is longer than the {_MAX_UDS_BYTES} bytes allowed"
+            )
+        if self.konnectivity_uds:
+            return
+        check_host("konnectivity-hostname", self.konnectivity_hostname)
+        if not 0 < self.konnectivity_port < 65536:
+            raise ConfigError(
+                f"--konnectivity-port must be from 1 to 65535, not {self.konnectivity_port}"
+            )
+        for flag, path in (
+            ("ca-cert-path", self.ca_cert_path),
+            ("tls-cert-path", self.tls_cert_path),
+            ("tls-key-path", self.tls_key_path),
+        ):
+            if not path:
+                raise ConfigError(
+                    f"--{flag} is empty: a TCP port of a connectivity server needs --ca-cert-path,"
+                    " --tls-cert-path and --tls-key-path, or use --konnectivity-uds"
+                )
+
+    def _check_clients(self) -> None:
+        host = self.serving_address
+        if host:
+            check_host("serving-address", host)
+        if bool(self.username) != bool(self.password_file):
+            there, missing = ("username", "password-file")[:: 1 if self.username else -1]
+            raise ConfigError(f"--{there} needs --{missing} as well")
+        if len(self.username.encode(errors="surrogateescape")) > _MAX_USERNAME_BYTES:
+            raise ConfigError(
+                f"--username is longer than the {_MAX_USERNAME_BYTES} bytes allowed (RFC 1929)"
+            )
+        if ":" in self.username:
+            raise ConfigError("--username must have no colon (RFC 7617)")
+        self.check_serves_at(host)
+
+    def check_serves_at(self, host: str) -> None:
+        """See that not everybody is served at this address, whoever bound it.
+
+        Raises:
+            ConfigError: everybody would be.
+        """
+        if not (is_loopback(host) or self.username or self.allow_unauthenticated):
+            raise ConfigError(
+                f"--serving-address {host or 'empty'} would open the guest cluster to everybody who"
+                " reaches this pod, which needs --username and --password-file, or"
+                " --allow-unauthenticated; or use a loopback address"
+            )
+
+    def _check_names(self) -> None:
+        if not _SERVICE.fullmatch(self.guest_dns_service):
+            raise ConfigError(
+                "--guest-dns-service takes NAMESPACE/NAME such as kube-system/kube-dns, not"
+                f" {self.guest_dns_service!r}"
+            )
+        check_host("cluster-domain", self.cluster_domain)
+        for suffix in self.cloud_api_suffix:
+            if not suffix.startswith("."):
+                raise ConfigError(
+                    f"--cloud-api-suffix {suffix} needs a dot in front, or it would be the end of"
+                    f" other names as well: .{suffix}"
+                )
+            check_host("cloud-api-suffix", suffix[1:])

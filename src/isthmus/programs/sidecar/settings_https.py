@@ -1,0 +1,105 @@
+"""The settings of ``isthmus https-proxy``: those of every sidecar, and the hosted cluster's proxy.
+
+How names are resolved is fixed, as in HyperShift's konnectivity-https-proxy: before each dial, by
+the DNS of the guest cluster. Those flags of settings.py are none here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
+from isthmus.programs.sidecar.settings import SidecarSettings
+from isthmus.settings.admin import PORTS
+from isthmus.settings.options import OURS, option
+
+_PROXY = "Proxy of the hosted cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpsProxySettings(SidecarSettings):
+    """Everything that the HTTPS sidecar can be told; ``validate()`` says whether it makes sense."""
+
+    http_proxy: str = option(
+        "",
+        help="Send plain HTTP requests to this proxy, which is reached through the tunnel",
+        group=_PROXY,
+        metavar="URL",
+    )
+    https_proxy: str = option(
+        "",
+        help="Make connections by this proxy, which is reached through the tunnel",
+        group=_PROXY,
+        metavar="URL",
+    )
+    no_proxy: str = option(
+        "",
+        help="Reach these names, addresses, networks and ports without a proxy; * is everything",
+        group=_PROXY,
+        metavar="LIST",
+    )
+    proxy_ca_path: str = option(
+        "",
+        help="Trust https:// proxies with a certificate from these authorities, not the system's",
+        group=_PROXY,
+        metavar="FILE",
+        go=OURS,
+    )
+    health_port: int = option(
+        8100,
+        help="Serve health, readiness and metrics on this port",
+        group=PORTS,
+        metavar="PORT",
+        go=OURS,
+    )
+    admin_port: int = option(
+        8101,
+        help="Serve health, metrics and the snapshot on this port",
+        group=PORTS,
+        metavar="PORT",
+        go=OURS,
+    )
+    # Not flags: a sidecar of the kind has no choice here.
+    resolve_from_guest_cluster_dns: bool = True
+    resolve_from_management_cluster_dns: bool = False
+    disable_resolver: bool = False
+    resolve_before_dial: bool = True
+
+    @property
+    def plain_rules(self) -> ProxyRules:
+        """Which proxy plain HTTP requests go to.
+
+        Raises:
+            ConfigError: --http-proxy cannot be read.
+        """
+        return _rules("--http-proxy", self.http_proxy, self.no_proxy)
+
+    @property
+    def connect_rules(self) -> ProxyRules:
+        """Which proxy connections are made by.
+
+        Raises:
+            ConfigError: --https-proxy cannot be read.
+        """
+        return _rules("--https-proxy", self.https_proxy, self.no_proxy)
+
+    @property
+    def never_cloud_hosts(self) -> tuple[str, ...]:
+        """The proxies themselves, which are in the hosted cluster's network."""
+        proxies = (self.plain_rules.proxy, self.connect_rules.proxy)
+        return tuple(dict.fromkeys(proxy.at.host for proxy in proxies if proxy is not None))
+
+    def validate(self) -> None:
+        """Hold the settings against each other.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        self.check_sidecar()
+        _ = self.never_cloud_hosts  # raises if a URL is wrong
+
+
+def _rules(flag: str, url: str, no_proxy: str) -> ProxyRules:
+    if url:
+        ProxyAddress.parse(url, variable=flag)  # for the sentence
+    return ProxyRules.from_environment({"HTTPS_PROXY": url, "NO_PROXY": no_proxy})

@@ -1,0 +1,20 @@
+"""The settings of ``isthmus socks5-proxy``: those of every sidecar (settings.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.programs.sidecar.settings import SidecarSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Socks5ProxySettings(SidecarSettings):
+    """Everything that the SOCKS5 sidecar can be told; ``validate()`` says whether it is right."""
+
+    def validate(self) -> None:
+        """Hold the settings against each other.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        self.check_sidecar()

@@ -1,0 +1,159 @@
+"""The metrics of the SNI router: what is counted, and under which name it is seen.
+
+What every program counts is in program.py; what speaks of links is left out, since a router has
+none. docs/reference/metrics.md is written from here by reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import (
+    Family,
+    Histogram,
+    Samples,
+    by_enum,
+    by_name,
+    counter,
+    gauge,
+    histogram,
+    one,
+)
+from isthmus.frame.observe.program import ProgramMetrics
+
+DIAL_BUCKETS_S = (0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+HELLO_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+#: A document that is reloaded may name its routes and backends otherwise each time.
+MOST_LABELS = 10_000
+_OTHER = "(other)"
+
+
+class Refusal(Enum):
+    """Why a connection was not joined to a backend."""
+
+    NO_NAME = "no server name, and no default route"
+    UNKNOWN_NAME = "no route for the server name, and no default route"
+    NO_PROTOCOL = "the server name has routes, but none for a protocol that the client offers"
+    NOT_TLS = "no TLS, or a ClientHello that is wrong or too large"
+    LATE = "no whole ClientHello in time"
+    LEFT = "the client left before it was joined to a backend"
+    CROWDED = "its source has most of --max-hellos, and others came while its hello was not here"
+    NO_PROXY_HEADER = "no PROXY header, or a wrong one, where --accept-proxy expects one"
+    UNTRUSTED_PROXY = "it came from none of the networks of --proxy-from"
+    TOO_MANY = "--max-connections are open"
+    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
+    ROUTE_FULL = "the route has its maxConnections"
+    BACKEND_DOWN = "no backend of the route could be reached"
+    LOOP = "the backend's address leads back to this router"
+
+
+def _no_counts() -> Mapping[str, float]:
+    return MappingProxyType({})
+
+
+class SniRouterMetrics(ProgramMetrics):
+    """Everything a router counts."""
+
+    has_links = False
+    program = "sni_router"
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refusals = dict.fromkeys(Refusal, 0)
+        self.routed_to: dict[str, int] = {}
+        self.backend_failures: dict[tuple[str, str], int] = {}
+        self.hellos = Histogram(HELLO_BUCKETS_S)
+        self.reloads = 0
+        self.reload_failures = 0
+        #: Asked at scrape time; the program replaces them while it starts.
+        self.open_by_route: Callable[[], Mapping[str, float]] = _no_counts
+        self.waiting_hellos: Callable[[], int] = lambda: 0
+        self.routes: Callable[[], int] = lambda: 0
+        super().__init__(DIAL_BUCKETS_S)
+
+    def refused(self, why: Refusal) -> None:
+        """Count a connection that was not joined to a backend."""
+        self.refusals[why] += 1
+
+    def routed(self, route: str) -> None:
+        """Count a connection that was joined to a backend of this route."""
+        if route not in self.routed_to and len(self.routed_to) >= MOST_LABELS:
+            route = _OTHER
+        self.routed_to[route] = self.routed_to.get(route, 0) + 1
+
+    def backend_failed(self, route: str, backend: str) -> None:
+        """Count a dial to a backend that failed, whether or not another one was reached."""
+        key = (route, backend)
+        if key not in self.backend_failures and len(self.backend_failures) >= MOST_LABELS:
+            key = (_OTHER, _OTHER)
+        self.backend_failures[key] = self.backend_failures.get(key, 0) + 1
+
+    def _backend_failures(self) -> Samples:
+        return list(self.backend_failures.items())
+
+    def _own_families(self) -> list[Family]:
+        ours = f"isthmus_{self.program}_"
+        return [
+            counter(
+                f"{ours}connections_accepted_total",
+                "Connections accepted.",
+                one(lambda: self.accepted),
+            ),
+            counter(
+                f"{ours}connections_routed_total",
+                "Connections joined to a backend, by route.",
+                by_name(self.routed_to),
+                ("route",),
+            ),
+            counter(
+                f"{ours}connections_refused_total",
+                "Connections not joined to a backend, by reason.",
+                by_enum(self.refusals),
+                ("reason",),
+            ),
+            gauge(
+                f"{ours}connections",
+                "Connections joined to a backend or dialing one now, by route.",
+                lambda: by_name(self.open_by_route())(),
+                ("route",),
+                merge=Merge.SUM,
+            ),
+            gauge(
+                f"{ours}hellos",
+                "Connections whose ClientHello is not here yet.",
+                one(lambda: self.waiting_hellos()),
+                merge=Merge.SUM,
+            ),
+            histogram(
+                f"{ours}hello_duration_seconds",
+                "How long it took from a connection to its whole ClientHello.",
+                self.hellos,
+            ),
+            histogram(
+                f"{ours}dial_duration_seconds",
+                "How long dials to backends took that succeeded.",
+                self.dials,
+            ),
+            counter(
+                f"{ours}backend_failures_total",
+                "Dials to backends that failed, also when another backend was reached.",
+                self._backend_failures,
+                ("route", "backend"),
+            ),
+            gauge(f"{ours}routes", "Routes in use.", one(lambda: self.routes()), merge=Merge.SAME),
+            counter(
+                f"{ours}config_reloads_total",
+                "Changed files with routes that were taken.",
+                one(lambda: self.reloads),
+                merge=Merge.MAX,
+            ),
+            counter(
+                f"{ours}config_reload_failures_total",
+                "Changed files with routes that could not be used.",
+                one(lambda: self.reload_failures),
+                merge=Merge.MAX,
+            ),
+        ]

@@ -1,0 +1,130 @@
+"""Feature gates, in Kubernetes' syntax: what is not on for everybody yet, and who turned it on.
+
+    --feature-gates=EnableClusterToMasterTraffic=true,AllBeta=false
+
+A list of NAME=BOOL; the flag may come several times and a later word wins. AllAlpha and AllBeta
+set every gate of their stage that is not named itself. Ends of a link tell each other which gates
+they have on (links/), so that a gate on one side only is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from isthmus.errors import ConfigError
+from isthmus.settings.admin import AdminSettings
+from isthmus.settings.checks import nearest
+from isthmus.settings.options import OURS, option
+from isthmus.settings.parsing import parse_bool
+
+FLAG = "--feature-gates"
+#: The group of the flags, of both programs, that the gate of KEP-2025 is for.
+NODE_TRAFFIC = "From nodes to the control plane"
+ALPHA = "ALPHA"
+BETA = "BETA"
+#: KEP-2025: nodes reach the control plane through their agents.
+CLUSTER_TO_MASTER = "EnableClusterToMasterTraffic"
+#: The words that stand for every gate of a stage, as in Kubernetes.
+STAGES: Mapping[str, str] = MappingProxyType({"AllAlpha": ALPHA, "AllBeta": BETA})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One feature that can be turned on or off, and how ready it is."""
+
+    name: str
+    stage: str
+    default: bool
+    #: What it does, as the rest of a sentence that begins with its name.
+    does: str
+
+    def __str__(self) -> str:
+        """As Kubernetes' help texts write it."""
+        return f"{self.name}=true|false ({self.stage} - default={str(self.default).lower()})"
+
+
+GATES: Mapping[str, Gate] = MappingProxyType(
+    {
+        gate.name: gate
+        for gate in (
+            Gate(
+                name=CLUSTER_TO_MASTER,
+                stage=ALPHA,
+                default=False,
+                does="lets nodes reach the listed destinations of the control plane",
+            ),
+        )
+    }
+)
+
+
+def parse_gates(texts: Sequence[str]) -> Mapping[str, bool]:
+    """Read ``NAME=BOOL`` texts; every known gate and whether it is on.
+
+    Raises:
+        ConfigError: one sentence that says what is wrong with which text.
+    """
+    named: dict[str, bool] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if name not in GATES and name not in STAGES:
+            known = [*GATES, *STAGES]
+            hint = nearest(name, known) or f", there are {', '.join(known)}"
+            raise ConfigError(f"{FLAG}: no feature gate is called {name!r}{hint}")
+        if not equals:
+            raise ConfigError(f"{FLAG}: {name} needs a value, such as {name}=true")
+        try:
+            named[name] = parse_bool(value)
+        except ValueError as error:
+            raise ConfigError(f"{FLAG}: {name}: {error}") from error
+    by_stage = {stage: named[word] for word, stage in STAGES.items() if word in named}
+    return {
+        name: named.get(name, by_stage.get(gate.stage, gate.default))
+        for name, gate in GATES.items()
+    }
+
+
+def _listed() -> str:
+    return "; ".join(f"{gate} {gate.does}" for gate in GATES.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings(AdminSettings):
+    """Which features are on; ``check_gates()`` says whether there are such."""
+
+    feature_gates: tuple[str, ...] = option(
+        (),
+        help=f"Turn features on or off: {_listed()}; AllAlpha and AllBeta set every gate of that"
+        " stage",
+        repeat=True,
+        group="Feature gates",
+        metavar="NAME=true|false,...",
+        go=OURS,
+    )
+
+    def gates(self) -> Mapping[str, bool]:
+        """Every known gate, and whether it is on.
+
+        Raises:
+            ConfigError: a text cannot be read, or there is no such gate.
+        """
+        return parse_gates(self.feature_gates)
+
+    def enabled(self, name: str) -> bool:
+        """Whether a gate is on; the name is one of GATES."""
+        return self.gates()[name]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the gates that are on, as the ends of a link tell each other."""
+        return tuple(name for name, on in self.gates().items() if on)
+
+    def check_gates(self) -> None:
+        """Read the gates.
+
+        Raises:
+            ConfigError: one sentence that says what is wrong.
+        """
+        self.gates()

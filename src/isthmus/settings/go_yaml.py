@@ -1,0 +1,114 @@
+"""Where Go's YAML, as kube-apiserver reads it, and PyYAML are of different minds.
+
+Measured with files given to kube-apiserver v1.36: merge keys are followed, what begins like JSON
+has to be JSON, and some plain words are text for one of the two and a number or a boolean for the
+other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import yaml
+
+from isthmus.settings.located import Located, short
+
+_MERGE = "tag:yaml.org,2002:merge"
+_MAX_MERGED = 1000  # aliases of aliases grow fast
+_MAX_MERGE_DEPTH = 20
+
+# Plain words that Go's YAML takes for text and PyYAML does not, and the reverse.
+_TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
+_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
+_NOT_TEXT = re.compile(
+    r"[yYnN]|[-+]?0[oO][0-7]+|[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+)
+
+
+def check_json(text: str, root: Located) -> None:
+    """Note when a text looks like JSON, which kube-apiserver then insists on, and is none."""
+    if not text.lstrip().startswith("{"):
+        return
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        root.errors.add(
+            error.lineno,
+            error.colno,
+            f"kube-apiserver reads what begins with {{ as JSON, and this is none: {error.msg}",
+        )
+    except _ConstantError as error:
+        root.error(f"kube-apiserver reads what begins with {{ as JSON, which has no {error}")
+
+
+class _ConstantError(Exception):
+    """A word that Python's JSON has and nobody else's."""
+
+
+def _no_constant(word: str) -> None:
+    raise _ConstantError(word)
+
+
+def reads_as_text(word: str) -> bool:
+    """Whether Go's YAML takes this plain word for text; quoted, everything is."""
+    return _NOT_TEXT.fullmatch(word) is None
+
+
+def go_text(node: Located) -> str:
+    """The text as Go's YAML reads it; empty when it is not text."""
+    plain = node.node
+    if isinstance(plain, yaml.ScalarNode) and plain.style is None:
+        tag, value = plain.tag, str(plain.value)
+        if tag in _TEXT_TAGS or _BASE_60.fullmatch(value) or tag.startswith("!"):
+            if reads_as_text(value) or _is_tagged(plain):
+                return value
+            node.error(f"must be text, not {short(value)}: put it in quotes")
+            return ""
+    return node.text() or ""
+
+
+def _is_tagged(node: yaml.ScalarNode) -> bool:
+    """Whether the file itself says what it is (``!!str 5``)."""
+    start, end = node.start_mark, node.end_mark
+    source = start.buffer[start.pointer : end.pointer] if start.buffer is not None else ""
+    return "!" in source.partition(node.value)[0]
+
+
+def expand_merges(root: Located) -> None:
+    """Put what YAML's merge keys (``<<``) mean in their place, as kube-apiserver does.
+
+    A key that is there both ways is then there twice, which is an error there as well.
+    """
+    todo, seen = [root.node], {id(root.node)}
+    while todo:
+        node = todo.pop()
+        below: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            _merge(node, root, 0)
+            below = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            below = node.value
+        for one in below:
+            if id(one) not in seen:
+                seen.add(id(one))
+                todo.append(one)
+
+
+def _merge(node: yaml.MappingNode, root: Located, depth: int) -> None:
+    """Expand one mapping in place, those that it merges first: each is expanded once."""
+    merges = [(key, value) for key, value in node.value if key.tag == _MERGE]
+    if not merges:
+        return
+    pairs = node.value = [pair for pair in node.value if pair not in merges]
+    for key, value in merges:
+        at = root.inside(key, "<<")
+        for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if not isinstance(source, yaml.MappingNode):
+                at.error("must be a mapping or a list of them")
+            elif depth == _MAX_MERGE_DEPTH or len(pairs) > _MAX_MERGED:
+                at.error("merges too many fields")
+                return
+            else:
+                _merge(source, root, depth + 1)
+                pairs += source.value

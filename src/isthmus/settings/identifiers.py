@@ -1,0 +1,118 @@
+"""Agent identifiers: what an agent says it stands for, in konnectivity's URL-query format.
+
+``host=node1.example.com&ipv4=10.0.0.1&cidr=10.0.0.0/16&default-route=true``. The agent is strict
+about its own flag; the server skips keys that it does not know, for agents may be newer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_network
+from urllib.parse import parse_qsl, urlencode
+
+from isthmus.settings.checks import nearest
+from isthmus.settings.parsing import parse_bool
+from isthmus.text.text_limits import MAX_IDENTIFIERS, MAX_IDENTIFIERS_CHARS, MAX_SHOWN_CHARS
+from isthmus.values import HostPort, is_address
+
+DEFAULT_ROUTE = "default-route"
+_BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identifiers:
+    """What one agent stands for; every text is in its one normal form, so equal is equal.
+
+    Go compares texts as they were typed; here ``::01`` and ``::1`` are one address.
+    """
+
+    ipv4: tuple[str, ...] = ()
+    ipv6: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
+    cidr: tuple[str, ...] = ()
+    default_route: bool = False
+
+    @staticmethod
+    def parse(text: str) -> Identifiers:
+        """Read what the user of an agent typed; the inverse of ``to_query()``.
+
+        Raises:
+            ValueError: an unknown key or a value that is not of its kind.
+        """
+        found, wrong = _read(text, lenient=False)
+        if wrong:
+            raise ValueError(wrong[0])
+        return found
+
+    @staticmethod
+    def read_claim(text: str) -> Identifiers:
+        """Read what an agent sent; unknown keys are skipped, as Go's server does.
+
+        Raises:
+            ValueError: a value is not of its kind; it names the key and the value.
+        """
+        found, wrong = _read(text, lenient=True)
+        if wrong:
+            raise ValueError(wrong[0])
+        return found
+
+    def to_query(self) -> str:
+        """Write the identifiers as an agent sends them."""
+        pairs = [(key, value) for key in _READERS for value in getattr(self, key)]
+        if self.default_route:
+            pairs.append((DEFAULT_ROUTE, "true"))
+        return urlencode(pairs, safe=":/")
+
+
+def _host(text: str) -> str:
+    if is_address(text):
+        return _address(text)
+    return HostPort(text, 1).host.lower().removesuffix(".")
+
+
+def _address(text: str) -> str:
+    return str(IPv6Address(text)) if ":" in text else str(IPv4Address(text))
+
+
+# Host bits below the prefix are allowed: konnectivity's own example is 127.0.0.1/16.
+_READERS: dict[str, Callable[[str], str]] = {
+    "ipv4": lambda text: str(IPv4Address(text)),
+    "ipv6": lambda text: str(IPv6Address(text)),
+    "host": _host,
+    "cidr": lambda text: str(ip_network(text, strict=False)),
+}
+_KEYS = [*_READERS, DEFAULT_ROUTE]
+
+
+def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
+    """The values that could be read, and what is wrong with the text, in order.
+
+    Lenient, unknown keys are not told: a peer sends the text, and good advice takes long to find.
+    """
+    pairs, wrong = _pairs(text)
+    found: dict[str, list[str]] = {}
+    route: bool | None = None
+    for key, value in pairs:
+        try:
+            if key in _READERS:
+                found.setdefault(key, []).append(_READERS[key](value))
+            elif key != DEFAULT_ROUTE:
+                if not lenient:
+                    wrong.append(f"unknown key {key!r}{nearest(key, _KEYS)}")
+            elif route is None:  # as in Go, only the first one counts
+                route = parse_bool(value)
+        except ValueError:
+            wrong.append(f"{key}={value[:MAX_SHOWN_CHARS]} is not a value for {key}")
+    lists = {key: tuple(values) for key, values in found.items()}
+    return Identifiers(default_route=bool(route), **lists), wrong
+
+
+def _pairs(text: str) -> tuple[list[tuple[str, str]], list[str]]:
+    if len(text) > MAX_IDENTIFIERS_CHARS:
+        return [], [f"longer than {MAX_IDENTIFIERS_CHARS} characters"]
+    if text.count("&") >= MAX_IDENTIFIERS:
+        return [], [f"more than {MAX_IDENTIFIERS} values"]
+    wrong = ["a % must be followed by two hex digits"] if _BAD_PERCENT.search(text) else []
+    return parse_qsl(text, keep_blank_values=True), wrong

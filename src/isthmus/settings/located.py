@@ -1,0 +1,390 @@
+"""YAML nodes that know their places, for documents that are read strictly.
+
+What is not understood is an error with its place, and all errors of a document come at once: the
+methods note them and return something of their type, which nobody looks at once anything was
+wrong. Text comes in; opening files is for the caller. Imports yaml, which takes its time: import
+this module only where there is a document to read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+import yaml
+
+from isthmus.errors import ConfigError
+from isthmus.settings.checks import nearest
+from isthmus.text.yaml_loader import Loader
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+MAX_CHARS = 1024 * 1024  # what a ConfigMap holds
+MAX_ERRORS = 20
+_MAX_WORD_CHARS = 64  # of a word that gets a suggestion
+_STR = "tag:yaml.org,2002:str"
+_NULL = "tag:yaml.org,2002:null"
+_BOOL = "tag:yaml.org,2002:bool"
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+# YAML's own numbers have octals, base 60 and infinities too, which nobody means.
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,5})", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")  # an escape in YAML can say one, no output can
+_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?", re.ASCII)
+
+
+def compose(text: str, name: str, *, expected: str = "a document is expected") -> Located:
+    """The root of the one document in the text; ``name`` is what messages call it.
+
+    Raises:
+        ConfigError: it is too long, no YAML, empty or more than one document.
+    """
+    with _yaml_errors(text, name):
+        root: yaml.Node | None = yaml.compose(text, Loader=Loader)
+    if root is None:
+        raise ConfigError(f"{name}: is empty, {expected}")
+    return Located(root, "", Errors(name))
+
+
+def compose_all(text: str, name: str, *, expected: str = "a document is expected") -> list[Located]:
+    """The roots of all documents in the text but empty ones; they share their errors.
+
+    Raises:
+        ConfigError: it is too long, no YAML, or has no document.
+    """
+    errors = Errors(name)
+    with _yaml_errors(text, name):
+        nodes = list(yaml.compose_all(text, Loader=Loader))
+    roots = [Located(node, "", errors) for node in nodes if not _is_nothing(node)]
+    if not roots:
+        raise ConfigError(f"{name}: is empty, {expected}")
+    return roots
+
+
+@contextmanager
+def _yaml_errors(text: str, name: str) -> Iterator[None]:
+    """Say what the parser says with the place in front."""
+    if len(text) > MAX_CHARS:
+        raise ConfigError(f"{name}: longer than {MAX_CHARS} characters")
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        hint = "; a value that begins with * needs quotes" if "alias" in what else ""
+        hint = "; indent with spaces" if r"'\t'" in what else hint
+        raise ConfigError(f"{place}: not YAML: {what}{hint}") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: nested too deeply") from error
+
+
+class Errors:
+    """What is wrong with a document, or with several in one file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._wrong: list[tuple[int, int, str]] = []
+
+    def add(self, line: int, column: int, what: str) -> None:
+        """Note one; lines and columns count from 1."""
+        if not what.isprintable():  # it names something with a line end or a control character
+            what = "".join(c if c.isprintable() else repr(c)[1:-1] for c in what)
+        self._wrong.append((line, column, what))
+
+    def raise_any(self) -> None:
+        """Tell all of them, in the order of their places.
+
+        Raises:
+            ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        """
+        if not self._wrong:
+            return
+        lines = [
+            f"{self.name}:{line}:{column}: {what}" for line, column, what in sorted(self._wrong)
+        ]
+        if len(lines) > MAX_ERRORS:
+            lines[MAX_ERRORS:] = [f"{self.name}: and {len(lines) - MAX_ERRORS} more"]
+        raise ConfigError("\n".join(lines))
+
+
+class Located:
+    """A node of a document, with the path of its field."""
+
+    __slots__ = ("errors", "node", "path")
+
+    def __init__(self, node: yaml.Node, path: str, errors: Errors) -> None:
+        self.node = node
+        self.path = path
+        self.errors = errors
+
+    def __repr__(self) -> str:
+        return f"<{self.path or 'document'} at {self.where}>"
+
+    @property
+    def where(self) -> str:
+        """The file and the line."""
+        return f"{self.errors.name}:{self.node.start_mark.line + 1}"
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list."""
+        return isinstance(self.node, yaml.SequenceNode)
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it is a mapping."""
+        return isinstance(self.node, yaml.MappingNode)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is text, and not a number or another word that YAML knows."""
+        return isinstance(self.node, yaml.ScalarNode) and bool(self.node.tag == _STR)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a list or a mapping with nothing in it."""
+        return bool(self.node.value == [])
+
+    @property
+    def kind(self) -> str:
+        """What it is, for a sentence that says what it should be."""
+        node = self.node
+        if self.is_mapping:
+            return "a mapping"
+        if self.is_list:
+            return "a list"
+        if _is_nothing(node):
+            return "nothing"
+        named = node.tag.removeprefix("tag:yaml.org,2002:")
+        return short(node.value) if node.tag == _STR else f"{short(node.value)} (YAML: {named})"
+
+    def has(self, key: str) -> bool:
+        """Whether it is a mapping that has this key."""
+        return self.is_mapping and any(one.value == key for one, _ in self.node.value)
+
+    def error(self, what: str, *, at: str = "") -> None:
+        """Note that something is wrong here; ``at`` is a part of the text to point to."""
+        mark = self.node.start_mark
+        line, column = mark.line + 1, mark.column + 1
+        if at and mark.buffer is not None:
+            source = mark.buffer[mark.pointer : self.node.end_mark.pointer]
+            before, found, _ = source.partition(at)
+            *lines, last = before.split("\n") if found else [""]
+            line += len(lines)
+            column = len(last) + 1 if lines else column + len(last)
+        self.errors.add(line, column, f"{self.path}: {what}" if self.path else what)
+
+    def inside(self, node: yaml.Node, part: str) -> Located:
+        """A node below this one: ``part`` is a key, or an index in brackets."""
+        dot = "." if self.path and not part.startswith("[") else ""
+        return Located(node, f"{self.path}{dot}{part}", self.errors)
+
+    def mapping(self, known: Sequence[str], required: Sequence[str] = ()) -> Fields:
+        """The values of a mapping that has these keys and no others, each once."""
+        found = Fields()
+        if not isinstance(self.node, yaml.MappingNode):
+            self.error(f"must be a mapping, not {self.kind}")
+            return found
+        for key, value in self.node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            here = Located(key, self.path, self.errors)
+            if name is None or name not in known:
+                what = here.kind if name is None else f"{short(name)}{near(name, known)}"
+                here.error(f"unknown key {what}")
+            elif name in found:
+                self.inside(key, name).error("is there twice")
+            else:
+                found[name] = self.inside(value, name)
+        for name in required:
+            if name not in found:
+                self.inside(self.node, name).error("is missing")
+        return found
+
+    def entries(self, *, most: int) -> dict[str, Entry]:
+        """The keys and values of a mapping whose keys are free, in their order."""
+        found: dict[str, Entry] = {}
+        if not isinstance(self.node, yaml.MappingNode):
+            self.error(f"must be a mapping, not {self.kind}")
+            return found
+        for key, value in self.node.value:
+            name = Located(key, self.path, self.errors).text()
+            if name is None:
+                continue
+            # A path has one line and an end, whatever somebody calls his keys.
+            part = name if name.isprintable() and len(name) <= _MAX_WORD_CHARS else short(name)
+            if name in found:
+                self.inside(key, part).error("is there twice")
+            else:
+                found[name] = Entry(self.inside(key, part), self.inside(value, part))
+        if len(found) > most:
+            self.error(f"has {len(found)} entries, at most {most} are possible")
+            return {}
+        return found
+
+    def items(self, *, most: int | None = None) -> list[Located]:
+        """The items of a list."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            self.error(f"must be a list, not {self.kind}")
+            return []
+        if most is not None and len(self.node.value) > most:
+            self.error(f"has {len(self.node.value)} items, at most {most} are possible")
+            return []
+        return [self.inside(node, f"[{index}]") for index, node in enumerate(self.node.value)]
+
+    def one_or_items(self, *, most: int | None = None) -> list[Located]:
+        """The items of a list, or the one thing that is here instead."""
+        return self.items(most=most) if self.is_list else [self]
+
+    def text(self) -> str | None:
+        """The text."""
+        # YAML reads on, 1.5 and 2001:1 as something else than text; to guess would be worse.
+        if not self.is_text:
+            self.error(f"must be text, not {self.kind}: put it in quotes")
+            return None
+        text = str(self.node.value)
+        if not text.isascii() and _SURROGATE.search(text):
+            self.error(f"{short(text)} has half a character (\\ud800 to \\udfff): write it whole")
+            return None
+        return text
+
+    def text_or_number(self) -> str | None:
+        """The text, or a whole number as it is written."""
+        node = self.node
+        if isinstance(node, yaml.ScalarNode) and node.tag == _INT and _WHOLE.fullmatch(node.value):
+            return str(node.value)
+        return self.text()
+
+    def read(self, parse: Callable[[str], T]) -> T | None:
+        """What the text says; a ValueError of ``parse`` is told behind the text."""
+        text = self.text()
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            self.error(f"{short(text)} {error}")
+            return None
+
+    def boolean(self) -> bool:
+        """True or false."""
+        text = self.node.value if self.node.tag == _BOOL else ""
+        if text not in ("true", "false"):
+            self.error(f"must be true or false, not {self.kind}")
+        return bool(text == "true")
+
+    def integer(self, low: int, high: int) -> int:
+        """A whole number in a range; underscores may part its thousands."""
+        text = self._number(f"a whole number from {low} to {high}", _WHOLE, low, high)
+        return low if text is None else int(text)
+
+    def number(self, low: float, high: float) -> float:
+        """A number in a range."""
+        text = self._number(f"a number from {low:g} to {high:g}", _DECIMAL, low, high)
+        return low if text is None else float(text)
+
+    def _number(self, what: str, pattern: re.Pattern[str], low: float, high: float) -> str | None:
+        node = self.node
+        if not isinstance(node, yaml.ScalarNode) or node.tag not in (_INT, _FLOAT):
+            self.error(f"must be {what}, not {self.kind}")
+        elif not pattern.fullmatch(node.value) or not low <= float(node.value) <= high:
+            self.error(f"must be {what}, not {short(node.value)[1:-1]}")
+        else:
+            return str(node.value)
+        return None
+
+    def member(self, kind: type[E]) -> E | None:
+        """One of the words that are the values of an enumeration."""
+        word = self.word([str(one.value) for one in kind])
+        return None if word is None else kind(word)
+
+    def word(self, words: Sequence[str]) -> str | None:
+        """One of these words."""
+        word = self.text()
+        if word is None or word in words:
+            return word
+        listed = ", ".join(words[:-1]) + f" or {words[-1]}"
+        self.error(f"must be {listed}, not {short(word)}{near(word, words)}")
+        return None
+
+    def reference(self, known: Collection[str], what: str) -> str:
+        """The name of something that is declared elsewhere; empty when it is not."""
+        name = self.text()
+        if name is not None and name not in known:
+            self.error(f"there is no {what} {short(name)}{near(name, known)}")
+            return ""
+        return name or ""
+
+
+class Entry(NamedTuple):
+    """A key and its value; both have the value's path."""
+
+    key: Located
+    value: Located
+
+
+class Fields(dict[str, Located]):
+    """The values of a mapping by their keys, and what they say, or else a default."""
+
+    def text(self, key: str, default: str = "") -> str:
+        """See Located.text."""
+        return (self[key].text() or "") if key in self else default
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """See Located.boolean."""
+        return self[key].boolean() if key in self else default
+
+    def integer(self, key: str, default: int, low: int, high: int) -> int:
+        """See Located.integer."""
+        return self[key].integer(low, high) if key in self else default
+
+    def number(self, key: str, default: float, low: float, high: float) -> float:
+        """See Located.number."""
+        return self[key].number(low, high) if key in self else default
+
+    def member(self, key: str, default: E) -> E:
+        """See Located.member."""
+        return (self[key].member(type(default)) or default) if key in self else default
+
+    def value(self, key: str, parse: Callable[[str], T], default: T) -> T:
+        """See Located.read."""
+        read = self[key].read(parse) if key in self else default
+        return default if read is None else read
+
+    def nodes(self, key: str, *, most: int) -> list[Located]:
+        """See Located.items."""
+        return self[key].items(most=most) if key in self else []
+
+    def one_or_nodes(self, key: str, *, most: int) -> list[Located]:
+        """See Located.one_or_items."""
+        return self[key].one_or_items(most=most) if key in self else []
+
+    def listed(self, key: str, parse: Callable[[str], T]) -> tuple[T, ...]:
+        """What the items of a list say, without the wrong ones."""
+        return read_all(self[key].items(), parse) if key in self else ()
+
+
+def short(text: str) -> str:
+    """The text in quotes, on one line and not too long for a sentence."""
+    return repr(text if len(text) <= 100 else f"{text[:99]}…")
+
+
+def read_all(nodes: Sequence[Located], parse: Callable[[str], T]) -> tuple[T, ...]:
+    """What all of these say, without the wrong ones."""
+    values = (node.read(parse) for node in nodes)
+    return tuple(value for value in values if value is not None)
+
+
+def near(word: str, known: Collection[str]) -> str:
+    """A clause that suggests the known word nearest to a wrong one; empty when none is near."""
+    return nearest(word, list(known)) if word and len(word) <= _MAX_WORD_CHARS else ""
+
+
+def _is_nothing(node: yaml.Node) -> bool:
+    return bool(node.tag == _NULL)

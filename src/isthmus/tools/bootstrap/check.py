@@ -1,0 +1,247 @@
+"""Looking at every step between a node and kube-apiserver; what it means is rules.py.
+
+Blocking, and nothing is changed. Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import Any
+
+from isthmus.errors import ConfigError, KubeError
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.tools.bootstrap import rules as bootstrap
+from isthmus.tools.bootstrap.probe import Certificate, CutError, Probe, TlsError
+from isthmus.tools.bootstrap.rules import AddressSeen, Report, State, Step, StepName
+from isthmus.values import HostPort
+
+_MOST_BYTES = 64 * 1024 * 1024
+_REFUSED = frozenset({401, 403})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckInput:
+    """What to look at, and where the agent's admin port is.
+
+    ``kubeconfig`` empty: nobody is asked for endpoints.
+    """
+
+    at: HostPort
+    admin: HostPort
+    ca_pem: str
+    server_name: str = ""
+    kubeconfig: str = ""
+    kubeconfig_server: str = ""
+    admin_tls: ssl.SSLContext | None = None
+    timeout_s: float = 15.0
+
+
+class BootstrapCheck:
+    """One look at everything; ``run`` it once."""
+
+    def __init__(self, asked: CheckInput, told: Callable[[Step], None] = lambda _: None) -> None:
+        """``told`` hears of each step when it is done."""
+        self._asked = asked
+        self._told = told
+        self._probe = Probe(
+            at=asked.at,
+            ca_pem=asked.ca_pem,
+            name=asked.server_name or asked.at.host,
+            timeout_s=asked.timeout_s,
+        )
+        self._snapshot: Mapping[str, Any] = {}
+        self._seen: AddressSeen | None = None
+        self._certificate: Certificate | None = None
+
+    def run(self) -> Report:
+        """Take the steps one after the other."""
+        done: dict[StepName, Step] = {}
+        for name in StepName:
+            step = bootstrap.skipped_for(name, done)
+            if step is None:
+                step = self._taken(name)
+            done[name] = step
+            self._told(step)
+        return Report(tuple(done.values()))
+
+    def _taken(self, name: StepName) -> Step:
+        take: Callable[[], Step] = getattr(self, f"_take_{name.value}")
+        try:
+            return take()
+        except CutError as cut:  # it worked a moment ago
+            return bootstrap.failed(name, f"the connection was cut: {cut}", "try again")
+        except (ConfigError, KubeError) as error:
+            return bootstrap.failed(name, str(error), "")
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            # Whoever answers at a port may say anything.
+            return bootstrap.failed(
+                name, f"the answer makes no sense: {error!r}", "see who answers there"
+            )
+
+    # The steps, each named as in StepName.
+
+    def _take_kubeconfig(self) -> Step:
+        name, asked = StepName.KUBECONFIG, self._asked
+        if not asked.kubeconfig:
+            return Step(name=name, state=State.SKIPPED, found="none given (--kubeconfig)")
+        wanted = f"https://{asked.at}"
+        if asked.kubeconfig_server.rstrip("/") == wanted:
+            return bootstrap.ok(name, f"{asked.kubeconfig} points to {wanted}")
+        return bootstrap.warning(
+            name,
+            f"{asked.kubeconfig} points to {asked.kubeconfig_server}, not to {wanted}",
+            "a kubelet with it does not use the agent; see isthmus bootstrap kubeconfig",
+        )
+
+    def _take_agent(self) -> Step:
+        name, at = StepName.AGENT, self._asked.admin
+        try:
+            found = self._ask_agent()
+        except (OSError, ValueError, http.client.HTTPException) as exc:
+            why = (exc.strerror if isinstance(exc, OSError) else str(exc)) or type(exc).__name__
+            return bootstrap.failed(
+                name,
+                f"no agent answers at its admin port {at}: {why.lower()}",
+                "start the agent, or say where its admin port is (--agent-admin)",
+            )
+        if found.get("kind") != "AgentSnapshot":
+            return bootstrap.failed(
+                name,
+                f"what answers at {at} is no agent",
+                "say where the agent's admin port is (--agent-admin)",
+            )
+        self._snapshot = found
+        return bootstrap.ok(name, f"{found['agentId']}, version {found['version']}")
+
+    def _take_gate(self) -> Step:
+        return bootstrap.judge_gate(self._snapshot, CLUSTER_TO_MASTER)
+
+    def _take_target(self) -> Step:
+        return bootstrap.judge_target(self._snapshot, self._asked.at)
+
+    def _take_address(self) -> Step:
+        from isthmus.tools.bootstrap.host_look import look_at
+
+        host = self._asked.at.host
+        self._seen = look_at(ip_address(host))
+        return bootstrap.judge_address(host, self._seen)
+
+    def _take_rule(self) -> Step:
+        assert self._seen is not None  # or it would be skipped
+        return bootstrap.judge_rule(self._asked.at.host, self._seen)
+
+    def _take_link(self) -> Step:
+        return bootstrap.judge_link(self._snapshot)
+
+    def _take_feature(self) -> Step:
+        return bootstrap.judge_feature(self._snapshot, CLUSTER_TO_MASTER)
+
+    def _take_listener(self) -> Step:
+        why = self._probe.accepts()
+        if not why:
+            return bootstrap.ok(StepName.LISTENER, f"{self._asked.at} accepts")
+        waits = (self._snapshot.get("nodeTraffic") or {}).get("waitsFor", "")
+        return bootstrap.failed(
+            StepName.LISTENER,
+            f"{self._asked.at} does not accept: {why.lower()}",
+            f"the agent {waits}" if waits else "start the agent with --target for this port",
+        )
+
+    def _take_destination(self) -> Step:
+        """Whatever answers: that TLS is spoken there is for the next step."""
+        try:
+            self._certificate = self._probe.certificate()
+        except CutError as cut:
+            try:
+                found = self._ask_agent()
+            except (OSError, ValueError, http.client.HTTPException):
+                found = {}
+            return bootstrap.judge_cut(found, cut.client, f"the connection was cut: {cut}".lower())
+        except TlsError:
+            pass
+        return bootstrap.ok(StepName.DESTINATION, "the server permits and reaches it")
+
+    def _take_certificate(self) -> Step:
+        name = StepName.CERTIFICATE
+        try:
+            self._certificate = self._certificate or self._probe.certificate()
+        except TlsError as error:
+            if error.code:
+                return bootstrap.failed(
+                    name,
+                    f"the certificate is not trusted: {error}",
+                    "give the CA that signed kube-apiserver's certificate, in a cluster of kubeadm"
+                    " /etc/kubernetes/pki/ca.crt",
+                )
+            return bootstrap.failed(
+                name,
+                f"no TLS: {error}",
+                "see that --target of the agent leads to the secure port of kube-apiserver",
+            )
+        return bootstrap.ok(name, "signed by a trusted authority")
+
+    def _take_name(self) -> Step:
+        assert self._certificate is not None
+        trouble = self._probe.trouble(check_name=True, check_time=False)
+        return bootstrap.judge_name(
+            self._probe.name,
+            self._certificate.names,
+            matches=trouble is None or not trouble.is_name,
+            chosen=bool(self._asked.server_name),
+        )
+
+    def _take_expiry(self) -> Step:
+        assert self._certificate is not None
+        trouble = self._probe.trouble(check_name=False, check_time=True)
+        strict = str(trouble) if trouble is not None and trouble.is_time else ""
+        found = self._certificate
+        return bootstrap.judge_expiry(found.not_before, found.not_after, datetime.now(UTC), strict)
+
+    def _take_api(self) -> Step:
+        try:
+            status, body = self._probe.get("/version")
+        except TlsError as error:
+            return bootstrap.failed(
+                StepName.API, str(error), "see what --target of the agent leads to"
+            )
+        body = body if isinstance(body, dict) else {}
+        version = str(body.get("gitVersion", ""))[:50]
+        return bootstrap.judge_answer(status, version, body.get("kind") == "Status")
+
+    def _take_endpoints(self) -> Step:
+        name, asked = StepName.ENDPOINTS, self._asked
+        if not asked.kubeconfig:
+            return Step(name=name, state=State.SKIPPED, found="nobody to ask as (--kubeconfig)")
+        from isthmus.kube.endpoints import kubernetes_endpoints
+
+        try:
+            found = asyncio.run(kubernetes_endpoints(asked.kubeconfig, timeout_s=asked.timeout_s))
+        except KubeError as error:
+            if error.status in _REFUSED:
+                return Step(name=name, state=State.SKIPPED, found=f"may not be asked: {error}")
+            return bootstrap.failed(name, str(error), "see whether the kubeconfig is right")
+        return bootstrap.judge_endpoints(asked.at, found)
+
+    def _ask_agent(self) -> Mapping[str, Any]:
+        at, tls = self._asked.admin, self._asked.admin_tls
+        timeout = self._asked.timeout_s
+        asking = (
+            http.client.HTTPSConnection(at.host, at.port, timeout=timeout, context=tls)
+            if tls is not None
+            else http.client.HTTPConnection(at.host, at.port, timeout=timeout)
+        )
+        try:
+            asking.request("GET", "/snapshot?limit=1")
+            answer = asking.getresponse()
+            body = answer.read(_MOST_BYTES)
+            found = json.loads(body) if answer.status == 200 else {}
+        finally:
+            asking.close()
+        return found if isinstance(found, dict) else {}

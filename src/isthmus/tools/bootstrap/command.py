@@ -1,0 +1,304 @@
+"""``isthmus bootstrap``: what a node needs to find kube-apiserver through its agent (KEP-2025).
+
+The work is in app/bootstrap_*.py and manifests/, imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.texts import filled, one_line
+from isthmus.net.settings_bind import parse_bind_address
+from isthmus.text.durations import parse_duration
+from isthmus.values import HostPort
+
+if TYPE_CHECKING:
+    from isthmus.tools.bootstrap.rules import Report, Step
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+_PORT = click.IntRange(1, 65535)
+_DEFAULT_PORT = 6443
+_WIDTH = 100
+
+
+@click.group(
+    name="bootstrap",
+    short_help="Help nodes to find kube-apiserver through their agents",
+    context_settings=_HELP,
+)
+def command() -> None:
+    """Help nodes to find kube-apiserver through their agents
+
+    \b
+    Example:
+      isthmus bootstrap kubeconfig /etc/kubernetes/bootstrap-kubelet.conf \\
+          --bind-address=10.0.0.1 --ca-cert=ca.crt --token-file=token
+      isthmus bootstrap check --kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf
+      isthmus bootstrap apiserver --bind-address=10.0.0.1 --target=6443:localhost:6443
+    """
+
+
+@command.command(
+    short_help="Write a kubeconfig that leads a kubelet to its agent", context_settings=_HELP
+)
+@click.argument("output", metavar="FILE|-", callback=filled)
+@click.option(
+    "--bind-address",
+    metavar="ADDRESS",
+    required=True,
+    help="Lead to this address, the agent's --bind-address",
+)
+@click.option(
+    "--local-port",
+    type=_PORT,
+    default=_DEFAULT_PORT,
+    show_default=True,
+    help="Lead to this port, the first of the agent's --target",
+)
+@click.option(
+    "--ca-cert", metavar="FILE", required=True, callback=filled,
+    help="Trust kube-apiserver with a certificate from these authorities",
+)  # fmt: skip
+@click.option(
+    "--by-path", is_flag=True, help="Refer to files by their paths instead of embedding them"
+)
+@click.option(
+    "--tls-server-name",
+    metavar="NAME",
+    default="",
+    help="Ask for this name, which kube-apiserver's certificate has",
+)
+@click.option(
+    "--apiserver-cert",
+    metavar="FILE",
+    default="",
+    help="Ask for a name of this certificate of kube-apiserver, if it does not have the address",
+)
+@click.option("--token-file", metavar="FILE", default="", help="Show the token in this file")
+@click.option(
+    "--token-id",
+    metavar="ID",
+    default="",
+    help="Show the bootstrap token of this id, with --token-secret-file",
+)
+@click.option(
+    "--token-secret-file",
+    metavar="FILE",
+    default="",
+    help="Read the secret part of the bootstrap token here",
+)
+@click.option("--client-cert", metavar="FILE", default="", help="Show this certificate")
+@click.option(
+    "--client-key", metavar="FILE", default="", help="Use this private key with --client-cert"
+)
+@click.option("--force", is_flag=True, help="Replace a file that exists")
+def kubeconfig(
+    output: str, bind_address: str, local_port: int, force: bool, by_path: bool, **files: str
+) -> None:
+    """Write a kubeconfig that leads a kubelet to its agent
+
+    For --bootstrap-kubeconfig of a kubelet, with a bootstrap token, or with a certificate for its
+    --kubeconfig. Written as a whole, for its owner only; - is standard output.
+
+    \b
+    Example:
+      isthmus bootstrap kubeconfig /etc/kubernetes/bootstrap-kubelet.conf \\
+          --bind-address=10.0.0.1 --ca-cert=/etc/kubernetes/pki/ca.crt --token-file=token
+      isthmus bootstrap kubeconfig - --bind-address=10.0.0.1 --ca-cert=ca.crt \\
+          --apiserver-cert=apiserver.crt --client-cert=kubelet.crt --client-key=kubelet.key
+    """
+    from isthmus.frame.private_file import write_private
+    from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
+
+    at = HostPort(str(parse_bind_address(bind_address)), local_port)
+    text, warning = make_kubeconfig(KubeconfigInput(at=at, by_path=by_path, **files))
+    if warning:
+        click.echo(f"isthmus: {warning}", err=True)
+    if output == "-":
+        click.echo(text, nl=False)
+        return
+    write_private(output, text, force=force)
+    click.echo(f"{output} leads to https://{at}", err=True)
+
+
+@command.command(
+    short_help="Check every step from this node to kube-apiserver", context_settings=_HELP
+)
+@click.option(
+    "--bind-address",
+    metavar="ADDRESS",
+    default="",
+    help="Check this address, the agent's --bind-address [default: that of --kubeconfig]",
+)
+@click.option(
+    "--local-port",
+    type=_PORT,
+    help=f"Check this port [default: that of --kubeconfig, or {_DEFAULT_PORT}]",
+)
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    default="",
+    help="Check this kubeconfig of the kubelet as well, and ask for endpoints with it",
+)
+@click.option(
+    "--ca-cert",
+    metavar="FILE",
+    default="",
+    help="Trust kube-apiserver with a certificate from these authorities [default: those of"
+    " --kubeconfig, or the system's]",
+)
+@click.option(
+    "--tls-server-name",
+    metavar="NAME",
+    default="",
+    help="Expect this name in kube-apiserver's certificate [default: that of --kubeconfig, or the"
+    " address]",
+)
+@click.option(
+    "--agent-admin",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8094",
+    show_default=True,
+    help="Ask the agent at its admin port here",
+)
+@click.option(
+    "--agent-admin-ca",
+    metavar="FILE",
+    default="",
+    help="Speak HTTPS to the admin port, and trust these authorities",
+)
+@click.option(
+    "--agent-admin-cert", metavar="FILE", default="", help="Show the admin port this certificate"
+)
+@click.option(
+    "--agent-admin-key", metavar="FILE", default="", help="Use this key with --agent-admin-cert"
+)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="15s",
+    show_default=True,
+    help="Wait this long for each answer",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
+)
+def check(output: str | None, **given: str | int | None) -> int:
+    """Check every step from this node to kube-apiserver
+
+    Run it on the node, as root to see firewall rules. The first step that failed is where to
+    begin; the exit code is 1 then. Nothing is changed.
+
+    \b
+    Example:
+      isthmus bootstrap check --kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf
+      isthmus bootstrap check --bind-address=10.0.0.1 --ca-cert=ca.crt -o json
+    """
+    from isthmus.tools.bootstrap.asked import check_input
+    from isthmus.tools.bootstrap.check import BootstrapCheck
+
+    timeout = given.pop("timeout")
+    try:
+        timeout_s = parse_duration(str(timeout))
+    except ValueError as error:
+        raise ConfigError(f"--timeout: {error}") from error
+    if not 0 < timeout_s <= 600:
+        raise ConfigError(f"--timeout must be longer than 0 and at most 10m, not {timeout}")
+    asked = check_input(timeout_s=timeout_s, default_port=_DEFAULT_PORT, **given)  # type: ignore[arg-type]  # as click gives them
+    report = BootstrapCheck(asked).run()
+    if output == "table" or (output is None and sys.stdout.isatty()):
+        _print_table(report)
+    else:
+        click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+    return 1 if report.failed else 0
+
+
+def _print_table(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("Step", "", "Found", box=None, pad_edge=False)
+    table.columns[-1].overflow = "fold"
+    styles = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
+    for step in report.steps:
+        state = step.state.value
+        table.add_row(step.name.value, Text(state, style=styles[state]), Text(_said(step)))
+    Console().print(table)
+    first = report.failed[:1]
+    if first:
+        click.echo(f"\nbegin with {first[0].name.value}: {one_line(first[0].found)}", err=True)
+
+
+def _said(step: Step) -> str:
+    found = one_line(step.found)
+    return f"{found}\n→ {one_line(step.advice)}" if step.advice else found
+
+
+def _comment(text: str, *, indent: str = "") -> str:
+    start = f"# {indent}"
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False
+    )
+
+
+@command.command(
+    short_help="Print what kube-apiserver has to be told, and explain it", context_settings=_HELP
+)
+@click.option(
+    "--bind-address", metavar="ADDRESS", required=True, help="Advertise the agents' --bind-address"
+)
+@click.option(
+    "--target",
+    metavar="LOCAL_PORT:HOST:PORT",
+    required=True,
+    help="Take the ports from this --target of the agents, the one that leads to kube-apiserver",
+)
+@click.option(
+    "--by-hand", is_flag=True, help="Let kube-apiserver write no endpoints, and apply them yourself"
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "flags", "yaml"]),
+    default="text",
+    show_default=True,
+    help="Print everything with explanations, only the flags, or only the manifests",
+)
+def apiserver(bind_address: str, target: str, by_hand: bool, output: str) -> None:
+    """Print what kube-apiserver has to be told, and explain it
+
+    \b
+    Example:
+      isthmus bootstrap apiserver --bind-address=10.0.0.1 --target=6443:localhost:6443
+      isthmus bootstrap apiserver --bind-address=10.0.0.1 --target=6443:localhost:6443 \\
+          --by-hand -o yaml | kubectl apply -f -
+    """
+    from isthmus.dial.settings_targets import parse_target
+    from isthmus.manifests.apiserver import apiserver_plan
+
+    address = parse_bind_address(bind_address)
+    read, warning = parse_target(target)
+    if warning:
+        click.echo(f"isthmus: {warning}", err=True)
+    plan = apiserver_plan(address, read, by_hand=by_hand)
+    if output == "flags":
+        for flag in plan.flags:
+            click.echo(flag.text)
+        return
+    if output == "text":
+        for flag in plan.flags:
+            click.echo(f"# {flag.text}\n{_comment(flag.why, indent='    ')}")
+        for note in plan.notes:
+            click.echo(f"#\n{_comment(note)}")
+    click.echo(plan.manifests(), nl=False)

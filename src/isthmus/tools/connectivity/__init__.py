@@ -1,0 +1,1 @@
+"""Commands about where a dial goes: config, egress, policy, dial, curl, resolve."""

@@ -1,0 +1,215 @@
+"""``isthmus config``: configurations of the connectivity service, checked, converted, explained.
+
+The work is in dial/connectivity_files.py and config/, imported when a command runs: yaml and TLS
+take their time, and ``--help`` should not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.texts import filled, one_line
+
+if TYPE_CHECKING:
+    from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
+
+_KINDS = {
+    "connectivity-service": "ConnectivityServiceConfiguration",
+    "egress-selector": "EgressSelectorConfiguration",
+}
+
+
+@click.group(
+    name="config",
+    short_help="Check and convert connectivity configurations, explain their fields",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Check and convert connectivity configurations, explain their fields
+
+    Both kinds: KEP-1281's ConnectivityServiceConfiguration, and the EgressSelectorConfiguration
+    that kube-apiserver reads with --egress-selector-config-file. A FILE that is - is standard
+    input.
+
+    \b
+    Example:
+      isthmus config check egress.yaml
+      isthmus config convert egress.yaml --to connectivity-service
+      isthmus config explain egressSelections.connection.transport.tcp.url
+    """
+
+
+@command.command(short_help="Check files, and list the networks that they define")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, callback=filled)
+@click.option(
+    "--skip-files",
+    is_flag=True,
+    help="Check what is written only, not whether certificates, keys and dialers are there",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "lines", "json"]),
+    help="Print as a table, as lines or as JSON [default: table on a terminal, lines in a pipe]",
+)
+def check(files: tuple[str, ...], skip_files: bool, output: str | None) -> None:
+    """Check files, and list the networks that they define
+
+    Several files are one configuration: each network is defined once. Everything that is wrong is
+    told at once, with its place, and the exit code is 2. A relative path in a file is relative to
+    the working directory, as in kube-apiserver.
+
+    \b
+    Example:
+      isthmus config check egress.yaml
+      isthmus config check networks/*.yaml --skip-files -o json
+    """
+    from isthmus.dial.connectivity_files import load
+
+    loaded = load(files, check_files=not skip_files)
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    networks = list(loaded.config.networks.values())
+    if output == "json":
+        listed = [_to_json(network) for network in networks]
+        report = {"networks": listed, "warnings": list(loaded.warnings)}
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    elif output == "table" or (output is None and sys.stdout.isatty()):
+        _print_table(networks)
+    else:
+        for network in networks:
+            words = (f"{network.name}:", *_way(network), f"({network.where})")
+            click.echo(one_line(" ".join(filter(None, words))))
+    if not networks and output != "json":
+        click.echo("no network is defined", err=True)
+
+
+@command.command(short_help="Print a configuration as the other kind, or in the other version")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, callback=filled)
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(list(_KINDS)),
+    help="Write this kind [default: the one that FILE is not]",
+)
+@click.option(
+    "--version",
+    type=click.Choice(["v1beta1", "v1alpha1"]),
+    help="Write an egress-selector in this version [default: v1beta1]",
+)
+def convert(files: tuple[str, ...], kind: str | None, version: str | None) -> None:
+    """Print a configuration as the other kind, or in the other version
+
+    A conversion that would lose something is refused with exit code 2, and says what. Comments
+    are not kept, and the documents of several networks become one list of an egress-selector.
+    Certificates and keys need not be there.
+
+    \b
+    Example:
+      isthmus config convert egress.yaml
+      isthmus config convert egress-v1alpha1.yaml --to egress-selector --version v1beta1
+    """
+    from isthmus.dial import settings_connectivity_writing as writing
+    from isthmus.dial.connectivity_files import load
+
+    loaded = load(files, check_files=False)
+    kind = kind or _other_kind(loaded.kinds, version)
+    if kind == "connectivity-service" and version:
+        raise ConfigError("--version is for --to egress-selector; the other kind has one version")
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    with_version = version or writing.VERSIONS[0]
+    click.echo(_write(loaded.config, kind, with_version), nl=False)
+
+
+def _other_kind(kinds: Sequence[tuple[str, str]], version: str | None) -> str:
+    """The kind that somebody means who does not say one."""
+    if version:
+        return "egress-selector"
+    found = {kind for kind, _ in kinds}
+    others = [word for word, kind in _KINDS.items() if kind not in found]
+    if len(others) != 1:
+        raise ConfigError(f"the files are of both kinds: say --to {' or --to '.join(_KINDS)}")
+    return others[0]
+
+
+def _write(config: ConnectivityConfig, kind: str, version: str) -> str:
+    from isthmus.dial import settings_connectivity_writing as writing
+
+    if kind == "connectivity-service":
+        return writing.to_connectivity_service(config)
+    return writing.to_egress_selector(config, version=version)
+
+
+@command.command(short_help="Explain a field of either kind")
+@click.argument("field", metavar="FIELD", callback=filled)
+def explain(field: str) -> None:
+    """Explain a field of either kind
+
+    FIELD is its path with dots, or a kind, which lists the fields at its top.
+
+    \b
+    Example:
+      isthmus config explain EgressSelectorConfiguration
+      isthmus config explain egressSelections.connection.transport.tcp.url
+      isthmus config explain connectionService.connection
+    """
+    from isthmus.dial.settings_connectivity_fields import explain as explanation
+
+    click.echo(explanation(field), nl=False)
+
+
+def _way(network: NetworkConfig) -> tuple[str, ...]:
+    """The protocol, where it is spoken, and what is reached."""
+    from isthmus.dial.settings_connectivity_writing import url_of
+
+    connection = network.connection
+    where = connection.dialer or url_of(connection)
+    reached = ", ".join([*map(str, network.cidrs), *network.hosts])
+    return connection.protocol.value, where, reached
+
+
+def _print_table(networks: Sequence[NetworkConfig]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    headings = ("Network", "Protocol", "Where", "Destinations", "Defined at")
+    table = Table(*headings, box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for network in networks:
+        cells = (network.name, *_way(network), network.where)
+        # Text, because what a file says is never markup.
+        table.add_row(*(Text(cell) for cell in cells))
+    if networks:
+        Console().print(table)
+
+
+def _to_json(network: NetworkConfig) -> dict[str, object]:
+    connection = network.connection
+    tls = connection.tls
+    return {
+        "name": network.name,
+        "protocol": connection.protocol.value,
+        "uds": connection.uds or None,
+        "tcp": str(connection.tcp) if connection.tcp else None,
+        "tls": tls
+        and {
+            "caBundle": tls.ca_bundle or None,
+            "clientCert": tls.client_cert or None,
+            "clientKey": tls.client_key or None,
+            "tlsServerName": tls.server_name or None,
+        },
+        "dialer": connection.dialer or None,
+        "options": dict(connection.options),
+        "cidrs": [str(cidr) for cidr in network.cidrs],
+        "hosts": list(network.hosts),
+        "where": network.where,
+    }

@@ -1,0 +1,145 @@
+"""What ``isthmus dial`` and ``isthmus curl`` share: the choice of a network, told with -v."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from isthmus.errors import ConfigError, IsthmusError
+from isthmus.frame.cli.texts import filled
+
+if TYPE_CHECKING:
+    from isthmus.client import Connection, ConnectivityService, NetworkContext
+    from isthmus.values import HostPort
+
+FAILED = 1
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
+    """Give a command the options that choose a way, and say how long and how loudly."""
+    options = (
+        click.option(
+            "--config",
+            "path",
+            metavar="FILE",
+            required=True,
+            callback=filled,
+            help="Read this connectivity service or egress selector configuration",
+        ),
+        click.option(
+            "--network",
+            metavar="NAME",
+            callback=filled,
+            help=f"Use this network [default: the one that the configuration puts {whose} in]",
+        ),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.FloatRange(0.001, 3600),
+            callback=_number,
+            default=30.0,
+            show_default=True,
+            metavar="SECONDS",
+            help=f"Give up when {until} in this time",
+        ),
+        click.option("-v", "--verbose", is_flag=True, help="Say which network was chosen, and why"),
+    )
+
+    def add(command: _F) -> _F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # which is in every range, as click compares
+        raise ConfigError("--timeout: nan is not a number of seconds")
+    return value
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """Run it in an event loop; a connection that failed is a sentence and exit code 1."""
+    import asyncio
+
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    except ConfigError:
+        raise
+    except BrokenPipeError:
+        return FAILED  # nobody reads what we say
+    except (IsthmusError, OSError) as exc:
+        click.echo(f"isthmus: {_sentence(exc)}", err=True)
+        return FAILED
+
+
+def _sentence(exc: Exception) -> str:
+    if isinstance(exc, TimeoutError):
+        return str(exc) or "timed out"
+    if isinstance(exc, OSError) and exc.strerror:
+        return str(getattr(exc, "verify_message", "") or exc.strerror)
+    return str(exc)
+
+
+class Teller:
+    """Says on standard error what is done and why, if it was asked to."""
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
+
+    def __call__(self, text: str) -> None:
+        """Say it."""
+        if self._verbose:
+            click.echo(f"* {text}", err=True)
+
+
+def choose(
+    service: ConnectivityService, target: HostPort, network: str | None, tell: Teller
+) -> NetworkContext:
+    """Choose the network: the one that was named, or the one that names the target.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from isthmus.client import NetworkContext, UnknownNetworkError
+
+    try:
+        if network:
+            context = NetworkContext(network)
+            why = "as --network says"
+        else:
+            context = service.context_for(target)
+            why = f"the configuration puts {target} there"
+        how = service.how(context.name)
+    except UnknownNetworkError as exc:
+        more = "" if network else "; name one with --network"
+        raise ConfigError(f"{exc}{more}") from exc
+    found = service.config.network(context.name)
+    where = f" ({found.where})" if found is not None and found.where else ""
+    tell(f"network {context.name}: {why}{where}")
+    tell(f"reached {how}")
+    return context
+
+
+async def dial(
+    service: ConnectivityService,
+    target: HostPort,
+    network: str | None,
+    timeout_s: float,
+    tell: Teller,
+) -> Connection:
+    """Choose a network and open a connection."""
+    context = choose(service, target, network, tell)
+    started_at = time.monotonic()
+    connection = await service.dialer(context).dial("tcp", target, timeout_s=timeout_s)
+    tell(f"connected to {target} in {(time.monotonic() - started_at) * 1000:.0f} ms")
+    return connection

@@ -1,0 +1,272 @@
+"""``isthmus policy``: what a policy allows, and why, without a server.
+
+Rules are read and asked by the same code as in the server, imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.texts import filled
+
+if TYPE_CHECKING:
+    from isthmus.dial.rules_networks import Networks
+    from isthmus.dial.rules_policy import Decision, Policy
+    from isthmus.values import HostPort, Identity
+
+ALLOWED, DENIED = 0, 1
+
+
+@click.group(
+    name="policy",
+    short_help="Test what a policy allows",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Test what a policy allows
+
+    \b
+    Example:
+      isthmus policy test --policy-file policy.yaml \\
+          --requester certificate:kube-apiserver --destination 10.1.2.3:10250
+    """
+
+
+@command.command(short_help="Answer whether a dial would be allowed, and why")
+@click.option(
+    "--policy-file",
+    metavar="FILE",
+    callback=filled,
+    help="Ask the rules of this file; none allows all",
+)
+@click.option(
+    "--cluster-network",
+    "cluster_networks",
+    multiple=True,
+    metavar="NAME=CIDR[,CIDR...][;via=WAY]",
+    help="Know this network, as the server would; repeatable",
+)
+@click.option(
+    "--requester",
+    default="none:anonymous",
+    show_default=True,
+    metavar="KIND:NAME",
+    help="Ask as certificate:COMMON-NAME, or as uid:NUMBER for a UNIX socket",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    callback=filled,
+    help="Put the requester into a group, an organization of its certificate; repeatable",
+)
+@click.option(
+    "--destination", required=True, metavar="HOST:PORT", help="Ask for this address or name"
+)
+@click.option(
+    "--network",
+    metavar="NAME",
+    callback=filled,
+    help="Ask for this network, as a client may; for a name also as its agents would",
+)
+@click.option(
+    "--object",
+    "about",
+    metavar="NAME",
+    callback=filled,
+    help="Ask on behalf of this object, as a client may say that is believed",
+)
+@click.option("--all", "every", is_flag=True, help="Show what every rule says")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
+)
+def test(
+    policy_file: str | None,
+    cluster_networks: tuple[str, ...],
+    requester: str,
+    groups: tuple[str, ...],
+    destination: str,
+    network: str | None,
+    about: str | None,
+    every: bool,
+    output: str | None,
+) -> int:
+    """Answer whether a dial would be allowed, and why
+
+    Also which shares of the file it would take from, and its class of traffic. The exit code is 0
+    when it is allowed, 1 when it is denied and 2 when the question is wrong.
+
+    \b
+    Example:
+      isthmus policy test --policy-file policy.yaml --cluster-network east=10.1.0.0/16 \\
+          --requester certificate:kube-apiserver --destination 10.1.2.3:10250 --all
+    """
+    from isthmus.dial.settings_networks import parse_networks
+    from isthmus.programs.server.policy_file import read_policy
+
+    networks = parse_networks(cluster_networks)
+    policy = read_policy(policy_file) if policy_file is not None else None
+    target, who = _target(destination), _identity(requester, groups)
+    decision = _decide(networks, policy, target, who, network or "")
+    answer = {
+        "allowed": decision.allowed,
+        "rule": decision.rule,
+        "where": decision.where,
+        "network": decision.network,
+        "destination": str(target),
+        "requester": str(who),
+        "groups": list(who.groups),
+        "why": decision.why or _why_allowed(decision),
+    }
+    if policy is not None and policy.shares:
+        answer["shares"] = _shares(policy, decision, target, who)
+    if policy is not None and policy.classes and decision.allowed:
+        answer |= _class(policy, decision, target, who, about or "")
+    if every:
+        answer["rules"] = _verdicts(policy, decision, target, who)
+    if output == "table" or (output is None and sys.stdout.isatty()):
+        _print(answer)
+    else:
+        click.echo(json.dumps(answer, indent=2))
+    return ALLOWED if decision.allowed else DENIED
+
+
+def _target(text: str) -> HostPort:
+    from isthmus.values import HostPort
+
+    try:
+        return HostPort.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--destination: {error}") from error
+
+
+def _identity(text: str, groups: tuple[str, ...]) -> Identity:
+    from isthmus.dial.rules_policy import REQUESTER_KINDS
+    from isthmus.values import Identity
+
+    kind, _, name = text.partition(":")
+    if kind not in REQUESTER_KINDS or not name:
+        raise ConfigError(
+            f"--requester is KIND:NAME with a kind of {', '.join(REQUESTER_KINDS)}, not {text!r}"
+        )
+    return Identity(name, groups, kind=kind)
+
+
+def _decide(
+    networks: Networks | None, policy: Policy | None, target: HostPort, who: Identity, asked: str
+) -> Decision:
+    from isthmus.dial.rules_policy import decide
+
+    return decide(networks, policy, target=target, requester=who, asked=asked, claimed=lambda _: ())
+
+
+def _why_allowed(decision: Decision) -> str:
+    if not decision.rule:
+        return "there is no policy"
+    return f"rule {decision.rule} allows it" if decision.rule[0] != "(" else "no rule denies it"
+
+
+def _verdicts(
+    policy: Policy | None, decision: Decision, target: HostPort, who: Identity
+) -> list[dict[str, Any]]:
+    from isthmus.dial.rules_policy import Question
+
+    if policy is None:
+        return []
+    asked = Question(requester=who, network=decision.network, target=target)
+    return [
+        {
+            "name": verdict.rule.name,
+            "effect": verdict.rule.effect.value,
+            "where": verdict.rule.where,
+            "matches": not verdict.misfit,
+            "decides": verdict.decides and decision.rule == verdict.rule.name,
+            "why": verdict.misfit,
+        }
+        for verdict in policy.verdicts(asked)
+    ]
+
+
+def _shares(
+    policy: Policy, decision: Decision, target: HostPort, who: Identity
+) -> list[dict[str, Any]]:
+    """The shares that such a dial takes from, and whose pot of each it is."""
+    from isthmus.dial.rules_policy import Question
+    from isthmus.dial.rules_shares import applying
+
+    if not decision.allowed:
+        return []
+    asked = Question(requester=who, network=decision.network, target=target)
+    return [
+        {
+            "name": share.name,
+            "per": share.per.value,
+            "of": share.key(asked),
+            "where": share.where,
+            "maxTunnels": share.max_tunnels,
+            "dialsPerSecond": share.dials_per_s,
+            "bytesPerSecond": share.bytes_per_s,
+        }
+        for share in applying(policy.shares, asked)
+    ]
+
+
+def _class(
+    policy: Policy, decision: Decision, target: HostPort, who: Identity, about: str
+) -> dict[str, str]:
+    """The class of such a dial, and the rule that says so, if one does."""
+    from isthmus.dial.rules_classes import class_of, deciding
+    from isthmus.dial.rules_policy import Question
+
+    asked = Question(requester=who, network=decision.network, target=target)
+    rule = deciding(policy.classes, asked, about)
+    traffic = class_of(policy, asked, about)
+    return {"class": traffic.value, "classRule": rule.name if rule is not None else ""}
+
+
+def _limits(share: dict[str, Any]) -> str:
+    units = {"maxTunnels": "tunnels", "dialsPerSecond": "dials/s", "bytesPerSecond": "bytes/s"}
+    return ", ".join(f"{share[key]} {unit}" for key, unit in units.items() if share[key])
+
+
+def _print(answer: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    word, colour = ("allowed", "green") if answer["allowed"] else ("denied", "red")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_row("verdict", Text(word, style=f"bold {colour}"))
+    for key in ("why", "rule", "where", "network", "destination", "requester"):
+        if answer[key]:
+            table.add_row(key, Text(answer[key]))  # Text, because it is never markup
+    for share in answer.get("shares", ()):
+        whose = f"of {share['of'] or 'all together'}"
+        table.add_row("share", Text(f"{share['name']}: {_limits(share)}, {whose}"))
+    if "class" in answer:
+        by = f", by {answer['classRule']}" if answer["classRule"] else ""
+        table.add_row("class", Text(f"{answer['class']}{by}"))
+    console.print(table)
+    if "rules" not in answer:
+        return
+    rules = Table("", "Rule", "Effect", "Matches", "Why not", box=None, pad_edge=False)
+    for rule in answer["rules"]:
+        rules.add_row(
+            "→" if rule["decides"] else "",
+            Text(rule["name"]),
+            rule["effect"],
+            "yes" if rule["matches"] else "no",
+            Text(rule["why"]),
+        )
+    console.print()
+    console.print(rules)

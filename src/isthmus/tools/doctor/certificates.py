@@ -1,0 +1,179 @@
+"""Whether the certificates are good: key, chain, names, usage and dates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from isthmus.errors import ConfigError
+from isthmus.net.certificates import Purpose, TlsFiles, authorities
+from isthmus.net.rules_expiry import Standing, standing
+from isthmus.programs.server.rules_role_warnings import TODO, role_warnings
+from isthmus.tools.doctor.files import placed
+from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.layout import TlsUse, tls_uses
+from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.trial import verdict
+from isthmus.tools.pki.show import CertificateInfo, show
+
+_USAGE_CODE = 26  # X509_V_ERR_INVALID_PURPOSE
+_NAME_CODES = frozenset({62, 64})  # of a host name, of an address
+#: Of an issuer that is not there: X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT and the like.
+_FOREIGN_CODES = frozenset({18, 19, 20, 21})
+#: Certificates of clients, and what those are shown: the other side has another authority.
+_ACROSS = frozenset({"--server-cert", "--admin-cert", "--tls-cert-path", "--client-cert"})
+_MOST_NAMES = 8
+
+
+def see_certificates(patient: Patient) -> Iterator[Finding]:
+    """Look at every certificate that the settings name."""
+    now = patient.now()
+    dated: set[str] = set()
+    for use in tls_uses(patient.settings):
+        named, use = use.files, _placed(patient, use)
+        if named.cert and named.key:
+            yield from _see_pair(use, named)
+        for flag, path, file, several in (
+            (named.labels[0], named.cert, use.files.cert, False),
+            (named.labels[2], named.ca, use.files.ca, True),
+        ):
+            if path and path not in dated:
+                dated.add(path)
+                yield _see_dates(f"{flag} {path}", file, now, several=several)
+
+
+def _placed(patient: Patient, use: TlsUse) -> TlsUse:
+    files = use.files
+    paths = [
+        str(placed(patient, path)) if path else "" for path in (files.cert, files.key, files.ca)
+    ]
+    return replace(use, files=replace(files, cert=paths[0], key=paths[1], ca=paths[2]))
+
+
+def _see_pair(use: TlsUse, named: TlsFiles) -> Iterator[Finding]:
+    """Look at a certificate where it is, and call it what the program calls it."""
+    cert, key, ca = named.labels
+    about = f"{cert} {named.cert}"
+    asked = Asked(Check.KEY_PAIR, f"{key} {named.key}", f"loaded it with {cert}")
+    try:
+        code, words = verdict(use.files, use.purpose)
+    except ConfigError as error:
+        yield asked.fail(
+            str(error), f"give the key that {cert} was made with; see isthmus pki show"
+        )
+        return
+    yield asked.ok("it belongs to the certificate")
+    own = show([use.files.cert])[0]
+    yield judge_usage(about, use.purpose, own.usages)
+    if use.files.ca:
+        yield judge_chain(about, ca, use, code, words)
+    if use.purpose == "server":
+        yield from _see_names(about, use, own)
+
+
+def see_roles(patient: Patient) -> Iterator[Finding]:
+    """See whether an agent's certificate could pass for a client's, or the other way round."""
+    asked = Asked(Check.ROLES, "certificates", "compared the authorities of the ports")
+    found = role_warnings(patient.settings, lambda path: authorities(str(placed(patient, path))))
+    for sentence in found:
+        yield asked.warn(sentence.removesuffix(f"; {TODO}"), TODO)
+    if not found:
+        yield asked.ok("those of agents, clients and operators are told apart")
+
+
+def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Finding:
+    """Is it made for this side of TLS? One that says nothing is for everything."""
+    asked = Asked(Check.USAGE, about, "read its extended key usage")
+    if not usages or purpose in usages or "any" in usages:
+        return asked.ok(f"it may be used as a TLS {purpose}")
+    return asked.fail(
+        f"it is for a TLS {' and '.join(usages)}, not for a {purpose}",
+        f"have it made for a {purpose}, as isthmus pki init does",
+    )
+
+
+def judge_chain(about: str, ca: str, use: TlsUse, code: int, words: str) -> Finding:
+    """Has an authority of the same program signed it? The other end decides in the end."""
+    asked = Asked(Check.CHAIN, about, f"verified it in memory with the authorities of {ca}")
+    if code in (0, _USAGE_CODE):
+        return asked.ok("they have signed it")
+    if use.files.labels[0] in _ACROSS and code in _FOREIGN_CODES:
+        these = "clients" if use.purpose == "server" else "servers"
+        return asked.ok(f"another authority has signed it, which is usual: these are for {these}")
+    other = "agents" if use.purpose == "server" else "the server"
+    return asked.warn(
+        f"they have not signed it: {words}",
+        f"if one authority signs both ends here, one of the two files is wrong; otherwise see that"
+        f" {other} trust{'' if use.purpose == 'server' else 's'} the authority of this certificate"
+        " (its intermediate certificates belong into the same file)",
+    )
+
+
+def _see_names(about: str, use: TlsUse, own: CertificateInfo) -> Iterator[Finding]:
+    asked = Asked(Check.NAMES, about, "read its subject alternative names")
+    if not own.names:
+        yield asked.fail(
+            "it has none, and nobody looks at the common name any more",
+            "have it made with the names and addresses that peers dial",
+        )
+        return
+    yield asked.ok(f"it is for {listed(own.names)}")
+    for name in use.names:
+        asked = Asked(Check.NAMES, about, f"verified it in memory for {name}")
+        code, _ = verdict(replace(use.files, ca=use.files.cert), "server", name=name)
+        if code in _NAME_CODES:
+            yield asked.fail(
+                f"it is for {listed(own.names)}, not for {name}, which agents dial",
+                f"have it made with {name} as well, or let agents use --proxy-server-name",
+            )
+        else:
+            yield asked.ok(f"it is for {name}, too")
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """The names, the first few of many."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _see_dates(about: str, path: str, now: datetime, *, several: bool) -> Finding:
+    asked = Asked(Check.EXPIRY, about, "read its dates")
+    try:
+        infos = show([Path(path)], now=now)
+    except ConfigError as error:
+        return asked.skip(str(error))
+    # The first of a chain to expire ends it; of several authorities one good one is enough.
+    chosen = max(infos, key=_end) if several else min(infos, key=_end)
+    return judge_expiry(asked, chosen.not_before, chosen.not_after, now)
+
+
+def _end(info: CertificateInfo) -> datetime:
+    return info.not_after
+
+
+def _left(time: timedelta) -> str:
+    hours = max(0, int(time.total_seconds() // 3600))
+    amount, unit = (hours, "hour") if hours < 48 else (hours // 24, "day")
+    return f"{amount} {unit}{'' if amount == 1 else 's'}"
+
+
+def judge_expiry(asked: Asked, start: datetime, end: datetime, now: datetime) -> Finding:
+    """Is it valid, and for how long? What is too short is for net/rules_expiry.py to say."""
+    day = end.date().isoformat()
+    left = f"{_left(end - now)} left, until {day}"
+    if now < start:
+        return asked.fail(
+            f"it is not valid before {start.isoformat()}, and now is {now.isoformat()}",
+            "see whether the clock of this machine is right, or that of who signed it",
+        )
+    if now > end:
+        return asked.fail(f"it expired on {day}", "renew it; a running program picks the file up")
+    match standing(not_before=start, not_after=end, now=now):
+        case Standing.BAD:
+            return asked.fail(left, "renew it now; a running program picks the new file up")
+        case Standing.WARN:
+            return asked.warn(left, "renew it; a running program picks the new file up")
+        case Standing.OK:
+            return asked.ok(left)

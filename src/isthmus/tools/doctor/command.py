@@ -1,0 +1,267 @@
+"""``isthmus doctor``: what is wrong with a program, its machine and its peers, and what to do.
+
+The checks are in isthmus.tools.doctor, imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.frame.cli.texts import one_line
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.sidecar.command_shared import SidecarCommand
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
+from isthmus.text.durations import parse_duration
+from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
+from isthmus.values import HostPort
+
+if TYPE_CHECKING:
+    from isthmus.tools.doctor.examine import Progress
+    from isthmus.tools.doctor.finding import Finding
+    from isthmus.tools.doctor.patient import Patient
+
+FAILED = 1
+_MOST_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the doctor's own flags say."""
+
+    admin: AdminFlags
+    target: HostPort | None
+    timeout_s: float
+    output: str
+
+    @property
+    def limit_s(self) -> float:
+        """How long a check may take in all: it waits for several answers, one after the other."""
+        return 4 * self.timeout_s + 5
+
+
+@click.group(
+    name="doctor",
+    short_help="Find what is wrong here, and say what to do",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--target",
+    metavar="HOST:PORT",
+    help="Dial this as well, through the server's UNIX socket or from the agent's host",
+)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="Wait this long for each answer",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Print a line for each finding, or JSON",
+)
+@admin_options
+@click.pass_context
+def command(
+    ctx: click.Context, admin: AdminFlags, target: str | None, timeout: str, output: str
+) -> int:
+    """Find what is wrong here, and say what to do
+
+    Alone it examines the programs that run on this machine, by their admin ports. With the name of
+    a program and its flags it examines a configuration before, or without, the program running.
+    Nothing is changed. Run it as root, or as the program's user, to see everything.
+
+    The exit code is 0 if nothing failed, 1 if something did, and 2 for a wrong flag.
+
+    \b
+    Example:
+      isthmus doctor
+      isthmus doctor --target=10.0.0.5:443
+      isthmus doctor -o json --admin=https://10.0.0.7:8095 --cacert=ca.crt --token-file=token
+      isthmus doctor agent --proxy-server-host=server.example.com --ca-cert=pki/ca.crt \\
+          --agent-cert=pki/agent.crt --agent-key=pki/agent.key
+    """
+    ctx.obj = Wanted(
+        admin=admin, target=_target(target), timeout_s=_timeout(timeout), output=output
+    )
+    return 0 if ctx.invoked_subcommand is not None else _examine_running(ctx.obj)
+
+
+def _target(text: str | None) -> HostPort | None:
+    try:
+        return HostPort.parse(text) if text is not None else None
+    except ValueError as error:
+        raise ConfigError(f"--target: {error}") from error
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"--timeout: {error}") from error
+    if not 0 < seconds <= _MOST_TIMEOUT_S:
+        raise ConfigError(f"--timeout must be longer than 0 and at most 2m, not {text}")
+    return seconds
+
+
+def _examine_running(wanted: Wanted) -> int:
+    from isthmus.tools.doctor.running import Asking, patients_of
+
+    try:
+        clients = wanted.admin.clients(timeout_s=wanted.timeout_s)
+    except ConfigError as error:
+        if wanted.admin.urls:
+            raise
+        raise ConfigError(f"{error}, or examine flags, as in isthmus doctor agent …") from error
+    asking = Asking(environ=os.environ, timeout_s=wanted.timeout_s, target=wanted.target)
+    patients, found = patients_of(clients, asking)
+    return _examine(wanted, patients, found)
+
+
+def _examine(wanted: Wanted, patients: Sequence[Patient], found: Sequence[Finding]) -> int:
+    from isthmus.tools.doctor.examine import examine
+    from isthmus.tools.doctor.looks import LOOKS
+    from isthmus.tools.doctor.running import failed
+
+    with _Teller() as told:
+        findings = [*found, *examine(patients, LOOKS, limit_s=wanted.limit_s, told=told)]
+    if wanted.output == "json":
+        from isthmus.tools.doctor.report import to_json
+
+        click.echo(json.dumps(to_json(findings), indent=2, ensure_ascii=False))
+    else:
+        _print(findings)
+    return FAILED if failed(findings) else 0
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    from isthmus.frame.cli.tables import coloured
+    from isthmus.tools.doctor.report import lines, summary
+
+    for word, colour, rest in lines(findings):
+        if word:
+            click.echo(f"{coloured(word, colour)}  {one_line(rest)}")
+        else:
+            click.echo(rest)
+    click.echo(f"\n{one_line(summary(findings))}")
+
+
+class _Teller:
+    """Says on a terminal what is waited for, in one line that goes away."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+
+    def __enter__(self) -> Callable[[Progress], None]:
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def _tell(self, progress: Progress) -> None:
+        if self._shown:
+            waits = ", ".join(dict.fromkeys(progress.waits_for))[:60]
+            text = f"\r\x1b[K{progress.done} of {progress.of} looks done; waiting for {waits}"
+            click.echo(text, nl=False, err=True)
+
+
+def _check_command(name: str, settings: type[Any], what: str, example: str) -> click.Command:
+    """The sub-command of one program: its own flags, examined instead of run."""
+
+    def callback(**given: tuple[str, ...]) -> int:
+        from isthmus.tools.doctor.patient import Patient
+
+        wanted: Wanted = click.get_current_context().obj
+        patient = Patient(
+            program=name,
+            settings=_settings(settings, given),
+            environ=os.environ,
+            given=given,
+            target=wanted.target,
+            timeout_s=wanted.timeout_s,
+        )
+        return _examine(wanted, [patient], [])
+
+    says = f"Examine the flags of {what}, and this machine for it"
+    kind = SidecarCommand if name in ("socks5-proxy", "https-proxy") else FlagCommand
+    return kind(
+        name,
+        options_of(settings),
+        f"isthmus doctor {name} {example}",
+        callback=callback,
+        help=says,
+        short_help=says,  # or click cuts it where the list has no room for it
+    )
+
+
+def _settings(settings: type[Any], given: Mapping[str, tuple[str, ...]]) -> Any:
+    found = load(settings, given, os.environ)
+    if isinstance(found, NodeProxySettings) and found.config:
+        from isthmus.programs.node_proxy.config import read_config
+
+        return read_config(found)
+    return found
+
+
+for _name, _class, _what, _example in (
+    (
+        "server",
+        ServerSettings,
+        "a server",
+        "--cluster-cert=pki/server.crt --cluster-key=pki/server.key …",
+    ),
+    (
+        "agent",
+        AgentSettings,
+        "an agent",
+        "--proxy-server-host=server.example.com --ca-cert=pki/ca.crt …",
+    ),
+    ("sni-router", SniRouterSettings, "an SNI router", "--config=routes.yaml"),
+    (
+        "socks5-proxy",
+        Socks5ProxySettings,
+        "a SOCKS5 sidecar",
+        "run --konnectivity-hostname=konnectivity-server-local …",
+    ),
+    (
+        "https-proxy",
+        HttpsProxySettings,
+        "an HTTP proxy sidecar",
+        "run --konnectivity-hostname=konnectivity-server-local …",
+    ),
+    (
+        "node-proxy",
+        NodeProxySettings,
+        "a node proxy",
+        "--kubeconfig=/etc/kubernetes/kube-proxy.conf",
+    ),
+    (
+        "apiserver-proxy",
+        ApiserverProxySettings,
+        "an apiserver proxy",
+        "--upstream=api.example.com:6443 --ca-cert=/etc/kubernetes/ca.crt",
+    ),
+):
+    command.add_command(_check_command(_name, _class, _what, _example))

@@ -1,0 +1,139 @@
+"""Runs the looks, all at once, each in a thread of its own and none for longer than its time.
+
+A look that blocks in the system, as a resolver may for half a minute, is left behind: its thread
+does not keep the program from ending.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from isthmus.errors import IsthmusError
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.finding import Check, Finding
+from isthmus.tools.doctor.patient import Patient
+
+_ORDER = {check: place for place, check in enumerate(Check)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A function that looks at one or several checks of a patient, and yields findings.
+
+    ``programs`` are those it is for; ``running`` means only of one that runs, wherever. All others
+    look at this machine, and so at no program of another.
+    """
+
+    checks: tuple[Check, ...]
+    programs: frozenset[str]
+    see: Callable[[Patient], Iterable[Finding]]
+    running: bool = False
+
+    def concerns(self, patient: Patient) -> bool:
+        """Whether there is anything to look at."""
+        if patient.program not in self.programs:
+            return False
+        if patient.running is None:
+            return not self.running
+        return self.running or patient.running.here
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an examination is, and the checks it waits for."""
+
+    done: int
+    of: int
+    waits_for: tuple[str, ...]
+
+
+_Report = tuple[int, Finding | None]
+
+
+def examine(
+    patients: Sequence[Patient],
+    looks: Sequence[Look],
+    *,
+    limit_s: float,
+    told: Callable[[Progress], None] = lambda _: None,
+) -> list[Finding]:
+    """Take every look that concerns a patient; findings come in the order of the checks."""
+    jobs = [(patient, look) for patient in patients for look in looks if look.concerns(patient)]
+    reports: queue.SimpleQueue[_Report] = queue.SimpleQueue()
+    for number, (patient, look) in enumerate(jobs):
+        threading.Thread(
+            target=_take, args=(number, patient, look, reports), daemon=True,
+            name=f"doctor:{look.checks[0].value}",
+        ).start()  # fmt: skip
+    found, late = _collect(jobs, reports, limit_s, told)
+    found += [finding for number in late for finding in _too_late(jobs[number], found, limit_s)]
+    places = {id(patient): place for place, patient in enumerate(patients)}
+    order = {patient.name: places[id(patient)] for patient in reversed(patients)}
+    return sorted(found, key=lambda one: (order.get(one.program, -1), _ORDER[one.check]))
+
+
+def _take(number: int, patient: Patient, look: Look, reports: queue.SimpleQueue[_Report]) -> None:
+    try:
+        for finding in look.see(patient):
+            reports.put((number, replace(finding, program=patient.name)))
+    except IsthmusError as error:
+        reports.put((number, _broken(patient, look, State.SKIPPED, f"not looked at: {error}")))
+    except Exception as error:  # whatever a machine can come up with: the others go on
+        text = f"the check itself failed: {type(error).__name__}: {error}"
+        reports.put((number, _broken(patient, look, State.FAILED, text)))
+    finally:
+        reports.put((number, None))
+
+
+def _collect(
+    jobs: Sequence[tuple[Patient, Look]],
+    reports: queue.SimpleQueue[_Report],
+    limit_s: float,
+    told: Callable[[Progress], None],
+) -> tuple[list[Finding], list[int]]:
+    """Hear all reports until everybody is done, or the time is over; who is not done comes too."""
+    found: list[Finding] = []
+    waiting = dict.fromkeys(range(len(jobs)))
+    due = time.monotonic() + limit_s
+    while waiting:
+        told(Progress(len(jobs) - len(waiting), len(jobs), tuple(_waited_for(jobs, waiting))))
+        try:
+            number, finding = reports.get(timeout=max(0.0, due - time.monotonic()))
+        except queue.Empty:
+            break
+        if finding is None:
+            del waiting[number]
+        else:
+            found.append(finding)
+    return found, list(waiting)
+
+
+def _waited_for(jobs: Sequence[tuple[Patient, Look]], waiting: Iterable[int]) -> Iterator[str]:
+    return (jobs[number][1].checks[0].value for number in waiting)
+
+
+def _too_late(
+    job: tuple[Patient, Look], found: Sequence[Finding], limit_s: float
+) -> Iterator[Finding]:
+    patient, look = job
+    seen = {finding.check for finding in found if finding.program == patient.name}
+    for check in look.checks:
+        if check not in seen:
+            text = f"no end within {limit_s:g} s"
+            yield replace(
+                _broken(patient, look, State.FAILED, text),
+                check=check,
+                todo="see what makes this host wait: its resolver, a dead network file system",
+            )
+            return
+
+
+def _broken(patient: Patient, look: Look, state: State, text: str) -> Finding:
+    return Finding(
+        check=look.checks[0], state=state, about=patient.program,
+        done="tried to look", seen=text, program=patient.name,
+    )  # fmt: skip

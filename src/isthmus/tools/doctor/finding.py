@@ -1,0 +1,170 @@
+"""What the doctor finds, as values: one finding per thing that was looked at.
+
+Every check has a name here, in the order they are shown, and a line that says what it finds;
+docs/how-to/doctor.md has its table from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from isthmus.tools.bootstrap.rules import State
+
+
+class Check(Enum):
+    """The checks, in the order they are shown: what others stand on comes first."""
+
+    RUNNING = "running"
+    CONFIGURATION = "configuration"
+    FILES = "files"
+    MODES = "file-modes"
+    KEY_PAIR = "key-pair"
+    CHAIN = "certificate-chain"
+    NAMES = "certificate-names"
+    USAGE = "certificate-usage"
+    EXPIRY = "certificate-expiry"
+    ROLES = "certificate-roles"
+    CLOCK = "clock"
+    PORTS = "ports"
+    SOCKETS = "unix-sockets"
+    PROXY = "proxy-environment"
+    DNS = "names"
+    ROUTE = "route"
+    MTU = "mtu"
+    RP_FILTER = "rp-filter"
+    CONNECT = "connect"
+    TLS = "tls"
+    PEER_CERTIFICATE = "peer-certificate"
+    ALPN = "alpn"
+    ANSWER = "answer"
+    READINESS = "readiness"
+    LINKS = "links"
+    VERSIONS = "versions"
+    SERVER_COUNT = "server-count"
+    TARGET = "target"
+    KUBE_API = "kubernetes-api"
+    PERMISSIONS = "kubernetes-permissions"
+    BIND_ADDRESS = "bind-address"
+    BIND_RULE = "bind-rule"
+    TOOLS = "firewall-tools"
+    FORWARDING = "forwarding"
+    LOCALNET = "route-localnet"
+    CONNTRACK = "conntrack"
+    DESCRIPTORS = "descriptors"
+    MEMORY = "memory"
+    LOOP = "event-loop"
+    LINK_FAILURES = "link-failures"
+    DIAL_FAILURES = "dial-failures"
+
+
+#: What each check finds, for people; a verb is missing on purpose, the table's heading has it.
+FINDS: Mapping[Check, str] = {
+    Check.RUNNING: "admin ports that do not answer, or want a token or a certificate",
+    Check.CONFIGURATION: "flags that contradict each other, or that are hardly meant",
+    Check.FILES: "files that are missing, unreadable, empty, or not PEM",
+    Check.MODES: "keys, tokens and passwords that everybody on the machine may read",
+    Check.KEY_PAIR: "a key that does not belong to its certificate, or needs a passphrase",
+    Check.CHAIN: "certificates that no configured authority has signed",
+    Check.NAMES: "a server certificate without the names and addresses that agents dial",
+    Check.USAGE: "a certificate that is not made for a TLS server, or client",
+    Check.EXPIRY: "certificates that expire soon, have expired, or are not valid yet",
+    Check.ROLES: "one authority for agents and clients, and no names that tell them apart",
+    Check.CLOCK: "a clock that is more than 5 s off what the Kubernetes API says",
+    Check.PORTS: "ports that somebody else has (and who), that need a privilege, or are not open",
+    Check.SOCKETS: "UNIX sockets: paths too long, directories that are missing or open to all",
+    Check.PROXY: "proxy variables that cannot be read, or that send local addresses to a proxy",
+    Check.DNS: "names that do not resolve, or resolve slowly",
+    Check.ROUTE: "addresses of peers that no route leads to, or interfaces that are down",
+    Check.MTU: "a small MTU on the way to a peer",
+    Check.RP_FILTER: "strict reverse path filtering on a host with several uplinks",
+    Check.CONNECT: "peers that refuse, or do not answer at all: firewalls",
+    Check.TLS: "peers that do not speak TLS, or not a version of ours",
+    Check.PEER_CERTIFICATE: "a peer's certificate that is not trusted, of another name, expired",
+    Check.ALPN: "middle boxes that end TLS, and peers that speak neither isthmus/1 nor h2",
+    Check.ANSWER: "peers that refuse our certificate after the handshake, or say nothing",
+    Check.READINESS: "what /readyz says is not ready",
+    Check.LINKS: "agents and servers without links, links that are stuck or slow to answer pings",
+    Check.VERSIONS: "ends of different versions",
+    Check.SERVER_COUNT: "agents that know more, or fewer, servers than there are",
+    Check.TARGET: "the step at which a dial to --target fails",
+    Check.KUBE_API: "a kubeconfig that cannot be used, an API that does not answer",
+    Check.PERMISSIONS: "permissions for Leases, TokenReviews and what a node proxy watches",
+    Check.BIND_ADDRESS: "a --bind-address that no interface has, or that is the node's own",
+    Check.BIND_RULE: "the firewall rule of --bind-address gone",
+    Check.TOOLS: "iptables missing or too old for --proxy-mode, an nft that crashes",
+    Check.FORWARDING: "a node that does not forward packets",
+    Check.LOCALNET: "node ports on localhost that cannot work (route_localnet)",
+    Check.CONNTRACK: "a connection tracking table that is full, or nearly",
+    Check.DESCRIPTORS: "too few file descriptors, or nearly all in use",
+    Check.MEMORY: "a memory limit that is small, nearly reached, or was hit",
+    Check.LOOP: "an event loop that comes late: too little CPU",
+    Check.LINK_FAILURES: "links that failed, by reason, with what to do for each",
+    Check.DIAL_FAILURES: "dials that failed, by reason, with what to do for each",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    ``about`` names it, ``done`` says what the doctor did, ``seen`` what came of it, and ``todo``
+    what to do, where that is anything. ``program`` is whose check it was.
+    """
+
+    check: Check
+    state: State
+    about: str
+    done: str
+    seen: str
+    todo: str = ""
+    program: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """As JSON takes it."""
+        return {
+            "check": self.check.value,
+            "state": self.state.value,
+            "program": self.program,
+            "about": self.about,
+            "done": self.done,
+            "seen": self.seen,
+            "todo": self.todo,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question about one thing; its methods are the four answers."""
+
+    check: Check
+    about: str
+    done: str
+
+    def ok(self, seen: str) -> Finding:
+        """All is well."""
+        return self._found(State.OK, seen)
+
+    def warn(self, seen: str, todo: str) -> Finding:
+        """It works, and may not for long, or is hardly meant."""
+        return self._found(State.WARNING, seen, todo)
+
+    def fail(self, seen: str, todo: str) -> Finding:
+        """This is broken."""
+        return self._found(State.FAILED, seen, todo)
+
+    def skip(self, seen: str) -> Finding:
+        """It could not be looked at, or there is nothing to look at; ``seen`` says why."""
+        return self._found(State.SKIPPED, seen)
+
+    def _found(self, state: State, seen: str, todo: str = "") -> Finding:
+        return Finding(
+            check=self.check,
+            state=state,
+            about=self.about,
+            done=self.done,
+            # The sentence of an error may begin with the flag and the file, which are said already.
+            seen=seen.removeprefix(f"{self.about}: "),
+            todo=todo,
+        )

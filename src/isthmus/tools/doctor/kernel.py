@@ -1,0 +1,159 @@
+"""What a node proxy needs of its node: programs, the kernel, and room for connections.
+
+Programs are asked for their version, as the node proxy asks them when it starts; nothing is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, has_ipv6
+from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings
+from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.patient import Patient
+
+_NFT_LIMIT_S = 30.0
+_UPDATE_NFT = "update nft to 1.1.2 or later, or 1.0.6.1, to list rules"
+_NEARLY, _FULL = 0.8, 0.95
+_FORWARD = {
+    Family.IPV4: "net/ipv4/ip_forward",
+    Family.IPV6: "net/ipv6/conf/all/forwarding",
+}
+_LOCALNET = "net/ipv4/conf/all/route_localnet"
+_TRACKED, _MOST = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
+
+
+def see_tools(patient: Patient) -> Iterator[Finding]:
+    """Start the backend of --proxy-mode as far as it looks, and no further."""
+    settings: NodeProxySettings = patient.settings
+    for family in _families():
+        about = f"--proxy-mode={settings.mode}, {family.value}"
+        asked = Asked(Check.TOOLS, about, "asked the programs and the kernel for what it needs")
+        try:
+            _check_backend(settings.mode, family)
+        except ConfigError as error:
+            yield asked.fail(
+                str(error), "install or update it, run as root, or choose another --proxy-mode"
+            )
+        else:
+            yield asked.ok("they have it")
+    if settings.mode == NFTABLES:
+        yield _see_nft()
+
+
+def _see_nft() -> Finding:
+    """Have nft read the sets of every table, as it does before it lists or writes anything."""
+    from isthmus.programs.node_proxy.kernel.backend import ApplyError
+    from isthmus.programs.node_proxy.kernel.nftables_programs import CrashError, NftProgram
+
+    program = NftProgram(limit_s=_NFT_LIMIT_S)
+    version = why = ""
+    try:
+        version = program.version().strip()
+        program.lists_sets()
+    except CrashError as error:
+        return judge_nft(version, crash=str(error))
+    except ApplyError as error:
+        why = str(error)
+    return judge_nft(version, refusal=why)
+
+
+def judge_nft(version: str, *, crash: str = "", refusal: str = "") -> Finding:
+    """Can rules be listed here? The node proxy's own do not go through nft."""
+    from isthmus.programs.node_proxy.kernel.nftables_programs import crashes_on_later_sets
+
+    asked = Asked(Check.TOOLS, "nft", "asked it for its version and for all sets")
+    update = f"{_UPDATE_NFT}; the node proxy's own rules do not go through nft"
+    if crash:
+        return asked.warn(f"{version}: {crash.partition(';')[0]}: a later nft made a set", update)
+    if not version:
+        return asked.ok(f"{refusal}: only listing rules, and some detectors, need it")
+    if crashes_on_later_sets(version):
+        return asked.warn(f"{version} crashes as soon as a later nft makes a set here", update)
+    return asked.warn(refusal, "run as root") if refusal else asked.ok(version)
+
+
+def _families() -> list[Family]:
+    return [Family.IPV4, Family.IPV6] if has_ipv6() else [Family.IPV4]
+
+
+def _check_backend(mode: str, family: Family) -> None:
+    if mode == NFTABLES:
+        from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
+
+        NftablesBackend(family).start()
+        return
+    from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs
+
+    assert mode in (IPTABLES, IPVS)
+    Commands(programs=Programs(family=family)).check()
+
+
+def see_sysctls(patient: Patient, sysctls: Sysctls | None = None) -> Iterator[Finding]:
+    """Read what the kernel is set to."""
+    settings: NodeProxySettings = patient.settings
+    sysctls = sysctls or Sysctls()
+    for family in _families():
+        name = _FORWARD[family]
+        yield judge_forwarding(name, sysctls.read(name))
+    if settings.mode == IPTABLES and settings.iptables_localhost_nodeports:
+        yield judge_localnet(sysctls.read(_LOCALNET), running=patient.running is not None)
+    yield judge_conntrack(Tracking(used=sysctls.read(_TRACKED), most=sysctls.read(_MOST)))
+
+
+def _dotted(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def judge_forwarding(name: str, value: int | None) -> Finding:
+    """Does the node pass packets on?"""
+    asked = Asked(Check.FORWARDING, _dotted(name), "read it")
+    if value is None:
+        return asked.skip("it cannot be read here")
+    if not value:
+        return asked.fail(
+            "0: packets of pods, and to node ports, are not passed on",
+            f"run: sysctl -w {_dotted(name)}=1, and put it into /etc/sysctl.d",
+        )
+    return asked.ok(str(value))
+
+
+def judge_localnet(value: int | None, *, running: bool) -> Finding:
+    """Do node ports on localhost work? The program sets it itself, if it may."""
+    asked = Asked(Check.LOCALNET, _dotted(_LOCALNET), "read it")
+    if value is None:
+        return asked.skip("it cannot be read here")
+    if value:
+        return asked.ok("1: node ports work on localhost")
+    if not running:
+        return asked.ok("0: the program sets it when it starts, as root")
+    return asked.fail(
+        "0: node ports do not work on localhost",
+        f"run: sysctl -w {_dotted(_LOCALNET)}=1, or use --iptables-localhost-nodeports=false",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracking:
+    """How many connections the kernel tracks, and how many it can; None where it cannot be seen."""
+
+    used: int | None
+    most: int | None
+
+
+def judge_conntrack(tracking: Tracking) -> Finding:
+    """Is there room for more connections?"""
+    asked = Asked(Check.CONNTRACK, _dotted(_MOST), "compared it with nf_conntrack_count")
+    if not tracking.most or tracking.used is None:
+        return asked.skip("connections are not tracked yet, or it cannot be read here")
+    seen = f"{tracking.used:,} of {tracking.most:,} connections"
+    todo = "raise it (--conntrack-max-per-core, --conntrack-min), and see who opens so many"
+    share = tracking.used / tracking.most
+    if share > _FULL:
+        return asked.fail(f"{seen}: new ones are dropped", todo)
+    if share > _NEARLY:
+        return asked.warn(seen, todo)
+    return asked.ok(seen)

@@ -1,0 +1,149 @@
+"""Whether the ports are free, or ours, and UNIX sockets can be where they should."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.holders import Holder, holders, holds
+from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.places import Listener, SocketFile, listeners, socket_files
+
+# struct sockaddr_un has 108 bytes for the path, one of them for the final NUL (unix(7)).
+_MAX_UDS_BYTES = 107
+
+
+def see_ports(patient: Patient) -> Iterator[Finding]:
+    """Look at every port that the settings open."""
+    for listener in listeners(patient.settings):
+        where = f"{listener.host or '*'}:{listener.port}"
+        about = f"{listener.flag} {where}"
+        running = patient.running
+        if not listener.port:
+            asked = Asked(Check.PORTS, about, "looked at the number")
+            yield asked.ok("0: the program takes any that is free")
+        elif running is not None:
+            asked = Asked(Check.PORTS, about, f"looked who listens on port {listener.port}")
+            held = holds(running.pid, listener.port) if running.pid else None
+            yield judge_held(asked, held, holders(listener.port), running.pid)
+        else:
+            asked = Asked(Check.PORTS, about, "tried to listen there")
+            yield judge_free(asked, listener, try_port(listener), patient.program)
+
+
+def try_port(listener: Listener) -> int:
+    """Listen for a moment as our programs do; the errno, or 0."""
+    host = listener.host
+    family = socket.AF_INET6 if ":" in host or not host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                plain.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, bool(host))
+            plain.bind((host or "::", listener.port))
+            plain.listen(1)
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def judge_free(asked: Asked, listener: Listener, number: int, program: str) -> Finding:
+    """Can the program open it?"""
+    match number:
+        case 0:
+            return asked.ok("it is free")
+        case errno.EADDRINUSE:
+            return _judge_taken(asked, listener, holders(listener.port), program)
+        case errno.EACCES | errno.EPERM:
+            return asked.fail(
+                "ports below 1024 need a privilege that we do not have",
+                f"give the program CAP_NET_BIND_SERVICE, or choose another {listener.flag}",
+            )
+        case errno.EADDRNOTAVAIL if listener.brought:
+            return asked.ok(f"no interface has {listener.host} yet: the program puts it there")
+        case errno.EADDRNOTAVAIL:
+            return asked.fail(
+                f"no interface of this machine has {listener.host}",
+                "give an address of this machine, or leave it out for all",
+            )
+        case _:
+            return asked.fail(os.strerror(number).lower(), f"choose another {listener.flag}")
+
+
+def _judge_taken(asked: Asked, listener: Listener, who: list[Holder], program: str) -> Finding:
+    named = ", ".join(map(str, who)) or f"somebody whom we may not see ({_why_unseen()})"
+    if any(one.is_ours and program in one.words for one in who):
+        return asked.warn(
+            f"{named} has it: it seems to run already",
+            "run isthmus doctor without a program to examine the one that runs",
+        )
+    return asked.fail(f"{named} has it", f"end that, or choose another {listener.flag}")
+
+
+def _why_unseen() -> str:
+    # Root sees every process but those of a namespace above its own.
+    return "run as root" if os.geteuid() else "run outside of this container"
+
+
+def judge_held(asked: Asked, held: bool | None, who: list[Holder], pid: int) -> Finding:
+    """Is it the program that listens there?"""
+    if held:
+        return asked.ok(f"process {pid}, the program, does")
+    if not who:
+        if held is None:
+            return asked.skip(f"we may not see whose it is; {_why_unseen()}")
+        return asked.fail("nobody does", "see the program's log for why it closed the port")
+    named = ", ".join(map(str, who))
+    if held is None:
+        return asked.ok(f"{named} does")
+    return asked.fail(f"{named} does, not the program", "end that, and restart the program")
+
+
+def see_sockets(patient: Patient) -> Iterator[Finding]:
+    """Look at every UNIX socket that the settings name."""
+    for file in socket_files(patient.settings):
+        asked = Asked(Check.SOCKETS, f"{file.flag} {file.path}", "looked at the path")
+        yield judge_socket(asked, file, running=patient.running is not None)
+
+
+def judge_socket(asked: Asked, file: SocketFile, *, running: bool) -> Finding:
+    """Can it be there, is it, and who can get at it?"""
+    path = Path(file.path)
+    if len(os.fsencode(file.path)) > _MAX_UDS_BYTES:
+        return asked.fail(
+            f"the path has {len(os.fsencode(file.path))} bytes; the kernel takes {_MAX_UDS_BYTES}",
+            "choose a shorter path",
+        )
+    try:
+        above = path.parent.stat()
+        there = path.lstat() if os.path.lexists(path) else None
+    except FileNotFoundError:
+        return asked.fail(
+            f"the directory {path.parent} does not exist", f"run: mkdir -m 750 {path.parent}"
+        )
+    except OSError as error:
+        return asked.fail((error.strerror or str(error)).lower(), f"see {path.parent}")
+    if there is not None and not stat.S_ISSOCK(there.st_mode):
+        return asked.fail("what is there is no socket", f"remove it, or change {file.flag}")
+    if there is None and (running or not file.ours):
+        return asked.fail(
+            "there is no socket", "see that the server runs, and that both have the same directory"
+        )
+    if file.ours and above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX:
+        return asked.fail(
+            f"everybody may write to {path.parent} (mode {above.st_mode & 0o7777:04o}), and so put"
+            " another socket there",
+            f"run: chmod o-w {path.parent}",
+        )
+    if not os.access(path.parent, os.W_OK | os.X_OK if file.ours and not running else os.X_OK):
+        return asked.fail(
+            f"user {os.geteuid()} may not use {path.parent}", "change its owner or group"
+        )
+    return asked.ok("it is there" if there is not None else "it can be made there")

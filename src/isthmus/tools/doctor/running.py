@@ -1,0 +1,180 @@
+"""Finding out what runs here: its flags from /configz, its state from the other paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from isthmus.client.admin import AdminClient, AdminError
+from isthmus.errors import ConfigError
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
+from isthmus.settings.shown import BLANK
+from isthmus.text.addresses import is_loopback
+from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.holders import holder_of, holders
+from isthmus.tools.doctor.layout import SETTINGS
+from isthmus.tools.doctor.patient import READINESS, Patient, Running
+from isthmus.values import HostPort
+
+_TUNNELS = 100
+_NOBODY = "redacted"
+_DONE = "asked its admin port for /configz and /snapshot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """What every patient is made with besides its own settings."""
+
+    environ: Mapping[str, str]
+    timeout_s: float
+    target: HostPort | None = None
+
+
+def ask(client: AdminClient) -> Running:
+    """Ask for everything that there is.
+
+    Raises:
+        AdminError: the program does not answer at all, or does not let us ask.
+    """
+    snapshot = client.get(f"/snapshot?limit={_TUNNELS}")
+    missing: dict[str, str] = {}
+
+    def tried(path: str, get: Callable[[str], Any], empty: Any) -> Any:
+        try:
+            return get(path)
+        except AdminError as error:
+            missing[path] = str(error)
+            return empty
+
+    configuration = tried("/configz", client.get, {})
+    claimed = configuration.get("pid")
+    readiness = tried(READINESS, client.ask, None)
+    return Running(
+        url=client.url,
+        program=str(configuration.get("program") or _program_of(snapshot)),
+        pid=local_pid(client.url, claimed if isinstance(claimed, int) else 0),
+        here=_is_here(client.url),
+        configuration=configuration,
+        snapshot=snapshot,
+        history=tried("/history", client.get, {}),
+        metrics=tried("/metrics", client.text, ""),
+        readiness=readiness.text if readiness is not None else "",
+        ready=readiness is None or readiness.status == 200,
+        missing=missing,
+    )
+
+
+def _is_here(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")
+
+
+def local_pid(url: str, claimed: int) -> int:
+    """The process behind an admin port, as this machine counts; 0 if that cannot be told.
+
+    A container counts its processes itself, and all of them begin at 1.
+    """
+    if not _is_here(url):
+        return 0
+    who = holders(urlsplit(url).port or 0)
+    if who:
+        return claimed if claimed in {one.pid for one in who} else who[0].pid
+    # Another user's, whose sockets we may not see: believe it if it looks like one of ours.
+    return claimed if claimed and holder_of(claimed).is_ours else 0
+
+
+#: What programs call their snapshots; older ones have no /configz.
+_KINDS = {
+    "ServerSnapshot": "server",
+    "AgentSnapshot": "agent",
+    "SniRouterSnapshot": "sni-router",
+    "ApiserverProxySnapshot": "apiserver-proxy",
+}
+
+
+def _program_of(snapshot: Mapping[str, Any]) -> str:
+    return _KINDS.get(str(snapshot.get("kind")), "unknown")
+
+
+def settings_of(configuration: Mapping[str, Any]) -> Any:
+    """The settings that a program runs with, of its /configz.
+
+    Raises:
+        ConfigError: it is no program of ours, or its flags cannot be read.
+    """
+    program = str(configuration.get("program", ""))
+    settings = SETTINGS.get(program)
+    flags = configuration.get("flags")
+    if settings is None or not isinstance(flags, Mapping):
+        raise ConfigError(f"/configz is of {program or 'no program'!r}, which the doctor knows not")
+    given: dict[str, list[str]] = {}
+    for declared in options_of(settings):
+        shown = flags.get(declared.flag)
+        value = shown.get("value") if isinstance(shown, Mapping) else None
+        values = value if isinstance(value, list) else [value or ""]
+        # A user that was blanked is one that nobody knows: the rest of the URL can be read.
+        texts = [str(text).replace(f"{BLANK}@", f"{_NOBODY}@") for text in values]
+        if any(texts):
+            given[declared.attribute] = texts
+    return load(settings, given, {})
+
+
+def patients_of(
+    clients: Sequence[AdminClient], asking: Asking
+) -> tuple[list[Patient], list[Finding]]:
+    """A patient for each program that tells its flags, and what is to be said of all of them."""
+    patients: list[Patient] = []
+    findings: list[Finding] = []
+    for client in clients:
+        asked = Asked(Check.RUNNING, client.url, _DONE)
+        try:
+            running = ask(client)
+        except AdminError as error:
+            todo = "start the program, or say where it is and how to ask (--admin, --token-file)"
+            findings.append(asked.fail(str(error), todo))
+            continue
+        patient, finding = _patient(running, asked, asking)
+        findings.append(finding)
+        if patient is not None:
+            patients.append(patient)
+    return patients, findings
+
+
+def _patient(running: Running, asked: Asked, asking: Asking) -> tuple[Patient | None, Finding]:
+    version = running.snapshot.get("version", "of unknown version")
+    try:
+        settings = settings_of(running.configuration)
+    except ConfigError as error:
+        why = running.missing.get("/configz", str(error))
+        return None, asked.warn(
+            f"a program of isthmus {version}, but its flags are not to be had: {why}",
+            "give its flags instead, as in isthmus doctor agent --proxy-server-host=…",
+        )
+    patient = Patient(
+        program=running.program,
+        settings=settings,
+        label=f"{running.program} {running.url.partition('://')[2]}",
+        environ=asking.environ,
+        running=running,
+        target=asking.target,
+        timeout_s=asking.timeout_s,
+    )
+    seen = f"{running.program} {version}"
+    if running.pid:
+        seen += f", process {running.pid}"
+    if not running.here:
+        seen += "; it is on another machine, so only what it says itself is looked at"
+    if running.missing:
+        paths = ", ".join(running.missing)
+        return patient, asked.warn(
+            f"{seen}; it does not answer {paths}", "some checks are skipped; see its version"
+        )
+    return patient, asked.ok(seen)
+
+
+def failed(findings: Sequence[Finding]) -> bool:
+    """Whether anything is broken."""
+    return any(finding.state is State.FAILED for finding in findings)

@@ -1,0 +1,1 @@
+"""Certificates for a trial or a small installation."""

@@ -1,0 +1,229 @@
+"""``isthmus pki``: make and show the certificates of a small private PKI.
+
+The work is in making.py and show.py, imported when a command runs: they load
+``cryptography``, and ``--help`` should not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from isthmus.tools.pki.show import CertificateInfo
+
+
+@click.group(
+    name="pki",
+    short_help="Make and show certificates",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Make and show certificates
+
+    \b
+    Example:
+      isthmus pki init ./pki --server-name proxy.example.com
+      isthmus pki show ./pki
+    """
+
+
+@command.command(short_help="Make CAs and certificates for server, agent and client")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option(
+    "--server-name",
+    "server_names",
+    multiple=True,
+    metavar="NAME",
+    help="Put a name or address into the server's certificate; repeatable"
+    " [default: localhost, 127.0.0.1, ::1]",
+)
+@click.option(
+    "--agent-name",
+    "agent_names",
+    multiple=True,
+    metavar="NAME",
+    help="Put a DNS name or IP address into the agent's certificate; repeatable",
+)
+@click.option(
+    "--client-name",
+    "client_names",
+    multiple=True,
+    metavar="NAME",
+    help="Put a DNS name or IP address into the client's certificate; repeatable",
+)
+@click.option(
+    "--relay-name",
+    "relay_names",
+    multiple=True,
+    metavar="NAME",
+    help="Make a certificate with this name for servers to show to other servers, too; repeatable",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 36_500),
+    default=365,
+    show_default=True,
+    help="Set how long the certificates are valid; a CA lasts ten years at least",
+)
+@click.option("--force", is_flag=True, help="Replace files that exist")
+@click.option("--keep-ca", is_flag=True, help="Sign with the CAs that are in DIR")
+def init(
+    directory: str,
+    server_names: tuple[str, ...],
+    agent_names: tuple[str, ...],
+    client_names: tuple[str, ...],
+    relay_names: tuple[str, ...],
+    days: int,
+    force: bool,
+    keep_ca: bool,
+) -> None:
+    """Make CAs and certificates for server, agent and client
+
+    Writes ca, client-ca, server, agent and client .crt and .key into DIR. The first CA signs for
+    servers and agents, the other for clients. Nothing that exists is replaced without --force. To
+    renew the certificates, use --keep-ca --force; a DIR with one CA keeps it.
+
+    \b
+    Example:
+      isthmus pki init ./pki --server-name proxy.example.com --server-name 192.0.2.10
+      isthmus pki init ./pki --keep-ca --force --server-name proxy.example.com
+    """
+    from isthmus.tools.pki import making as pki
+
+    files = pki.init(
+        directory,
+        server_names=server_names,
+        agent_names=agent_names,
+        client_names=client_names,
+        relay_names=relay_names,
+        days=days,
+        force=force,
+        keep_ca=keep_ca,
+    )
+    authorities = [
+        ("CA", files.ca_cert, files.ca_key),
+        ("client CA", files.client_ca_cert, files.client_ca_key),
+    ]
+    leaves = [
+        ("server", files.server_cert, files.server_key),
+        ("agent", files.agent_cert, files.agent_key),
+        ("client", files.client_cert, files.client_key),
+        ("relay", files.relay_cert, files.relay_key),
+    ]
+    for what, cert, key in [*([] if keep_ca else authorities), *leaves[: 4 if relay_names else 3]]:
+        click.echo(f"{what:<10} {cert}  {key}")
+    if files.has_one_ca:
+        click.echo(
+            f"{files.ca_cert} signs for agents and clients; docs/pki.md has the steps to a CA for"
+            " each",
+            err=True,
+        )
+
+
+@command.command(short_help="Take certificates back: sign a list of those that are revoked")
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
+@click.option(
+    "--ca",
+    "directory",
+    metavar="DIR",
+    type=click.Path(),
+    help="Sign with the CAs in this directory, and keep the lists there: ca.crl of servers and"
+    " agents, client-ca.crl of clients [default: that of the first FILE]",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 36_500),
+    default=30,
+    show_default=True,
+    help="Say when the next list is due; one that is late counts still, with a warning",
+)
+def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
+    """Take certificates back: sign a list of those that are revoked
+
+    Servers and agents that follow the list (--cluster-crl-file, --server-crl-file, --crl-file)
+    refuse these certificates from then on, and cut what is open. Without FILE the lists are only
+    made anew, for another while.
+
+    \b
+    Example:
+      isthmus pki revoke ./pki/agent.crt
+      isthmus pki revoke --ca ./pki --days 90
+    """
+    from pathlib import Path
+
+    from isthmus.tools.pki import revoke as pki_revoke
+
+    base = directory or (str(Path(files[0]).parent) if files else ".")
+    for made in pki_revoke.revoke_all(files, directory=base, days=days):
+        for name in made.added:
+            click.echo(f"revoked {name}")
+        due = made.next_update.strftime("%Y-%m-%d")
+        click.echo(f"{made.path}: {made.total} revoked, the next list is due on {due}")
+
+
+@command.command(short_help="Show certificates, their dates and whether their keys match")
+@click.argument("paths", metavar="[DIR|FILE]...", nargs=-1, type=click.Path())
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
+)
+def show(paths: tuple[str, ...], output: str | None) -> None:
+    """Show certificates, their dates and whether their keys match
+
+    Without a path, those of the current directory.
+
+    \b
+    Example:
+      isthmus pki show ./pki
+      isthmus pki show ./pki/server.crt -o json
+    """
+    from isthmus.tools.pki import show as pki_show
+
+    infos = pki_show.show(paths or (".",))
+    if output == "table" or (output is None and sys.stdout.isatty()):
+        _print_table(infos)
+    else:
+        click.echo(json.dumps([info.to_json() for info in infos], indent=2))
+
+
+def _print_table(infos: Sequence[CertificateInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    one_directory = len({info.path.parent for info in infos}) == 1
+    headings = ("File", "Subject\nIssuer", "Names", "Usage\nKey", "Valid", "SHA-256")
+    table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    for column in table.columns:
+        column.overflow = "fold"  # paths and names keep their end
+    for info in infos:
+        # Text, because what a certificate says is never markup.
+        table.add_row(
+            Text(info.path.name if one_directory else str(info.path)),
+            Text(f"{info.subject}\n{info.issuer}"),
+            Text("\n".join(info.names)),
+            Text("\n".join([", ".join(info.usages) or "-", info.key.value])),
+            Text(f"{info.not_before:%Y-%m-%d}\n{info.not_after:%Y-%m-%d}\n") + _days_left(info),
+            info.fingerprint_sha256.replace(":", "").lower()[:12],
+        )
+    Console().print(table)
+
+
+def _days_left(info: CertificateInfo) -> Text:
+    from rich.text import Text
+
+    from isthmus.net.rules_expiry import Standing
+
+    if info.days_left < 0:
+        return Text("expired", style="red")
+    styles = {Standing.OK: "", Standing.WARN: "yellow", Standing.BAD: "red"}
+    return Text(f"{info.days_left} days left", style=styles[info.standing])

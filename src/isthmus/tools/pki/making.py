@@ -1,0 +1,400 @@
+"""Makes the certificates of a small private PKI: two CAs, and leaves for server, agent and client.
+
+One CA signs for servers and agents, the other for clients: an agent's certificate is none of a
+client. As its organization each leaf says what it is for (settings/rules_roles.py). A directory
+from before has one CA, which then signs all.
+
+For trying Isthmus out and for clusters without a certificate authority of their own. Whether files
+are fit for a running server is net/certificates.py, describing them is show.py, and the
+command is command.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+
+from isthmus.errors import ConfigError
+from isthmus.settings.rules_roles import Role
+from isthmus.tools.pki.show import CertificateInfo, KeyState, show
+
+__all__ = ["CertificateInfo", "KeyState", "PkiFiles", "init", "show"]
+
+#: The files of the CA for clients, without their endings.
+CLIENT_CA = "client-ca"
+DEFAULT_SERVER_NAMES = ("localhost", "127.0.0.1", "::1")
+DEFAULT_DAYS = 365
+MAX_DAYS = 36_500
+CA_DAYS = 3_650
+
+# Clocks differ: a certificate made a moment ago has to be valid on the other machine too.
+_CLOCK_SKEW = timedelta(minutes=5)
+_LABEL = r"(?!-)[a-z0-9-]{1,63}(?<!-)"
+_DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
+_MAX_NAME_CHARS = 253
+_Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PkiFiles:
+    """Where the files of one PKI directory are.
+
+    ``ca`` signs for servers and agents, ``client_ca`` for clients; in a directory that has one CA
+    they are the same. ``relay`` is there only if it was asked for.
+    """
+
+    directory: Path
+    ca_cert: Path
+    ca_key: Path
+    client_ca_cert: Path
+    client_ca_key: Path
+    server_cert: Path
+    server_key: Path
+    agent_cert: Path
+    agent_key: Path
+    client_cert: Path
+    client_key: Path
+    relay_cert: Path
+    relay_key: Path
+
+    @classmethod
+    def in_directory(cls, directory: str | os.PathLike[str]) -> PkiFiles:
+        """Name the files of a directory; none has to exist."""
+        base = Path(directory)
+        one = (base / "ca.crt").exists() and not (base / f"{CLIENT_CA}.crt").exists()
+        return cls._named(base, "ca" if one else CLIENT_CA)
+
+    @classmethod
+    def _named(cls, base: Path, client_ca: str) -> PkiFiles:
+        return cls(
+            directory=base,
+            ca_cert=base / "ca.crt",
+            ca_key=base / "ca.key",
+            client_ca_cert=base / f"{client_ca}.crt",
+            client_ca_key=base / f"{client_ca}.key",
+            server_cert=base / "server.crt",
+            server_key=base / "server.key",
+            agent_cert=base / "agent.crt",
+            agent_key=base / "agent.key",
+            client_cert=base / "client.crt",
+            client_key=base / "client.key",
+            relay_cert=base / "relay.crt",
+            relay_key=base / "relay.key",
+        )
+
+    @property
+    def has_one_ca(self) -> bool:
+        """One CA signs for agents and clients."""
+        return self.client_ca_cert == self.ca_cert
+
+
+class Signed(NamedTuple):
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: _Key
+
+
+class _Leaf(NamedTuple):
+    kind: str
+    role: Role
+    usage: ObjectIdentifier
+    names: Sequence[x509.GeneralName]
+
+
+class _NewFile(NamedTuple):
+    path: Path
+    content: bytes
+    mode: int
+
+
+def init(
+    directory: str | os.PathLike[str],
+    *,
+    server_names: Sequence[str] = (),
+    agent_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+    relay_names: Sequence[str] = (),
+    days: int = DEFAULT_DAYS,
+    force: bool = False,
+    keep_ca: bool = False,
+    one_ca: bool = False,
+    now: datetime | None = None,
+) -> PkiFiles:
+    """Make CAs and certificates for server, agent and client, valid for ``days``.
+
+    The names are DNS names and IP addresses for the certificates; a server without any is
+    localhost. With ``relay_names`` there is one as well that servers show to other servers. With
+    ``keep_ca`` the CAs of the directory sign, and no leaf outlives them; with ``one_ca`` a new one
+    signs for clients, too. Files that exist are replaced only with ``force``; everything is checked
+    before anything is written.
+
+    Raises:
+        ConfigError: a name or a file is wrong, or a file exists.
+    """
+    if not 0 < days <= MAX_DAYS:
+        raise ConfigError(f"days must be between 1 and {MAX_DAYS}, not {days}")
+    now = now or datetime.now(UTC)
+    files = PkiFiles.in_directory(directory)
+    if not keep_ca:
+        files = PkiFiles._named(files.directory, "ca" if one_ca else CLIENT_CA)
+    server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+    leaves = [
+        _Leaf("server", Role.SERVER, server, _general_names(server_names or DEFAULT_SERVER_NAMES)),
+        _Leaf("agent", Role.AGENT, client, _general_names(agent_names)),
+        _Leaf("client", Role.CLIENT, client, _general_names(client_names)),
+    ]
+    if relay_names:
+        leaves.append(_Leaf("relay", Role.SERVER, client, _general_names(relay_names)))
+    made = [] if keep_ca else ["ca"] if files.has_one_ca else ["ca", CLIENT_CA]
+    _check_targets(files.directory, [*made, *(leaf.kind for leaf in leaves)], force=force)
+    authorities = _authorities(files, now, days, keep=keep_ca)
+    new = [file for kind in made for file in _pair(files.directory, kind, authorities[kind])]
+    for leaf in leaves:
+        authority = authorities[files.client_ca_cert.stem if leaf.role is Role.CLIENT else "ca"]
+        new += _pair(files.directory, leaf.kind, _issue(leaf, authority, now, days))
+    _write(files.directory, new, force=force)
+    return files
+
+
+def _authorities(files: PkiFiles, now: datetime, days: int, *, keep: bool) -> dict[str, Signed]:
+    """Those that sign, by the name of their files."""
+    places = {
+        files.ca_cert: files.ca_key,
+        files.client_ca_cert: files.client_ca_key,
+    }
+    return {
+        cert.stem: read_authority(cert, key, now) if keep else _new_authority(cert.stem, now, days)
+        for cert, key in places.items()
+    }
+
+
+def _general_names(names: Iterable[str]) -> list[x509.GeneralName]:
+    return [_general_name(name) for name in dict.fromkeys(names)]
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    with suppress(ValueError):
+        address = ip_address(name)
+        if "%" not in name:  # a zone means nothing on another machine
+            return x509.IPAddress(address)
+    last_label = name.rpartition(".")[2]
+    if len(name) > _MAX_NAME_CHARS or last_label.isdigit() or not _DNS_NAME.fullmatch(name):
+        raise ConfigError(f"not a DNS name or an IP address: {name!r}")
+    return x509.DNSName(name)
+
+
+def _check_targets(directory: Path, kinds: Sequence[str], *, force: bool) -> None:
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise ConfigError(f"{directory}: is not a directory")
+    for target in [directory / f"{kind}.{ext}" for kind in kinds for ext in ("crt", "key")]:
+        if target.is_dir() and not target.is_symlink():
+            raise ConfigError(f"{target}: is a directory, not a file")
+        if not force and os.path.lexists(target):
+            raise ConfigError(f"{target}: already exists; --force replaces it")
+
+
+def _new_authority(kind: str, now: datetime, days: int) -> Signed:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus-{kind}")])
+    certificate = (
+        _builder(name, name, key.public_key(), now, now + timedelta(days=max(days, CA_DAYS)))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return Signed(certificate, key)
+
+
+def _issue(leaf: _Leaf, authority: Signed, now: datetime, days: int) -> Signed:
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority.certificate
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, leaf.role.value),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus-{leaf.kind}"),
+        ]
+    )
+    until = min(now + timedelta(days=days), issuer.not_valid_after_utc)
+    builder = (
+        _builder(subject, issuer.subject, key.public_key(), now, until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([leaf.usage]), critical=False)
+        .add_extension(authority_key_id(authority), critical=False)
+    )
+    if leaf.names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(leaf.names), critical=False)
+    return Signed(builder.sign(authority.key, hashes.SHA256()), key)
+
+
+def authority_key_id(authority: Signed) -> x509.AuthorityKeyIdentifier:
+    """Name the key of a CA, as what it signs does (RFC 5280 §4.2.1.1)."""
+    kind = x509.AuthorityKeyIdentifier
+    try:
+        known = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    except x509.ExtensionNotFound:
+        return kind.from_issuer_public_key(authority.key.public_key())
+    return kind.from_issuer_subject_key_identifier(known.value)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    until: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def read_authority(cert: Path, key_file: Path, now: datetime) -> Signed:
+    """Read a CA of a directory, with its key.
+
+    Raises:
+        ConfigError: a file is missing or wrong, or the CA is none or has expired.
+    """
+    certificate = read_certificate(cert)
+    try:
+        key = serialization.load_pem_private_key(read_file(key_file), password=None)
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"{key_file}: not a PEM private key without passphrase") from exc
+    if not isinstance(key, _Key):
+        raise ConfigError(f"{key_file}: neither an ECDSA nor an RSA key")
+    if key.public_key() != certificate.public_key():
+        raise ConfigError(f"{key_file}: key does not match the certificate in {cert}")
+    if certificate.not_valid_after_utc <= now:
+        day = certificate.not_valid_after_utc.date()
+        raise ConfigError(f"{cert}: certificate expired on {day}")
+    if not _is_ca(certificate):
+        raise ConfigError(f"{cert}: not a CA certificate")
+    return Signed(certificate, key)
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Read a certificate.
+
+    Raises:
+        ConfigError: the file is missing or wrong.
+    """
+    try:
+        return x509.load_pem_x509_certificate(read_file(path))
+    except ValueError as exc:
+        raise ConfigError(f"{path}: no PEM certificate in it") from exc
+
+
+def _is_ca(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def read_file(path: Path) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{path}: file does not exist") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
+
+
+def replace_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a file by rename: a reader sees the old one or the new one, never half.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    _write(path.parent, [_NewFile(path, content, mode)], force=True)
+
+
+def _pair(directory: Path, kind: str, signed: Signed) -> list[_NewFile]:
+    pem = serialization.Encoding.PEM
+    secret = signed.key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return [
+        _NewFile(directory / f"{kind}.key", secret, 0o600),
+        _NewFile(directory / f"{kind}.crt", signed.certificate.public_bytes(pem), 0o644),
+    ]
+
+
+def _write(directory: Path, new: Sequence[_NewFile], *, force: bool) -> None:
+    """Write all of the files or, as far as the disk lets us, none.
+
+    Raises:
+        ConfigError: the directory or a file cannot be written.
+    """
+    written: list[Path] = []
+    was_there = directory.exists()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        moves = []
+        for file in new:
+            # Replacing goes by rename: a reader sees the old file or the new one, never half.
+            suffix = f".{secrets.token_hex(4)}.tmp" if force else ""
+            path = file.path.with_name(file.path.name + suffix)
+            _create(path, file, written)
+            moves.append((path, file.path))
+        for source, target in moves if force else ():
+            os.replace(source, target)
+    except OSError as exc:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if not was_there:
+            with suppress(OSError):
+                directory.rmdir()
+        path_text = exc.filename or directory
+        raise ConfigError(f"{path_text}: {(exc.strerror or str(exc)).lower()}") from exc
+
+
+def _create(path: Path, file: _NewFile, written: list[Path]) -> None:
+    # O_EXCL never follows a symbolic link, and the mode is right from the first moment.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, file.mode)
+    written.append(path)
+    with open(descriptor, "wb") as stream:
+        stream.write(file.content)
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,1 @@
+"""``isthmus up``: a whole Isthmus on one machine."""

@@ -1,0 +1,247 @@
+"""``isthmus up``: a server, an agent and a demo target in one process, nothing to configure.
+
+Everything listens on loopback and lives in a directory that is gone afterwards. The kind with a
+firewall in between is lab/demo.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from isthmus.errors import LinkError, LinkStage
+from isthmus.frame.signals import stop_signals
+from isthmus.logs import configure
+from isthmus.programs.agent.program import Agent
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.program import Server
+from isthmus.programs.server.settings import HTTP_CONNECT, ServerSettings
+from isthmus.tools.pki import making as pki
+from isthmus.tools.pki.making import PkiFiles
+from isthmus.tools.up import demo
+from isthmus.tools.up.state import own_directory, state_home, tell_admin_ports
+from isthmus.values import HostPort
+
+Say = Callable[[str], None]
+
+SERVER_ID = "near-side"  # a random one is half of a line of isthmus tunnels
+AGENT_ID = "far-side"
+LOOPBACK = "127.0.0.1"
+LINK_TIMEOUT_S = 10.0
+VISIT_TIMEOUT_S = 10.0
+_LOOK_AGAIN_S = 0.01
+_MAX_UDS_BYTES = 107  # unix(7): 108 with the final NUL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Where everything is, once the agent is linked."""
+
+    files: PkiFiles
+    frontend: HostPort
+    admin: HostPort
+    agent_admin: HostPort
+    target: HostPort
+    uds: str
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Running]:
+    """Run server, agent and target, with their files in a directory, until the block ends.
+
+    Raises:
+        ConfigError: a file cannot be written or a port cannot be bound.
+        LinkError: the agent did not reach the server.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        files = pki.init(directory / "pki", days=1)
+        target = await demo.serve(host=LOOPBACK, port=0, agent_id=AGENT_ID)
+        stack.push_async_callback(target.close)
+        server = Server(_server_settings(directory, files))
+        await server.start()
+        stack.push_async_callback(server.stop)
+        agent = Agent(_agent_settings(files, server.agent_port))
+        await agent.start()
+        stack.push_async_callback(agent.stop)
+        async with asyncio.TaskGroup() as tasks:
+            watching = [
+                tasks.create_task(server.watch(), name="server"),
+                tasks.create_task(agent.watch(), name="agent"),
+            ]
+            await _wait_linked(server)
+            assert server.frontend_port is not None
+            yield Running(
+                files=files,
+                frontend=HostPort(LOOPBACK, server.frontend_port),
+                admin=HostPort(LOOPBACK, server.admin_port),
+                agent_admin=HostPort(LOOPBACK, agent.admin_port),
+                target=HostPort(demo.NAME, target.number),
+                uds=server.settings.uds_name,
+            )
+            for task in watching:
+                task.cancel()
+
+
+def _server_settings(directory: Path, files: PkiFiles) -> ServerSettings:
+    uds = str(directory / "server.sock")
+    settings = ServerSettings(
+        server_id=SERVER_ID,
+        mode=(HTTP_CONNECT,),  # what curl speaks
+        # The socket is a convenience: a home directory with a long name is no reason to fail.
+        uds_name=uds if len(os.fsencode(uds)) <= _MAX_UDS_BYTES else "",
+        server_port=0,
+        server_bind_address=LOOPBACK,
+        server_cert=str(files.server_cert),
+        server_key=str(files.server_key),
+        server_ca_cert=str(files.client_ca_cert),
+        agent_port=0,
+        agent_bind_address=LOOPBACK,
+        cluster_cert=str(files.server_cert),
+        cluster_key=str(files.server_key),
+        cluster_ca_cert=str(files.ca_cert),
+        health_port=0,
+        health_bind_address=LOOPBACK,
+        admin_port=0,
+    )
+    settings.validate()
+    return settings
+
+
+def _agent_settings(files: PkiFiles, server_port: int) -> AgentSettings:
+    settings = AgentSettings(
+        agent_id=AGENT_ID,
+        proxy_server_host=(LOOPBACK,),
+        proxy_server_port=server_port,
+        ca_cert=str(files.ca_cert),
+        agent_cert=str(files.agent_cert),
+        agent_key=str(files.agent_key),
+        host_alias=(f"{demo.NAME}={LOOPBACK}",),
+        health_server_host=LOOPBACK,
+        health_server_port=0,
+        admin_server_port=0,
+    )
+    settings.validate()
+    return settings
+
+
+async def _wait_linked(server: Server) -> None:
+    try:
+        async with asyncio.timeout(LINK_TIMEOUT_S):
+            while not len(server.agents):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+    except TimeoutError as exc:
+        raise LinkError(
+            f"the agent did not link to the server within {LINK_TIMEOUT_S:g} s",
+            LinkStage.TIMED_OUT,
+        ) from exc
+
+
+def curl_line(frontend: HostPort, files: PkiFiles, target: HostPort) -> str:
+    """Write the curl command that asks the target through the frontend, to paste into a shell."""
+    return shlex.join([
+        "curl", "--noproxy", "", "-p", "-x", f"https://{frontend}",
+        "--proxy-cacert", str(files.ca_cert), "--proxy-cert", str(files.client_cert),
+        "--proxy-key", str(files.client_key), f"http://{target}/",
+    ])  # fmt: skip
+
+
+def snapshot_line(admin: HostPort, environment: Mapping[str, str]) -> str:
+    """Write the curl command that shows what the server is doing."""
+    # curl reads these for plain HTTP; a proxy elsewhere has another 127.0.0.1.
+    proxied = any(environment.get(name) for name in ("http_proxy", "all_proxy", "ALL_PROXY"))
+    return shlex.join(
+        ["curl", *(["--noproxy", "*"] if proxied else []), f"http://{admin}/snapshot"]
+    )
+
+
+def our_name(environment: Mapping[str, str], typed: str) -> str:
+    """What to type for our command: its name, or as it was ``typed`` if no shell finds it."""
+    # `make run` starts the one of a virtual environment that is in nobody's PATH.
+    found = shutil.which("isthmus", path=environment.get("PATH", ""))
+    return "isthmus" if found or Path(typed).name != "isthmus" else shlex.quote(typed)
+
+
+def lines(
+    up: Running, environment: Mapping[str, str], *, pid: int, name: str = "isthmus"
+) -> list[str]:
+    """Write what to tell the user: a header with where to watch, an empty line, three to paste."""
+    return [
+        "Isthmus is up: a server, an agent, and a demo target that only the agent can find.",
+        "Paste into another terminal: a request through the tunnel, a look at the server, the end"
+        " (or Ctrl-C here).",
+        f"Watch it in a browser: http://{up.admin}/ui/",
+        f"Watch it in a terminal: {name} status, {name} top",
+        "",
+        curl_line(up.frontend, up.files, up.target),
+        snapshot_line(up.admin, environment),
+        f"kill {pid}",
+    ]
+
+
+async def _run(home: Path, say: Say, *, once: bool) -> int:
+    me = asyncio.current_task()
+    assert me is not None
+    told = False
+
+    def on_signal() -> None:
+        nonlocal told
+        if not told:  # a second one would interrupt the cleaning up
+            told = True
+            me.cancel()
+
+    # Before anything is made: from here on a signal means to clean up and leave.
+    for number in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    try:
+        with own_directory(home) as directory:
+            async with running(directory) as up:
+                tell_admin_ports(directory, [up.admin.port, up.agent_admin.port])
+                return await _live(up, say, once=once)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return 0
+
+
+async def _live(up: Running, say: Say, *, once: bool) -> int:
+    if once:
+        return await _visit(up, say)
+    name = our_name(os.environ, sys.argv[0])
+    for line in lines(up, os.environ, pid=os.getpid(), name=name):
+        say(line)
+    await asyncio.get_running_loop().create_future()  # until a signal cancels it
+    return 0
+
+
+async def _visit(up: Running, say: Say) -> int:
+    seen = await asyncio.to_thread(
+        demo.visit, up.frontend, up.files, up.target, timeout_s=VISIT_TIMEOUT_S
+    )
+    say(f"{up.target} through the tunnel: {seen.said}")
+    return 0 if seen.worked else 1
+
+
+def main(*, v: int, once: bool, say: Say) -> int:
+    """Run until Ctrl-C or SIGTERM, or with ``once`` for one request; the exit code.
+
+    Raises:
+        IsthmusError: nothing could be started; nothing is left behind.
+    """
+    os.umask(0o077)
+    configure(v, "text", sys.stderr)
+    try:
+        return uvloop.run(_run(state_home(os.environ), say, once=once))
+    except BaseExceptionGroup as group:
+        # A task group packs what went wrong in it, also when it is one thing.
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None

@@ -1,0 +1,1 @@
+"""Commands that look at running programs: status, top, tunnels, agents, dashboard."""

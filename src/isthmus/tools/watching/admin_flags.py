@@ -1,0 +1,198 @@
+"""The flags of every command that asks admin ports: which ones, with what to show, printed how."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.texts import filled
+
+if TYPE_CHECKING:
+    from isthmus.client.admin import AdminClient
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: The admin ports that programs have unless told otherwise, in the order they are shown.
+PROGRAM_PORTS = {
+    8095: "server",
+    8094: "agent",
+    8097: "sni-router",
+    8099: "socks5-proxy",
+    8101: "https-proxy",
+    8103: "apiserver-proxy",
+}
+FORMATS = ("table", "wide", "json", "yaml")
+_LOOK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminFlags:
+    """Which admin ports to ask, and what to show them, as it was typed."""
+
+    urls: tuple[str, ...] = ()
+    cacert: str = ""
+    cert: str = ""
+    key: str = ""
+    token_file: str = ""
+
+    def clients(self, *, timeout_s: float = 5.0) -> list[AdminClient]:
+        """A client for each --admin, in order; without any, for whichever programs run here.
+
+        Raises:
+            ConfigError: a flag or a file is wrong, or nothing was named and nothing runs here.
+        """
+        if self.urls:
+            return [self.client(url, timeout_s=timeout_s) for url in dict.fromkeys(self.urls)]
+        found = self._look_at(PROGRAM_PORTS, timeout_s)
+        if not found:
+            from isthmus.tools.up.state import told_admin_ports
+
+            found = self._look_at(told_admin_ports(os.environ), timeout_s)
+        if not found:
+            ports = ", ".join(f"{port} ({name})" for port, name in PROGRAM_PORTS.items())
+            raise ConfigError(
+                f"no program of isthmus answers on 127.0.0.1 at {ports}; name one with --admin=URL"
+            )
+        return found
+
+    def client(self, url: str, *, timeout_s: float = 5.0, token: bool = True) -> AdminClient:
+        """A client for one URL with these files, or without the ``token``.
+
+        Raises:
+            ConfigError: the URL or a file cannot be used.
+        """
+        from isthmus.client.admin import AdminClient, read_token
+
+        # Read in any case: a file that is not there is said, also where nobody is shown it.
+        known = read_token(self.token_file) if self.token_file else ""
+        return AdminClient(
+            url,
+            cacert=self.cacert,
+            cert=self.cert,
+            key=self.key,
+            token=known if token else "",
+            timeout_s=timeout_s,
+        )
+
+    def _look_at(self, ports: Iterable[int], timeout_s: float) -> list[AdminClient]:
+        looks = (self._look(port, timeout_s) for port in ports)
+        return [client for client in looks if client is not None]
+
+    def _look(self, port: int, timeout_s: float) -> AdminClient | None:
+        """The client of what listens on a port here; None if nothing does, or it is not ours."""
+        from isthmus.client.admin import AdminError, Trouble
+
+        address = f"127.0.0.1:{port}"
+        for scheme in ("http", "https"):
+            # By https it is certain who is there.
+            token = scheme == "https" or self._may_be_shown_token(port)
+            url = f"{scheme}://{address}"
+            client = self.client(url, timeout_s=min(timeout_s, _LOOK_S), token=token)
+            try:
+                kind = str(client.get("/snapshot?limit=0").get("kind"))
+            except AdminError as error:
+                match error.why:
+                    case Trouble.REFUSED | Trouble.NOT_FOUND | Trouble.STATUS | Trouble.NOT_JSON:
+                        return None
+                    case Trouble.NOT_HTTP if scheme == "http":
+                        continue
+                    case Trouble.NOT_HTTP:
+                        return None
+                    case Trouble.UNAUTHORIZED if not token and self.token_file:
+                        click.echo(
+                            f"isthmus: {address} is not shown the token, which its user may not"
+                            f" read; name it with --admin={url}",
+                            err=True,
+                        )
+                        return None
+                    case _:  # it is somebody who does not want us: whoever asks will say so
+                        pass
+            else:
+                if not kind.endswith("Snapshot"):
+                    return None
+            return self.client(url, timeout_s=timeout_s, token=token)
+        return None
+
+    def _may_be_shown_token(self, port: int) -> bool:
+        if not self.token_file:
+            return True
+        from isthmus.tools.watching.token_trust import may_be_shown
+
+        return may_be_shown(self.token_file, port)
+
+
+_OPTIONS = (
+    click.option(
+        "--admin",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        envvar="ISTHMUS_ADMIN",
+        callback=filled,
+        help="Ask the admin port at this URL, as http://127.0.0.1:8095; repeatable, env"
+        " ISTHMUS_ADMIN [default: the programs that run here on their usual ports, or else those"
+        " of isthmus up]",
+    ),
+    click.option(
+        "--cacert",
+        metavar="FILE",
+        callback=filled,
+        help="Trust the authorities in this file for https",
+    ),
+    click.option("--cert", metavar="FILE", callback=filled, help="Show this client certificate"),
+    click.option("--key", metavar="FILE", callback=filled, help="Use this key with --cert"),
+    click.option(
+        "--token-file", metavar="FILE", callback=filled, help="Send the token in this file"
+    ),
+)
+
+
+def admin_options(function: _F) -> _F:
+    """Give a command the flags that say where admin ports are; it gets them as ``admin``."""
+
+    @wraps(function)
+    def bundled(
+        *,
+        urls: tuple[str, ...],
+        cacert: str | None,
+        cert: str | None,
+        key: str | None,
+        token_file: str | None,
+        **rest: Any,
+    ) -> Any:
+        admin = AdminFlags(
+            urls=urls,
+            cacert=cacert or "",
+            cert=cert or "",
+            key=key or "",
+            token_file=token_file or "",
+        )
+        return function(admin=admin, **rest)
+
+    made: Any = bundled
+    for option in reversed(_OPTIONS):
+        made = option(made)
+    return made  # type: ignore[no-any-return]  # click's options give back what they got
+
+
+def output_option(function: _F) -> _F:
+    """Give a command -o/--output; it gets ``output``, one of FORMATS."""
+    option = click.option(
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        callback=_or_default,
+        help="Print in this format [default: table on a terminal, json in a pipe]",
+    )
+    return option(function)
+
+
+def _or_default(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    return value or ("table" if sys.stdout.isatty() else "json")

@@ -1,0 +1,121 @@
+"""``isthmus agents``: the agents that servers know, as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
+
+if TYPE_CHECKING:
+    from isthmus.tools.watching.looking import Seen
+
+_HEADS = ("ID", "VERSION", "ZONE", "NETWORK", "TUNNELS", "LINKS", "PING", "STATE", "AGE")
+_WIDE = ("IDENTITY", "ADDRESS", "CARRIER", "IDENTIFIERS")
+
+
+@click.command(
+    name="agents",
+    short_help="Show the agents that are connected",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@admin_options
+@output_option
+def command(admin: AdminFlags, output: str) -> int:
+    """Show the agents that are connected
+
+    PING is the last measured round trip of its best link, AGE is that of its oldest. Those of
+    several servers are put together, with a column that says whose they are: an agent has a line
+    for each server that it is linked to. Exit code 1 when a program did not answer.
+
+    \b
+    Example:
+      isthmus agents
+      isthmus agents -o wide
+      isthmus agents --admin https://a.example.com:8095 --admin https://b.example.com:8095 \\
+          --cacert pki/ca.crt --token-file token
+    """
+    from isthmus.frame.cli.tables import print_data, print_table
+    from isthmus.tools.watching.looking import look_at_all, names_of
+
+    programs = look_at_all(admin, tunnels=0)
+    for each in programs:
+        if each.error is not None:
+            click.echo(f"isthmus: {each.error}", err=True)
+    if all(each.error for each in programs):
+        return 2
+    servers = [each for each in programs if "agents" in each.snapshot]
+    if not servers:
+        raise ConfigError("agents are known to servers, and none was asked; name one with --admin")
+    names = names_of(servers)
+    found = [row for each in servers for row in _rows(each, names[each.client.url])]
+    found.sort(key=lambda row: (row["id"], row["server"]))
+    if output in ("json", "yaml"):
+        print_data({"kind": "Agents", "items": found}, output)
+    elif not found:
+        click.echo("No agents found.", err=True)
+    else:
+        heads = list(_HEADS)
+        if len(servers) > 1:
+            heads.insert(1, "SERVER")
+        if output == "wide":
+            heads += _WIDE
+        print_table(heads, [_cells(row, heads) for row in found])
+    return 1 if any(each.error for each in programs) else 0
+
+
+def _rows(seen: Seen, server: str) -> list[dict[str, Any]]:
+    """The agents of a server as they are printed for machines."""
+    from isthmus.tools.watching.looking import items, number, text
+
+    links = items(seen.snapshot, "links")
+    found = []
+    for agent in items(seen.snapshot, "agents"):
+        own = [link for link in links if text(link, "peerId") == text(agent, "id")]
+        states = [text(link, "state") for link in own]
+        found.append(
+            {
+                **agent,
+                "server": server,
+                "admin": seen.client.url,
+                "network": text(agent, "network"),
+                "state": _state(bool(agent.get("draining")), states),
+                "ageSeconds": max((number(link, "ageSeconds") for link in own), default=None),
+                "addresses": sorted({text(link, "peerAddress") for link in own}),
+                "carriers": sorted({text(link, "carrier") for link in own}),
+            }
+        )
+    return found
+
+
+def _state(draining: bool, links: list[str]) -> str:
+    """Ready when some link can take a dial, as a server chooses."""
+    if draining:
+        return "Draining"
+    if not links or "open" in links:
+        return "Ready"
+    return links[0].capitalize()
+
+
+def _cells(row: dict[str, Any], heads: list[str]) -> list[str]:
+    from isthmus.frame.cli.units import age, milliseconds
+
+    by_head = {
+        "ID": row["id"],
+        "SERVER": row["server"],
+        "VERSION": row.get("version"),
+        "ZONE": row.get("zone"),
+        "NETWORK": row["network"],
+        "TUNNELS": row.get("tunnels"),
+        "LINKS": row.get("links"),
+        "PING": milliseconds(row.get("rttSeconds")),
+        "STATE": row["state"],
+        "AGE": age(row["ageSeconds"]),
+        "IDENTITY": row.get("identity"),
+        "ADDRESS": ",".join(row["addresses"]),
+        "CARRIER": ",".join(row["carriers"]),
+        "IDENTIFIERS": ",".join(row.get("identifiers") or ()),
+    }
+    return ["" if by_head[head] is None else str(by_head[head]) for head in heads]

@@ -1,0 +1,241 @@
+"""``isthmus top``: tunnels live, the fastest first; or frames for a pipe.
+
+A thread asks the programs, so that keys work while one of them is slow to answer. What keys do is
+top_state.py, what is drawn top_view.py, and the terminal live.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from isthmus.errors import ConfigError
+from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
+
+if TYPE_CHECKING:
+    from isthmus.client.admin import AdminClient
+    from isthmus.tools.watching.live import Screen
+    from isthmus.tools.watching.looking import Seen
+    from isthmus.tools.watching.top_state import TopState
+    from isthmus.tools.watching.top_view import Line
+    from isthmus.tools.watching.tunnel_rows import TunnelRow
+
+NOTHING = 2
+#: Of each program, as the dashboard: a snapshot of all of very many would be work for it.
+MOST_TUNNELS = 5_000
+_LOOKS = {"head": "reverse", "cursor": "bold reverse", "bad": "yellow", "faint": "dim"}
+
+
+@click.command(
+    name="top",
+    short_help="Watch tunnels live, the fastest first",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option("-b", "--batch", is_flag=True, help="Print frames one after the other, for a pipe")
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(1),
+    metavar="COUNT",
+    help="Stop after so many frames [default: never]",
+)
+@click.option(
+    "-d",
+    "--delay",
+    "delay_s",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Look this often",
+)
+@admin_options
+def command(admin: AdminFlags, batch: bool, count: int | None, delay_s: float) -> int:
+    """Watch tunnels live, the fastest first
+
+    Keys: q quits, the arrows or j and k move, s sorts by the next column, r reverses, / filters, e
+    ends the tunnel under the cursor after asking, space pauses, ? helps. With -b it prints frames
+    and reads no keys, as top -b does.
+
+    \b
+    Example:
+      isthmus top
+      isthmus top --admin http://127.0.0.1:8095 --delay 5
+      isthmus top -b -n 2 | grep 10.0.0.5
+    """
+    if not batch:
+        _check_terminal()
+    clients = admin.clients()
+    watcher = Watcher(clients, once=not admin.urls)
+    if batch:
+        return _batch(watcher, count, delay_s)
+    watcher.look()
+    if all(each.error for each in watcher.programs):
+        raise ConfigError("; ".join(str(each.error) for each in watcher.programs))
+    return _live(watcher, count, delay_s)
+
+
+def _check_terminal() -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("top needs a terminal; use -b to print frames")
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        raise ConfigError(
+            f"top cannot draw on the terminal {os.environ.get('TERM', '')!r} (TERM); use -b to"
+            " print frames"
+        )
+
+
+class Watcher:
+    """Looks at programs again and again; what was seen last is there for others to read."""
+
+    def __init__(self, clients: Sequence[AdminClient], *, once: bool) -> None:
+        from isthmus.tools.watching.top_view import Counts
+        from isthmus.tools.watching.tunnel_rows import Rates
+
+        self.clients = clients
+        self.programs: list[Seen] = []
+        self.rows: list[TunnelRow] = []
+        self.counts = Counts()
+        self.looks = 0
+        self.clock = ""
+        self._once = once
+        self._rates = Rates()
+        self._over = threading.Event()
+
+    @property
+    def several(self) -> bool:
+        """Tell whether it has to be said whose a tunnel is."""
+        return len(self.clients) > 1
+
+    def look(self) -> None:
+        """Look once."""
+        from isthmus.tools.watching.looking import at_once, look
+        from isthmus.tools.watching.tunnel_rows import rows_of
+
+        programs = at_once(lambda client: look(client, MOST_TUNNELS), self.clients)
+        now = time.monotonic()
+        rows = self._rates.take(rows_of(programs, once=self._once), now=now)
+        self.counts.take(programs, now=now)
+        self.programs, self.rows, self.clock = programs, rows, time.strftime("%H:%M:%S")
+        self.looks += 1
+
+    def start(self, every_s: float, then: Callable[[], None]) -> None:
+        """Look so often, in a thread, and call ``then`` after each."""
+
+        def again() -> None:
+            while not self._over.wait(every_s):
+                self.look()
+                then()
+
+        # The process does not wait for it: it may be in the middle of a request.
+        threading.Thread(target=again, name="top-looks", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+
+def _batch(watcher: Watcher, count: int | None, delay_s: float) -> int:
+    """Print frames; the first has no rates yet, as that of top has not."""
+    from isthmus.frame.cli.texts import one_line
+    from isthmus.tools.watching.top_view import summary, table
+    from isthmus.tools.watching.tunnel_rows import SORTS
+
+    while True:
+        watcher.look()
+        if watcher.looks > 1:
+            click.echo()
+        head = summary(watcher.programs, watcher.rows, watcher.counts, clock=watcher.clock)
+        rows = sorted(watcher.rows, key=SORTS["rate"])
+        for line in head:
+            click.echo(one_line(line.text))
+        click.echo()
+        for text in table(rows, several=watcher.several):
+            click.echo(text)
+        sys.stdout.flush()
+        if watcher.looks == count:
+            return NOTHING if all(each.error for each in watcher.programs) else 0
+        time.sleep(delay_s)
+
+
+def _live(watcher: Watcher, count: int | None, delay_s: float) -> int:
+    from isthmus.tools.watching.live import Screen
+    from isthmus.tools.watching.top_state import Order, TopState
+
+    state = TopState()
+    head = _head(watcher)
+    widths: dict[str, int] = {}
+    with Screen() as screen:
+        watcher.start(delay_s, screen.wake)
+        try:
+            while count is None or watcher.looks <= count:
+                if not state.paused:
+                    head = _head(watcher)
+                    state.take(watcher.rows)
+                _draw(screen, state, head, watcher.several, widths)
+                for key in screen.wait(delay_s):
+                    match state.key(key):
+                        case Order.QUIT:
+                            return 0
+                        case Order.END:
+                            end_tunnel(watcher, state, wake=screen.wake)
+                        case Order.REDRAW:
+                            screen.redraw()
+                        case Order.NOTHING:
+                            pass
+        except (EOFError, OSError):  # the terminal has gone
+            return 0
+        finally:
+            watcher.stop()
+    return 0
+
+
+def _head(watcher: Watcher) -> list[Line]:
+    from isthmus.tools.watching.top_view import summary
+
+    return summary(watcher.programs, watcher.rows, watcher.counts, clock=watcher.clock)
+
+
+def _draw(
+    screen: Screen, state: TopState, head: Sequence[Line], several: bool, widths: dict[str, int]
+) -> None:
+    from rich.text import Text
+
+    from isthmus.tools.watching.top_view import screen_lines
+
+    lines = screen_lines(state, head, several=several, size=screen.size, widths=widths)
+    screen.draw(
+        [Text(each.text, _LOOKS.get(each.look, ""), no_wrap=True, end="") for each in lines]
+    )
+
+
+def end_tunnel(watcher: Watcher, state: TopState, *, wake: Callable[[], None]) -> None:
+    """Have the tunnel ended that was asked about, in a thread: it may take a moment."""
+    row, state.ending = state.ending, None
+    assert row is not None
+    now = next((each for each in watcher.rows if each.key == row.key), None)
+    if now is None or now.connection_id != row.connection_id:
+        # A program that began anew numbers its tunnels from 1 again.
+        state.message = f"tunnel {row.id} to {row.target} has ended already"
+        return
+    client = next(each for each in watcher.clients if each.url == row.url)
+
+    def end() -> None:
+        from isthmus.client.admin import AdminError
+
+        try:
+            client.post(f"/tunnels/{row.id}/end")
+        except AdminError as error:
+            state.message = str(error)
+        else:
+            state.message = f"tunnel {row.id} to {row.target} ended"
+        wake()
+
+    state.message = f"ending tunnel {row.id} …"
+    threading.Thread(target=end, name="top-end", daemon=True).start()

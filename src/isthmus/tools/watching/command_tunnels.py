@@ -1,0 +1,236 @@
+"""``isthmus tunnels``: the tunnels of programs, chosen and sorted; and the end of one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.texts import filled, one_line
+from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
+
+if TYPE_CHECKING:
+    from isthmus.client.admin import AdminClient
+    from isthmus.tools.watching.looking import Seen
+    from isthmus.tools.watching.tunnel_rows import Key, TunnelRow
+
+FAILED = 1
+NOTHING = 2
+_EVERY_S = 1.0
+
+
+@click.group(
+    name="tunnels",
+    short_help="Show tunnels, and end them",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option("--stalled", is_flag=True, help="Show only tunnels that do not move, and say why")
+@click.option("--agent", metavar="ID", callback=filled, help="Show only tunnels of this agent")
+@click.option(
+    "--target",
+    metavar="PATTERN",
+    callback=filled,
+    help="Show only tunnels to targets like this, as '10.0.0.*' or '*:443'",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["age", "bytes", "rate"]),
+    default="age",
+    show_default=True,
+    help="Put the oldest, the largest or the fastest first; rate takes a second to measure",
+)
+@click.option("-w", "--watch", is_flag=True, help="Go on, with a line for each change")
+@admin_options
+@output_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    admin: AdminFlags,
+    output: str,
+    stalled: bool,
+    agent: str | None,
+    target: str | None,
+    sort: str,
+    watch: bool,
+) -> int:
+    """Show tunnels, and end them
+
+    Those of several programs are put together, with a column that says whose they are. Where a
+    server and its agent are both found on this machine, a tunnel that goes through both is listed
+    once. Exit code 1 when a program did not answer.
+
+    \b
+    Example:
+      isthmus tunnels
+      isthmus tunnels --stalled -o wide
+      isthmus tunnels --target '10.0.0.*:443' --sort rate
+      isthmus tunnels end 17
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = admin
+        return 0
+    from isthmus.tools.watching.looking import look_at_all
+    from isthmus.tools.watching.tunnel_rows import SORTS, Rates, chosen, rows_of
+    from isthmus.tools.watching.tunnels_output import TunnelPrinter
+
+    rates = Rates()
+
+    def look() -> tuple[list[Seen], list[TunnelRow]]:
+        programs = look_at_all(admin)
+        rows = chosen(
+            rows_of(programs, once=not admin.urls),
+            stalled=stalled,
+            agent=agent or "",
+            target=target or "",
+        )
+        rows = rates.take(rows, now=time.monotonic())
+        return programs, sorted(rows, key=SORTS[sort])
+
+    programs, rows = look()
+    if sort == "rate" and rows:
+        time.sleep(_EVERY_S)
+        programs, rows = look()
+    several = len(programs) > 1
+    code = _say_errors(programs)
+    if code == NOTHING:
+        return code
+    printer = TunnelPrinter(output, several=several, stalled=stalled, rates=sort == "rate")
+    if not watch:
+        printer.print_all(rows, truncated=_truncated(programs))
+        return code
+    shown: dict[Key, TunnelRow] = {}
+    while True:
+        # Who did not answer this time may still have its tunnels.
+        silent = {each.client.url for each in programs if each.error}
+        kept = [row for row in shown.values() if row.url in silent]
+        printer.print_changes(changes(shown, [*rows, *kept]))
+        shown = {row.key: row for row in (*rows, *kept)}
+        time.sleep(_EVERY_S)
+        programs, rows = look()
+        if all(each.error for each in programs):
+            return _say_errors(programs)
+
+
+def _say_errors(programs: Sequence[Seen]) -> int:
+    for each in programs:
+        if each.error is not None:
+            click.echo(f"isthmus: {each.error}", err=True)
+    if all(each.error for each in programs):
+        return NOTHING
+    return FAILED if any(each.error for each in programs) else 0
+
+
+def _truncated(programs: Sequence[Seen]) -> int:
+    from isthmus.tools.watching.looking import number
+
+    return int(sum(number(each.snapshot, "truncated") for each in programs))
+
+
+def changes(before: dict[Key, TunnelRow], rows: Sequence[TunnelRow]) -> list[TunnelRow]:
+    """What is new, in another state, or gone."""
+    now = {row.key for row in rows}
+    new = [row for row in rows if row.key not in before or before[row.key].state != row.state]
+    return new + [replace(row, state="ended") for key, row in before.items() if key not in now]
+
+
+@command.command(name="end", short_help="End a tunnel")
+@click.argument("tunnel", metavar="ID")
+@click.option("-y", "--yes", is_flag=True, help="End it without asking")
+@admin_options
+@click.pass_context
+def end(ctx: click.Context, admin: AdminFlags, tunnel: str, yes: bool) -> int:
+    """End a tunnel
+
+    ID is a tunnel's number, or its connection id as logs and audit have it. Both sides are reset.
+    The program answers whoever shows a token or a certificate, and on loopback root and its own
+    user; its log and its audit log say who asked.
+
+    \b
+    Example:
+      isthmus tunnels end 17
+      isthmus tunnels end 5f1c09ab-2e --yes --admin http://127.0.0.1:8095
+    """
+    from isthmus.client.admin import AdminError
+    from isthmus.tools.watching.looking import look_at_all
+    from isthmus.tools.watching.tunnel_rows import rows_of
+
+    asked = _both(ctx, admin)
+    programs = look_at_all(asked)
+    if all(each.error for each in programs):
+        return _say_errors(programs)
+    found = [
+        row
+        for row in rows_of(programs, once=not asked.urls)
+        if tunnel in (row.id, row.connection_id)
+    ]
+    if not found:
+        raise ConfigError(f"there is no tunnel {tunnel}")
+    if len(found) > 1:
+        where = one_line(", ".join(f"{row.server} ({row.url})" for row in found))
+        raise ConfigError(f"{where} each have a tunnel {tunnel}; say which one with --admin")
+    (row,) = found
+    client = next(each.client for each in programs if each.client.url == row.url)
+    if not yes:
+        _confirm(row)
+        _check_still(client, row)
+    try:
+        client.post(f"/tunnels/{row.id}/end")
+    except AdminError as error:
+        if error.status == 404:
+            raise ConfigError(
+                f"there is no tunnel {tunnel} any more, or {row.url} is too old to end one"
+            ) from error
+        raise
+    click.echo(f"tunnel {one_line(row.id)} to {one_line(row.target)} ended")
+    return 0
+
+
+def _check_still(client: AdminClient, row: TunnelRow) -> None:
+    """See that the number is still the tunnel's: a program that began anew counts from 1 again.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    from isthmus.tools.watching.looking import look
+    from isthmus.tools.watching.tunnel_rows import rows_of
+
+    seen = look(client)
+    if seen.error is None and (row.id, row.connection_id) not in {
+        (each.id, each.connection_id) for each in rows_of([seen])
+    }:
+        raise ConfigError(one_line(f"the tunnel {row.id} to {row.target} has ended already"))
+
+
+def _both(ctx: click.Context, admin: AdminFlags) -> AdminFlags:
+    """The flags before and after the word ``end`` together; those after it win."""
+    outer = ctx.obj
+    assert isinstance(outer, AdminFlags)
+    typed = [
+        field.name
+        for field in fields(admin)
+        if ctx.get_parameter_source(field.name) is ParameterSource.COMMANDLINE
+    ]
+    return replace(outer, **{name: getattr(admin, name) for name in typed})
+
+
+def _confirm(row: TunnelRow) -> None:
+    """Ask whether it is meant.
+
+    Raises:
+        ConfigError: nobody can be asked.
+        click.Abort: it is not.
+    """
+    from isthmus.frame.cli.units import age
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError("nobody can be asked without a terminal; give --yes to end the tunnel")
+    who = one_line(f"{row.requester or 'somebody'} to {row.target}")
+    question = f"End tunnel {one_line(row.id)}, {who}, open for {age(row.age_s)}?"
+    click.confirm(question, abort=True, err=True)

@@ -1,0 +1,167 @@
+"""A whole terminal for a while: the other screen, single keys, resizes, and everything put back.
+
+The screen itself is rich's Live. Whatever ends a command (a key, Ctrl-C, SIGTERM, SIGHUP, an
+exception) passes through ``__exit__``, which gives the terminal back as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import termios
+import tty
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rich.console import Console, ConsoleDimensions
+from rich.live import Live
+from rich.text import Text
+
+from isthmus.tools.watching.keys import Keys
+
+_READ_BYTES = 4096
+_COLUMNS, _LINES = 80, 24  # of a terminal that does not know
+_ESCAPE_S = 0.05  # the rest of a sequence comes at once; who presses Escape presses nothing else
+#: What ends us, and what a second one of it does while a slow terminal takes our last words.
+_ENDINGS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
+class Screen:
+    """The terminal of standard input and output, taken over while the context lasts.
+
+    One at a time, in the main thread; ``wake`` may be called from any.
+    """
+
+    def __init__(self, stdin: int = 0) -> None:
+        self._stdin = stdin
+        self._keys = Keys()
+        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._live = Live(
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._drawn: tuple[tuple[int, int], list[Text]] | None = None
+        self._before: list[Any] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._wake_read, self._wake_write = -1, -1
+        self._wakeup_before = -1
+        self._ended_by = 0
+
+    def __enter__(self) -> Self:
+        self._before = termios.tcgetattr(self._stdin)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._put_back)
+            self._wake_read, self._wake_write = os.pipe()
+            os.set_blocking(self._wake_read, False)
+            os.set_blocking(self._wake_write, False)
+            # A signal that came wakes the wait for keys: a resize is drawn at once.
+            self._wakeup_before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+            for number in _ENDINGS:
+                self._handlers[number] = signal.signal(number, self._end)
+            self._handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, _nothing)
+            self._take_keys()
+            self._live.start()
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._put_back()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its width and height, as they are now."""
+        # Of the terminal itself: COLUMNS and LINES, if they are set, do not follow a resize.
+        columns, lines = os.get_terminal_size(self._stdin)
+        size = ConsoleDimensions(columns or _COLUMNS, lines or _LINES)
+        self._console.size = size
+        return size
+
+    def draw(self, lines: list[Text]) -> None:
+        """Show these lines from the top; what is shown already is not sent again."""
+        now = (self.size, lines)
+        if self._drawn == now:
+            return
+        self._drawn = now
+        self._live.update(Text("\n").join(lines), refresh=True)
+
+    def redraw(self) -> None:
+        """Forget what is shown: something else may have written over it."""
+        self._drawn = None
+
+    def wait(self, timeout_s: float) -> list[str]:
+        """Wait for keys, a resize or ``wake``, at most so long; the keys that came.
+
+        Raises:
+            EOFError: the terminal has gone.
+            KeyboardInterrupt: Ctrl-C.
+            SystemExit: another signal ended us, with the exit code that shells give it.
+        """
+        if self._keys.waiting:
+            timeout_s = min(timeout_s, _ESCAPE_S)
+        ready, _, _ = select.select([self._stdin, self._wake_read], [], [], max(0.0, timeout_s))
+        if self._ended_by == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._ended_by:
+            raise SystemExit(128 + self._ended_by)
+        if self._wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, _READ_BYTES)
+        if self._stdin not in ready:
+            return self._keys.flush() if not ready else []
+        try:
+            data = os.read(self._stdin, _READ_BYTES)
+        except OSError as exc:
+            raise EOFError from exc
+        if not data:
+            raise EOFError
+        return self._keys.feed(data)
+
+    def wake(self) -> None:
+        """End a ``wait``."""
+        # Full is as good as written; closed is nobody who waits.
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def _take_keys(self) -> None:
+        tty.setcbreak(self._stdin, termios.TCSADRAIN)
+        mode = termios.tcgetattr(self._stdin)
+        # Ctrl-Z would leave the shell on our screen with our settings.
+        mode[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(self._stdin, termios.TCSADRAIN, mode)
+
+    def _put_back(self) -> None:
+        with contextlib.suppress(OSError):  # a terminal that has gone needs nothing
+            self._live.stop()
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(self._stdin, termios.TCSAFLUSH, self._before)
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for fd in (self._wake_read, self._wake_write):
+            if fd >= 0:
+                os.close(fd)
+        self._wake_read = self._wake_write = -1
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        # Raised from here it would end a frame in its middle, and leave rich in a state that it
+        # does not expect; whoever waits next raises it.
+        self._ended_by = number
+        signal.signal(number, _ENDINGS[signal.Signals(number)])
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Have a handler, so that the wake-up pipe hears of the signal."""

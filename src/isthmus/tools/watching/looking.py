@@ -1,0 +1,136 @@
+"""What the terminal tools know of programs: snapshots by their admin ports, and what went wrong.
+
+Everything asked from a program may be missing: it may be older or newer than we are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from isthmus.client.admin import AdminError, Trouble
+
+if TYPE_CHECKING:
+    from isthmus.client.admin import AdminClient
+    from isthmus.tools.watching.admin_flags import AdminFlags
+
+T = TypeVar("T")
+R = TypeVar("R")
+MOST_TUNNELS = 100_000
+_AT_ONCE = 16
+_PROGRAMS = {
+    "ServerSnapshot": "server",
+    "AgentSnapshot": "agent",
+    "SniRouterSnapshot": "sni-router",
+    "ApiserverProxySnapshot": "apiserver-proxy",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A program as it was seen a moment ago; ``error`` is why it was not."""
+
+    client: AdminClient
+    snapshot: dict[str, Any]
+    error: AdminError | None = None
+
+    @property
+    def program(self) -> str:
+        """Its name on the command line."""
+        kind = str(self.snapshot.get("kind", ""))
+        named = str(self.snapshot.get("program", ""))
+        return _PROGRAMS.get(kind) or named or kind.removesuffix("Snapshot").lower() or "unknown"
+
+    @property
+    def id(self) -> str:
+        """What it is called: its id, or where it answers."""
+        given = self.snapshot.get("serverId") or self.snapshot.get("agentId")
+        return str(given or self.client.address)
+
+
+def at_once(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
+    """Do the same for all of them at once, in threads; the results in order.
+
+    The process does not wait for the threads: Ctrl-C ends it while a program is slow to answer.
+    """
+    things = list(things)
+    if len(things) < 2:
+        return [work(thing) for thing in things]
+    todo: SimpleQueue[tuple[int, T]] = SimpleQueue()
+    done: SimpleQueue[tuple[int, R] | BaseException] = SimpleQueue()
+    for each in enumerate(things):
+        todo.put(each)
+
+    def do() -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                at, thing = todo.get_nowait()
+                try:
+                    done.put((at, work(thing)))
+                except BaseException as error:  # for whoever waits
+                    done.put(error)
+
+    for _ in range(min(len(things), _AT_ONCE)):
+        threading.Thread(target=do, name="looks", daemon=True).start()
+    results: dict[int, R] = {}
+    for _ in things:
+        match done.get():
+            case (at, result):
+                results[at] = result
+            case BaseException() as error:
+                raise error
+    return [results[at] for at in range(len(things))]
+
+
+def look(client: AdminClient, tunnels: int = MOST_TUNNELS) -> Seen:
+    """Ask a program for its snapshot; what goes wrong is in ``error``."""
+    try:
+        snapshot = client.get(f"/snapshot?limit={tunnels}")
+        if not str(snapshot.get("kind", "")).endswith("Snapshot"):
+            raise AdminError(
+                f"{client.url}/snapshot is no snapshot; is it the admin port of isthmus?",
+                Trouble.NOT_JSON,
+            )
+    except AdminError as error:
+        return Seen(client=client, snapshot={}, error=error)
+    return Seen(client=client, snapshot=snapshot)
+
+
+def look_at_all(admin: AdminFlags, tunnels: int = MOST_TUNNELS) -> list[Seen]:
+    """See every program that was named, or that runs here.
+
+    Raises:
+        ConfigError: a flag is wrong, or there is nothing.
+    """
+    return at_once(lambda client: look(client, tunnels), admin.clients())
+
+
+def names_of(programs: Sequence[Seen]) -> dict[str, str]:
+    """A name for each program by its URL: its id, with its address where ids are not unique."""
+    ids = [seen.id for seen in programs]
+    return {
+        seen.client.url: seen.id if ids.count(seen.id) == 1 else f"{seen.id}@{seen.client.address}"
+        for seen in programs
+    }
+
+
+def items(snapshot: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """A list of objects in a snapshot; empty where there is none."""
+    found = snapshot.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def number(thing: dict[str, Any], key: str) -> float:
+    """A number; 0 where there is none."""
+    found = thing.get(key)
+    return found if isinstance(found, int | float) else 0
+
+
+def text(thing: dict[str, Any], key: str) -> str:
+    """A text; empty where there is none."""
+    found = thing.get(key)
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,154 @@
+"""The tunnels of several programs as rows: chosen, sorted, with rates between two looks.
+
+For ``isthmus tunnels`` and ``isthmus top``. Pure: programs come in as they were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from isthmus.tools.watching.looking import Seen, items, names_of, number, text
+
+#: A tunnel among those of all programs: the program's URL, and its number there.
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelRow:
+    """One tunnel; ``rate`` is bytes per second both ways, None before a second look.
+
+    ``relay`` is the other server that has the agent, if one has.
+    """
+
+    url: str
+    server: str
+    id: str
+    target: str
+    agent: str
+    frontend: str
+    requester: str
+    state: str
+    stalled: str
+    age_s: float
+    to_target: int
+    to_client: int
+    connection_id: str
+    relay: str = ""
+    rate: float | None = None
+    slow: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What tells it from every other."""
+        return self.url, self.id
+
+    @property
+    def why(self) -> str:
+        """Why it does not move, or who is slow; empty when all is well."""
+        return self.stalled or self.slow
+
+    @property
+    def bytes(self) -> int:
+        """What it has carried both ways."""
+        return self.to_target + self.to_client
+
+
+#: What rows can be sorted by, each the largest or the oldest first but for words.
+SORTS: dict[str, Callable[[TunnelRow], Any]] = {
+    "age": lambda row: -row.age_s,
+    "bytes": lambda row: -row.bytes,
+    "rate": lambda row: (-(row.rate or 0.0), -row.bytes),
+    "id": lambda row: (row.server, len(row.id), row.id),
+    "target": lambda row: row.target,
+    "agent": lambda row: row.agent,
+    "state": lambda row: (row.state != "stalled", row.state != "slow", row.state),
+}
+
+
+def rows_of(programs: Sequence[Seen], *, once: bool = False) -> list[TunnelRow]:
+    """The tunnels of programs; ``once``: one that server and agent both show is the server's.
+
+    So is one that two servers show, of which one relays: it is that of who was asked first.
+    """
+    names = names_of(programs)
+    rows = [
+        _row(seen.client.url, names[seen.client.url], each)
+        for seen in programs
+        for each in items(seen.snapshot, "tunnels")
+    ]
+    if not once:
+        return rows
+    servers = {seen.client.url for seen in programs if seen.program == "server"}
+    carried = {row.connection_id for row in rows if row.url in servers and row.connection_id}
+    relayed = {row.connection_id for row in rows if row.relay and row.connection_id}
+
+    def is_first(row: TunnelRow) -> bool:
+        if row.frontend == "relay":
+            return row.connection_id not in relayed
+        return row.url in servers or row.connection_id not in carried
+
+    return list(filter(is_first, rows))
+
+
+def _row(url: str, server: str, tunnel: dict[str, Any]) -> TunnelRow:
+    return TunnelRow(
+        url=url,
+        server=server,
+        id=str(tunnel.get("id", "")),
+        target=text(tunnel, "target"),
+        agent=text(tunnel, "agentId"),
+        frontend=text(tunnel, "frontend"),
+        requester=text(tunnel, "requester"),
+        state=text(tunnel, "state"),
+        stalled=text(tunnel, "stalled"),
+        age_s=number(tunnel, "ageSeconds"),
+        to_target=int(number(tunnel, "bytesToTarget")),
+        to_client=int(number(tunnel, "bytesToClient")),
+        connection_id=text(tunnel, "connectionId"),
+        relay=text(tunnel, "relay"),
+        slow=text(tunnel, "slow"),
+    )
+
+
+def chosen(
+    rows: Iterable[TunnelRow], *, stalled: bool = False, agent: str = "", target: str = ""
+) -> list[TunnelRow]:
+    """The rows that are asked for; ``target`` is a pattern for host and port, or for either."""
+    return [
+        row
+        for row in rows
+        if (not stalled or row.stalled)
+        and (not agent or row.agent == agent)
+        and (not target or _is_target(row.target, target))
+    ]
+
+
+def _is_target(target: str, pattern: str) -> bool:
+    host, _, port = target.rpartition(":")
+    # A pattern may hold an IPv6 address without a port: every way to read it counts.
+    return any(fnmatchcase(each, pattern) for each in (target, host, host.strip("[]"), f":{port}"))
+
+
+class Rates:
+    """Bytes per second of each tunnel, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._before: dict[Key, int] = {}
+        self._at_s = 0.0
+
+    def take(self, rows: Sequence[TunnelRow], *, now: float) -> list[TunnelRow]:
+        """Give the rows their rates; None for those that were not there at the last look.
+
+        A tunnel of the same number with fewer bytes is another one: its program was restarted.
+        """
+        over_s = now - self._at_s
+        before, self._before, self._at_s = self._before, {row.key: row.bytes for row in rows}, now
+        found = []
+        for row in rows:
+            had = before.get(row.key)
+            moved = None if had is None or row.bytes < had or over_s <= 0 else row.bytes - had
+            found.append(row if moved is None else replace(row, rate=moved / over_s))
+        return found
