@@ -22,7 +22,7 @@ from isthmus.tools.watching.command_top import Watcher
 TOP = [*COMMAND, "top", "-d", "0.2"]
 BROKEN = """
 import sys
-from isthmus.cli import top, top_view
+from isthmus.tools.watching import top_view
 def fails(*_, **__):
     raise RuntimeError("a bug")
 top_view.screen_lines = fails
