@@ -19,15 +19,15 @@ class Linked(Protocol):
     """What a link to one server tells about all of them; see links/agent_side.py."""
 
     @property
-    def server_count(self) -> int: ...  # noqa: D102  (the class says it)
+    def server_count(self) -> int: ...
     @property
-    def servers(self) -> frozenset[ServerId]: ...  # noqa: D102
+    def servers(self) -> frozenset[ServerId]: ...
     @property
-    def was_asked_for(self) -> bool: ...  # noqa: D102
+    def was_asked_for(self) -> bool: ...
     @property
-    def opened_at(self) -> float: ...  # noqa: D102
+    def opened_at(self) -> float: ...
     @property
-    def drained_at(self) -> float | None: ...  # noqa: D102
+    def drained_at(self) -> float | None: ...
 
 
 Links = Mapping[ServerId, Linked]
