@@ -15,44 +15,44 @@ from services_rig import make_objects
 
 from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
 from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer as IptablesRenderer
-from isthmus.programs.node_proxy.rules.iptables.saved import Saved, SavedTable
+from isthmus.programs.node_proxy.rules.iptables.renderer import NftablesRenderer as IptablesRenderer
+from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, SavedTable
 from isthmus.programs.node_proxy.rules.iptables.syncing import full_writes
-from isthmus.programs.node_proxy.rules.model import Family, View
-from isthmus.programs.node_proxy.rules.nftables.renderer import Renderer as NftablesRenderer
+from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
+from isthmus.programs.node_proxy.rules.nftables.renderer import NftablesRenderer as NftablesRenderer
 from isthmus.programs.node_proxy.rules.nftables.text import rebuilt
 from isthmus.programs.node_proxy.rules.reading import read_service, read_slice
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
-from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 
-_SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(ranges=("10.180.0.0/16",)))
+_SETTINGS = RuleSettings(family=IpFamily.IPV4, detector=SourceRanges(ranges=("10.180.0.0/16",)))
 
 
-def iptables_text(view: View) -> str:
+def iptables_text(view: ServiceView) -> str:
     """Write what iptables-restore reads."""
     ruleset = IptablesRenderer(_SETTINGS).render(view).ruleset
-    return restore_input(full_writes(ruleset, Saved()), there=SavedTable(), may_list=False)
+    return restore_input(full_writes(ruleset, SavedRules()), there=SavedTable(), may_list=False)
 
 
-def nftables_text(view: View) -> str:
+def nftables_text(view: ServiceView) -> str:
     """Write what nft reads."""
     renderer = NftablesRenderer(_SETTINGS)
     renderer.advance(view)
     return rebuilt(renderer.ruleset())
 
 
-RENDERERS: dict[str, Callable[[View], str]] = {
+RENDERERS: dict[str, Callable[[ServiceView], str]] = {
     "iptables": iptables_text,
     "nftables": nftables_text,
 }
 
 
-def tracker_of(services: int) -> Tracker:
+def tracker_of(services: int) -> ServiceTracker:
     """Read objects as the API writes them; who knows them has not looked at them yet."""
     made = make_objects(services)
     notes: list[str] = []
     texts = [[json.dumps(one).encode() for one in some] for some in (made.services, made.slices)]
-    tracker = Tracker(node_name="node-a", families=(Family.IPV4,))
+    tracker = ServiceTracker(node_name="node-a", families=(IpFamily.IPV4,))
     tracker.set_node({})
     tracker.replace_services(filter(None, (read_service(text, notes) for text in texts[0])))
     tracker.replace_slices(filter(None, (read_slice(text, notes) for text in texts[1])))
@@ -65,7 +65,7 @@ def main() -> int:
     services = int(sys.argv[1])
     tracker = tracker_of(services)
     began = time.perf_counter()
-    view = tracker.take()[Family.IPV4].view
+    view = tracker.take()[IpFamily.IPV4].view
     taken_s = time.perf_counter() - began
     assert len(view.ports) == services
     found = {}

@@ -12,22 +12,22 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.kernel.conntrack import forget_stale_flows
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Backends,
+    ChosenEndpoints,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 
 
-def view(serving: tuple[str, int], *, family: Family, cluster_ip: str) -> View:
-    key = PortKey(ServiceName("ns", "dns"), "dns", Protocol.UDP)
+def view(serving: tuple[str, int], *, family: IpFamily, cluster_ip: str) -> ServiceView:
+    key = PortKey(ServiceName("ns", "dns"), "dns", PortProtocol.UDP)
     port = ServicePort(key=key, cluster_ip=cluster_ip, port=53)
     endpoints = (Endpoint(ip=serving[0], port=serving[1]),)
-    backed = BackedPort(port=port, backends=Backends(serving=endpoints))
-    return View(family=family, ports={key: backed})
+    backed = BackedPort(port=port, backends=ChosenEndpoints(serving=endpoints))
+    return ServiceView(family=family, ports={key: backed})
 
 
 def send(to: tuple[str, int]) -> None:
@@ -40,12 +40,12 @@ def send(to: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     ("family", "tool", "cluster_ip", "other", "behind"),
     [
-        (Family.IPV4, "iptables", "10.96.0.10", "10.96.0.99", "127.0.0.1"),
-        (Family.IPV6, "ip6tables", "fd00:96::10", "fd00:96::99", "::1"),
+        (IpFamily.IPV4, "iptables", "10.96.0.10", "10.96.0.99", "127.0.0.1"),
+        (IpFamily.IPV6, "ip6tables", "fd00:96::10", "fd00:96::99", "::1"),
     ],
 )
 def test_the_kernel_forgets_them(
-    family: Family, tool: str, cluster_ip: str, other: str, behind: str
+    family: IpFamily, tool: str, cluster_ip: str, other: str, behind: str
 ) -> None:
     bracketed = f"[{behind}]" if ":" in behind else behind
 
@@ -53,7 +53,7 @@ def test_the_kernel_forgets_them(
         subprocess.run(argv, check=True, timeout=20)
 
     with own_network():
-        ip = ["ip", "-6"] if family is Family.IPV6 else ["ip"]
+        ip = ["ip", "-6"] if family is IpFamily.IPV6 else ["ip"]
         run(*ip, "route", "add", "default", "dev", "lo")
         for address in (cluster_ip, other):
             run(tool, "-t", "nat", "-A", "OUTPUT", "-p", "udp", "-d", address, "--dport", "53",

@@ -13,14 +13,14 @@ from isthmus.programs.node_proxy.backends import BACKENDS
 from isthmus.programs.node_proxy.rules.detecting import MODES, DetectorSettings, for_family
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Backends,
+    ChosenEndpoints,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
+    ServiceView,
     Update,
-    View,
 )
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.settings import NodeProxySettings
@@ -32,8 +32,8 @@ pytestmark = [
     ),
 ]
 ADDRESSES = {
-    Family.IPV4: ("10.96.0.1", "10.1.0.1", "iptables-save", "ip"),
-    Family.IPV6: ("fd00:96::1", "fd00:1::1", "ip6tables-save", "ip6"),
+    IpFamily.IPV4: ("10.96.0.1", "10.1.0.1", "iptables-save", "ip"),
+    IpFamily.IPV6: ("fd00:96::1", "fd00:1::1", "ip6tables-save", "ip6"),
 }
 GIVEN = DetectorSettings(
     cluster_cidrs=("10.1.0.0/16", "10.2.0.0/16", "fd00:1::/48", "fd00:2::/48"),
@@ -46,13 +46,17 @@ GIVEN = DetectorSettings(
 CASES = [*((mode, GIVEN) for mode in MODES), ("bridge", DetectorSettings())]
 
 
-def view(family: Family) -> View:
+def view(family: IpFamily) -> ServiceView:
     cluster_ip, ip, *_ = ADDRESSES[family]
-    key = PortKey(ServiceName("ns", "web"), "", Protocol.TCP)
+    key = PortKey(ServiceName("ns", "web"), "", PortProtocol.TCP)
     port = ServicePort(key=key, cluster_ip=cluster_ip, port=80)
     there = (Endpoint(ip=ip, port=8080, local=True),)
-    backends = Backends(cluster=there, local=there, reachable=there, exist=True, serving=there)
-    return View(family=family, ports={key: BackedPort(port=port, backends=backends)}, endpoints=1)
+    backends = ChosenEndpoints(
+        cluster=there, local=there, reachable=there, exist=True, serving=there
+    )
+    return ServiceView(
+        family=family, ports={key: BackedPort(port=port, backends=backends)}, endpoints=1
+    )
 
 
 def output(*argv: str) -> str:
@@ -60,11 +64,11 @@ def output(*argv: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("family", IpFamily)
 @pytest.mark.parametrize("mode", ["iptables", "nftables"])
 @pytest.mark.parametrize(("detector", "given"), CASES, ids=lambda it: it if it in MODES else "")
 def test_the_kernel_takes_it(
-    detector: str, given: DetectorSettings, mode: str, family: Family
+    detector: str, given: DetectorSettings, mode: str, family: IpFamily
 ) -> None:
     made = for_family(MODES[detector].make(given), family)
     matches = made.matches(family)

@@ -27,8 +27,8 @@ from isthmus.programs.node_proxy.kernel.nftables_kernel import found_in
 from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules
 from isthmus.programs.node_proxy.kernel.nftables_programs import NftProgram, version_of
 from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, Match
-from isthmus.programs.node_proxy.rules.model import Family, Update, View
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 pytestmark = [
@@ -144,9 +144,9 @@ def test_a_set_of_a_later_nft_does_not_stop_it(files: Path, tmp_path: Path, befo
 
 @pytest.mark.usefixtures("files")
 def test_cleanup_works_beside_it() -> None:
-    backend = NftablesBackend(Family.IPV4)
-    settings = RuleSettings(family=Family.IPV4, detector=SourceRanges(("10.0.0.0/8",)))
-    backend.sync(Update(view=View(family=Family.IPV4, ports={})), settings, full=True)
+    backend = NftablesBackend(IpFamily.IPV4)
+    settings = RuleSettings(family=IpFamily.IPV4, detector=SourceRanges(("10.0.0.0/8",)))
+    backend.sync(Update(view=ServiceView(family=IpFamily.IPV4, ports={})), settings, full=True)
     make_foreign_set()
     done = subprocess.run(
         [*COMMAND, "node-proxy", "cleanup"], env=ENVIRONMENT,
@@ -171,8 +171,10 @@ def test_the_installed_nft_does_what_is_known_of_it() -> None:
 class ByDscp:
     """What another package may say: words that only nft knows."""
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
-        return (Match(iptables=(), iptables_not=(), nft="ip dscp 10", nft_not="ip dscp != 10"),)
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
+        return (
+            LocalMatch(iptables=(), iptables_not=(), nft="ip dscp 10", nft_not="ip dscp != 10"),
+        )
 
     @property
     def bridge_ports(self) -> None:
@@ -184,13 +186,13 @@ def test_an_nft_that_crashes_is_named_and_tried_again(
 ) -> None:
     """Detectors of other packages still need nft: a crash of it is one failed sync."""
     detector: LocalTrafficDetector = ByDscp()
-    settings = RuleSettings(family=Family.IPV4, detector=detector)
-    update = Update(view=View(family=Family.IPV4, ports={}))
+    settings = RuleSettings(family=IpFamily.IPV4, detector=detector)
+    update = Update(view=ServiceView(family=IpFamily.IPV4, ports={}))
     crashing = tmp_path / "nft"
     crashing.write_text("#!/bin/sh\nkill -SEGV $$\n")
     crashing.chmod(0o755)
     with own_network():
-        backend = NftablesBackend(Family.IPV4)
+        backend = NftablesBackend(IpFamily.IPV4)
         assert backend.sync(update, settings, full=True).full
         before = listed()
         assert "dscp" in before

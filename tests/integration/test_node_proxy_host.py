@@ -12,7 +12,7 @@ from own_network import needs_root, own_network
 
 from isthmus.cli.main import main
 from isthmus.programs.node_proxy.kernel.node_addresses import AddressChanges, addresses_of_host
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 pytestmark = needs_root
 LIMIT_S = 20.0
@@ -54,8 +54,8 @@ def test_addresses_of_the_host() -> None:
         ip("address", "add", "198.51.100.8", "peer", "198.51.100.99", "dev", "lo")
         ip("address", "add", "fd00:7::7/64", "dev", "lo", "nodad")
         found = addresses_of_host()
-        assert found[Family.IPV4] == {"127.0.0.1", "198.51.100.7", "198.51.100.8"}
-        assert found[Family.IPV6] == {"::1", "fd00:7::7"}
+        assert found[IpFamily.IPV4] == {"127.0.0.1", "198.51.100.7", "198.51.100.8"}
+        assert found[IpFamily.IPV6] == {"::1", "fd00:7::7"}
 
 
 def test_changes_of_addresses_are_heard_of() -> None:

@@ -18,14 +18,14 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.net.namespaces import remove
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Backends,
+    ChosenEndpoints,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
+    ServiceView,
     Update,
-    View,
 )
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def backed(
     cluster_ip: str,
     ends: Sequence[str] = (),
     *,
-    protocol: Protocol = Protocol.TCP,
+    protocol: PortProtocol = PortProtocol.TCP,
     target: int = 8080,
     **fields: Any,
 ) -> BackedPort:
@@ -133,7 +133,7 @@ def backed(
     near = tuple(each for each in found if each.local)
     return BackedPort(
         port=port,
-        backends=Backends(
+        backends=ChosenEndpoints(
             cluster=found if port.uses_cluster_endpoints else (),
             local=near if port.uses_local_endpoints else (),
             reachable=found if port.uses_cluster_endpoints else near,
@@ -142,6 +142,6 @@ def backed(
     )
 
 
-def update(*ports: BackedPort, family: Family = Family.IPV4) -> Update:
+def update(*ports: BackedPort, family: IpFamily = IpFamily.IPV4) -> Update:
     """What the tracker would say of these."""
-    return Update(view=View(family=family, ports={each.port.key: each for each in ports}))
+    return Update(view=ServiceView(family=family, ports={each.port.key: each for each in ports}))

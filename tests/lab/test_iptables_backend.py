@@ -18,9 +18,9 @@ from isthmus.programs.node_proxy.kernel.nfacct import read_counters
 from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.iptables import names
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS, JUMPS
-from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer
 from isthmus.programs.node_proxy.rules.iptables.saved import parse_saved
-from isthmus.programs.node_proxy.rules.model import BackedPort, Family, Protocol
+from isthmus.programs.node_proxy.rules.model import BackedPort, IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     reason="iptables is not installed",
 )
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 SETTINGS = RuleSettings(family=V4, detector=SourceRanges(("10.0.0.0/8",)), node_ip="192.0.2.1")
 FOREIGN = """
 *mangle
@@ -54,7 +54,7 @@ COMMIT
 class Node:
     """A backend in a namespace."""
 
-    def __init__(self, space: Space, variant: str, *, family: Family = V4) -> None:
+    def __init__(self, space: Space, variant: str, *, family: IpFamily = V4) -> None:
         self.space, self.variant = space, variant
         self.program = f"{'iptables' if family is V4 else 'ip6tables'}-{variant}"
         self.backend = IptablesBackend(family, variant=variant)
@@ -113,8 +113,8 @@ def some() -> list[BackedPort]:
             source_ranges=("192.0.2.0/24",), health_check_node_port=31000,
         ),
         backed("none", "172.30.0.3", node_port=30002),
-        backed("dns", "172.30.0.4", ["10.1.0.1"], protocol=Protocol.UDP, internal_local=True),
-        backed("sctp", "172.30.0.5", ["10.2.0.1"], protocol=Protocol.SCTP),
+        backed("dns", "172.30.0.4", ["10.1.0.1"], protocol=PortProtocol.UDP, internal_local=True),
+        backed("sctp", "172.30.0.5", ["10.2.0.1"], protocol=PortProtocol.SCTP),
     ]  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def many(number: int) -> list[BackedPort]:
 def in_kernel(node: Node, ports: Sequence[BackedPort], settings: RuleSettings = SETTINGS) -> None:
     """Check that all chains and as many rules are there as there should be."""
     given = update(*ports, family=node.backend.family).view
-    tables = Renderer(settings).render(given).ruleset.tables()
+    tables = IptablesRenderer(settings).render(given).ruleset.tables()
     saved = parse_saved(node.saved())
     for table, chains in tables.items():
         found = {chain for chain in saved.table(table).chains if chain.startswith("KUBE-")}

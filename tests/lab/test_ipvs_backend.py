@@ -23,39 +23,39 @@ from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.ipvs import IpvsBackend
 from isthmus.programs.node_proxy.kernel.ipvs_netlink import IpvsTable
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
-from isthmus.programs.node_proxy.rules.detectors import Match
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch
 from isthmus.programs.node_proxy.rules.ipvs.kernel import sysctls
 from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
     ChangeServer,
-    Command,
-    Destination,
     DestinationState,
+    IpvsCommand,
+    IpvsDestination,
+    KernelServer,
     RemoveDestination,
     RemoveServer,
-    Served,
     ServerKey,
     VirtualServer,
     WeighDestination,
 )
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Backends,
+    ChosenEndpoints,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
+    ServiceView,
     Update,
-    View,
 )
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 NO_IPVS = "the kernel has no IPVS (the module ip_vs)"
 NODE = "ipvs-test"
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 CLUSTER = {V4: "172.30.0.5", V6: "fd30::5"}
 PODS = {V4: ("10.0.1.1", "10.0.2.1"), V6: ("fd10::1", "fd10::2")}
 LOAD_BALANCER = {V4: "5.6.7.8", V6: "fd56::8"}
@@ -67,7 +67,7 @@ class MemoryTable:
     """A table of virtual servers that refuses what the kernel's refuses."""
 
     def __init__(self) -> None:
-        self.held: dict[ServerKey, Served] = {}
+        self.held: dict[ServerKey, KernelServer] = {}
 
     def __enter__(self) -> MemoryTable:
         return self
@@ -75,28 +75,28 @@ class MemoryTable:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def servers(self, family: Family) -> list[Served]:
+    def servers(self, family: IpFamily) -> list[KernelServer]:
         """All of a family."""
         return [each for key, each in self.held.items() if (":" in key.address) == (family is V6)]
 
-    def destinations(self, key: ServerKey) -> Mapping[Destination, DestinationState]:
+    def destinations(self, key: ServerKey) -> Mapping[IpvsDestination, DestinationState]:
         """Those of one."""
         return self.held[key].destinations
 
     def set_timeouts(self, *, tcp_s: int, tcp_fin_s: int, udp_s: int) -> None:
         """Nothing to time here."""
 
-    def apply(self, command: Command) -> None:
+    def apply(self, command: IpvsCommand) -> None:
         """Do it, or raise."""
         match command:
             case AddServer(server=server):
                 assert server.key not in self.held
                 if server.scheduler not in ("rr", "wlc"):
                     raise ApplyError("no such file")
-                self.held[server.key] = Served(server=server)
+                self.held[server.key] = KernelServer(server=server)
             case ChangeServer(server=server):
                 has = self.held[server.key].destinations
-                self.held[server.key] = Served(server=server, destinations=has)
+                self.held[server.key] = KernelServer(server=server, destinations=has)
             case RemoveServer(key=key):
                 del self.held[key]
             case AddDestination(key=key, destination=destination):
@@ -108,15 +108,15 @@ class MemoryTable:
             case RemoveDestination(key=key, destination=destination):
                 has = dict(self.held[key].destinations)
                 del has[destination]
-                self.held[key] = Served(server=self.held[key].server, destinations=has)
+                self.held[key] = KernelServer(server=self.held[key].server, destinations=has)
 
     def weigh(
-        self, key: ServerKey, destination: Destination, weight: int, connections: int = 0
+        self, key: ServerKey, destination: IpvsDestination, weight: int, connections: int = 0
     ) -> None:
         """Set what a destination is."""
         state = DestinationState(weight=weight, connections=connections)
         has = {**self.held[key].destinations, destination: state}
-        self.held[key] = Served(server=self.held[key].server, destinations=has)
+        self.held[key] = KernelServer(server=self.held[key].server, destinations=has)
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ class Cidrs:
     cidrs: tuple[str, ...]
     bridge_ports: None = None
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """One for each."""
         return tuple(
-            Match(iptables=("-s", cidr), iptables_not=("!", "-s", cidr), nft="", nft_not="")
+            LocalMatch(iptables=("-s", cidr), iptables_not=("!", "-s", cidr), nft="", nft_not="")
             for cidr in self.cidrs
         )
 
@@ -145,7 +145,7 @@ class Bed:
             (proc_sys / path).parent.mkdir(parents=True, exist_ok=True)
             (proc_sys / path).write_text("0\n")
         self.run("ip", "link", "set", "lo", "up")
-        for family in Family:
+        for family in IpFamily:
             self.run("ip", "addr", "add", NODE_IP[family], "dev", "lo", "nodad")
             iptables = "iptables" if family is V4 else "ip6tables"
             self.run(iptables, "-N", "THEIRS")
@@ -161,19 +161,19 @@ class Bed:
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
-    def backend(self, family: Family) -> IpvsBackend:
+    def backend(self, family: IpFamily) -> IpvsBackend:
         return IpvsBackend(family, table=self.table, kernel=Sysctls(self.proc_sys))
 
     def start(self, backend: IpvsBackend) -> None:
         inside(self.name, backend.start)
 
     def sync(
-        self, backend: IpvsBackend, view: View, settings: RuleSettings, *, full: bool = False
+        self, backend: IpvsBackend, view: ServiceView, settings: RuleSettings, *, full: bool = False
     ) -> SyncReport:
         update = Update(view=view)
         return inside(self.name, lambda: backend.sync(update, settings, full=full))
 
-    def rules(self, family: Family, table: str) -> list[str]:
+    def rules(self, family: IpFamily, table: str) -> list[str]:
         """What iptables-save says of chains of ours, in order."""
         text = self.run("iptables-save" if family is V4 else "ip6tables-save", "-t", table)
         return [each for each in text.splitlines() if each.startswith("-A") and "KUBE" in each]
@@ -212,20 +212,20 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
         remove(name)
 
 
-def settings(family: Family, *cidrs: str) -> RuleSettings:
+def settings(family: IpFamily, *cidrs: str) -> RuleSettings:
     local = cidrs or (("10.0.0.0/16",) if family is V4 else ("fd10::/64",))
     return RuleSettings(family=family, detector=Cidrs(local), node_ip=NODE_IP[family])
 
 
-def view(family: Family, *pods: int, **more: object) -> View:
-    key = PortKey(ServiceName("ns", "svc"), "p", Protocol.TCP)
+def view(family: IpFamily, *pods: int, **more: object) -> ServiceView:
+    key = PortKey(ServiceName("ns", "svc"), "p", PortProtocol.TCP)
     port = ServicePort(key=key, cluster_ip=CLUSTER[family], port=80, **more)  # type: ignore[arg-type]
     found = tuple(Endpoint(ip=PODS[family][n], port=8080, local=n == 0) for n in pods)
-    backends = Backends(
+    backends = ChosenEndpoints(
         cluster=found, local=tuple(each for each in found if each.local), reachable=found,
         exist=bool(found), serving=found,
     )  # fmt: skip
-    return View(family=family, ports={key: BackedPort(port=port, backends=backends)})
+    return ServiceView(family=family, ports={key: BackedPort(port=port, backends=backends)})
 
 
 # What iptables 1.8 shows of kube-proxy's rules of ipvs mode.
@@ -302,9 +302,10 @@ def test_rules_sets_and_addresses(bed: Bed) -> None:
 
 
 @FAMILIES
-def test_changes_and_cleanup(bed: Bed, family: Family) -> None:
+def test_changes_and_cleanup(bed: Bed, family: IpFamily) -> None:
     theirs = VirtualServer(
-        key=ServerKey("9.9.9.9" if family is V4 else "fd99::9", 80, Protocol.TCP), scheduler="wlc"
+        key=ServerKey("9.9.9.9" if family is V4 else "fd99::9", 80, PortProtocol.TCP),
+        scheduler="wlc",
     )
     bed.table.apply(AddServer(server=theirs))
     before = bed.picture()
@@ -330,12 +331,12 @@ def test_changes_and_cleanup(bed: Bed, family: Family) -> None:
 
 
 @FAMILIES
-def test_a_busy_destination_waits(bed: Bed, family: Family) -> None:
+def test_a_busy_destination_waits(bed: Bed, family: IpFamily) -> None:
     backend = bed.backend(family)
     bed.start(backend)
     bed.sync(backend, view(family, 0, 1), settings(family))
     (key,) = bed.table.held
-    gone = Destination(PODS[family][1], 8080)
+    gone = IpvsDestination(PODS[family][1], 8080)
     bed.table.weigh(key, gone, 1, connections=1)
     bed.sync(backend, view(family, 0), settings(family))
     assert bed.table.destinations(key)[gone] == DestinationState(weight=0, connections=1)
@@ -396,7 +397,7 @@ def test_a_new_address_of_the_node_takes_node_ports(bed: Bed) -> None:
     bed.run("ip", "addr", "add", "10.180.0.2/32", "dev", "lo")
     assert not inside(bed.name, backend.intact)
     bed.sync(backend, service, settings(V4), full=True)
-    assert ServerKey("10.180.0.2", 30080, Protocol.TCP) in bed.table.held
+    assert ServerKey("10.180.0.2", 30080, PortProtocol.TCP) in bed.table.held
     assert inside(bed.name, backend.intact)
 
 
@@ -455,17 +456,17 @@ def test_virtual_servers_of_the_kernel(bed: Bed) -> None:
     bed.sync(backend, view(V4, 0, 1, affinity_s=60), settings(V4))
     (served,) = kernel_servers(bed)
     assert (str(served.server.key), served.server.timeout_s) == ("172.30.0.5:80/tcp", 60)
-    assert set(served.destinations) == {Destination(ip, 8080) for ip in PODS[V4]}
+    assert set(served.destinations) == {IpvsDestination(ip, 8080) for ip in PODS[V4]}
     assert not bed.sync(backend, view(V4, 1), settings(V4)).full
     assert bed.sync(backend, view(V4, 1), replace(settings(V4), masquerade_all=True)).full
     (served,) = kernel_servers(bed)
-    assert set(served.destinations) == {Destination(PODS[V4][1], 8080)}
+    assert set(served.destinations) == {IpvsDestination(PODS[V4][1], 8080)}
     assert inside(bed.name, backend.cleanup) == []
     assert kernel_servers(bed) == []
 
 
-def kernel_servers(bed: Bed) -> list[Served]:
-    def look() -> list[Served]:
+def kernel_servers(bed: Bed) -> list[KernelServer]:
+    def look() -> list[KernelServer]:
         with IpvsTable() as table:
             return table.servers(V4)
 

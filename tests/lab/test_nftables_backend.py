@@ -18,12 +18,12 @@ from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
 from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules, has_table
 from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.programs.node_proxy.rules.model import BackedPort, Family, Protocol, Update
+from isthmus.programs.node_proxy.rules.model import BackedPort, IpFamily, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 pytestmark = pytest.mark.skipif(not shutil.which("nft"), reason="nft is not installed")
 
-V4 = Family.IPV4
+V4 = IpFamily.IPV4
 BRIDGE_NF = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 SETTINGS = RuleSettings(family=V4, detector=SourceRanges(("10.0.0.0/8",)), node_ip="192.0.2.1")
 FOREIGN = """
@@ -44,7 +44,7 @@ class Clock:
 class Node:
     """A backend in a namespace, with a clock moved by hand."""
 
-    def __init__(self, space: Space, *, always_nft: bool = False, family: Family = V4) -> None:
+    def __init__(self, space: Space, *, always_nft: bool = False, family: IpFamily = V4) -> None:
         self.space, self.clock = space, Clock()
         self.backend = NftablesBackend(family, always_nft=always_nft, clock=self.clock)
         space.do(self.backend.start)
@@ -78,8 +78,8 @@ def kinds() -> list[BackedPort]:
         backed("sticky", "172.30.0.4", ["10.1.0.1", "10.2.0.2"], affinity_s=600),
         backed("sticky-local", "172.30.0.5", ["10.1.0.1"], affinity_s=60, internal_local=True),
         backed("nothing", "172.30.0.6", node_port=30003, external_ips=("9.9.9.9",)),
-        backed("datagrams", "172.30.0.7", ["10.2.0.2"], protocol=Protocol.UDP),
-        backed("sctp", "172.30.0.8", ["10.2.0.2"], protocol=Protocol.SCTP),
+        backed("datagrams", "172.30.0.7", ["10.2.0.2"], protocol=PortProtocol.UDP),
+        backed("sctp", "172.30.0.8", ["10.2.0.2"], protocol=PortProtocol.SCTP),
     ]  # fmt: skip
 
 
@@ -284,8 +284,8 @@ def test_the_bridge_table_goes_with_the_detector(space: Space) -> None:
 
 def test_both_families_live_side_by_side(space: Space) -> None:
     four = Node(space)
-    six = Node(space, family=Family.IPV6)
-    settings = RuleSettings(family=Family.IPV6, detector=BridgePorts())
+    six = Node(space, family=IpFamily.IPV6)
+    settings = RuleSettings(family=IpFamily.IPV6, detector=BridgePorts())
     port = backed("plain", "fd00:30::1", ["fd00:1::2"], node_port=30001, affinity_s=60)
     four.sync(*kinds(), settings=RuleSettings(family=V4, detector=BridgePorts()))
     six.sync(port, settings=settings)
@@ -461,7 +461,7 @@ def test_what_a_bridge_port_brings_is_local(
         node_space.write("/proc/sys/net/ipv4/ip_forward", "1")
         if node_space.do(BRIDGE_NF.exists):  # what iptables' way of telling needs
             node_space.write(str(BRIDGE_NF), bridge_nf)
-        service = backed("echo", "172.30.0.1", ["10.9.0.2"], protocol=Protocol.UDP)
+        service = backed("echo", "172.30.0.1", ["10.9.0.2"], protocol=PortProtocol.UDP)
         Node(node_space).sync(service, settings=RuleSettings(family=V4, detector=detector))
 
         def source_of(asking: Space) -> str:

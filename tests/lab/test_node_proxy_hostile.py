@@ -17,14 +17,14 @@ import pytest
 from nftables_bed import Space, spaces
 
 from isthmus.programs.node_proxy.kernel import iptables_commands
-from isthmus.programs.node_proxy.kernel.backend import ApplyError, Backend
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, KernelBackend
 from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
 from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
 from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.reading import read_service, read_slice
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
-from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("nft", "iptables-nft", "iptables-legacy"))),
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DETECTOR = SourceRanges(("10.0.0.0/8", "fd00::/8"))
-NODE_IPS = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8:ffff::1"}
+NODE_IPS = {IpFamily.IPV4: "192.0.2.1", IpFamily.IPV6: "2001:db8:ffff::1"}
 LONGEST = "a" * 63
 JsonObject = dict[str, Any]
 
@@ -150,14 +150,14 @@ class Proxy:
 
     def __init__(self, space: Space, kind: str) -> None:
         self.space = space
-        self.tracker = Tracker(node_name="here", families=tuple(Family))
-        self.backends: list[Backend] = [self._backend(kind, family) for family in Family]
+        self.tracker = ServiceTracker(node_name="here", families=tuple(IpFamily))
+        self.backends: list[KernelBackend] = [self._backend(kind, family) for family in IpFamily]
         for backend in self.backends:
             space.do(backend.start)
         self.notes: list[str] = []
 
     @staticmethod
-    def _backend(kind: str, family: Family) -> Backend:
+    def _backend(kind: str, family: IpFamily) -> KernelBackend:
         if kind == "nftables":
             return NftablesBackend(family)
         return IptablesBackend(family, variant=kind)
@@ -210,15 +210,15 @@ def test_a_lock_that_somebody_holds_is_no_reason_to_leave_a_family_alone(
     monkeypatch.setenv("XTABLES_LOCKFILE", str(lock))
     monkeypatch.setattr(iptables_commands, "LOCK_WAIT_S", 1)
     with spaces("locked") as [space]:
-        backend = IptablesBackend(Family.IPV4, variant="legacy")
+        backend = IptablesBackend(IpFamily.IPV4, variant="legacy")
         with lock.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             space.do(backend.start)
-            tracker = Tracker(node_name="here", families=(Family.IPV4,))
+            tracker = ServiceTracker(node_name="here", families=(IpFamily.IPV4,))
             tracker.replace_services([])
             tracker.replace_slices([])
-            update = tracker.take()[Family.IPV4]
-            rules = RuleSettings(family=Family.IPV4)
+            update = tracker.take()[IpFamily.IPV4]
+            rules = RuleSettings(family=IpFamily.IPV4)
             with pytest.raises(ApplyError, match="holding the xtables lock"):
                 space.do(backend.sync, update, rules, full=True)
             assert "KUBE-" not in space.run("iptables-legacy-save")

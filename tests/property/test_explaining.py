@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
-from isthmus.programs.node_proxy.rules.explaining import Explanation, explain, merged
+from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, explain, merged
 from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet
 from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
@@ -21,11 +21,11 @@ from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
@@ -40,7 +40,7 @@ RANGES = ("192.0.2.0/24", "203.0.113.0/24")
 @st.composite
 def backed_ports(draw: st.DrawFn, number: int) -> BackedPort:
     """A port whose addresses nobody else has."""
-    protocol = draw(st.sampled_from(list(Protocol)))
+    protocol = draw(st.sampled_from(list(PortProtocol)))
     port = ServicePort(
         key=PortKey(ServiceName("ns", f"s{number}"), draw(st.sampled_from(["", "p"])), protocol),
         cluster_ip=f"172.30.0.{number}",
@@ -72,14 +72,14 @@ def backed_ports(draw: st.DrawFn, number: int) -> BackedPort:
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> ServiceView:
     ports = [draw(backed_ports(number)) for number in range(draw(st.integers(1, 3)))]
-    return View(family=Family.IPV4, ports={each.port.key: each for each in ports})
+    return ServiceView(family=IpFamily.IPV4, ports={each.port.key: each for each in ports})
 
 
 SETTINGS = st.builds(
     RuleSettings,
-    family=st.just(Family.IPV4),
+    family=st.just(IpFamily.IPV4),
     detector=st.sampled_from(
         [
             NOTHING_LOCAL,
@@ -99,7 +99,7 @@ SETTINGS = st.builds(
 
 
 @st.composite
-def packets(draw: st.DrawFn, view: View) -> Packet:
+def packets(draw: st.DrawFn, view: ServiceView) -> Packet:
     """What is mostly for a port of the view, by one of its addresses, and may be by another."""
     origin = draw(st.sampled_from(list(Origin)))
     here = [NODE, SECOND, "127.0.0.1"]
@@ -116,11 +116,11 @@ def packets(draw: st.DrawFn, view: View) -> Packet:
     stray = draw(st.integers(0, 9)) == 0
     destination, number = draw(st.sampled_from(places))
     return Packet(
-        family=Family.IPV4,
+        family=IpFamily.IPV4,
         source=draw(source[origin]),
         destination=draw(st.sampled_from(LOCAL_PODS)) if stray else destination,
         port=81 if draw(st.integers(0, 9)) == 0 else number,
-        protocol=Protocol.TCP if draw(st.integers(0, 9)) == 0 else port.key.protocol,
+        protocol=PortProtocol.TCP if draw(st.integers(0, 9)) == 0 else port.key.protocol,
         origin=origin,
         interface="" if origin is Origin.NODE else interface,
         bridge_port="" if origin is Origin.NODE else bridge_port,
@@ -129,7 +129,7 @@ def packets(draw: st.DrawFn, view: View) -> Packet:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[View, RuleSettings, Packet]:
+def cases(draw: st.DrawFn) -> tuple[ServiceView, RuleSettings, Packet]:
     view = draw(views())
     return view, draw(SETTINGS), draw(packets(view))
 
@@ -138,22 +138,24 @@ def addresses(port: ServicePort) -> tuple[str, ...]:
     return (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
 
 
-def both(view: View, settings: RuleSettings, packet: Packet) -> tuple[Explanation, Explanation]:
-    first = IptablesRules(iptables.Renderer(settings).render(view).ruleset)
-    renderer = nftables.Renderer(settings)
+def both(
+    view: ServiceView, settings: RuleSettings, packet: Packet
+) -> tuple[PacketExplanation, PacketExplanation]:
+    first = IptablesRules(iptables.IptablesRenderer(settings).render(view).ruleset)
+    renderer = nftables.NftablesRenderer(settings)
     renderer.advance(view)
     second = NftablesRules(renderer.ruleset(), settings)
     return explain(first, packet, view), explain(second, packet, view)
 
 
-def summary(found: Explanation) -> object:
+def summary(found: PacketExplanation) -> object:
     return {
         (each.verdict, each.endpoint, each.masqueraded, round(each.chance, 6))
         for each in merged(found)
     }
 
 
-def differs(view: View, settings: RuleSettings, packet: Packet) -> str:
+def differs(view: ServiceView, settings: RuleSettings, packet: Packet) -> str:
     """Why the two may differ; empty if they may not."""
     if packet.destination == "127.0.0.1":
         return "nftables has no node ports on localhost, and no need to protect it"
@@ -177,7 +179,7 @@ def differs(view: View, settings: RuleSettings, packet: Packet) -> str:
     return ""
 
 
-def asked(view: View, packet: Packet) -> BackedPort | None:
+def asked(view: ServiceView, packet: Packet) -> BackedPort | None:
     """The port that a packet is for."""
     for each in view.ports.values():
         if each.port.key.protocol is packet.protocol:
@@ -189,7 +191,7 @@ def asked(view: View, packet: Packet) -> BackedPort | None:
 
 
 @given(cases())
-def test_both_backends_do_the_same(case: tuple[View, RuleSettings, Packet]) -> None:
+def test_both_backends_do_the_same(case: tuple[ServiceView, RuleSettings, Packet]) -> None:
     view, settings, packet = case
     first, second = both(view, settings, packet)
     for found in (first, second):

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.detecting import Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
-from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer
+from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer
 from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
 from isthmus.programs.node_proxy.rules.iptables.saved import parse_saved
 from isthmus.programs.node_proxy.rules.iptables.syncing import cleanup_writes, full_writes
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
 from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
@@ -40,11 +40,11 @@ KEYS = st.builds(
     PortKey,
     st.builds(ServiceName, st.just("ns"), st.sampled_from(["a", "b", "c"])),
     st.sampled_from(["", "p"]),
-    st.sampled_from(list(Protocol)),
+    st.sampled_from(list(PortProtocol)),
 )
 SETTINGS = st.builds(
     RuleSettings,
-    family=st.just(Family.IPV4),
+    family=st.just(IpFamily.IPV4),
     detector=st.sampled_from(
         [
             NOTHING_LOCAL,
@@ -90,7 +90,7 @@ def backed_ports(draw: st.DrawFn) -> BackedPort:
 
 
 @st.composite
-def views(draw: st.DrawFn) -> list[View]:
+def views(draw: st.DrawFn) -> list[ServiceView]:
     """Views one after the other, of which some ports stay the same objects."""
     known = draw(st.lists(backed_ports(), min_size=1, max_size=8))
     found = []
@@ -100,7 +100,7 @@ def views(draw: st.DrawFn) -> list[View]:
         if draw(st.booleans()):
             ports = {key: replace(each) for key, each in ports.items()}
         size = draw(st.sampled_from([0, 0, LARGE_CLUSTER_ENDPOINTS + 1]))
-        found.append(View(family=Family.IPV4, ports=ports, endpoints=size))
+        found.append(ServiceView(family=IpFamily.IPV4, ports=ports, endpoints=size))
     return found
 
 
@@ -155,8 +155,8 @@ class Kernel:
 
 
 @given(views(), SETTINGS)
-def test_changes_make_the_whole(found: list[View], settings: RuleSettings) -> None:
-    kernel, renderer = Kernel(), Renderer(settings)
+def test_changes_make_the_whole(found: list[ServiceView], settings: RuleSettings) -> None:
+    kernel, renderer = Kernel(), IptablesRenderer(settings)
     for number, view in enumerate(found):
         rendering = renderer.render(view)
         if number == 0:
@@ -170,7 +170,7 @@ def test_changes_make_the_whole(found: list[View], settings: RuleSettings) -> No
             kernel.restore(rendering.filter, rendering.nat)
             assert kernel.tables["filter"] == after
         whole = Kernel()
-        alone = Renderer(settings).render(view).ruleset
+        alone = IptablesRenderer(settings).render(view).ruleset
         whole.restore(*full_writes(alone, parse_saved(whole.saved())))
         assert kernel.tables == whole.tables
         counted = {t: sum(map(len, chains.values())) for t, chains in alone.tables().items()}
@@ -179,10 +179,13 @@ def test_changes_make_the_whole(found: list[View], settings: RuleSettings) -> No
 
 @given(views(), SETTINGS, SETTINGS)
 def test_a_full_sync_heals_anything(
-    found: list[View], settings: RuleSettings, others: RuleSettings
+    found: list[ServiceView], settings: RuleSettings, others: RuleSettings
 ) -> None:
     kernel, whole = Kernel(), Kernel()
-    first, last = Renderer(others).render(found[0]), Renderer(settings).render(found[-1])
+    first, last = (
+        IptablesRenderer(others).render(found[0]),
+        IptablesRenderer(settings).render(found[-1]),
+    )
     kernel.restore(*full_writes(first.ruleset, parse_saved(kernel.saved())))
     kernel.restore(*full_writes(last.ruleset, parse_saved(kernel.saved())))
     whole.restore(*full_writes(last.ruleset, parse_saved(whole.saved())))
@@ -193,9 +196,9 @@ def test_a_full_sync_heals_anything(
 
 
 @given(views(), SETTINGS)
-def test_cleanup_leaves_nothing(found: list[View], settings: RuleSettings) -> None:
+def test_cleanup_leaves_nothing(found: list[ServiceView], settings: RuleSettings) -> None:
     kernel = Kernel()
-    ruleset = Renderer(settings).render(found[0]).ruleset
+    ruleset = IptablesRenderer(settings).render(found[0]).ruleset
     kernel.restore(*full_writes(ruleset, parse_saved(kernel.saved())))
     writes, kept = cleanup_writes(parse_saved(kernel.saved()))
     for write in writes:  # jumps go before the chains that they lead to

@@ -13,13 +13,13 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.detecting import SourceRanges
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Backends,
+    ChosenEndpoints,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 from isthmus.programs.node_proxy.rules.nftables.compiling import (
     ForeignRuleError,
@@ -28,12 +28,12 @@ from isthmus.programs.node_proxy.rules.nftables.compiling import (
 )
 from isthmus.programs.node_proxy.rules.nftables.names import Container
 from isthmus.programs.node_proxy.rules.nftables.port_rules import Element
-from isthmus.programs.node_proxy.rules.nftables.renderer import Renderer
-from isthmus.programs.node_proxy.rules.nftables.ruleset import Changes, Ruleset
+from isthmus.programs.node_proxy.rules.nftables.renderer import NftablesRenderer
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRuleset
 from isthmus.programs.node_proxy.rules.nftables.text import difference, rebuilt
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(("10.0.0.0/8",)))
+SETTINGS = RuleSettings(family=IpFamily.IPV4, detector=SourceRanges(("10.0.0.0/8",)))
 
 # Few of everything, so that ports share and dispute what they use.
 ADDRESSES = st.sampled_from(["9.9.9.1", "9.9.9.2"])
@@ -47,7 +47,7 @@ KEYS = st.builds(
     PortKey,
     st.builds(ServiceName, st.just("ns"), st.sampled_from(["a", "b", "c"])),
     st.sampled_from(["", "p"]),
-    st.sampled_from(list(Protocol)),
+    st.sampled_from(list(PortProtocol)),
 )
 
 
@@ -71,7 +71,7 @@ def backed_ports(draw: st.DrawFn) -> BackedPort:
     near = tuple(each for each in found if each.local)
     return BackedPort(
         port=port,
-        backends=Backends(
+        backends=ChosenEndpoints(
             cluster=found if port.uses_cluster_endpoints else (),
             local=near if port.uses_local_endpoints else (),
             reachable=found if port.uses_cluster_endpoints else near,
@@ -81,7 +81,7 @@ def backed_ports(draw: st.DrawFn) -> BackedPort:
 
 
 @st.composite
-def views(draw: st.DrawFn) -> list[View]:
+def views(draw: st.DrawFn) -> list[ServiceView]:
     """Views one after the other, of which some ports stay the same objects."""
     known = draw(st.lists(backed_ports(), min_size=1, max_size=8))
     found = []
@@ -90,7 +90,7 @@ def views(draw: st.DrawFn) -> list[View]:
         ports = {each.port.key: each for each in chosen}
         if draw(st.booleans()):
             ports = {key: replace(each) for key, each in ports.items()}
-        found.append(View(family=Family.IPV4, ports=ports))
+        found.append(ServiceView(family=IpFamily.IPV4, ports=ports))
     return found
 
 
@@ -102,7 +102,7 @@ class Model:
         self.chains: dict[str, tuple[str, ...]] = {}
         self.affinity: dict[str, int] = {}
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: NftablesChanges) -> None:
         for element in changes.elements_removed:
             assert self.elements.pop((element.container, element.key)) == element
         for name in changes.chains_removed:
@@ -139,7 +139,7 @@ class Model:
         return [rule for rules in self.chains.values() for rule in rules]
 
 
-def picture(ruleset: Ruleset) -> dict[str, object]:
+def picture(ruleset: NftablesRuleset) -> dict[str, object]:
     return {
         "elements": {
             (container, key): each
@@ -152,11 +152,11 @@ def picture(ruleset: Ruleset) -> dict[str, object]:
 
 
 @given(views())
-def test_differences_make_the_whole(sequence: list[View]) -> None:
-    renderer, model = Renderer(SETTINGS), Model()
+def test_differences_make_the_whole(sequence: list[ServiceView]) -> None:
+    renderer, model = NftablesRenderer(SETTINGS), Model()
     for view in sequence:
         model.apply(renderer.advance(view))
-        fresh = Renderer(SETTINGS)
+        fresh = NftablesRenderer(SETTINGS)
         fresh.advance(view)
         assert picture(renderer.ruleset()) == picture(fresh.ruleset()) == vars(model)
         assert renderer.rules == fresh.rules == renderer.ruleset().rules
@@ -164,14 +164,14 @@ def test_differences_make_the_whole(sequence: list[View]) -> None:
 
 
 @given(views())
-def test_the_same_view_again_is_no_difference(sequence: list[View]) -> None:
-    renderer = Renderer(SETTINGS)
+def test_the_same_view_again_is_no_difference(sequence: list[ServiceView]) -> None:
+    renderer = NftablesRenderer(SETTINGS)
     for view in sequence:
         renderer.advance(view)
         again = replace(view, ports={key: replace(each) for key, each in view.ports.items()})
         changes = renderer.advance(again)
         assert not changes
-        assert difference(Family.IPV4, changes) == ""
+        assert difference(IpFamily.IPV4, changes) == ""
 
 
 SAID = """
@@ -193,11 +193,11 @@ def test_any_text_is_compiled_or_told_as_somebody_elses(text: str) -> None:
 
 @given(st.lists(backed_ports(), max_size=6))
 def test_every_ruleset_of_ours_can_be_compiled(ports: list[BackedPort]) -> None:
-    renderer = Renderer(SETTINGS)
+    renderer = NftablesRenderer(SETTINGS)
     added = renderer.advance(
-        View(family=Family.IPV4, ports={each.port.key: each for each in ports})
+        ServiceView(family=IpFamily.IPV4, ports={each.port.key: each for each in ports})
     )
     whole = rebuilt(renderer.ruleset())
-    removed = renderer.advance(View(family=Family.IPV4, ports={}))
-    for text in (whole, difference(Family.IPV4, added), difference(Family.IPV4, removed)):
+    removed = renderer.advance(ServiceView(family=IpFamily.IPV4, ports={}))
+    for text in (whole, difference(IpFamily.IPV4, added), difference(IpFamily.IPV4, removed)):
         compiled(text).finished()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Family, Protocol, Update
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.objects import (
     ObjectPort,
     ServiceObject,
@@ -26,12 +26,12 @@ from isthmus.programs.node_proxy.rules.reading import (
     service_key,
     slice_key,
 )
-from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, Tracker
+from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, ServiceTracker
 
-FAMILIES = (Family.IPV4, Family.IPV6)
+FAMILIES = (IpFamily.IPV4, IpFamily.IPV6)
 PORTS = (
     ObjectPort(name="http", port=80, node_port=30000),
-    ObjectPort(name="dns", port=53, protocol=Protocol.UDP),
+    ObjectPort(name="dns", port=53, protocol=PortProtocol.UDP),
 )
 names = st.builds(ServiceName, st.sampled_from(["ns", "other"]), st.sampled_from(["a", "b", "c"]))
 services = st.builds(
@@ -48,7 +48,7 @@ services = st.builds(
 @st.composite
 def slices(draw: st.DrawFn) -> SliceObject:
     family = draw(st.sampled_from(FAMILIES))
-    six = family is Family.IPV6
+    six = family is IpFamily.IPV6
     endpoints = st.builds(
         SliceEndpoint,
         address=st.integers(1, 5).map(lambda i: f"fd01::{i:x}" if six else f"10.0.0.{i}"),
@@ -87,8 +87,8 @@ events = st.lists(
 )
 
 
-def tracker() -> Tracker:
-    return Tracker(node_name="here", families=FAMILIES)
+def tracker() -> ServiceTracker:
+    return ServiceTracker(node_name="here", families=FAMILIES)
 
 
 class World:
@@ -99,7 +99,7 @@ class World:
         self.slices: dict[tuple[str, str], SliceObject] = {}
         self.zone = ""
 
-    def happens(self, what: str, value: Any, told: Tracker) -> None:
+    def happens(self, what: str, value: Any, told: ServiceTracker) -> None:
         match what:
             case "service":
                 self.services[value.name] = value
@@ -121,7 +121,7 @@ class World:
             case _:
                 raise AssertionError(what)
 
-    def list_to(self, told: Tracker) -> None:
+    def list_to(self, told: ServiceTracker) -> None:
         told.replace_services(list(self.services.values()))
         told.replace_slices(list(self.slices.values()))
 
@@ -147,12 +147,14 @@ def test_any_way_there_gives_the_same_view(happened: list[tuple[str, Any]]) -> N
     assert told.health_ports() == fresh.health_ports()
 
 
-def last_view(told: Tracker, family: Family) -> Update:
+def last_view(told: ServiceTracker, family: IpFamily) -> Update:
     assert not any(side.dirty for side in told._sides.values())
     return told.take()[family]
 
 
-def check_step(before: dict[Family, Update], after: dict[Family, Update]) -> dict[Family, Update]:
+def check_step(
+    before: dict[IpFamily, Update], after: dict[IpFamily, Update]
+) -> dict[IpFamily, Update]:
     """An update says what changed: no more, and no less; the rest are the same objects."""
     for family in FAMILIES:
         old, new = before[family].view.ports, after[family].view.ports

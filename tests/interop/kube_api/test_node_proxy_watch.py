@@ -21,9 +21,9 @@ from isthmus.errors import KubeError
 from isthmus.kube.api import open_kube
 from isthmus.programs.node_proxy.kube_api import sources_of
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
-from isthmus.programs.node_proxy.rules.model import Family, PortKey, Protocol, Update
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.objects import NodeObject
-from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, Tracker
+from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, ServiceTracker
 
 pytestmark = pytest.mark.interop
 
@@ -40,7 +40,7 @@ class Seen:
     """What is known of the cluster on node "here"."""
 
     def __init__(self) -> None:
-        self.tracker = Tracker(node_name="here", families=[Family.IPV4])
+        self.tracker = ServiceTracker(node_name="here", families=[IpFamily.IPV4])
         self.nodes: list[NodeObject | None] = []
         self.cidrs: tuple[str, ...] = ()
 
@@ -52,13 +52,13 @@ class Seen:
         self.cidrs = cidrs
 
     def update(self) -> Update:
-        return self.tracker.take()[Family.IPV4]
+        return self.tracker.take()[IpFamily.IPV4]
 
     def has(self, name: str) -> bool:
         return any(key.service.name == name for key in self.update().view.ports)
 
     def reached(self, name: str) -> list[str]:
-        key = PortKey(ServiceName("default", name), "http", Protocol.TCP)
+        key = PortKey(ServiceName("default", name), "http", PortProtocol.TCP)
         backed = self.update().view.ports.get(key)
         return [str(each) for each in backed.backends.reachable] if backed is not None else []
 

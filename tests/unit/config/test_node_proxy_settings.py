@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.settings import Bound, NodeProxySettings
+from isthmus.programs.node_proxy.settings import BindAddress, NodeProxySettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 
@@ -227,19 +227,22 @@ def test_what_holds_in_each_mode(
 @pytest.mark.parametrize(
     ("given", "healthz", "metrics"),
     [
-        ({}, Bound("0.0.0.0", 10256), Bound("127.0.0.1", 10249)),
-        ({"bind_address": "fd00::1"}, Bound("::", 10256), Bound("::1", 10249)),
+        ({}, BindAddress("0.0.0.0", 10256), BindAddress("127.0.0.1", 10249)),
+        ({"bind_address": "fd00::1"}, BindAddress("::", 10256), BindAddress("::1", 10249)),
         ({"healthz_bind_address": "", "metrics_port": 0}, None, None),
         (
             {"healthz_bind_address": "10.0.0.1", "healthz_port": 7,
              "metrics_bind_address": "[::]:0"},
-            Bound("10.0.0.1", 7), Bound("::", 0),
+            BindAddress("10.0.0.1", 7), BindAddress("::", 0),
         ),
-        ({"healthz_bind_address": "::1"}, Bound("::1", 10256), Bound("127.0.0.1", 10249)),
+        (
+            {"healthz_bind_address": "::1"},
+            BindAddress("::1", 10256), BindAddress("127.0.0.1", 10249),
+        ),
     ],
 )  # fmt: skip
 def test_where_it_serves(
-    given: dict[str, Any], healthz: Bound | None, metrics: Bound | None
+    given: dict[str, Any], healthz: BindAddress | None, metrics: BindAddress | None
 ) -> None:
     made = settings(**given)
     assert (made.healthz, made.metrics) == (healthz, metrics)

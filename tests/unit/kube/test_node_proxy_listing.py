@@ -9,7 +9,7 @@ import pytest
 from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluster
 
 from isthmus.errors import KubeError
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.node_proxy.tools import look
 
@@ -45,7 +45,7 @@ def test_everything_is_listed_once(tmp_path: Path) -> None:
         fill(api)
         given = settings(api, detect_local="node-cidr", proxy_mode="nftables")
         found = await asyncio.to_thread(look, given)
-        text = found.rendered(Family.IPV4).text
+        text = found.rendered(IpFamily.IPV4).text
         assert "10.96.0.1 . tcp . 80 : goto service-" in text
         assert "0 : 10.180.0.5 . 8080" in text
         assert "ip saddr != 10.180.0.0/24" in text

@@ -13,16 +13,16 @@ from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluste
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.kube_api import sources_of
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
-from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 
 
 class Told:
     """What a watch told, and what a tracker made of it."""
 
     def __init__(self, api: FakeCluster, *, cidrs: bool = True, silence_s: float = 100.0) -> None:
-        self.tracker = Tracker(node_name="here", families=[Family.IPV4])
+        self.tracker = ServiceTracker(node_name="here", families=[IpFamily.IPV4])
         self.services: list[ServiceBatch] = []
         self.slices: list[SliceBatch] = []
         self.nodes: list[NodeObject | None] = []
@@ -46,7 +46,7 @@ class Told:
         self.tracker.hear_slices(batch)
 
     def reached(self) -> dict[str, list[str]]:
-        ports = self.tracker.take()[Family.IPV4].view.ports
+        ports = self.tracker.take()[IpFamily.IPV4].view.ports
         return {
             str(key): [str(each) for each in backed.backends.reachable]
             for key, backed in ports.items()

@@ -10,8 +10,8 @@ from isthmus.net.child_endings import ending_of
 from isthmus.programs.node_proxy.kernel import ipset
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.commands import run
-from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.kernel.iptables_commands import IptablesCommands, IptablesPrograms
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("crashing")
 def test_iptables_that_crashes_is_named() -> None:
-    commands = Commands(programs=Programs(family=Family.IPV4))
+    commands = IptablesCommands(programs=IptablesPrograms(family=IpFamily.IPV4))
     with pytest.raises(ApplyError, match=r"^iptables-restore failed: killed by SIGSEGV$"):
         commands.restore("*nat\nCOMMIT\n")
     with pytest.raises(ApplyError, match=r"^iptables-save failed: killed by SIGSEGV$"):

@@ -13,11 +13,11 @@ from isthmus.programs.node_proxy.kernel import custom_detectors
 from isthmus.programs.node_proxy.kernel.custom_detectors import GROUP, find_detector
 from isthmus.programs.node_proxy.rules.detecting import DetectorSettings, SourceRanges
 from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 MODULE = '''
 from dataclasses import dataclass
-from isthmus.programs.node_proxy.rules.detectors import Match
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch
 
 @dataclass(frozen=True)
 class Marked:
@@ -31,7 +31,7 @@ class Marked:
 
     def matches(self, family):
         mark = f"{1 << self.bit:#x}"
-        return (Match(iptables=("-m", "mark", "--mark", f"{mark}/{mark}"),
+        return (LocalMatch(iptables=("-m", "mark", "--mark", f"{mark}/{mark}"),
                       iptables_not=("-m", "mark", "!", "--mark", f"{mark}/{mark}"),
                       nft=f"meta mark & {mark} == {mark}",
                       nft_not=f"meta mark & {mark} != {mark}"),)
@@ -78,7 +78,7 @@ def made(name: str) -> LocalTrafficDetector:
 
 
 def test_one_that_is_installed() -> None:
-    (match,) = made("make").matches(Family.IPV4)
+    (match,) = made("make").matches(IpFamily.IPV4)
     assert match.iptables == ("-m", "mark", "--mark", "0x2/0x2")
     assert made("make") == made("make")
 
@@ -99,7 +99,7 @@ def test_one_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("words", "gives something else than Match values"),
+        ("words", "gives something else than LocalMatch values"),
         ("empty", "fails: AttributeError: 'object' object has no attribute 'matches'"),
         ("broken", "fails: ValueError: no licence"),
         ("number", "cannot be called"),

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.node_proxy.kernel.health import TO_BE_DELETED, Answer, ProxyHealth
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.kernel.health import TO_BE_DELETED, ProbeAnswer, ProxyHealth
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.testing.clock import ManualClock
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 TIMEOUT_S = 60.0
 
 
@@ -38,7 +38,7 @@ def node(*taints: str, deleting: bool = False) -> NodeObject:
     return NodeObject(name="n", taints=taints, deleting=deleting)
 
 
-def body(answer: Answer) -> dict[str, Any]:
+def body(answer: ProbeAnswer) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answer.body)
     return found
 

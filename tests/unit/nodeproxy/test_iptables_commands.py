@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs, rule_meant
+from isthmus.programs.node_proxy.kernel.iptables_commands import (
+    IptablesCommands,
+    IptablesPrograms,
+    rule_meant,
+)
 from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
 from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
 from isthmus.programs.node_proxy.rules.iptables.saved import SavedTable
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 INPUT = """\
 *nat
@@ -50,9 +54,9 @@ def test_the_rule_that_is_meant(error: str, rule: str) -> None:
 
 
 def test_names_of_programs() -> None:
-    four = Programs(family=Family.IPV4, prefix=("ip", "netns", "exec", "x"))
+    four = IptablesPrograms(family=IpFamily.IPV4, prefix=("ip", "netns", "exec", "x"))
     assert four.command("restore") == ("ip", "netns", "exec", "x", "iptables-restore")
-    six = Programs(family=Family.IPV6, variant="legacy")
+    six = IptablesPrograms(family=IpFamily.IPV6, variant="legacy")
     assert (six.command(), six.command("save")) == (
         ("ip6tables-legacy",),
         ("ip6tables-legacy-save",),
@@ -60,7 +64,9 @@ def test_names_of_programs() -> None:
 
 
 def test_without_the_program() -> None:
-    commands = Commands(programs=Programs(family=Family.IPV4, variant="of-nobody"))
+    commands = IptablesCommands(
+        programs=IptablesPrograms(family=IpFamily.IPV4, variant="of-nobody")
+    )
     with pytest.raises(ConfigError, match="cannot run iptables-of-nobody"):
         commands.check()
 

@@ -17,23 +17,23 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
     ChangeServer,
-    Command,
-    Destination,
     DestinationState,
-    Flags,
+    IpvsCommand,
+    IpvsDestination,
+    IpvsFlags,
+    KernelServer,
     RemoveDestination,
     RemoveServer,
-    Served,
     ServerKey,
     VirtualServer,
     WeighDestination,
 )
-from isthmus.programs.node_proxy.rules.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 
-KEY = ServerKey("10.0.0.1", 80, Protocol.TCP)
-KEY6 = ServerKey("fd00::1", 53, Protocol.UDP)
-SERVER = VirtualServer(key=KEY, scheduler="rr", flags=Flags.PERSISTENT, timeout_s=10800)
-DEST = Destination("10.1.0.1", 8080)
+KEY = ServerKey("10.0.0.1", 80, PortProtocol.TCP)
+KEY6 = ServerKey("fd00::1", 53, PortProtocol.UDP)
+SERVER = VirtualServer(key=KEY, scheduler="rr", flags=IpvsFlags.PERSISTENT, timeout_s=10800)
+DEST = IpvsDestination("10.1.0.1", 8080)
 
 
 def u16(number: int) -> bytes:
@@ -92,7 +92,9 @@ def dest_of(weight: int | None) -> bytes:
             attribute(1, V4_KEY + server_of(1, 10800, b"\xff\xff\xff\xff")),
         ),
         (
-            ChangeServer(server=VirtualServer(key=KEY6, scheduler="mh", flags=Flags.SOURCE_PORT)),
+            ChangeServer(
+                server=VirtualServer(key=KEY6, scheduler="mh", flags=IpvsFlags.SOURCE_PORT)
+            ),
             2,
             attribute(1, V6_KEY + server_of(0x10, 0, u32(128), b"mh\0")),
         ),
@@ -114,7 +116,7 @@ def dest_of(weight: int | None) -> bytes:
         ),
     ],
 )
-def test_commands(command: Command, number: int, body: bytes) -> None:
+def test_commands(command: IpvsCommand, number: int, body: bytes) -> None:
     message = message_of(command)
     message.encode()
     assert bytes(message.data[16:]) == bytes([number, 1, 0, 0]) + body
@@ -156,13 +158,13 @@ class Kernel:
 
 def test_listing() -> None:
     kernel = Kernel()
-    assert IpvsTable(kernel).servers(Family.IPV4) == [
-        Served(server=SERVER, destinations={DEST: DestinationState(weight=1, connections=5)})
+    assert IpvsTable(kernel).servers(IpFamily.IPV4) == [
+        KernelServer(server=SERVER, destinations={DEST: DestinationState(weight=1, connections=5)})
     ]
     # Dumps, and that of destinations names its server.
     assert [(number, flags) for number, flags, _ in kernel.asked] == [(4, 0x301), (8, 0x301)]
     assert kernel.asked[1][2] == attribute(1, V4_KEY)
-    (six,) = IpvsTable(kernel).servers(Family.IPV6)
+    (six,) = IpvsTable(kernel).servers(IpFamily.IPV6)
     assert six.server == VirtualServer(key=KEY6, scheduler="rr")
 
 
@@ -180,7 +182,7 @@ def test_refusals_say_what_was_refused() -> None:
 
     table = IpvsTable(refuse)
     with pytest.raises(ApplyError, match="list the servers"):
-        table.servers(Family.IPV4)
+        table.servers(IpFamily.IPV4)
     with pytest.raises(ApplyError, match="RemoveServer") as caught:
         table.apply(RemoveServer(key=KEY))
     assert "10.0.0.1" in caught.value.rule
@@ -188,6 +190,6 @@ def test_refusals_say_what_was_refused() -> None:
 
 def test_only_in_its_block() -> None:
     with pytest.raises(RuntimeError, match="with block"):
-        IpvsTable().servers(Family.IPV4)
+        IpvsTable().servers(IpFamily.IPV4)
     with IpvsTable(Kernel()) as table:
-        assert table.servers(Family.IPV6)
+        assert table.servers(IpFamily.IPV6)

@@ -15,7 +15,7 @@ from isthmus.programs.node_proxy.kernel.nftables_programs import (
     refusal,
     version_of,
 )
-from isthmus.programs.node_proxy.rules.model import Family, Update, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 TEXT = "add table ip x\nadd chain ip x y\nadd rule ip x y goto nowhere\n"
@@ -100,10 +100,10 @@ def test_a_crash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signa
 
 def test_an_old_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, monkeypatch, "echo 'nftables v0.9.8 (E.D.S.)'")
-    update = Update(view=View(family=Family.IPV4, ports={}))
+    update = Update(view=ServiceView(family=IpFamily.IPV4, ports={}))
     with pytest.raises(ApplyError, match=r"need nft 1\.0\.1 or later, not nftables v0\.9\.8"):
-        NftablesBackend(Family.IPV4, always_nft=True).sync(
-            update, RuleSettings(family=Family.IPV4), full=True
+        NftablesBackend(IpFamily.IPV4, always_nft=True).sync(
+            update, RuleSettings(family=IpFamily.IPV4), full=True
         )
 
 

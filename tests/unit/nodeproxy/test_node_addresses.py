@@ -10,9 +10,9 @@ from isthmus.programs.node_proxy.kernel.node_addresses import (
     ranges_of,
     within,
 )
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ V4, V6 = Family.IPV4, Family.IPV6
     ],
 )
 def test_node_addresses(
-    addresses: tuple[str, ...], bound: str, primary: Family, v4: str, v6: str
+    addresses: tuple[str, ...], bound: str, primary: IpFamily, v4: str, v6: str
 ) -> None:
     found = node_ips(addresses, bound)
     assert found.primary is primary
@@ -51,7 +51,7 @@ def test_a_loopback_address_is_nobodys() -> None:
         (("primary",), V6, None),  # ::1 says that it is not known
     ],
 )
-def test_ranges(ranges: tuple[str, ...], family: Family, found: tuple[str, ...] | None) -> None:
+def test_ranges(ranges: tuple[str, ...], family: IpFamily, found: tuple[str, ...] | None) -> None:
     assert ranges_of(ranges, family, ("10.0.0.1", "::1")) == found
 
 

@@ -15,7 +15,7 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.net import http_site
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.kernel.service_health import WEIGHT_HEADER, ServiceHealthPorts
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.testing.clock import ManualClock
 
 WEB = ServiceName("shop", "web")
@@ -88,13 +88,13 @@ def test_a_proxy_that_does_not_keep_up_takes_no_traffic() -> None:
     ) -> None:
         port = free_port()
         await ports.sync({WEB: port}, {WEB: 1}, addresses=LOOPBACK)
-        health.queued(Family.IPV4)
+        health.queued(IpFamily.IPV4)
         clock.advance(60)
         answer = await client.get(f"http://127.0.0.1:{port}/")
         assert (answer.status_code, answer.headers[WEIGHT_HEADER]) == (503, "1")
         assert answer.json()["serviceProxyHealthy"] is False
         # A node about to go is a matter of /healthz, not of these.
-        health.synced(Family.IPV4)
+        health.synced(IpFamily.IPV4)
         health.node(None)
         assert (await client.get(f"http://127.0.0.1:{port}/")).status_code == 200
 

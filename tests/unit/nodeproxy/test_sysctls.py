@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, has_ipv6, tracked
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 QUIET = NodeProxySettings(
@@ -124,15 +124,15 @@ def test_a_kernel_that_does_not_say_is_strict(kernel: Kernel) -> None:
 
 def test_bridges_that_iptables_hears_of(kernel: Kernel) -> None:
     kernel.has("net/bridge/bridge-nf-call-iptables", 1)
-    assert kernel.sysctls.bridge_trouble([Family.IPV4]) == ""
-    trouble = kernel.sysctls.bridge_trouble([Family.IPV4, Family.IPV6])
+    assert kernel.sysctls.bridge_trouble([IpFamily.IPV4]) == ""
+    trouble = kernel.sysctls.bridge_trouble([IpFamily.IPV4, IpFamily.IPV6])
     assert "load the kernel module br_netfilter" in trouble
     assert "IPv6" in trouble
 
 
 def test_bridges_that_iptables_does_not_hear_of(kernel: Kernel) -> None:
     kernel.has("net/bridge/bridge-nf-call-iptables", 0)
-    trouble = kernel.sysctls.bridge_trouble([Family.IPV4])
+    trouble = kernel.sysctls.bridge_trouble([IpFamily.IPV4])
     assert trouble.endswith("set net.bridge.bridge-nf-call-iptables=1")
 
 

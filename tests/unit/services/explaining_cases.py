@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, Rules
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, WalkableRules
 from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
 from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
 from isthmus.programs.node_proxy.rules.objects import family_of
@@ -41,7 +41,7 @@ def backed(
     name: str, cluster_ip: str, endpoints: Sequence[str | Endpoint] = (HERE, THERE), **rest: Any
 ) -> BackedPort:
     """A port 80 of ns/NAME."""
-    protocol = rest.pop("protocol", Protocol.TCP)
+    protocol = rest.pop("protocol", PortProtocol.TCP)
     port = ServicePort(
         key=PortKey(ServiceName("ns", name), "p", protocol),
         cluster_ip=cluster_ip,
@@ -54,17 +54,17 @@ def backed(
     return BackedPort(port=port, backends=chosen)
 
 
-def view_of(*ports: BackedPort, family: Family = Family.IPV4) -> View:
+def view_of(*ports: BackedPort, family: IpFamily = IpFamily.IPV4) -> ServiceView:
     """All of them."""
     ordered = sorted(ports, key=lambda each: str(each.port.key))
-    return View(family=family, ports={each.port.key: each for each in ordered})
+    return ServiceView(family=family, ports={each.port.key: each for each in ordered})
 
 
-def rules_of(backend: str, view: View, settings: RuleSettings) -> Rules:
+def rules_of(backend: str, view: ServiceView, settings: RuleSettings) -> WalkableRules:
     """The rules of a view by one of the backends."""
     if backend == "iptables":
-        return IptablesRules(iptables.Renderer(settings).render(view).ruleset)
-    renderer = nftables.Renderer(settings)
+        return IptablesRules(iptables.IptablesRenderer(settings).render(view).ruleset)
+    renderer = nftables.NftablesRenderer(settings)
     renderer.advance(view)
     return NftablesRules(renderer.ruleset(), settings)
 
@@ -77,7 +77,7 @@ def packet(source: str, destination: str, port: int = 80, **rest: Any) -> Packet
             "source": source,
             "destination": destination,
             "port": port,
-            "protocol": Protocol.TCP,
+            "protocol": PortProtocol.TCP,
             "origin": Origin.OUTSIDE,
             "interface": "eth0",
             "here": frozenset({NODE, "2001:db8::1"}),

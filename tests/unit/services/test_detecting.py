@@ -14,10 +14,14 @@ from isthmus.programs.node_proxy.rules.detecting import (
     needs_pod_cidrs,
     tidy_range,
 )
-from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector, Match
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.detectors import (
+    NOTHING_LOCAL,
+    LocalMatch,
+    LocalTrafficDetector,
+)
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 
 GIVEN = DetectorSettings(
     cluster_cidrs=("10.0.0.0/8", "fd00::/16", "11.0.0.0/8"),
@@ -33,12 +37,12 @@ def made(mode: str, given: DetectorSettings = GIVEN) -> LocalTrafficDetector:
     return MODES[mode].make(given)
 
 
-def iptables(detector: LocalTrafficDetector, family: Family) -> list[tuple[str, str]]:
+def iptables(detector: LocalTrafficDetector, family: IpFamily) -> list[tuple[str, str]]:
     """What is local and what is not, as arguments."""
     return [(" ".join(m.iptables), " ".join(m.iptables_not)) for m in detector.matches(family)]
 
 
-def nft(detector: LocalTrafficDetector, family: Family) -> list[tuple[str, str]]:
+def nft(detector: LocalTrafficDetector, family: IpFamily) -> list[tuple[str, str]]:
     return [(match.nft, match.nft_not) for match in detector.matches(family)]
 
 
@@ -68,7 +72,7 @@ def nft(detector: LocalTrafficDetector, family: Family) -> list[tuple[str, str]]
         ("InterfaceNamePrefix", V6, [("-i azv+", "! -i azv+")]),
     ],
 )  # fmt: skip
-def test_what_iptables_is_told(mode: str, family: Family, written: list[tuple[str, str]]) -> None:
+def test_what_iptables_is_told(mode: str, family: IpFamily, written: list[tuple[str, str]]) -> None:
     assert iptables(made(mode), family) == written
 
 
@@ -90,7 +94,7 @@ def test_what_iptables_is_told(mode: str, family: Family, written: list[tuple[st
     ],
 )
 def test_what_nft_is_told(
-    detector: LocalTrafficDetector, family: Family, written: tuple[str, str]
+    detector: LocalTrafficDetector, family: IpFamily, written: tuple[str, str]
 ) -> None:
     assert nft(detector, family) == [written]
 
@@ -168,5 +172,7 @@ def test_what_is_no_range(text: str) -> None:
 
 
 def test_matches_are_values() -> None:
-    match = Match(iptables=("-i", "a"), iptables_not=("!", "-i", "a"), nft="x", nft_not="y")
-    assert match == Match(iptables=("-i", "a"), iptables_not=("!", "-i", "a"), nft="x", nft_not="y")
+    match = LocalMatch(iptables=("-i", "a"), iptables_not=("!", "-i", "a"), nft="x", nft_not="y")
+    assert match == LocalMatch(
+        iptables=("-i", "a"), iptables_not=("!", "-i", "a"), nft="x", nft_not="y"
+    )

@@ -7,15 +7,15 @@ from explaining_cases import HERE, THERE, backed, endpoint, view_of
 
 from isthmus.programs.node_proxy.rules.detecting import SourceRanges
 from isthmus.programs.node_proxy.rules.differing import LineChange, line_changes, port_changes
-from isthmus.programs.node_proxy.rules.model import Family, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
 from isthmus.programs.node_proxy.rules.rendering import rendered
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-SETTINGS = RuleSettings(family=Family.IPV4, detector=SourceRanges(("10.180.0.0/16",)))
+SETTINGS = RuleSettings(family=IpFamily.IPV4, detector=SourceRanges(("10.180.0.0/16",)))
 IP = "172.30.0.1"
 
 
-def words(old: View, new: View) -> list[str]:
+def words(old: ServiceView, new: ServiceView) -> list[str]:
     return [
         f"{change.key} {change.what}: {clause}"
         for change in port_changes(old, new)

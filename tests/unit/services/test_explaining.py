@@ -23,18 +23,18 @@ from explaining_cases import (
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import Match
-from isthmus.programs.node_proxy.rules.explaining import Explanation, Reason, explain, merged
-from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, Verdict, walk
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch
+from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, Reason, explain, merged
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, PacketVerdict, walk
 from isthmus.programs.node_proxy.rules.explaining_iptables import parse_rule
 from isthmus.programs.node_proxy.rules.explaining_nftables_rule import RuleReader
 from isthmus.programs.node_proxy.rules.explaining_packet import (
-    Destination,
-    Place,
+    ExplainedNode,
+    PacketTarget,
     packet_to,
     taken_for_local,
 )
-from isthmus.programs.node_proxy.rules.model import Family, Protocol, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, ServiceView
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 PODS = SourceRanges(("10.180.0.0/16", "fd00:10::/32"))
@@ -42,7 +42,7 @@ OUTSIDE = "203.0.113.7"
 LB = "198.51.100.9"
 
 
-def asked(backend: str, view: View, found: Packet, **rest: Any) -> Explanation:
+def asked(backend: str, view: ServiceView, found: Packet, **rest: Any) -> PacketExplanation:
     settings = RuleSettings(**{"family": view.family, "detector": PODS, "node_ip": NODE, **rest})
     return explain(rules_of(backend, view, settings), found, view)
 
@@ -69,9 +69,9 @@ def test_without_endpoints_it_is_refused(backend: str) -> None:
     )  # fmt: skip
     for address, port in (("172.30.0.1", 80), (NODE, 30001), ("198.51.100.1", 80), (LB, 80)):
         found = asked(backend, view, packet(OUTSIDE, address, port))
-        assert found.verdict is Verdict.REFUSED, address
+        assert found.verdict is PacketVerdict.REFUSED, address
     own = packet(NODE, NODE, 30001, origin=Origin.NODE, interface="")
-    assert asked(backend, view, own).verdict is Verdict.REFUSED
+    assert asked(backend, view, own).verdict is PacketVerdict.REFUSED
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -80,8 +80,8 @@ def test_with_endpoints_elsewhere_only_it_is_dropped(backend: str) -> None:
         backed("in", "172.30.0.1", [THERE], internal_local=True),
         backed("out", "172.30.0.2", [THERE], external_local=True, node_port=30002),
     )
-    assert asked(backend, view, packet(OUTSIDE, "172.30.0.1")).verdict is Verdict.DROPPED
-    assert asked(backend, view, packet(OUTSIDE, NODE, 30002)).verdict is Verdict.DROPPED
+    assert asked(backend, view, packet(OUTSIDE, "172.30.0.1")).verdict is PacketVerdict.DROPPED
+    assert asked(backend, view, packet(OUTSIDE, NODE, 30002)).verdict is PacketVerdict.DROPPED
     pod = packet("10.180.0.4", NODE, 30002, origin=Origin.POD)
     assert asked(backend, view, pod).outcomes[0].endpoint == THERE
 
@@ -93,38 +93,38 @@ def test_source_ranges(backend: str) -> None:
         backed("a", "172.30.0.1", load_balancer_ips=(LB,), source_ranges=ranges, node_port=30001),
     )
 
-    def verdict(source: str, address: str = LB, port: int = 80, **rest: Any) -> Verdict:
+    def verdict(source: str, address: str = LB, port: int = 80, **rest: Any) -> PacketVerdict:
         return asked(backend, view, packet(source, address, port, **rest)).verdict
 
-    assert verdict(OUTSIDE) is Verdict.TRANSLATED
-    assert verdict("203.0.113.200") is Verdict.DROPPED
+    assert verdict(OUTSIDE) is PacketVerdict.TRANSLATED
+    assert verdict("203.0.113.200") is PacketVerdict.DROPPED
     # A node port is not the balancer's to restrict, and pods are outsiders to it.
-    assert verdict("203.0.113.200", NODE, 30001) is Verdict.TRANSLATED
-    assert verdict("10.180.0.4", origin=Origin.POD) is Verdict.DROPPED
+    assert verdict("203.0.113.200", NODE, 30001) is PacketVerdict.TRANSLATED
+    assert verdict("10.180.0.4", origin=Origin.POD) is PacketVerdict.DROPPED
     # The node may have the balancer's address itself.
-    assert verdict(LB, origin=Origin.NODE, interface="") is Verdict.TRANSLATED
+    assert verdict(LB, origin=Origin.NODE, interface="") is PacketVerdict.TRANSLATED
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_another_protocol_is_another_port(backend: str) -> None:
     view = view_of(
         backed("tcp", "172.30.0.1", [HERE]),
-        backed("udp", "172.30.0.1", [THERE], protocol=Protocol.UDP),
+        backed("udp", "172.30.0.1", [THERE], protocol=PortProtocol.UDP),
     )
-    for protocol, where in ((Protocol.TCP, HERE), (Protocol.UDP, THERE)):
+    for protocol, where in ((PortProtocol.TCP, HERE), (PortProtocol.UDP, THERE)):
         found = asked(backend, view, packet(OUTSIDE, "172.30.0.1", protocol=protocol))
         assert [each.endpoint for each in found.outcomes] == [where]
-    other = asked(backend, view, packet(OUTSIDE, "172.30.0.1", protocol=Protocol.SCTP))
+    other = asked(backend, view, packet(OUTSIDE, "172.30.0.1", protocol=PortProtocol.SCTP))
     assert other.service is None
     # nftables refuses ports that a cluster IP does not have.
-    refused = Verdict.REFUSED if backend == "nftables" else Verdict.UNTOUCHED
+    refused = PacketVerdict.REFUSED if backend == "nftables" else PacketVerdict.UNTOUCHED
     assert other.verdict is refused
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ipv6(backend: str) -> None:
     there = "[fd00:10:1::3]:80"
-    view = view_of(backed("a", "fd00:96::1", [there], node_port=30001), family=Family.IPV6)
+    view = view_of(backed("a", "fd00:96::1", [there], node_port=30001), family=IpFamily.IPV6)
     for address, port, reason in (
         ("fd00:96::1", 80, Reason.NOT_LOCAL),
         ("2001:db8::1", 30001, Reason.EXTERNAL),
@@ -141,13 +141,13 @@ def test_node_ports_on_localhost(localhost: bool, source: str) -> None:
     view = view_of(backed("a", "172.30.0.1", node_port=30001))
     own = packet(source, "127.0.0.1", 30001, origin=Origin.NODE, interface="")
     found = asked("iptables", view, own, localhost_node_ports=localhost)
-    assert found.verdict is (Verdict.TRANSLATED if localhost else Verdict.UNTOUCHED)
-    assert asked("nftables", view, own).verdict is Verdict.UNTOUCHED
+    assert found.verdict is (PacketVerdict.TRANSLATED if localhost else PacketVerdict.UNTOUCHED)
+    assert asked("nftables", view, own).verdict is PacketVerdict.UNTOUCHED
 
 
 def test_neighbours_do_not_reach_localhost() -> None:
     found = asked("iptables", view_of(), packet(OUTSIDE, "127.0.0.1", 22))
-    assert found.verdict is Verdict.DROPPED
+    assert found.verdict is PacketVerdict.DROPPED
     assert found.outcomes[0].steps[-1].chain == "KUBE-FIREWALL"
 
 
@@ -155,7 +155,10 @@ def test_neighbours_do_not_reach_localhost() -> None:
 def test_node_ports_at_some_addresses_only(backend: str) -> None:
     view = view_of(backed("a", "172.30.0.1", node_port=30001))
     here = frozenset({NODE, "192.0.2.2"})
-    for address, verdict in ((NODE, Verdict.TRANSLATED), ("192.0.2.2", Verdict.UNTOUCHED)):
+    for address, verdict in (
+        (NODE, PacketVerdict.TRANSLATED),
+        ("192.0.2.2", PacketVerdict.UNTOUCHED),
+    ):
         found = asked(
             backend, view, packet(OUTSIDE, address, 30001, here=here), node_port_addresses=(NODE,)
         )
@@ -165,13 +168,13 @@ def test_node_ports_at_some_addresses_only(backend: str) -> None:
 def test_nftables_drops_what_no_service_has() -> None:
     cidrs = ("172.30.0.0/16", "fd00:96::/112")
     found = asked("nftables", view_of(), packet(OUTSIDE, "172.30.9.9"), service_cidrs=cidrs)
-    assert found.verdict is Verdict.DROPPED
+    assert found.verdict is PacketVerdict.DROPPED
 
 
 def test_the_health_check_port_passes() -> None:
     view = view_of(backed("a", "172.30.0.1", external_local=True, health_check_node_port=31000))
     found = asked("iptables", view, packet(OUTSIDE, NODE, 31000))
-    assert found.verdict is Verdict.UNTOUCHED
+    assert found.verdict is PacketVerdict.UNTOUCHED
     assert "lets it pass" in [step.does for step in found.outcomes[0].steps]
 
 
@@ -201,9 +204,9 @@ class ByDscp:
 
     bridge_ports: None = None
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         return (
-            Match(
+            LocalMatch(
                 iptables=("-m", "dscp", "--dscp", "10"),
                 iptables_not=("-m", "dscp", "!", "--dscp", "10"),
                 nft="ip dscp 10",
@@ -240,10 +243,11 @@ def test_nftables_rule_for_the_moment_of_a_change_is_known_and_never_a_way() -> 
 
 
 def test_a_chain_that_leads_to_itself_ends() -> None:
-    from isthmus.programs.node_proxy.rules.explaining_flow import Do, Way
+    from isthmus.programs.node_proxy.rules.explaining_flow import Continuation, RuleEffect
 
     with pytest.raises(ConfigError, match="the chain a leads to itself"):
-        list(walk(lambda name: [name], lambda name, rule, flow: [Way(flow, Do.JUMP, "a")], "a",
+        list(walk(lambda name: [name],
+                  lambda name, rule, flow: [RuleEffect(flow, Continuation.JUMP, "a")], "a",
                   _flow()))  # fmt: skip
 
 
@@ -255,11 +259,11 @@ def _flow() -> Any:
 
 def test_a_source_is_known_for_what_it_is() -> None:
     view = view_of(backed("a", "172.30.0.1", [endpoint("10.77.0.1:80", local=True)]))
-    settings = RuleSettings(family=Family.IPV4, detector=PODS, node_ip=NODE)
-    place = Place(
+    settings = RuleSettings(family=IpFamily.IPV4, detector=PODS, node_ip=NODE)
+    place = ExplainedNode(
         view=view, settings=settings, here=frozenset({NODE}), pod_cidrs=("10.180.0.0/24",)
     )
-    to = Destination.parse("172.30.0.1:80")
+    to = PacketTarget.parse("172.30.0.1:80")
     for source, origin in (
         ("node", Origin.NODE),
         (NODE, Origin.NODE),
@@ -279,29 +283,29 @@ def test_a_source_is_known_for_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("10.96.0.1:80", ("10.96.0.1", 80, Protocol.TCP)),
-        ("10.96.0.1:53/udp", ("10.96.0.1", 53, Protocol.UDP)),
-        ("10.96.0.1:53/SCTP", ("10.96.0.1", 53, Protocol.SCTP)),
-        ("[FD00::0:1]:443", ("fd00::1", 443, Protocol.TCP)),
+        ("10.96.0.1:80", ("10.96.0.1", 80, PortProtocol.TCP)),
+        ("10.96.0.1:53/udp", ("10.96.0.1", 53, PortProtocol.UDP)),
+        ("10.96.0.1:53/SCTP", ("10.96.0.1", 53, PortProtocol.SCTP)),
+        ("[FD00::0:1]:443", ("fd00::1", 443, PortProtocol.TCP)),
     ],
 )
-def test_destinations(text: str, found: tuple[str, int, Protocol]) -> None:
-    read = Destination.parse(text)
+def test_destinations(text: str, found: tuple[str, int, PortProtocol]) -> None:
+    read = PacketTarget.parse(text)
     assert (read.address, read.port, read.protocol) == found
 
 
 @pytest.mark.parametrize("text", ["", "10.96.0.1", "x:80", "10.96.0.1:0", "10.96.0.1:80/icmp"])
 def test_what_is_no_destination(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^DST: "):
-        Destination.parse(text)
+        PacketTarget.parse(text)
 
 
 def test_a_node_without_an_address() -> None:
-    settings = RuleSettings(family=Family.IPV4, detector=PODS, node_ip="127.0.0.1")
-    place = Place(view=view_of(), settings=settings, here=frozenset())
+    settings = RuleSettings(family=IpFamily.IPV4, detector=PODS, node_ip="127.0.0.1")
+    place = ExplainedNode(view=view_of(), settings=settings, here=frozenset())
     with pytest.raises(ConfigError, match="--bind-address says it"):
-        packet_to(Destination.parse("172.30.0.1:80"), "node", place)
-    own = packet_to(Destination.parse("127.0.0.1:30001"), "node", place)
+        packet_to(PacketTarget.parse("172.30.0.1:80"), "node", place)
+    own = packet_to(PacketTarget.parse("127.0.0.1:30001"), "node", place)
     assert (own.source, own.origin) == ("127.0.0.1", Origin.NODE)
 
 
@@ -311,7 +315,12 @@ LOST = view_of(
     backed("far", "172.30.0.2", [THERE, HERE]),
     backed("ports", "172.30.0.3", node_port=30003),
 )  # fmt: skip
-T, R, D, U = Verdict.TRANSLATED, Verdict.REFUSED, Verdict.DROPPED, Verdict.UNTOUCHED
+T, R, D, U = (
+    PacketVerdict.TRANSLATED,
+    PacketVerdict.REFUSED,
+    PacketVerdict.DROPPED,
+    PacketVerdict.UNTOUCHED,
+)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +336,7 @@ T, R, D, U = Verdict.TRANSLATED, Verdict.REFUSED, Verdict.DROPPED, Verdict.UNTOU
     ],
 )
 def test_the_two_modes_differ_where_it_is_documented(
-    source: str, address: str, port: int, verdicts: tuple[Verdict, Verdict]
+    source: str, address: str, port: int, verdicts: tuple[PacketVerdict, PacketVerdict]
 ) -> None:
     """The table of docs/how-to/node-proxy-explain.md, but for its last row."""
     own = source in (NODE, "127.0.0.1")

@@ -12,9 +12,9 @@ from explaining_cases import BACKENDS, HERE, NODE, THERE, backed, packet, rules_
 
 from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
-from isthmus.programs.node_proxy.rules.explaining import Explanation, Reason, explain
-from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, Verdict
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, Reason, explain
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, PacketVerdict
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 VIEW = view_of(
@@ -78,9 +78,9 @@ def sent(who: str, address: str, port: int, detector: str) -> Packet:
 
 
 def check(
-    found: Explanation, endpoints: set[str], masqueraded: bool, reason: Reason | None
+    found: PacketExplanation, endpoints: set[str], masqueraded: bool, reason: Reason | None
 ) -> None:
-    assert found.verdict is Verdict.TRANSLATED
+    assert found.verdict is PacketVerdict.TRANSLATED
     assert {each.endpoint for each in found.outcomes} == endpoints
     assert {each.masqueraded for each in found.outcomes} == {masqueraded}
     assert {each.reasons for each in found.outcomes} == {(reason,)}
@@ -91,7 +91,7 @@ def check(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("detector", DETECTORS)
 def test_the_truth_table(backend: str, detector: str) -> None:
-    settings = RuleSettings(family=Family.IPV4, detector=DETECTORS[detector], node_ip=NODE)
+    settings = RuleSettings(family=IpFamily.IPV4, detector=DETECTORS[detector], node_ip=NODE)
     rules = rules_of(backend, VIEW, settings)
     for who, kind, endpoints, masqueraded, reason in TABLE:
         for address, port in ADDRESSES[kind]:
@@ -101,7 +101,7 @@ def test_the_truth_table(backend: str, detector: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_tells_local_traffic(backend: str) -> None:
-    settings = RuleSettings(family=Family.IPV4, detector=NOTHING_LOCAL, node_ip=NODE)
+    settings = RuleSettings(family=IpFamily.IPV4, detector=NOTHING_LOCAL, node_ip=NODE)
     rules = rules_of(backend, VIEW, settings)
     for who, kind, endpoints, masqueraded, reason in TABLE:
         if kind in ("cluster IP", "inner"):
@@ -117,7 +117,7 @@ def test_nothing_tells_local_traffic(backend: str) -> None:
 @pytest.mark.parametrize("detector", ["cluster-cidr", "several ranges"])
 def test_all_is_masqueraded(backend: str, detector: str) -> None:
     settings = RuleSettings(
-        family=Family.IPV4, detector=DETECTORS[detector], node_ip=NODE, masquerade_all=True
+        family=IpFamily.IPV4, detector=DETECTORS[detector], node_ip=NODE, masquerade_all=True
     )
     rules = rules_of(backend, VIEW, settings)
     for who, kind, endpoints, masqueraded, reason in TABLE:
@@ -130,7 +130,7 @@ def test_all_is_masqueraded(backend: str, detector: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_pod_that_is_sent_to_itself(backend: str) -> None:
-    settings = RuleSettings(family=Family.IPV4, detector=DETECTORS["node-cidr"], node_ip=NODE)
+    settings = RuleSettings(family=IpFamily.IPV4, detector=DETECTORS["node-cidr"], node_ip=NODE)
     rules = rules_of(backend, VIEW, settings)
     own = packet("10.180.0.2", "172.30.0.1", origin=Origin.POD)
     found = {each.endpoint: each for each in explain(rules, own, VIEW).outcomes}
@@ -142,7 +142,7 @@ def test_a_pod_that_is_sent_to_itself(backend: str) -> None:
 def test_what_ends_on_the_node_is_not_masqueraded(backend: str) -> None:
     """Only what leaves a node passes POSTROUTING; the node's own packets do, whatever for."""
     view = view_of(backed("host", "172.30.0.9", [f"{NODE}:6443"], node_port=30009))
-    settings = RuleSettings(family=Family.IPV4, detector=DETECTORS["node-cidr"], node_ip=NODE)
+    settings = RuleSettings(family=IpFamily.IPV4, detector=DETECTORS["node-cidr"], node_ip=NODE)
     rules = rules_of(backend, view, settings)
     for address, port in (("172.30.0.9", 80), (NODE, 30009)):
         (found,) = explain(rules, packet("203.0.113.7", address, port), view).outcomes

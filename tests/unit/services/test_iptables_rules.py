@@ -18,22 +18,22 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.iptables import names
 from isthmus.programs.node_proxy.rules.iptables.port_chains import probability
-from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer
-from isthmus.programs.node_proxy.rules.iptables.ruleset import Ruleset
+from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRuleset
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
 from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "iptables"
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 LOCAL = True
 
 
@@ -42,7 +42,7 @@ def backed(
     cluster_ip: str,
     ends: Sequence[tuple[str, bool]] = (),
     *,
-    protocol: Protocol = Protocol.TCP,
+    protocol: PortProtocol = PortProtocol.TCP,
     **fields: object,
 ) -> BackedPort:
     """Port 80 of a Service, with endpoints that are here or elsewhere."""
@@ -92,8 +92,8 @@ def more_kinds() -> list[BackedPort]:
             "a/node-in-range", "172.30.1.5", three, load_balancer_ips=("1.1.1.1", "1.1.1.2"),
             source_ranges=("192.168.0.0/24", "203.0.113.0/25"),
         ),
-        backed("a/udp", "172.30.1.6", [("10.1.0.3", LOCAL)], protocol=Protocol.UDP),
-        backed("a/sctp", "172.30.1.7", [("10.1.0.3", False)], protocol=Protocol.SCTP),
+        backed("a/udp", "172.30.1.6", [("10.1.0.3", LOCAL)], protocol=PortProtocol.UDP),
+        backed("a/sctp", "172.30.1.7", [("10.1.0.3", False)], protocol=PortProtocol.SCTP),
     ]  # fmt: skip
 
 
@@ -141,12 +141,14 @@ CASES = {
 }
 
 
-def view(ports: Sequence[BackedPort], family: Family = V4, endpoints: int = 0) -> View:
-    return View(family=family, ports={each.port.key: each for each in ports}, endpoints=endpoints)
+def view(ports: Sequence[BackedPort], family: IpFamily = V4, endpoints: int = 0) -> ServiceView:
+    return ServiceView(
+        family=family, ports={each.port.key: each for each in ports}, endpoints=endpoints
+    )
 
 
-def rendered(ports: Sequence[BackedPort], settings: RuleSettings = KUBE_PROXY) -> Ruleset:
-    return Renderer(settings).render(view(ports, settings.family)).ruleset
+def rendered(ports: Sequence[BackedPort], settings: RuleSettings = KUBE_PROXY) -> IptablesRuleset:
+    return IptablesRenderer(settings).render(view(ports, settings.family)).ruleset
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -208,7 +210,7 @@ def test_traffic_that_finds_nothing_here_is_counted() -> None:
 
 def test_large_clusters_have_fewer_comments() -> None:
     port = backed("ns1/svc1", "172.30.0.41", [("10.180.0.1", False)], affinity_s=9)
-    renderer = Renderer(KUBE_PROXY)
+    renderer = IptablesRenderer(KUBE_PROXY)
     small = renderer.render(view([port], endpoints=LARGE_CLUSTER_ENDPOINTS)).ruleset.tables()
     # The same object is written anew: what is in the kernel has comments.
     change = renderer.render(view([port], endpoints=LARGE_CLUSTER_ENDPOINTS + 1))
@@ -229,7 +231,7 @@ def test_one_endpoint_among_many_is_two_chains() -> None:
     ends = [(f"10.1.0.{each}", False) for each in range(50)]
     one = backed("ns1/many", "172.30.0.1", ends, node_port=30001)
     other = backed("ns1/many", "172.30.0.1", [*ends[1:], ("10.1.1.1", False)], node_port=30001)
-    renderer = Renderer(KUBE_PROXY)
+    renderer = IptablesRenderer(KUBE_PROXY)
     before = renderer.render(view([one, *TWO])).ruleset.tables()["nat"]
     change = renderer.render(view([other, *TWO]))
     after = change.ruleset.tables()["nat"]
@@ -243,7 +245,7 @@ def test_one_endpoint_among_many_is_two_chains() -> None:
 
 
 def test_nothing_new_writes_nothing() -> None:
-    renderer = Renderer(KUBE_PROXY)
+    renderer = IptablesRenderer(KUBE_PROXY)
     renderer.render(view(every_kind()))
     for ports in (every_kind(), every_kind()):  # other objects, that read the same
         change = renderer.render(view(ports))
@@ -252,7 +254,7 @@ def test_nothing_new_writes_nothing() -> None:
 
 
 def test_a_service_that_loses_its_endpoints_is_refused() -> None:
-    renderer = Renderer(KUBE_PROXY)
+    renderer = IptablesRenderer(KUBE_PROXY)
     renderer.render(view([backed("ns1/svc1", "172.30.0.41", [("10.180.0.1", False)])]))
     change = renderer.render(view([backed("ns1/svc1", "172.30.0.41")]))
     assert change.filter.chains == (names.SERVICES,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, Protocol
+from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, PortProtocol
 from isthmus.programs.node_proxy.rules.nftables.names import (
     Container,
     endpoint_base,
@@ -15,7 +15,7 @@ from isthmus.programs.node_proxy.rules.nftables.names import (
 
 
 def key(namespace: str, name: str, port: str = "p80") -> PortKey:
-    return PortKey(ServiceName(namespace, name), port, Protocol.TCP)
+    return PortKey(ServiceName(namespace, name), port, PortProtocol.TCP)
 
 
 @pytest.mark.parametrize(

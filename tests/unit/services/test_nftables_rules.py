@@ -18,23 +18,28 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Backends,
+    ChosenEndpoints,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 from isthmus.programs.node_proxy.rules.nftables.names import Container
 from isthmus.programs.node_proxy.rules.nftables.port_rules import port_rules
-from isthmus.programs.node_proxy.rules.nftables.renderer import Renderer
-from isthmus.programs.node_proxy.rules.nftables.ruleset import Changes
-from isthmus.programs.node_proxy.rules.nftables.text import Found, difference, rebuilt, renewed
+from isthmus.programs.node_proxy.rules.nftables.renderer import NftablesRenderer
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges
+from isthmus.programs.node_proxy.rules.nftables.text import (
+    ExistingTable,
+    difference,
+    rebuilt,
+    renewed,
+)
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nftables"
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 LOCAL = True
 
 
@@ -43,7 +48,7 @@ def backed(
     cluster_ip: str,
     ends: Sequence[tuple[str, bool]] = (),
     *,
-    protocol: Protocol = Protocol.TCP,
+    protocol: PortProtocol = PortProtocol.TCP,
     elsewhere: bool = False,
     **fields: object,
 ) -> BackedPort:
@@ -54,7 +59,7 @@ def backed(
     near = tuple(each for each in found if each.local)
     return BackedPort(
         port=port,
-        backends=Backends(
+        backends=ChosenEndpoints(
             cluster=found if port.uses_cluster_endpoints else (),
             local=near if port.uses_local_endpoints else (),
             reachable=found if port.uses_cluster_endpoints else near,
@@ -102,8 +107,8 @@ def more_kinds() -> list[BackedPort]:
             "a/node-in-range", "172.30.1.5", load_balancer_ips=("1.1.1.1", "1.1.1.2"),
             source_ranges=("192.168.0.0/24", "203.0.113.0/25"),
         ),
-        backed("a/udp", "172.30.1.6", [("10.1.0.3", LOCAL)], protocol=Protocol.UDP),
-        backed("a/sctp", "172.30.1.7", [("10.1.0.3", False)], protocol=Protocol.SCTP),
+        backed("a/udp", "172.30.1.6", [("10.1.0.3", LOCAL)], protocol=PortProtocol.UDP),
+        backed("a/sctp", "172.30.1.7", [("10.1.0.3", False)], protocol=PortProtocol.SCTP),
     ]  # fmt: skip
 
 
@@ -155,12 +160,12 @@ CASES = {
 }
 
 
-def view(ports: Sequence[BackedPort], family: Family = V4) -> View:
-    return View(family=family, ports={each.port.key: each for each in ports})
+def view(ports: Sequence[BackedPort], family: IpFamily = V4) -> ServiceView:
+    return ServiceView(family=family, ports={each.port.key: each for each in ports})
 
 
-def rendered(ports: Sequence[BackedPort], settings: RuleSettings) -> Renderer:
-    renderer = Renderer(settings)
+def rendered(ports: Sequence[BackedPort], settings: RuleSettings) -> NftablesRenderer:
+    renderer = NftablesRenderer(settings)
     renderer.advance(view(ports, settings.family))
     return renderer
 
@@ -265,7 +270,7 @@ def test_over_what_was_found_clients_stay_where_they_are() -> None:
     sticky = backed("a/b", "172.30.0.1", [("10.1.0.1", LOCAL)], affinity_s=60)
     ruleset = rendered([sticky], KUBE_PROXY).ruleset()
     (kept,) = ruleset.affinity
-    found = Found(
+    found = ExistingTable(
         chains=frozenset({*ruleset.chains, "service-X-old/one/tcp/", "services", "stranger"}),
         sets=frozenset({kept, "affinity-Y-old/one/tcp/__1.2.3.4/1", "cluster-ips"}),
         maps=frozenset({"service-ips"}),
@@ -299,7 +304,7 @@ HOOKED = "type nat hook prerouting priority -100 ;"
 @pytest.mark.parametrize("head", [HOOKED, f"{HOOKED} policy drop ;", HOOKED.replace("1", "2")])
 def test_over_what_was_found_only_what_is_fit_stays_hooked(head: str) -> None:
     ruleset = rendered(every_kind(), KUBE_PROXY).ruleset()
-    found = Found(
+    found = ExistingTable(
         chains=frozenset({"nat-prerouting", "services"}),
         heads={"nat-prerouting": head},
         sets=frozenset({"cluster-ips", "stranger"}),
@@ -321,13 +326,13 @@ def test_over_what_was_found_only_what_is_fit_stays_hooked(head: str) -> None:
 @pytest.mark.parametrize("there", [False, True])
 def test_the_bridges_table_stays_hooked_as_long_as_it_is_wanted(there: bool) -> None:
     wanted = rendered([], CASES["bridge"][1]).ruleset()
-    lines = renewed(wanted, Found(), bridge_there=there).splitlines()
+    lines = renewed(wanted, ExistingTable(), bridge_there=there).splitlines()
     assert ("flush table bridge isthmus-node-proxy-ip" in lines) is there
     assert not [line for line in lines if line.startswith("delete table")]
-    unwanted = renewed(rendered([], KUBE_PROXY).ruleset(), Found(), bridge_there=there)
+    unwanted = renewed(rendered([], KUBE_PROXY).ruleset(), ExistingTable(), bridge_there=there)
     assert ("delete table bridge isthmus-node-proxy-ip" in unwanted) is there
 
 
 def test_no_changes_are_false() -> None:
-    assert not Changes()
-    assert Changes(chains_removed=("x",))
+    assert not NftablesChanges()
+    assert NftablesChanges(chains_removed=("x",))

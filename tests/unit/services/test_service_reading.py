@@ -10,7 +10,7 @@ import pytest
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.addresses import canonical_address, canonical_network
 from isthmus.programs.node_proxy.rules.building import service_ports
-from isthmus.programs.node_proxy.rules.model import Family, PortKey, Protocol, ServicePort
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, ServicePort
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceObject
 from isthmus.programs.node_proxy.rules.reading import (
     read_node,
@@ -19,7 +19,7 @@ from isthmus.programs.node_proxy.rules.reading import (
     service_key,
 )
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 NAME = ServiceName("ns", "svc")
 FOUR, SIX = "10.0.0.1", "2001:db8:85a3::8a2e:370:7334"
 BALANCER = {"status": {"loadBalancer": {"ingress": [{"ip": "8.8.8.8"}, {"ip": "2001:db8::8"}]}}}
@@ -39,7 +39,7 @@ def read(given: dict[str, Any]) -> ServiceObject:
     return found
 
 
-def one(given: dict[str, Any], family: Family = V4) -> ServicePort:
+def one(given: dict[str, Any], family: IpFamily = V4) -> ServicePort:
     (port,) = service_ports(read(given), family)
     return port
 
@@ -78,11 +78,11 @@ def test_every_port_is_one() -> None:
         V4,
     )
     assert found == [
-        ServicePort(key=PortKey(NAME, "p1", Protocol.UDP), cluster_ip=FOUR, port=1234),
+        ServicePort(key=PortKey(NAME, "p1", PortProtocol.UDP), cluster_ip=FOUR, port=1234),
         ServicePort(
-            key=PortKey(NAME, "p2", Protocol.SCTP), cluster_ip=FOUR, port=1235, node_port=30001
+            key=PortKey(NAME, "p2", PortProtocol.SCTP), cluster_ip=FOUR, port=1235, node_port=30001
         ),
-        ServicePort(key=PortKey(NAME, "", Protocol.TCP), cluster_ip=FOUR, port=80),
+        ServicePort(key=PortKey(NAME, "", PortProtocol.TCP), cluster_ip=FOUR, port=80),
     ]
     assert [str(each.key) for each in found] == ["ns/svc:p1", "ns/svc:p2", "ns/svc"]
 
@@ -206,7 +206,9 @@ def test_what_is_wrong_is_left_out_and_said() -> None:
     found = read_service(given, notes)
     assert found is not None
     (port,) = service_ports(found, V4)
-    assert port == ServicePort(key=PortKey(NAME, "fine", Protocol.TCP), cluster_ip=FOUR, port=80)
+    assert port == ServicePort(
+        key=PortKey(NAME, "fine", PortProtocol.TCP), cluster_ip=FOUR, port=80
+    )
     assert notes[0].startswith("Service ns/svc: not an address, as external IP: '1.2.3.400'")
     assert len(notes) == 8
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Endpoint, Family, Protocol
+from isthmus.programs.node_proxy.rules.model import Endpoint, IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.objects import SliceEndpoint, SliceObject, SlicePort
 from isthmus.programs.node_proxy.rules.reading import read_slice, slice_key
 from isthmus.programs.node_proxy.rules.slices import EndpointsByPort, SliceCache
@@ -68,26 +68,26 @@ def endpoints(*given: dict[str, Any], node: str = "") -> EndpointsByPort:
     cache = SliceCache()
     for each in given:
         cache.put(read(each))
-    return cache.endpoints(SVC, Family.IPV4, node)
+    return cache.endpoints(SVC, IpFamily.IPV4, node)
 
 
 def texts(found: EndpointsByPort, port: int = 0) -> list[str]:
-    return [str(each) for each in found[f"port-{port}", Protocol.TCP]]
+    return [str(each) for each in found[f"port-{port}", PortProtocol.TCP]]
 
 
 def test_every_port_has_every_endpoint() -> None:
     found = endpoints(
         made("svc1", "ns1", 1, 3, hosts=("host1", "host2"), ports=(80, 443)), node="host1"
     )
-    assert found.keys() == {("port-0", Protocol.TCP), ("port-1", Protocol.TCP)}
+    assert found.keys() == {("port-0", PortProtocol.TCP), ("port-1", PortProtocol.TCP)}
     assert texts(found) == ["10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80"]
     assert texts(found, 1) == ["10.0.1.1:443", "10.0.1.2:443", "10.0.1.3:443"]
-    assert [each.local for each in found["port-0", Protocol.TCP]] == [False, True, False]
+    assert [each.local for each in found["port-0", PortProtocol.TCP]] == [False, True, False]
 
 
 def test_a_program_that_does_not_know_its_node_has_nothing_local() -> None:
     given = made("svc1", "ns1", 1, 2)
-    assert not any(each.local for each in endpoints(given)["port-0", Protocol.TCP])
+    assert not any(each.local for each in endpoints(given)["port-0", PortProtocol.TCP])
 
 
 def test_slices_of_a_service_are_one() -> None:
@@ -129,9 +129,9 @@ def test_ports_without_a_number_or_name_are_ignored() -> None:
     # The API would have given a file's port the empty name.
     found = read_slice(given, [], from_file=True)
     assert found is not None
-    assert found.ports == (SlicePort("", Protocol.TCP, 80),)
+    assert found.ports == (SlicePort("", PortProtocol.TCP, 80),)
     given["ports"][0]["name"] = ""
-    assert ("", Protocol.TCP) in endpoints(given)
+    assert ("", PortProtocol.TCP) in endpoints(given)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (2, 0, 1)])
@@ -150,7 +150,7 @@ def test_of_two_at_one_place_the_one_that_stays_wins(order: tuple[int, ...], apa
         ]
     else:
         given = [{**made("svc1", "ns1", 1, 0), "endpoints": all_of_them}]
-    assert endpoints(*given)["port-0", Protocol.TCP] == (Endpoint(ip="10.0.1.1", port=80),)
+    assert endpoints(*given)["port-0", PortProtocol.TCP] == (Endpoint(ip="10.0.1.1", port=80),)
 
 
 def test_the_order_in_which_slices_came_is_no_matter() -> None:
@@ -195,9 +195,9 @@ def test_ipv6_is_written_canonically() -> None:
     given["endpoints"] = [{"addresses": ["FD00:0:0::1"]}]
     cache = SliceCache()
     cache.put(read(given))
-    (found,) = cache.endpoints(SVC, Family.IPV6, "")["port-0", Protocol.TCP]
+    (found,) = cache.endpoints(SVC, IpFamily.IPV6, "")["port-0", PortProtocol.TCP]
     assert str(found) == "[fd00::1]:80"
-    assert cache.endpoints(SVC, Family.IPV4, "") == {}
+    assert cache.endpoints(SVC, IpFamily.IPV4, "") == {}
 
 
 def test_hints_are_read_and_shared() -> None:
@@ -291,7 +291,7 @@ def test_the_cache_says_what_differs() -> None:
     assert len(cache) == 1
     assert cache.drop(first.key) == [read(made("svc1", "ns1", 1, 3))]
     assert len(cache) == 0
-    assert cache.endpoints(SVC, Family.IPV4, "") == {}
+    assert cache.endpoints(SVC, IpFamily.IPV4, "") == {}
     assert cache._of == {}  # nothing is left of Services that went
 
 
@@ -300,5 +300,5 @@ def test_a_slice_may_go_over_to_another_service() -> None:
     old, new = read(made("svc1", "ns1", 1, 2)), read(made("svc2", "ns1", 1, 2, name="svc1-1"))
     cache.put(old)
     assert cache.put(new) == [new, old]
-    assert cache.endpoints(SVC, Family.IPV4, "") == {}
-    assert cache.endpoints(ServiceName("ns1", "svc2"), Family.IPV4, "") != {}
+    assert cache.endpoints(SVC, IpFamily.IPV4, "") == {}
+    assert cache.endpoints(ServiceName("ns1", "svc2"), IpFamily.IPV4, "") != {}

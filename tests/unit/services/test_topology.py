@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, Protocol, ServicePort
+from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, PortProtocol, ServicePort
 from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 
@@ -166,7 +166,7 @@ def listed(numbers: str) -> list[str]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_endpoints_are_chosen(case: Case) -> None:
     port = ServicePort(
-        key=PortKey(ServiceName("ns", "svc"), "p", Protocol.TCP),
+        key=PortKey(ServiceName("ns", "svc"), "p", PortProtocol.TCP),
         cluster_ip="10.96.0.1",
         port=80,
         node_port=case.node_port,
@@ -184,7 +184,9 @@ def test_endpoints_are_chosen(case: Case) -> None:
 
 def test_where_all_are_used_there_is_one_list() -> None:
     port = ServicePort(
-        key=PortKey(ServiceName("ns", "svc"), "p", Protocol.TCP), cluster_ip="10.96.0.1", port=80
+        key=PortKey(ServiceName("ns", "svc"), "p", PortProtocol.TCP),
+        cluster_ip="10.96.0.1",
+        port=80,
     )
     got = categorize_endpoints(REMOTE, port, node_name="n", zone="")
     assert got.cluster is REMOTE

@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Family, PortKey, Protocol, Update
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.objects import (
-    Batch,
+    ObjectBatch,
     ObjectPort,
     ServiceObject,
     SliceEndpoint,
     SliceObject,
     SlicePort,
 )
-from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, Tracker
+from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, ServiceTracker
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 HTTP = ObjectPort(name="http", port=80)
-DNS = ObjectPort(name="dns", port=53, protocol=Protocol.UDP)
+DNS = ObjectPort(name="dns", port=53, protocol=PortProtocol.UDP)
 
 
 def named(name: str) -> ServiceName:
@@ -45,7 +45,7 @@ def slice_of(
     *endpoints: SliceEndpoint | str,
     name: str = "",
     ports: tuple[ObjectPort, ...] = (HTTP,),
-    family: Family = V4,
+    family: IpFamily = V4,
     changed_at: float = 0.0,
 ) -> SliceObject:
     return SliceObject(
@@ -60,11 +60,11 @@ def slice_of(
 
 
 @pytest.fixture
-def tracker() -> Tracker:
-    return Tracker(node_name="here", families=[V4], since=100.0)
+def tracker() -> ServiceTracker:
+    return ServiceTracker(node_name="here", families=[V4], since=100.0)
 
 
-def four(tracker: Tracker) -> Update:
+def four(tracker: ServiceTracker) -> Update:
     assert tracker.pending
     return tracker.take()[V4]
 
@@ -73,7 +73,7 @@ def reached(update: Update, name: str, port: ObjectPort = HTTP) -> list[str]:
     return [str(each) for each in update.view.ports[key(name, port)].backends.reachable]
 
 
-def test_it_is_synced_when_both_were_listed(tracker: Tracker) -> None:
+def test_it_is_synced_when_both_were_listed(tracker: ServiceTracker) -> None:
     states = [tracker.synced]
     tracker.put_service(service("a"))
     tracker.put_slice(slice_of("a"))
@@ -82,10 +82,10 @@ def test_it_is_synced_when_both_were_listed(tracker: Tracker) -> None:
     states.append(tracker.synced)
     tracker.replace_slices([])
     assert [*states, tracker.synced] == [False, False, False, True]
-    assert repr(tracker) == "<Tracker 1 services, 0 slices>"
+    assert repr(tracker) == "<ServiceTracker 1 services, 0 slices>"
 
 
-def test_an_empty_cluster_is_pending_once(tracker: Tracker) -> None:
+def test_an_empty_cluster_is_pending_once(tracker: ServiceTracker) -> None:
     assert not tracker.pending
     tracker.replace_services([])
     tracker.replace_slices([])
@@ -95,7 +95,7 @@ def test_an_empty_cluster_is_pending_once(tracker: Tracker) -> None:
     assert not tracker.pending
 
 
-def test_services_and_slices_make_ports_in_either_order(tracker: Tracker) -> None:
+def test_services_and_slices_make_ports_in_either_order(tracker: ServiceTracker) -> None:
     tracker.replace_slices([slice_of("a", "10.0.0.2", "10.0.0.1"), slice_of("none", "10.0.0.9")])
     tracker.replace_services([service("b", ip="10.96.0.2"), service("a", HTTP, DNS)])
     update = four(tracker)
@@ -108,7 +108,7 @@ def test_services_and_slices_make_ports_in_either_order(tracker: Tracker) -> Non
     assert update.endpoint_slices == 2
 
 
-def test_what_did_not_change_is_the_same_object(tracker: Tracker) -> None:
+def test_what_did_not_change_is_the_same_object(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a"), service("b", HTTP, DNS)])
     tracker.replace_slices(
         [slice_of("a", "10.0.0.1"), slice_of("b", "10.0.0.2", ports=(HTTP, DNS))]
@@ -126,7 +126,7 @@ def test_what_did_not_change_is_the_same_object(tracker: Tracker) -> None:
     assert before[key("b")].backends.cluster != after[key("b")].backends.cluster  # not touched
 
 
-def test_a_listing_of_the_same_is_no_change(tracker: Tracker) -> None:
+def test_a_listing_of_the_same_is_no_change(tracker: ServiceTracker) -> None:
     def listing() -> None:
         tracker.replace_services([service("a")])
         tracker.replace_slices([slice_of("a", "10.0.0.1")])
@@ -141,7 +141,7 @@ def test_a_listing_of_the_same_is_no_change(tracker: Tracker) -> None:
     assert (after.services, after.endpoint_slices) == (0, 0)
 
 
-def test_what_changes_there_and_back_is_no_change(tracker: Tracker) -> None:
+def test_what_changes_there_and_back_is_no_change(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a")])
     tracker.replace_slices([slice_of("a", "10.0.0.1")])
     before = four(tracker).view.ports[key("a")]
@@ -153,7 +153,7 @@ def test_what_changes_there_and_back_is_no_change(tracker: Tracker) -> None:
     assert update.services == 2
 
 
-def test_a_listing_without_it_drops(tracker: Tracker) -> None:
+def test_a_listing_without_it_drops(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a"), service("b")])
     tracker.replace_slices([slice_of("a", "10.0.0.1"), slice_of("b", "10.0.0.2")])
     four(tracker)
@@ -165,14 +165,14 @@ def test_a_listing_without_it_drops(tracker: Tracker) -> None:
     assert update.view.endpoints == 0
 
 
-def test_services_come_and_go(tracker: Tracker) -> None:
+def test_services_come_and_go(tracker: ServiceTracker) -> None:
     tracker.replace_services([])
     tracker.replace_slices([])
-    tracker.hear_services(Batch(put=[service("c"), service("a")]))
+    tracker.hear_services(ObjectBatch(put=[service("c"), service("a")]))
     assert tracker.pending_services == 2
     assert list(map(str, four(tracker).view.ports)) == ["ns/a:http", "ns/c:http"]
     assert tracker.pending_services == 0
-    tracker.hear_services(Batch(put=[service("b")], drop=[named("a"), named("none")]))
+    tracker.hear_services(ObjectBatch(put=[service("b")], drop=[named("a"), named("none")]))
     update = four(tracker)
     assert list(map(str, update.view.ports)) == ["ns/b:http", "ns/c:http"]
     assert update.changed == {named("a"), named("b")}
@@ -183,22 +183,22 @@ def test_services_come_and_go(tracker: Tracker) -> None:
     assert list(four(tracker).view.ports) == [key("c")]
 
 
-def test_slices_come_and_go(tracker: Tracker) -> None:
-    tracker.hear_services(Batch(put=[service("a")], complete=True))
-    tracker.hear_slices(Batch(put=[slice_of("a", "10.0.0.1")], complete=True))
+def test_slices_come_and_go(tracker: ServiceTracker) -> None:
+    tracker.hear_services(ObjectBatch(put=[service("a")], complete=True))
+    tracker.hear_slices(ObjectBatch(put=[slice_of("a", "10.0.0.1")], complete=True))
     four(tracker)
     more = slice_of("a", "10.0.0.2", name="a-2")
-    tracker.hear_slices(Batch(put=[more]))
+    tracker.hear_slices(ObjectBatch(put=[more]))
     assert tracker.pending_slices == 1
     assert reached(four(tracker), "a") == ["10.0.0.1:8080", "10.0.0.2:8080"]
-    tracker.hear_slices(Batch(drop=[("ns", "a-1"), ("ns", "none")]))
+    tracker.hear_slices(ObjectBatch(drop=[("ns", "a-1"), ("ns", "none")]))
     assert reached(four(tracker), "a") == ["10.0.0.2:8080"]
-    tracker.hear_slices(Batch(complete=True))
+    tracker.hear_slices(ObjectBatch(complete=True))
     update = four(tracker)
     assert update.view.ports[key("a")].backends.exist is False
 
 
-def test_a_port_that_is_renamed_is_another(tracker: Tracker) -> None:
+def test_a_port_that_is_renamed_is_another(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a")])
     tracker.replace_slices([slice_of("a", "10.0.0.1")])
     four(tracker)
@@ -212,7 +212,7 @@ def test_a_port_that_is_renamed_is_another(tracker: Tracker) -> None:
     assert reached(four(tracker), "a", web) == ["10.0.0.1:8080"]
 
 
-def test_endpoints_that_are_not_used_count_but_change_nothing(tracker: Tracker) -> None:
+def test_endpoints_that_are_not_used_count_but_change_nothing(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a")])
     tracker.replace_slices([slice_of("a", "10.0.0.1")])
     four(tracker)
@@ -224,7 +224,7 @@ def test_endpoints_that_are_not_used_count_but_change_nothing(tracker: Tracker) 
 
 
 def test_families_are_apart() -> None:
-    tracker = Tracker(node_name="here", families=[V4, V6])
+    tracker = ServiceTracker(node_name="here", families=[V4, V6])
     both = service("a", cluster_ips=("10.96.0.1", "fd00::1"))
     tracker.replace_services([both, service("b")])
     tracker.replace_slices([slice_of("a", "10.0.0.1")])
@@ -241,7 +241,7 @@ def test_families_are_apart() -> None:
     assert reached(taken[V6], "a") == ["[fd00::9]:8080"]
 
 
-def test_a_family_that_is_not_asked_for_is_nothing(tracker: Tracker) -> None:
+def test_a_family_that_is_not_asked_for_is_nothing(tracker: ServiceTracker) -> None:
     tracker.replace_services([])
     tracker.replace_slices([])
     tracker.take()
@@ -250,7 +250,7 @@ def test_a_family_that_is_not_asked_for_is_nothing(tracker: Tracker) -> None:
     assert not tracker.pending
 
 
-def test_a_slice_that_goes_over_changes_both_services(tracker: Tracker) -> None:
+def test_a_slice_that_goes_over_changes_both_services(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a"), service("b")])
     tracker.replace_slices([slice_of("a", "10.0.0.1", name="s")])
     four(tracker)
@@ -261,7 +261,7 @@ def test_a_slice_that_goes_over_changes_both_services(tracker: Tracker) -> None:
     assert reached(update, "b") == ["10.0.0.1:8080"]
 
 
-def test_changed_endpoints_of_udp_ports_are_told(tracker: Tracker) -> None:
+def test_changed_endpoints_of_udp_ports_are_told(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a"), service("d", DNS, HTTP)])
     tracker.replace_slices([slice_of("a", "10.0.0.1")])
     assert four(tracker).udp  # the kernel may remember what was before us
@@ -283,7 +283,7 @@ def test_changed_endpoints_of_udp_ports_are_told(tracker: Tracker) -> None:
     assert four(tracker).udp
 
 
-def test_times_of_changes_are_told_once(tracker: Tracker) -> None:
+def test_times_of_changes_are_told_once(tracker: ServiceTracker) -> None:
     tracker.replace_services([service("a"), service("b")])
     tracker.replace_slices([slice_of("a", "10.0.0.1", changed_at=99.0)])  # before our time
     assert four(tracker).triggers == ()
@@ -301,7 +301,7 @@ def test_times_of_changes_are_told_once(tracker: Tracker) -> None:
     assert len(four(tracker).triggers) == 100
 
 
-def test_the_zone_of_the_node_chooses(tracker: Tracker) -> None:
+def test_the_zone_of_the_node_chooses(tracker: ServiceTracker) -> None:
     a, b = (endpoint(f"10.0.0.{i}", zone_hints=frozenset(zone)) for i, zone in ((1, "a"), (2, "b")))
     tracker.replace_services([service("hinted"), service("plain")])
     tracker.replace_slices([slice_of("hinted", a, b), slice_of("plain", "10.0.0.9")])
@@ -317,7 +317,7 @@ def test_the_zone_of_the_node_chooses(tracker: Tracker) -> None:
 
 
 def test_health_ports_and_what_is_ready_here() -> None:
-    tracker = Tracker(node_name="here", families=[V4, V6])
+    tracker = ServiceTracker(node_name="here", families=[V4, V6])
     checked = service(
         "a",
         HTTP,

@@ -11,28 +11,28 @@ from collections.abc import Callable, Sequence
 
 from isthmus.errors import ConfigError
 from isthmus.logs import log
-from isthmus.programs.node_proxy.kernel.backend import Backend
+from isthmus.programs.node_proxy.kernel.backend import KernelBackend
 from isthmus.programs.node_proxy.kernel.sysctls import has_ipv6
 from isthmus.programs.node_proxy.rules.detecting import tidy_range
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings
 
 _log = logging.getLogger("isthmus.node_proxy")
 
 
-def _iptables(family: Family, settings: NodeProxySettings) -> Backend:
+def _iptables(family: IpFamily, settings: NodeProxySettings) -> KernelBackend:
     from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
 
     return IptablesBackend(family)
 
 
-def _nftables(family: Family, settings: NodeProxySettings) -> Backend:
+def _nftables(family: IpFamily, settings: NodeProxySettings) -> KernelBackend:
     from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
 
     return NftablesBackend(family)
 
 
-def _ipvs(family: Family, settings: NodeProxySettings) -> Backend:
+def _ipvs(family: IpFamily, settings: NodeProxySettings) -> KernelBackend:
     from isthmus.programs.node_proxy.kernel.ipvs import IpvsBackend
     from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions
 
@@ -47,22 +47,22 @@ def _ipvs(family: Family, settings: NodeProxySettings) -> Backend:
     return IpvsBackend(family, options=options)
 
 
-BACKENDS: dict[str, Callable[[Family, NodeProxySettings], Backend]] = {
+BACKENDS: dict[str, Callable[[IpFamily, NodeProxySettings], KernelBackend]] = {
     IPTABLES: _iptables,
     NFTABLES: _nftables,
     IPVS: _ipvs,
 }
-_SAVE = {Family.IPV4: "iptables-save", Family.IPV6: "ip6tables-save"}
+_SAVE = {IpFamily.IPV4: "iptables-save", IpFamily.IPV6: "ip6tables-save"}
 # kube-proxy's: ipvs uses iptables too, so that their rules are not told apart.
 _OTHERS = {IPTABLES: (NFTABLES,), IPVS: (NFTABLES,), NFTABLES: (IPTABLES, IPVS)}
 
 
-def families_of_host() -> list[Family]:
+def families_of_host() -> list[IpFamily]:
     """The families that the kernel has."""
-    return [Family.IPV4, *([Family.IPV6] if has_ipv6() else [])]
+    return [IpFamily.IPV4, *([IpFamily.IPV6] if has_ipv6() else [])]
 
 
-def start_backends(settings: NodeProxySettings) -> list[Backend]:
+def start_backends(settings: NodeProxySettings) -> list[KernelBackend]:
     """Make a backend for each family that can be programmed here; blocks.
 
     Raises:
@@ -84,18 +84,18 @@ def start_backends(settings: NodeProxySettings) -> list[Backend]:
     return started
 
 
-def clean_others(settings: NodeProxySettings, families: Sequence[Family]) -> list[str]:
+def clean_others(settings: NodeProxySettings, families: Sequence[IpFamily]) -> list[str]:
     """Remove what other modes left, so that only one is in force; what stayed, in words."""
     return clean(_OTHERS[settings.mode], settings, families)
 
 
 def clean_all(settings: NodeProxySettings) -> list[str]:
     """Remove everything of ours, of every mode; what stayed, in words."""
-    return clean(tuple(BACKENDS), settings, tuple(Family))
+    return clean(tuple(BACKENDS), settings, tuple(IpFamily))
 
 
 def clean(
-    modes: Sequence[str], settings: NodeProxySettings, families: Sequence[Family]
+    modes: Sequence[str], settings: NodeProxySettings, families: Sequence[IpFamily]
 ) -> list[str]:
     """Remove what these modes left; blocks."""
     stayed: list[str] = []

@@ -22,7 +22,7 @@ Signs = Callable[[Collection[int]], Awaitable[list[str]]]
 _log = logging.getLogger("isthmus.node_proxy")
 
 
-class Beside:
+class KubeProxyWatch:
     """Knows whether a kube-proxy is here.
 
     ``ports`` are asked for at every look: those that kube-proxy may answer at, without our own.

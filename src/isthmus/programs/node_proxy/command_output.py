@@ -10,26 +10,31 @@ import click
 
 from isthmus.frame.cli.texts import one_line
 from isthmus.programs.node_proxy.rules.differing import ADDED, REMOVED, LineChange, PortChange
-from isthmus.programs.node_proxy.rules.explaining import Explanation, Outcome
-from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, Step, Verdict
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, PacketOutcome
+from isthmus.programs.node_proxy.rules.explaining_flow import (
+    Origin,
+    Packet,
+    PacketVerdict,
+    RuleStep,
+)
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Differences = Mapping[Family, tuple[Sequence[PortChange], Sequence[LineChange]]]
+Differences = Mapping[IpFamily, tuple[Sequence[PortChange], Sequence[LineChange]]]
 
 _COLOURS = {
-    Verdict.TRANSLATED: "green",
-    Verdict.REFUSED: "red",
-    Verdict.DROPPED: "red",
-    Verdict.UNTOUCHED: "yellow",
+    PacketVerdict.TRANSLATED: "green",
+    PacketVerdict.REFUSED: "red",
+    PacketVerdict.DROPPED: "red",
+    PacketVerdict.UNTOUCHED: "yellow",
 }
 _UNTOUCHED = "no rule translates or refuses it: it goes on as it is"
 _MARKS = {ADDED: ("+", "green"), REMOVED: ("-", "red")}
 
 
-def explanation_json(found: Explanation, mode: str, notes: Sequence[str]) -> str:
+def explanation_json(found: PacketExplanation, mode: str, notes: Sequence[str]) -> str:
     """All of an explanation; the steps that every outcome begins with come once."""
     packet, shared = found.packet, found.shared_steps
     answer = {
@@ -57,7 +62,7 @@ def _place(packet: Packet) -> str:
     return f"{host}:{packet.port}"
 
 
-def _outcome(outcome: Outcome, shared: int) -> dict[str, Any]:
+def _outcome(outcome: PacketOutcome, shared: int) -> dict[str, Any]:
     return {
         "verdict": outcome.verdict.value,
         "destination": outcome.endpoint,
@@ -68,11 +73,11 @@ def _outcome(outcome: Outcome, shared: int) -> dict[str, Any]:
     }
 
 
-def _step(step: Step) -> dict[str, str]:
+def _step(step: RuleStep) -> dict[str, str]:
     return {"table": step.table, "chain": step.chain, "rule": step.rule, "does": step.does}
 
 
-def show_explanation(found: Explanation, mode: str, notes: Sequence[str]) -> None:
+def show_explanation(found: PacketExplanation, mode: str, notes: Sequence[str]) -> None:
     """Print an explanation for people: the answer, where the packet may go, and the rules."""
     from rich.console import Console
     from rich.table import Table
@@ -88,7 +93,7 @@ def show_explanation(found: Explanation, mode: str, notes: Sequence[str]) -> Non
     for note in notes:
         head.add_row("note", Text(note))
     console.print(head)
-    if found.verdict is Verdict.TRANSLATED:
+    if found.verdict is PacketVerdict.TRANSLATED:
         ends = Table("Endpoint", "Chance", "Masqueraded", "Why", box=None, pad_edge=False)
         for each in found.outcomes:
             why = "; ".join(reason.value for reason in each.reasons)
@@ -99,13 +104,13 @@ def show_explanation(found: Explanation, mode: str, notes: Sequence[str]) -> Non
     _show_steps(console, found)
 
 
-def _show_steps(console: Console, found: Explanation) -> None:
+def _show_steps(console: Console, found: PacketExplanation) -> None:
     """Print the rules in order; where the same happens to several endpoints, for the first."""
     from rich.text import Text
 
     shared = found.shared_steps
     parts = [("", found.outcomes[0].steps[:shared], 1)]
-    groups: dict[object, list[Outcome]] = {}
+    groups: dict[object, list[PacketOutcome]] = {}
     for each in found.outcomes:
         groups.setdefault((each.verdict, each.masqueraded, each.reasons), []).append(each)
     for first, *others in groups.values():
@@ -134,10 +139,10 @@ def _told(packet: Packet) -> str:
     return f"{packet.source} → {_place(packet)}/{packet.protocol.value}, from {who}{way}"
 
 
-def _verdict(found: Explanation) -> str:
+def _verdict(found: PacketExplanation) -> str:
     verdict = found.verdict
-    if verdict is not Verdict.TRANSLATED:
-        return _UNTOUCHED if verdict is Verdict.UNTOUCHED else str(verdict.value)
+    if verdict is not PacketVerdict.TRANSLATED:
+        return _UNTOUCHED if verdict is PacketVerdict.UNTOUCHED else str(verdict.value)
     masqueraded = {each.masqueraded for each in found.outcomes}
     how = "masqueraded" if masqueraded == {True} else "not masqueraded"
     return f"translated, {'in part masqueraded' if len(masqueraded) > 1 else how}"

@@ -22,8 +22,8 @@ from isthmus.programs.node_proxy.settings import IPVS, NodeProxySettings
 from isthmus.settings.options import Option, options_of
 
 if TYPE_CHECKING:
-    from isthmus.programs.node_proxy.rules.explaining import Explanation
-    from isthmus.programs.node_proxy.rules.model import Family
+    from isthmus.programs.node_proxy.rules.explaining import PacketExplanation
+    from isthmus.programs.node_proxy.rules.model import IpFamily
     from isthmus.programs.node_proxy.tools import Snapshot
 
 #: diff(1)'s exit codes.
@@ -116,13 +116,13 @@ def _say(sentences: Sequence[str]) -> None:
         click.echo(f"isthmus: {sentence}", err=True)
 
 
-def _families(family_name: str | None, *snapshots: Snapshot) -> list[Family]:
-    from isthmus.programs.node_proxy.rules.model import Family
+def _families(family_name: str | None, *snapshots: Snapshot) -> list[IpFamily]:
+    from isthmus.programs.node_proxy.rules.model import IpFamily
 
     if family_name:
-        return [Family(family_name)]
+        return [IpFamily(family_name)]
     found = {family for each in snapshots for family in each.families}
-    return [family for family in Family if family in found]
+    return [family for family in IpFamily if family in found]
 
 
 def _render(family_name: str | None, **given: tuple[str, ...]) -> int:
@@ -162,9 +162,9 @@ def _explain(
     output: str | None,
     **given: tuple[str, ...],
 ) -> int:
-    from isthmus.programs.node_proxy.rules.explaining_packet import Destination
+    from isthmus.programs.node_proxy.rules.explaining_packet import PacketTarget
 
-    destination = Destination.parse(dst)
+    destination = PacketTarget.parse(dst)
     snapshot = _look(given)
     if snapshot.settings.mode == IPVS:
         raise ConfigError(
@@ -186,12 +186,12 @@ def _explain(
 
 def _explained(
     snapshot: Snapshot, src: str, destination: Any, **how: Any
-) -> tuple[Explanation, list[str]]:
+) -> tuple[PacketExplanation, list[str]]:
     """Walk, and say what the answer rests on."""
     from isthmus.programs.node_proxy.rules.explaining import explain
     from isthmus.programs.node_proxy.rules.explaining_flow import Origin
     from isthmus.programs.node_proxy.rules.explaining_packet import (
-        Place,
+        ExplainedNode,
         packet_to,
         taken_for_local,
     )
@@ -200,7 +200,7 @@ def _explained(
 
     family = family_of(destination.address)
     settings = snapshot.rules[family]
-    place = Place(
+    place = ExplainedNode(
         view=snapshot.views[family],
         settings=settings,
         here=snapshot.here,

@@ -13,7 +13,7 @@ from isthmus.frame.model.merge import Merge
 from isthmus.frame.observe.counters import Family, Samples, by_name, counter, gauge, histograms, one
 
 if TYPE_CHECKING:
-    from isthmus.programs.node_proxy.metrics import NodeProxyMetrics, Timings
+    from isthmus.programs.node_proxy.metrics import FamilyTimings, NodeProxyMetrics
 
 _BY_FAMILY = ("ip_family",)
 
@@ -243,7 +243,7 @@ def sli_families(of: NodeProxyMetrics) -> list[Family]:
     ]
 
 
-def _timings(name: str, help: str, of: Timings) -> Family:
+def _timings(name: str, help: str, of: FamilyTimings) -> Family:
     return histograms(name, help, _BY_FAMILY, of.read)
 
 

@@ -1,7 +1,7 @@
 """One IP family of the node proxy: brings what changed into the kernel, and looks after it.
 
 A backend blocks, so that each family has a thread of its own, and one only: its calls come one
-after the other. What changed waits in ``Pending``, which both families share.
+after the other. What changed waits in ``PendingUpdates``, which both families share.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import TypeVar
 
 from isthmus.errors import IsthmusError
 from isthmus.logs import log
-from isthmus.programs.node_proxy.kernel.backend import Backend, SyncReport
+from isthmus.programs.node_proxy.kernel.backend import KernelBackend, SyncReport
 from isthmus.programs.node_proxy.kernel.conntrack import forget_stale_flows
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.kernel.runner import MAX_INTERVAL_S, Runner
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
-from isthmus.programs.node_proxy.rules.model import Family, Update, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView, Update
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
-from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES
 
 T = TypeVar("T")
 _log = logging.getLogger("isthmus.node_proxy")
 
 
-class Pending:
+class PendingUpdates:
     """What is still to be written, by family; whoever takes, takes from the tracker for all."""
 
-    def __init__(self, tracker: Tracker, metrics: NodeProxyMetrics) -> None:
+    def __init__(self, tracker: ServiceTracker, metrics: NodeProxyMetrics) -> None:
         self._tracker = tracker
         self._metrics = metrics
-        self._waiting: dict[Family, Update] = {}
-        self._views: dict[Family, View] = {}
+        self._waiting: dict[IpFamily, Update] = {}
+        self._views: dict[IpFamily, ServiceView] = {}
 
-    def take(self, family: Family) -> Update:
+    def take(self, family: IpFamily) -> Update:
         """All that changed in a family since it was last taken, and was not given back."""
         if self._tracker.pending:
             updates = self._tracker.take()
@@ -50,7 +50,7 @@ class Pending:
                 self._metrics.endpoint_changes += update.endpoint_slices
                 self._views[each] = update.view
                 self._waiting[each] = joined(self._waiting.get(each), update)
-        nothing = View(family=family, ports={})
+        nothing = ServiceView(family=family, ports={})
         return self._waiting.pop(family, Update(view=self._views.get(family, nothing)))
 
     def give_back(self, update: Update) -> None:
@@ -79,16 +79,16 @@ class FamilySync:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: KernelBackend,
         *,
         mode: str,
         min_s: float,
         period_s: float,
-        pending: Pending,
-        rules: Callable[[Family], RuleSettings],
+        pending: PendingUpdates,
+        rules: Callable[[IpFamily], RuleSettings],
         health: ProxyHealth,
         metrics: NodeProxyMetrics,
-        synced: Callable[[Family], None],
+        synced: Callable[[IpFamily], None],
     ) -> None:
         """``synced`` is called after every sync that worked."""
         self.family = backend.family

@@ -1,6 +1,6 @@
 """Where the node proxy's Services, EndpointSlices and Node come from: the API, or files.
 
-Both tell the same ``Listener`` of the same values.
+Both tell the same ``ObjectListener`` of the same values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from isthmus.programs.node_proxy.kernel.manifests import Manifests
 from isthmus.programs.node_proxy.kernel.manifests_watch import ManifestsWatch
 from isthmus.programs.node_proxy.kube_api import sources_of
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
-from isthmus.programs.node_proxy.rules.objects import Batch, NodeObject, ServiceBatch, SliceBatch
+from isthmus.programs.node_proxy.rules.objects import (
+    NodeObject,
+    ObjectBatch,
+    ServiceBatch,
+    SliceBatch,
+)
 from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
 
 
-class Listener(Protocol):
+class ObjectListener(Protocol):
     """Who is told of what there is."""
 
     def heard_services(self, batch: ServiceBatch) -> None:
@@ -35,19 +40,19 @@ class Listener(Protocol):
         """All ranges of cluster IPs."""
 
 
-class Input(Protocol):
+class ObjectInput(Protocol):
     """A source of objects; ``node_name`` is which Node we are."""
 
     node_name: str
 
-    async def run(self, listener: Listener) -> None:
+    async def run(self, listener: ObjectListener) -> None:
         """Tell of everything, and then of every change, until cancelled."""
 
     async def close(self) -> None:
         """Close what is open."""
 
 
-async def open_input(settings: NodeProxySettings) -> Input:
+async def open_input(settings: NodeProxySettings) -> ObjectInput:
     """Open what the settings say.
 
     Raises:
@@ -55,16 +60,16 @@ async def open_input(settings: NodeProxySettings) -> Input:
     """
     named = (settings.hostname_override or socket.gethostname()).strip().lower()
     if not settings.manifests:
-        return FromApi(settings, named)
+        return ApiInput(settings, named)
     watch = ManifestsWatch(Path(settings.manifests))
     first = await asyncio.to_thread(watch.read)
     names = [node.name for node in first.nodes]
     if not settings.hostname_override and named not in names and len(names) == 1:
         named = names[0]
-    return FromFiles(watch, first, named)
+    return FileInput(watch, first, named)
 
 
-class FromApi:
+class ApiInput:
     """Watches an API server."""
 
     def __init__(self, settings: NodeProxySettings, node_name: str) -> None:
@@ -77,7 +82,7 @@ class FromApi:
             server=settings.master,
         )
 
-    async def run(self, listener: Listener) -> None:
+    async def run(self, listener: ObjectListener) -> None:
         """Watch; see Input."""
         await ClusterWatch(
             sources_of(self._kube, self.node_name),
@@ -92,7 +97,7 @@ class FromApi:
         await self._kube.close()
 
 
-class FromFiles:
+class FileInput:
     """Follows a directory of manifests."""
 
     def __init__(self, watch: ManifestsWatch, first: Manifests, node_name: str) -> None:
@@ -101,7 +106,7 @@ class FromFiles:
         self._first = first
         self._node = NodeObject(name=node_name)
 
-    async def run(self, listener: Listener) -> None:
+    async def run(self, listener: ObjectListener) -> None:
         """Follow; see Input."""
 
         def tell(found: Manifests) -> None:
@@ -110,8 +115,8 @@ class FromFiles:
             self._node = next(same, self._node)
             listener.heard_node(self._node)
             listener.heard_service_cidrs(found.service_cidrs)
-            listener.heard_services(Batch(put=found.services, complete=True))
-            listener.heard_slices(Batch(put=found.slices, complete=True))
+            listener.heard_services(ObjectBatch(put=found.services, complete=True))
+            listener.heard_slices(ObjectBatch(put=found.slices, complete=True))
 
         tell(self._first)
         await self._watch.run(tell)

@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[K, V]):
+class WatchedObject(Generic[K, V]):
     """One object, as far as it could be read: who it is, and what it is.
 
     Without a ``value`` it is nothing to us, as if it were not there; without a ``key`` nobody
@@ -26,10 +26,10 @@ class Found(Generic[K, V]):
     value: V | None
 
 
-FoundService = Found[ServiceName, ServiceObject]
-FoundSlice = Found[tuple[str, str], SliceObject]
-FoundNode = Found[str, NodeObject]
-FoundCidrs = Found[str, tuple[str, ...]]
+FoundService = WatchedObject[ServiceName, ServiceObject]
+FoundSlice = WatchedObject[tuple[str, str], SliceObject]
+FoundNode = WatchedObject[str, NodeObject]
+FoundCidrs = WatchedObject[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

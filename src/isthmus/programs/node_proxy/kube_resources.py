@@ -20,11 +20,11 @@ from isthmus.kube.listing import LightSource
 from isthmus.logs import log
 from isthmus.programs.node_proxy.kube_api import (
     ClusterSources,
-    Found,
     FoundCidrs,
     FoundNode,
     FoundService,
     FoundSlice,
+    WatchedObject,
 )
 from isthmus.programs.node_proxy.rules.reading import (
     read_node,
@@ -62,22 +62,22 @@ def light_cluster(client: KubeClient, node_name: str) -> ClusterSources:
 
 def _service(given: msgspec.Raw, notes: list[str]) -> FoundService:
     found = read_service(given, notes)
-    return Found(found.key if found is not None else service_key(given), found)
+    return WatchedObject(found.key if found is not None else service_key(given), found)
 
 
 def _slice(given: msgspec.Raw, notes: list[str]) -> FoundSlice:
     found = read_slice(given, notes)
-    return Found(found.key if found is not None else slice_key(given), found)
+    return WatchedObject(found.key if found is not None else slice_key(given), found)
 
 
 def _node(given: msgspec.Raw, notes: list[str]) -> FoundNode:
     found = read_node(given, notes)
-    return Found(found.name if found is not None else None, found)
+    return WatchedObject(found.name if found is not None else None, found)
 
 
 def _cidrs(given: msgspec.Raw, notes: list[str]) -> FoundCidrs:
     found = read_service_cidrs(given, notes)
-    return Found(*found) if found is not None else Found(None, None)
+    return WatchedObject(*found) if found is not None else WatchedObject(None, None)
 
 
 F = TypeVar("F")

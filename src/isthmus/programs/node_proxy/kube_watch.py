@@ -12,8 +12,18 @@ from typing import Any, TypeVar
 
 from isthmus.kube.api import Change
 from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower, Source
-from isthmus.programs.node_proxy.kube_api import ClusterSources, Found, FoundCidrs, FoundNode
-from isthmus.programs.node_proxy.rules.objects import Batch, NodeObject, ServiceBatch, SliceBatch
+from isthmus.programs.node_proxy.kube_api import (
+    ClusterSources,
+    FoundCidrs,
+    FoundNode,
+    WatchedObject,
+)
+from isthmus.programs.node_proxy.rules.objects import (
+    NodeObject,
+    ObjectBatch,
+    ServiceBatch,
+    SliceBatch,
+)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -68,18 +78,21 @@ class ClusterWatch:
                 tasks.create_task(follower.run(), name=f"watch:{name}")
 
     def _batches(
-        self, source: Source[Found[K, V]], doing: str, tell: Callable[[Batch[K, V]], None]
-    ) -> Follower[Found[K, V]]:
-        def listed(items: Sequence[Found[K, V]]) -> None:
+        self,
+        source: Source[WatchedObject[K, V]],
+        doing: str,
+        tell: Callable[[ObjectBatch[K, V]], None],
+    ) -> Follower[WatchedObject[K, V]]:
+        def listed(items: Sequence[WatchedObject[K, V]]) -> None:
             put = [each.value for each in items if each.value is not None]
-            tell(Batch(put=put, complete=True))
+            tell(ObjectBatch(put=put, complete=True))
 
-        def changed(change: Change, item: Found[K, V]) -> None:
+        def changed(change: Change, item: WatchedObject[K, V]) -> None:
             if item.value is not None and change is not Change.DELETED:
-                tell(Batch(put=(item.value,)))
+                tell(ObjectBatch(put=(item.value,)))
             elif item.key is not None:
                 # What became unreadable, or not for us, goes, as it would with the next listing.
-                tell(Batch(drop=(item.key,)))
+                tell(ObjectBatch(drop=(item.key,)))
 
         return self._follow(source, doing, listed, changed)
 

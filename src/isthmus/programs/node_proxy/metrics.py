@@ -26,7 +26,7 @@ PROGRAMMING_BUCKETS_S = (
 MODES = ("iptables", "ipvs", "nftables")
 
 
-class Timings:
+class FamilyTimings:
     """One histogram for each IP family that was seen."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -64,11 +64,11 @@ class NodeProxyMetrics(ProgramMetrics):
             raise ValueError(f"not a way to program the kernel: {mode!r}")
         self.mode = mode
         self._wall = wall
-        self.syncs = Timings(SYNC_BUCKETS_S)
-        self.full_syncs = Timings(SYNC_BUCKETS_S)
-        self.partial_syncs = Timings(SYNC_BUCKETS_S)
-        self.programming = Timings(PROGRAMMING_BUCKETS_S)
-        self.conntrack = Timings(SYNC_BUCKETS_S)
+        self.syncs = FamilyTimings(SYNC_BUCKETS_S)
+        self.full_syncs = FamilyTimings(SYNC_BUCKETS_S)
+        self.partial_syncs = FamilyTimings(SYNC_BUCKETS_S)
+        self.programming = FamilyTimings(PROGRAMMING_BUCKETS_S)
+        self.conntrack = FamilyTimings(SYNC_BUCKETS_S)
         self.last_synced: dict[str, float] = {}
         self.last_queued: dict[str, float] = {}
         self.failures: dict[str, int] = {}

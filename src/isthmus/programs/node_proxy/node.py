@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from isthmus.errors import ConfigError
 from isthmus.logs import log
-from isthmus.programs.node_proxy.kernel.custom_detectors import Maker
+from isthmus.programs.node_proxy.kernel.custom_detectors import DetectorMaker
 from isthmus.programs.node_proxy.kernel.node_addresses import (
     has_loopback,
     node_ips,
@@ -22,7 +22,7 @@ from isthmus.programs.node_proxy.kernel.node_addresses import (
 )
 from isthmus.programs.node_proxy.rules.detecting import for_family, needs_pod_cidrs
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
@@ -38,7 +38,7 @@ _log = logging.getLogger("isthmus.node_proxy")
 class HostFacts:
     """What was found out about this host; ``addresses`` may change later."""
 
-    addresses: Mapping[Family, frozenset[str]]
+    addresses: Mapping[IpFamily, frozenset[str]]
     drop_invalid: bool = True
     accounting: bool = False
 
@@ -50,7 +50,7 @@ class OwnNode:
         self,
         settings: NodeProxySettings,
         name: str,
-        make: Maker,
+        make: DetectorMaker,
         host: HostFacts,
         changed: Callable[[], None],
         *,
@@ -77,11 +77,11 @@ class OwnNode:
         return f"<OwnNode {self.name} {self._ips.of[self._ips.primary]}>"
 
     @property
-    def primary(self) -> Family:
+    def primary(self) -> IpFamily:
         """The family of the node's first address."""
         return self._ips.primary
 
-    async def wait_ready(self, families: list[Family]) -> None:
+    async def wait_ready(self, families: list[IpFamily]) -> None:
         """Wait until rules can be made: for an address, a while, and for ranges that they need."""
         try:
             async with asyncio.timeout(self._address_wait_s):
@@ -136,9 +136,9 @@ class OwnNode:
             self._service_cidrs = ranges
             self._changed()
 
-    def heard_addresses(self, addresses: Mapping[Family, frozenset[str]]) -> None:
+    def heard_addresses(self, addresses: Mapping[IpFamily, frozenset[str]]) -> None:
         """Take the addresses of this host as they are now."""
-        before = {family: self.rules(family) for family in Family}
+        before = {family: self.rules(family) for family in IpFamily}
         self.host.addresses = addresses
         if self._ready and any(self.rules(family) != rules for family, rules in before.items()):
             log(_log, logging.INFO, "node ports are taken at other addresses")
@@ -160,7 +160,7 @@ class OwnNode:
         except ConfigError as error:  # another package's: what it made before holds
             log(_log, logging.ERROR, "the detector cannot be made", error=error)
 
-    def rules(self, family: Family) -> RuleSettings:
+    def rules(self, family: IpFamily) -> RuleSettings:
         """What holds for all rules of a family now."""
         return rule_settings(
             self._settings,
@@ -174,10 +174,10 @@ class OwnNode:
 
 def rule_settings(
     settings: NodeProxySettings,
-    family: Family,
+    family: IpFamily,
     *,
     detector: LocalTrafficDetector,
-    ips: Mapping[Family, str],
+    ips: Mapping[IpFamily, str],
     host: HostFacts,
     service_cidrs: tuple[str, ...] = (),
 ) -> RuleSettings:
@@ -186,7 +186,7 @@ def rule_settings(
     localhost = (
         settings.mode == IPTABLES
         and settings.iptables_localhost_nodeports
-        and family is Family.IPV4
+        and family is IpFamily.IPV4
         and has_loopback(ranges)
     )
     addresses = within(host.addresses.get(family, ()), ranges)

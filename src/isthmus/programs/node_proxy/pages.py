@@ -14,7 +14,7 @@ from aiohttp import web
 
 from isthmus.frame.admin.answers import HEADERS, PING, Handler, Routes, reply
 from isthmus.frame.admin.routes import metrics_route, probe_routes
-from isthmus.programs.node_proxy.kernel.health import Answer, ProxyHealth
+from isthmus.programs.node_proxy.kernel.health import ProbeAnswer, ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 
 #: kube-proxy's key in ``/configz``.
@@ -49,7 +49,7 @@ def metrics_routes(
 
 
 async def _probe(
-    ask: Callable[[], Answer], count: Callable[[int], None], request: web.BaseRequest
+    ask: Callable[[], ProbeAnswer], count: Callable[[int], None], request: web.BaseRequest
 ) -> web.Response:
     answer = ask()
     count(answer.status)

@@ -18,7 +18,7 @@ from isthmus.programs.node_proxy.pages import health_routes, metrics_routes
 from isthmus.programs.node_proxy.settings import (
     HEALTHZ_PORT,
     METRICS_PORT,
-    Bound,
+    BindAddress,
     NodeProxySettings,
 )
 from isthmus.programs.node_proxy.settings_file import document
@@ -39,7 +39,7 @@ class OwnPorts:
     ) -> None:
         self.open_ones: dict[str, ports.Port] = {}
         pages = metrics_routes(metrics, mode=settings.mode, config=partial(document, settings))
-        self._wanted: dict[str, tuple[Bound | None, Routes]] = {
+        self._wanted: dict[str, tuple[BindAddress | None, Routes]] = {
             "healthz": (settings.healthz, health_routes(health, metrics)),
             "metrics": (settings.metrics, {**pages, **debug_routes(settings.profiling)}),
         }
@@ -103,7 +103,7 @@ def _is_in_use(error: ConfigError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
 
 
-async def _serve(name: str, bound: Bound, routes: Routes) -> ports.Port:
+async def _serve(name: str, bound: BindAddress, routes: Routes) -> ports.Port:
     flag = f"--{name}-bind-address"
     # kube-proxy takes 0.0.0.0 for both families.
     host = "" if bound.host in ("0.0.0.0", "::") else bound.host

@@ -20,10 +20,10 @@ from isthmus.frame import lifetime
 from isthmus.frame.health import Health
 from isthmus.logs import configure, log
 from isthmus.programs.node_proxy.backends import clean_others, start_backends
-from isthmus.programs.node_proxy.beside import Beside
+from isthmus.programs.node_proxy.beside import KubeProxyWatch
 from isthmus.programs.node_proxy.config import ConfigChanged, follow_config
-from isthmus.programs.node_proxy.family import FamilySync, Pending
-from isthmus.programs.node_proxy.input import Input, open_input
+from isthmus.programs.node_proxy.family import FamilySync, PendingUpdates
+from isthmus.programs.node_proxy.input import ObjectInput, open_input
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
@@ -40,9 +40,9 @@ from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.programs.node_proxy.node import ADDRESS_WAIT_S, HostFacts, OwnNode
 from isthmus.programs.node_proxy.ports import RETRY_S, OwnPorts
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
-from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
 
 #: Pods come and go in bursts, and with them addresses.
@@ -67,14 +67,14 @@ class NodeProxy:
         self.service_ports = ServiceHealthPorts(self.proxy_health)
         self.health = Health(self.metrics, leaving=lambda: self.draining)
         self.metrics.gauges.draining = lambda: int(self.draining)
-        self.families: dict[Family, FamilySync] = {}
+        self.families: dict[IpFamily, FamilySync] = {}
         self._make = find_detector(settings.detector_mode)
         self._sysctls = Sysctls()
         self._ports = OwnPorts(settings, self.proxy_health, self.metrics)
-        self._beside = Beside(self._ports.foreign)
-        self._input: Input | None = None
+        self._beside = KubeProxyWatch(self._ports.foreign)
+        self._input: ObjectInput | None = None
         self._node: OwnNode | None = None
-        self._tracker: Tracker | None = None
+        self._tracker: ServiceTracker | None = None
         self._changes: AddressChanges | None = None
         self._moved = asyncio.Event()
         self._health_changed = asyncio.Event()
@@ -88,7 +88,7 @@ class NodeProxy:
         return self._node
 
     @property
-    def tracker(self) -> Tracker:
+    def tracker(self) -> ServiceTracker:
         """What is known of the cluster, once started."""
         assert self._tracker is not None
         return self._tracker
@@ -106,7 +106,7 @@ class NodeProxy:
             facts = await asyncio.to_thread(self._look_around)
             backends = await asyncio.to_thread(start_backends, settings)
             self._open_node(self._input.node_name, facts, [backend.family for backend in backends])
-            pending = Pending(self.tracker, self.metrics)
+            pending = PendingUpdates(self.tracker, self.metrics)
             for backend in backends:
                 self.families[backend.family] = FamilySync(
                     backend, mode=settings.mode, min_s=settings.min_sync_period_s,
@@ -149,8 +149,8 @@ class NodeProxy:
             accounting=accounting,
         )
 
-    def _open_node(self, name: str, facts: HostFacts, families: list[Family]) -> None:
-        self._tracker = Tracker(node_name=name, families=families, since=time.time())
+    def _open_node(self, name: str, facts: HostFacts, families: list[IpFamily]) -> None:
+        self._tracker = ServiceTracker(node_name=name, families=families, since=time.time())
         self.metrics.services_pending = lambda: self.tracker.pending_services
         self.metrics.endpoints_pending = lambda: self.tracker.pending_slices
         # Without the Node yet: another package's may refuse the flags alone.
@@ -161,7 +161,7 @@ class NodeProxy:
         self._node = OwnNode(
             self.settings, name, self._make, facts, self._request, address_wait_s=wait_s
         )
-        if self.node.rules(Family.IPV4).localhost_node_ports:
+        if self.node.rules(IpFamily.IPV4).localhost_node_ports:
             self._sysctls.ensure_localhost_node_ports()
 
     async def watch(self) -> None:
@@ -246,7 +246,7 @@ class NodeProxy:
                 syncs.create_task(family.run(), name=f"sync-{name.value}")
                 syncs.create_task(family.watch_canary(), name=f"canary-{name.value}")
 
-    def _synced(self, family: Family) -> None:
+    def _synced(self, family: IpFamily) -> None:
         self._health_changed.set()
         if all(each.syncs for each in self.families.values()):
             self._all_synced.set()
@@ -283,7 +283,7 @@ class NodeProxy:
         while True:
             self._health_changed.clear()
             addresses: list[str] = []
-            for family, everywhere in zip(Family, EVERY_ADDRESS, strict=True):
+            for family, everywhere in zip(IpFamily, EVERY_ADDRESS, strict=True):
                 chosen = self.node.rules(family).node_port_addresses
                 addresses += (everywhere,) if chosen is None else chosen
             tracker = self.tracker
@@ -341,7 +341,7 @@ def initialize(settings: NodeProxySettings) -> int:
     sysctls = Sysctls()
     for sentence in sysctls.set_conntrack(settings):
         log(_log, logging.WARNING, sentence)
-    ranges = ranges_of(settings.node_port_ranges, Family.IPV4, ())
+    ranges = ranges_of(settings.node_port_ranges, IpFamily.IPV4, ())
     if settings.mode == IPTABLES and settings.iptables_localhost_nodeports and has_loopback(ranges):
         sysctls.ensure_localhost_node_ports()
     return 0

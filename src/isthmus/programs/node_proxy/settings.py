@@ -19,7 +19,7 @@ from isthmus.settings.checks import check_choices
 from isthmus.settings.options import option
 from isthmus.values import is_address
 
-__all__ = ["IPTABLES", "IPVS", "NFTABLES", "PRIMARY", "Bound", "NodeProxySettings"]
+__all__ = ["IPTABLES", "IPVS", "NFTABLES", "PRIMARY", "BindAddress", "NodeProxySettings"]
 
 #: The word of --nodeport-addresses for the node's own address.
 PRIMARY = "primary"
@@ -37,7 +37,7 @@ _RANGES = {
 }
 
 
-class Bound(NamedTuple):
+class BindAddress(NamedTuple):
     """An address and a port to serve at."""
 
     host: str
@@ -148,21 +148,21 @@ class NodeProxySettings(LocalTrafficSettings):
                      for each in self.nodeport_addresses)  # fmt: skip
 
     @property
-    def healthz(self) -> Bound | None:
+    def healthz(self) -> BindAddress | None:
         """Where health is served; None for nowhere."""
         return self._bound("healthz_bind_address", "0.0.0.0", "::", self.healthz_port)
 
     @property
-    def metrics(self) -> Bound | None:
+    def metrics(self) -> BindAddress | None:
         """Where metrics are served; None for nowhere."""
         return self._bound("metrics_bind_address", "127.0.0.1", "::1", self.metrics_port)
 
-    def _bound(self, attribute: str, v4: str, v6: str, port: int) -> Bound | None:
+    def _bound(self, attribute: str, v4: str, v6: str, port: int) -> BindAddress | None:
         text = getattr(self, attribute)
         if not port or text == "":
             return None
         if text is None:
-            return Bound(v6 if ":" in self.bind_address else v4, port)
+            return BindAddress(v6 if ":" in self.bind_address else v4, port)
         try:
             return _endpoint(text, port)
         except ValueError as error:
@@ -220,15 +220,15 @@ class NodeProxySettings(LocalTrafficSettings):
         ]
 
 
-def _endpoint(text: str, port: int) -> Bound:
+def _endpoint(text: str, port: int) -> BindAddress:
     """Read ``address:port``, ``[v6]:port``, or an address, which gets the port given."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if is_address(bare):
-        return Bound(bare, port)
+        return BindAddress(bare, port)
     host, _, number = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not is_address(host) or not (number.isascii() and number.isdigit() and len(number) < 6):
         raise ValueError("is not an address and a port, such as 0.0.0.0:10256")
     if int(number) > 65535:
         raise ValueError("has a port that is out of range")
-    return Bound(str(ip_address(host)), int(number))
+    return BindAddress(str(ip_address(host)), int(number))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.detecting import MODES, DetectorSettings, tidy_range
 from isthmus.programs.node_proxy.rules.detectors import BRIDGE_MARK_BIT
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings_kernel import NFTABLES, KernelSettings
 from isthmus.settings.checks import nearest
 from isthmus.settings.options import OURS, option
@@ -178,8 +178,8 @@ class LocalTrafficSettings(KernelSettings):
 
     def _check_pair(self, attribute: str) -> None:
         ranges = _tidied(getattr(self, attribute))
-        for family in Family:
-            if sum((":" in each) == (family is Family.IPV6) for each in ranges) > 1:
+        for family in IpFamily:
+            if sum((":" in each) == (family is IpFamily.IPV6) for each in ranges) > 1:
                 raise ConfigError(
                     f"{self.named(attribute)} has several {family.value} ranges, and"
                     f" {self._asked('ClusterCIDR')} takes one of each family:"

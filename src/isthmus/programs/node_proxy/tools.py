@@ -23,22 +23,22 @@ from isthmus.programs.node_proxy.kube_api import FoundCidrs, sources_of
 from isthmus.programs.node_proxy.node import HostFacts, rule_settings
 from isthmus.programs.node_proxy.rules.detecting import needs_pod_cidrs
 from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector
-from isthmus.programs.node_proxy.rules.explaining_flow import Rules
+from isthmus.programs.node_proxy.rules.explaining_flow import WalkableRules
 from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
 from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
 from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions
-from isthmus.programs.node_proxy.rules.model import Family, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
 from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
 from isthmus.programs.node_proxy.rules.objects import NodeObject, family_of
 from isthmus.programs.node_proxy.rules.rendering import Rendered, rendered
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
-from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
 
 #: How long a list of everything may take.
 _LIST_S = 60.0
-_LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+_LOOPBACK = {IpFamily.IPV4: "127.0.0.1", IpFamily.IPV6: "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +52,18 @@ class Snapshot:
     settings: NodeProxySettings
     node: NodeObject
     detector: LocalTrafficDetector
-    views: Mapping[Family, View]
-    rules: Mapping[Family, RuleSettings]
+    views: Mapping[IpFamily, ServiceView]
+    rules: Mapping[IpFamily, RuleSettings]
     here: frozenset[str]
     notes: tuple[str, ...] = ()
 
     @property
-    def families(self) -> list[Family]:
+    def families(self) -> list[IpFamily]:
         """The families of which there is any Service; IPv4 if there is none at all."""
         found = [family for family, view in self.views.items() if view.ports]
-        return found or [Family.IPV4]
+        return found or [IpFamily.IPV4]
 
-    def rendered(self, family: Family) -> Rendered:
+    def rendered(self, family: IpFamily) -> Rendered:
         """The rules of a family."""
         own = frozenset(ip for ip in self.here if family_of(ip) is family)
         options = IpvsOptions(scheduler=self.settings.ipvs_scheduler or DEFAULT_SCHEDULER)
@@ -76,14 +76,14 @@ class Snapshot:
         )
 
 
-def rules_of(snapshot: Snapshot, family: Family) -> Rules:
+def rules_of(snapshot: Snapshot, family: IpFamily) -> WalkableRules:
     """The rules of a family to walk through; not of ipvs."""
     view, settings = snapshot.views[family], snapshot.rules[family]
     if snapshot.settings.mode == NFTABLES:
-        renderer = nftables.Renderer(settings)
+        renderer = nftables.NftablesRenderer(settings)
         renderer.advance(view)
         return NftablesRules(renderer.ruleset(), settings)
-    return IptablesRules(iptables.Renderer(settings).render(view).ruleset)
+    return IptablesRules(iptables.IptablesRenderer(settings).render(view).ruleset)
 
 
 def look(settings: NodeProxySettings) -> Snapshot:
@@ -161,7 +161,7 @@ def _snapshot(settings: NodeProxySettings, found: Manifests, asked: str) -> Snap
     host = HostFacts(
         addresses={
             family: frozenset({*(ip for ip in here if family_of(ip) is family), _LOOPBACK[family]})
-            for family in Family
+            for family in IpFamily
         }
     )
     rules = {
@@ -169,7 +169,7 @@ def _snapshot(settings: NodeProxySettings, found: Manifests, asked: str) -> Snap
             settings, family, detector=detector, ips=ips.of, host=host,
             service_cidrs=found.service_cidrs,
         )
-        for family in Family
+        for family in IpFamily
     }  # fmt: skip
     return Snapshot(
         settings=settings,
@@ -193,8 +193,8 @@ def _detector(settings: NodeProxySettings, node: NodeObject) -> LocalTrafficDete
     return find_detector(mode)(given)
 
 
-def _views(found: Manifests, node: NodeObject) -> dict[Family, View]:
-    tracker = Tracker(node_name=node.name, families=tuple(Family))
+def _views(found: Manifests, node: NodeObject) -> dict[IpFamily, ServiceView]:
+    tracker = ServiceTracker(node_name=node.name, families=tuple(IpFamily))
     tracker.set_node(node.labels)
     tracker.replace_services(found.services)
     tracker.replace_slices(found.slices)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, has_ipv6
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings
 from isthmus.tools.doctor.finding import Asked, Check, Finding
 from isthmus.tools.doctor.patient import Patient
@@ -19,8 +19,8 @@ _NFT_LIMIT_S = 30.0
 _UPDATE_NFT = "update nft to 1.1.2 or later, or 1.0.6.1, to list rules"
 _NEARLY, _FULL = 0.8, 0.95
 _FORWARD = {
-    Family.IPV4: "net/ipv4/ip_forward",
-    Family.IPV6: "net/ipv6/conf/all/forwarding",
+    IpFamily.IPV4: "net/ipv4/ip_forward",
+    IpFamily.IPV6: "net/ipv6/conf/all/forwarding",
 }
 _LOCALNET = "net/ipv4/conf/all/route_localnet"
 _TRACKED, _MOST = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
@@ -76,20 +76,23 @@ def judge_nft(version: str, *, crash: str = "", refusal: str = "") -> Finding:
     return asked.warn(refusal, "run as root") if refusal else asked.ok(version)
 
 
-def _families() -> list[Family]:
-    return [Family.IPV4, Family.IPV6] if has_ipv6() else [Family.IPV4]
+def _families() -> list[IpFamily]:
+    return [IpFamily.IPV4, IpFamily.IPV6] if has_ipv6() else [IpFamily.IPV4]
 
 
-def _check_backend(mode: str, family: Family) -> None:
+def _check_backend(mode: str, family: IpFamily) -> None:
     if mode == NFTABLES:
         from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
 
         NftablesBackend(family).start()
         return
-    from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs
+    from isthmus.programs.node_proxy.kernel.iptables_commands import (
+        IptablesCommands,
+        IptablesPrograms,
+    )
 
     assert mode in (IPTABLES, IPVS)
-    Commands(programs=Programs(family=family)).check()
+    IptablesCommands(programs=IptablesPrograms(family=family)).check()
 
 
 def see_sysctls(patient: Patient, sysctls: Sysctls | None = None) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy import beside as node_proxy_beside
-from isthmus.programs.node_proxy.beside import Beside
+from isthmus.programs.node_proxy.beside import KubeProxyWatch
 
 SIGN = "process 7 is in this network namespace"
 LIMIT_S = 20.0
@@ -23,7 +23,7 @@ class Bed:
         self.asked: list[Collection[int]] = []
         self.renewed = 0
         self.in_force = asyncio.Event()
-        self.beside = Beside(lambda: {10249}, signs=self._look)
+        self.beside = KubeProxyWatch(lambda: {10249}, signs=self._look)
 
     async def _look(self, ports: Collection[int]) -> list[str]:
         self.asked.append(ports)

@@ -12,11 +12,11 @@ import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy import family as node_proxy_family
-from isthmus.programs.node_proxy.family import FamilySync, Pending, joined
+from isthmus.programs.node_proxy.family import FamilySync, PendingUpdates, joined
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
-from isthmus.programs.node_proxy.rules.model import Family, Protocol, Update, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, ServiceView, Update
 from isthmus.programs.node_proxy.rules.objects import (
     ObjectPort,
     ServiceObject,
@@ -25,16 +25,16 @@ from isthmus.programs.node_proxy.rules.objects import (
     SlicePort,
 )
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
-from isthmus.programs.node_proxy.rules.tracker import Tracker
+from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 LIMIT_S = 20.0
 
 
 class Kernel:
     """A backend that remembers, and fails as often as it is told to."""
 
-    def __init__(self, family: Family = V4) -> None:
+    def __init__(self, family: IpFamily = V4) -> None:
         self.family = family
         self.syncs: list[tuple[Update, RuleSettings, bool]] = []
         self.fail: list[Exception] = []
@@ -57,7 +57,7 @@ class Kernel:
         return []
 
 
-def service(name: str, protocol: Protocol = Protocol.TCP) -> ServiceObject:
+def service(name: str, protocol: PortProtocol = PortProtocol.TCP) -> ServiceObject:
     return ServiceObject(
         name=ServiceName("ns", name),
         cluster_ips=("10.96.0.1",),
@@ -65,7 +65,7 @@ def service(name: str, protocol: Protocol = Protocol.TCP) -> ServiceObject:
     )
 
 
-def slice_of(name: str, *addresses: str, protocol: Protocol = Protocol.TCP) -> SliceObject:
+def slice_of(name: str, *addresses: str, protocol: PortProtocol = PortProtocol.TCP) -> SliceObject:
     return SliceObject(
         namespace="ns", name=f"{name}-1", service=ServiceName("ns", name), family=V4,
         ports=(SlicePort("", protocol, 5353),),
@@ -76,14 +76,14 @@ def slice_of(name: str, *addresses: str, protocol: Protocol = Protocol.TCP) -> S
 class Bed:
     """A tracker, a kernel and what is between them."""
 
-    def __init__(self, *families: Family) -> None:
+    def __init__(self, *families: IpFamily) -> None:
         self.metrics = NodeProxyMetrics("iptables")
         self.health = ProxyHealth(timeout_s=60.0)
-        self.tracker = Tracker(node_name="node", families=families or (V4,))
-        self.pending = Pending(self.tracker, self.metrics)
+        self.tracker = ServiceTracker(node_name="node", families=families or (V4,))
+        self.pending = PendingUpdates(self.tracker, self.metrics)
         self.rules = RuleSettings(family=V4)
         self.kernel = Kernel()
-        self.synced: list[Family] = []
+        self.synced: list[IpFamily] = []
         self.sync = FamilySync(
             self.kernel, mode="iptables", min_s=0.0, period_s=0.01, pending=self.pending,
             rules=lambda family: self.rules, health=self.health, metrics=self.metrics,
@@ -202,13 +202,13 @@ def test_what_was_flushed_is_written_again() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("protocol", "rounds"), [(Protocol.UDP, 2), (Protocol.TCP, 0)])
+@pytest.mark.parametrize(("protocol", "rounds"), [(PortProtocol.UDP, 2), (PortProtocol.TCP, 0)])
 def test_connections_are_cleaned_up_when_udp_endpoints_change(
-    protocol: Protocol, rounds: int, monkeypatch: pytest.MonkeyPatch
+    protocol: PortProtocol, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cleaned: list[View] = []
+    cleaned: list[ServiceView] = []
 
-    def forget(view: View) -> int:
+    def forget(view: ServiceView) -> int:
         cleaned.append(view)
         return 3
 
@@ -234,8 +234,8 @@ def test_connections_are_cleaned_up_when_udp_endpoints_change(
 
 def test_what_one_family_takes_waits_for_the_other() -> None:
     metrics = NodeProxyMetrics("iptables")
-    tracker = Tracker(node_name="node", families=(V4, V6))
-    pending = Pending(tracker, metrics)
+    tracker = ServiceTracker(node_name="node", families=(V4, V6))
+    pending = PendingUpdates(tracker, metrics)
     both = ServiceObject(
         name=ServiceName("ns", "a"), cluster_ips=("10.96.0.1", "fd00::1"),
         ports=(ObjectPort(port=80),),
@@ -253,8 +253,8 @@ def test_what_one_family_takes_waits_for_the_other() -> None:
 
 
 def test_what_is_given_back_is_taken_again_with_what_came_since() -> None:
-    tracker = Tracker(node_name="node", families=(V4,))
-    pending = Pending(tracker, NodeProxyMetrics("iptables"))
+    tracker = ServiceTracker(node_name="node", families=(V4,))
+    pending = PendingUpdates(tracker, NodeProxyMetrics("iptables"))
     tracker.replace_services((service("a"),))
     tracker.replace_slices(())
     taken = pending.take(V4)
@@ -266,7 +266,7 @@ def test_what_is_given_back_is_taken_again_with_what_came_since() -> None:
 
 
 def test_joining_updates() -> None:
-    old_view, new_view = (View(family=V4, ports={}, endpoints=each) for each in (1, 2))
+    old_view, new_view = (ServiceView(family=V4, ports={}, endpoints=each) for each in (1, 2))
     one = Update(view=old_view, changed=frozenset({ServiceName("n", "a")}), udp=True, services=1,
                  endpoint_slices=2, triggers=(1.0,))  # fmt: skip
     two = Update(view=new_view, changed=frozenset({ServiceName("n", "b")}), services=3,

@@ -11,11 +11,11 @@ from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
 from isthmus.programs.node_proxy.node import HostFacts, OwnNode
 from isthmus.programs.node_proxy.rules.detecting import SourceRanges
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 
-V4, V6 = Family.IPV4, Family.IPV6
+V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 ADDRESSES = {V4: frozenset({"127.0.0.1", "10.0.0.1", "10.0.0.9"}), V6: frozenset({"::1"})}
 
 

@@ -12,7 +12,7 @@ from isthmus.frame.admin.ports import serve
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.programs.node_proxy.pages import health_routes, metrics_routes
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.testing.clock import ManualClock
 
@@ -48,7 +48,7 @@ def test_the_health_port() -> None:
             assert answer.headers["content-type"].startswith("application/json")
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert client.get("/livez").status_code == 200
-            health.queued(Family.IPV4)
+            health.queued(IpFamily.IPV4)
             clock.advance(60)
             assert client.get("/livez").status_code == 503
             assert client.get("/metrics").status_code == 404

@@ -7,28 +7,28 @@ from dataclasses import replace
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.detectors import Match
-from isthmus.programs.node_proxy.rules.ipvs.plan import Blocked, IpvsOptions, Plan, plan
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch
+from isthmus.programs.node_proxy.rules.ipvs.plan import BlockedAddress, IpvsOptions, IpvsPlan, plan
 from isthmus.programs.node_proxy.rules.ipvs.rules import rules
-from isthmus.programs.node_proxy.rules.ipvs.servers import Destination, Flags, ServerKey
-from isthmus.programs.node_proxy.rules.ipvs.sets import Set, batch, net, undone
+from isthmus.programs.node_proxy.rules.ipvs.servers import IpvsDestination, IpvsFlags, ServerKey
+from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet, batch, net, undone
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Backends,
+    ChosenEndpoints,
     Endpoint,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
-    View,
+    ServiceView,
 )
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-V4 = Family.IPV4
+V4 = IpFamily.IPV4
 NODE = ("10.180.0.1", "192.168.7.1")
 HERE = Endpoint(ip="10.0.1.1", port=8080, local=True)
 THERE = Endpoint(ip="10.0.2.1", port=8080)
-BOTH = Backends(
+BOTH = ChosenEndpoints(
     cluster=(HERE, THERE), local=(HERE,), reachable=(HERE, THERE), exist=True,
     serving=(HERE, THERE),
 )  # fmt: skip
@@ -42,10 +42,10 @@ class Cidrs:
     def __init__(self, *cidrs: str) -> None:
         self.cidrs = cidrs
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """One for each."""
         return tuple(
-            Match(iptables=("-s", cidr), iptables_not=("!", "-s", cidr), nft="", nft_not="")
+            LocalMatch(iptables=("-s", cidr), iptables_not=("!", "-s", cidr), nft="", nft_not="")
             for cidr in self.cidrs
         )
 
@@ -53,21 +53,23 @@ class Cidrs:
 SETTINGS = RuleSettings(family=V4, detector=Cidrs("10.0.0.0/16"), node_ip="10.180.0.1")
 
 
-def backed(protocol: Protocol = Protocol.TCP, backends: Backends = BOTH, **more: object) -> View:
+def backed(
+    protocol: PortProtocol = PortProtocol.TCP, backends: ChosenEndpoints = BOTH, **more: object
+) -> ServiceView:
     key = PortKey(ServiceName("ns", "svc"), "p", protocol)
     port = ServicePort(key=key, cluster_ip="172.30.0.5", port=80, **more)  # type: ignore[arg-type]
-    return View(family=V4, ports={key: BackedPort(port=port, backends=backends)})
+    return ServiceView(family=V4, ports={key: BackedPort(port=port, backends=backends)})
 
 
-def made(view: View, settings: RuleSettings = SETTINGS, scheduler: str = "rr") -> Plan:
+def made(view: ServiceView, settings: RuleSettings = SETTINGS, scheduler: str = "rr") -> IpvsPlan:
     return plan(view, settings, IpvsOptions(scheduler=scheduler), NODE)
 
 
-def entries(of: Plan) -> dict[Set, set[str]]:
+def entries(of: IpvsPlan) -> dict[IpSet, set[str]]:
     return {each: found for each, found in of.sets.items() if found}
 
 
-def served(of: Plan) -> dict[str, set[str]]:
+def served(of: IpvsPlan) -> dict[str, set[str]]:
     return {
         str(server.key): {f"{each.ip}:{each.port}" for each in found}
         for server, found in of.servers.items()
@@ -77,9 +79,9 @@ def served(of: Plan) -> dict[str, set[str]]:
 def test_a_cluster_ip() -> None:
     found = made(backed())
     assert entries(found) == {
-        Set.LOOP_BACK: {"10.0.1.1,tcp:8080,10.0.1.1"},
-        Set.CLUSTER_IP: {"172.30.0.5,tcp:80"},
-        Set.IPVS_IPS: {"172.30.0.5"},
+        IpSet.LOOP_BACK: {"10.0.1.1,tcp:8080,10.0.1.1"},
+        IpSet.CLUSTER_IP: {"172.30.0.5,tcp:80"},
+        IpSet.IPVS_IPS: {"172.30.0.5"},
     }
     assert served(found) == {"172.30.0.5:80/tcp": {"10.0.1.1:8080", "10.0.2.1:8080"}}
     assert found.addresses == {"172.30.0.5"}
@@ -87,7 +89,7 @@ def test_a_cluster_ip() -> None:
 
 def test_internal_policy_local_and_its_fall_back() -> None:
     assert served(made(backed(internal_local=True))) == {"172.30.0.5:80/tcp": {"10.0.1.1:8080"}}
-    elsewhere = Backends(cluster=(THERE,), reachable=(THERE,), exist=True, serving=(THERE,))
+    elsewhere = ChosenEndpoints(cluster=(THERE,), reachable=(THERE,), exist=True, serving=(THERE,))
     found = made(backed(backends=elsewhere, internal_local=True))
     assert served(found) == {"172.30.0.5:80/tcp": {"10.0.2.1:8080"}}
     assert found.no_local == {"internal": 1, "external": 0}
@@ -96,7 +98,7 @@ def test_internal_policy_local_and_its_fall_back() -> None:
 @pytest.mark.parametrize("local", [False, True])
 def test_external_ips_are_had_unless_the_node_has_them(local: bool) -> None:
     found = made(backed(external_ips=("1.2.3.4", "192.168.7.1"), external_local=local))
-    into = Set.EXTERNAL_IP_LOCAL if local else Set.EXTERNAL_IP
+    into = IpSet.EXTERNAL_IP_LOCAL if local else IpSet.EXTERNAL_IP
     assert entries(found)[into] == {"1.2.3.4,tcp:80", "192.168.7.1,tcp:80"}
     assert found.addresses == {"172.30.0.5", "1.2.3.4"}
     assert served(found)["1.2.3.4:80/tcp"] == (
@@ -107,17 +109,17 @@ def test_external_ips_are_had_unless_the_node_has_them(local: bool) -> None:
 @pytest.mark.parametrize(
     ("protocol", "every", "local", "entry"),
     [
-        (Protocol.TCP, Set.NODE_PORT_TCP, Set.NODE_PORT_LOCAL_TCP, {"30080"}),
-        (Protocol.UDP, Set.NODE_PORT_UDP, Set.NODE_PORT_LOCAL_UDP, {"30080"}),
+        (PortProtocol.TCP, IpSet.NODE_PORT_TCP, IpSet.NODE_PORT_LOCAL_TCP, {"30080"}),
+        (PortProtocol.UDP, IpSet.NODE_PORT_UDP, IpSet.NODE_PORT_LOCAL_UDP, {"30080"}),
         (
-            Protocol.SCTP,
-            Set.NODE_PORT_SCTP,
-            Set.NODE_PORT_LOCAL_SCTP,
+            PortProtocol.SCTP,
+            IpSet.NODE_PORT_SCTP,
+            IpSet.NODE_PORT_LOCAL_SCTP,
             {"10.180.0.1,sctp:30080", "192.168.7.1,sctp:30080"},
         ),
     ],
 )
-def test_node_ports(protocol: Protocol, every: Set, local: Set, entry: set[str]) -> None:
+def test_node_ports(protocol: PortProtocol, every: IpSet, local: IpSet, entry: set[str]) -> None:
     found = made(backed(protocol, node_port=30080))
     assert (entries(found)[every], entries(found).get(local)) == (entry, None)
     assert set(served(found)) == {
@@ -135,7 +137,7 @@ def test_node_port_addresses() -> None:
     assert set(served(found)) == {"172.30.0.5:80/tcp", "10.180.0.1:30080/tcp"}
     none = made(backed(node_port=30080), replace(SETTINGS, node_port_addresses=("127.0.0.1",)))
     assert set(served(none)) == {"172.30.0.5:80/tcp"}
-    assert Set.NODE_PORT_TCP not in entries(none)
+    assert IpSet.NODE_PORT_TCP not in entries(none)
 
 
 def test_load_balancers_and_source_ranges() -> None:
@@ -146,14 +148,14 @@ def test_load_balancers_and_source_ranges() -> None:
         health_check_node_port=31000,
     )
     found = made(lb)
-    assert entries(found)[Set.LOAD_BALANCER_SOURCE_CIDR] == {
+    assert entries(found)[IpSet.LOAD_BALANCER_SOURCE_CIDR] == {
         "5.6.7.8,tcp:80,203.0.113.0/25",
         "5.6.7.8,tcp:80,8.8.8.8",
     }
-    for each in (Set.LOAD_BALANCER, Set.LOAD_BALANCER_LOCAL, Set.LOAD_BALANCER_FW):
+    for each in (IpSet.LOAD_BALANCER, IpSet.LOAD_BALANCER_LOCAL, IpSet.LOAD_BALANCER_FW):
         assert entries(found)[each] == {"5.6.7.8,tcp:80"}
-    assert entries(found)[Set.HEALTH_CHECK_NODE_PORT] == {"31000"}
-    assert found.blocked == {Blocked("5.6.7.8", "tcp", 80)}
+    assert entries(found)[IpSet.HEALTH_CHECK_NODE_PORT] == {"31000"}
+    assert found.blocked == {BlockedAddress("5.6.7.8", "tcp", 80)}
     text = rules(found, SETTINGS).text()
     assert (
         "-A KUBE-IPVS-OUT-FILTER -s 5.6.7.8 -m ipvs --vaddr 5.6.7.8 --vproto tcp --vport 80"
@@ -161,18 +163,18 @@ def test_load_balancers_and_source_ranges() -> None:
     )
     inside = made(lb, replace(SETTINGS, node_ip="203.0.113.9"))
     assert inside.blocked == set()
-    assert entries(inside)[Set.LOAD_BALANCER_SOURCE_IP] == {"5.6.7.8,tcp:80,5.6.7.8"}
+    assert entries(inside)[IpSet.LOAD_BALANCER_SOURCE_IP] == {"5.6.7.8,tcp:80,5.6.7.8"}
 
 
 def test_affinity_and_the_hashing_scheduler() -> None:
     (server,) = made(backed(affinity_s=10800), scheduler="mh").servers
-    assert server.flags == Flags.PERSISTENT | Flags.SOURCE_PORT
+    assert server.flags == IpvsFlags.PERSISTENT | IpvsFlags.SOURCE_PORT
     assert (server.scheduler, server.timeout_s) == ("mh", 10800)
     (plain,) = made(backed()).servers
-    assert (plain.flags, plain.timeout_s) == (Flags.NONE, 0)
-    assert plain.key == ServerKey("172.30.0.5", 80, Protocol.TCP)
-    assert made(backed(backends=Backends())).servers == {plain: frozenset()}
-    assert Destination("10.0.1.1", 8080) in made(backed()).servers[plain]
+    assert (plain.flags, plain.timeout_s) == (IpvsFlags.NONE, 0)
+    assert plain.key == ServerKey("172.30.0.5", 80, PortProtocol.TCP)
+    assert made(backed(backends=ChosenEndpoints())).servers == {plain: frozenset()}
+    assert IpvsDestination("10.0.1.1", 8080) in made(backed()).servers[plain]
 
 
 # Typed from kube-proxy's writeIptablesRules and its tables, for a Service of every kind.
@@ -275,18 +277,18 @@ def test_policy_local_comes_before_what_has_all() -> None:
 
 
 def test_names_and_batches_of_sets() -> None:
-    v6 = Family.IPV6
-    assert Set.LOOP_BACK.of(v6) == "KUBE-6-LOOP-BACK"
-    assert Set.LOAD_BALANCER_SOURCE_CIDR.of(v6) == "KUBE-6-LOAD-BALANCER-SOURCE-CID"
-    assert all(len(each.of(family)) <= 31 for each in Set for family in Family)
-    assert len({each.of(family) for each in Set for family in Family}) == 2 * len(Set) == 34
-    assert Set.IPVS_IPS.create(v6) == (
+    v6 = IpFamily.IPV6
+    assert IpSet.LOOP_BACK.of(v6) == "KUBE-6-LOOP-BACK"
+    assert IpSet.LOAD_BALANCER_SOURCE_CIDR.of(v6) == "KUBE-6-LOAD-BALANCER-SOURCE-CID"
+    assert all(len(each.of(family)) <= 31 for each in IpSet for family in IpFamily)
+    assert len({each.of(family) for each in IpSet for family in IpFamily}) == 2 * len(IpSet) == 34
+    assert IpSet.IPVS_IPS.create(v6) == (
         "create KUBE-6-IPVS-IPS hash:ip family inet6 hashsize 1024 maxelem 65536"
     )
-    before = {Set.EXTERNAL_IP: frozenset({"1.2.3.4,tcp:80", "1.2.3.4,tcp:81"})}
+    before = {IpSet.EXTERNAL_IP: frozenset({"1.2.3.4,tcp:80", "1.2.3.4,tcp:81"})}
     after = {
-        Set.EXTERNAL_IP: frozenset({"1.2.3.4,tcp:81"}),
-        Set.EXTERNAL_IP_LOCAL: frozenset({"1.2.3.4,tcp:80"}),
+        IpSet.EXTERNAL_IP: frozenset({"1.2.3.4,tcp:81"}),
+        IpSet.EXTERNAL_IP_LOCAL: frozenset({"1.2.3.4,tcp:80"}),
     }
     lines = batch(V4, after, before, create=False)
     assert lines == [

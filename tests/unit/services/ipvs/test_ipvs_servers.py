@@ -13,40 +13,42 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
     ChangeServer,
-    Command,
-    Destination,
     DestinationState,
-    Flags,
+    IpvsCommand,
+    IpvsDestination,
+    IpvsFlags,
+    KernelServer,
     RemoveDestination,
     RemoveServer,
-    Served,
     ServerKey,
     VirtualServer,
     WeighDestination,
     difference,
 )
-from isthmus.programs.node_proxy.rules.ipvs.sets import Set
-from isthmus.programs.node_proxy.rules.ipvs.terminating import Terminating
-from isthmus.programs.node_proxy.rules.model import Protocol
+from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet
+from isthmus.programs.node_proxy.rules.ipvs.terminating import TerminatingDestinations
+from isthmus.programs.node_proxy.rules.model import PortProtocol
 
-KEY = ServerKey("172.30.0.5", 80, Protocol.TCP)
-UDP = ServerKey("172.30.0.5", 53, Protocol.UDP)
+KEY = ServerKey("172.30.0.5", 80, PortProtocol.TCP)
+UDP = ServerKey("172.30.0.5", 53, PortProtocol.UDP)
 SERVER = VirtualServer(key=KEY, scheduler="rr")
-A, B = Destination("10.0.1.1", 8080), Destination("10.0.2.1", 8080)
+A, B = IpvsDestination("10.0.1.1", 8080), IpvsDestination("10.0.2.1", 8080)
 IDLE = DestinationState()
 BUSY = DestinationState(connections=2)
 
 
-def apply(commands: list[Command], present: dict[ServerKey, Served]) -> dict[ServerKey, Served]:
+def apply(
+    commands: list[IpvsCommand], present: dict[ServerKey, KernelServer]
+) -> dict[ServerKey, KernelServer]:
     """A kernel in a few lines; raises KeyError where the real one would refuse."""
     table = dict(present)
     for command in commands:
         match command:
             case AddServer(server=server):
                 assert server.key not in table
-                table[server.key] = Served(server=server)
+                table[server.key] = KernelServer(server=server)
             case ChangeServer(server=server):
-                table[server.key] = Served(
+                table[server.key] = KernelServer(
                     server=server, destinations=table[server.key].destinations
                 )
             case RemoveServer(key=key):
@@ -65,7 +67,7 @@ def apply(commands: list[Command], present: dict[ServerKey, Served]) -> dict[Ser
                     has[dest] = DestinationState(weight=command.weight, connections=old.connections)
                 else:
                     del has[dest]
-                table[key] = Served(server=table[key].server, destinations=has)
+                table[key] = KernelServer(server=table[key].server, destinations=has)
     return table
 
 
@@ -76,20 +78,23 @@ def test_from_nothing_and_back() -> None:
         AddDestination(key=KEY, destination=A),
         AddDestination(key=KEY, destination=B),
     ]
-    present = [Served(server=SERVER, destinations={A: IDLE, B: IDLE})]
+    present = [KernelServer(server=SERVER, destinations={A: IDLE, B: IDLE})]
     assert difference({SERVER: frozenset({B, A})}, present) == []
     assert difference({}, present) == [RemoveServer(key=KEY)]
 
 
 def test_a_change_keeps_the_server() -> None:
-    sticky = VirtualServer(key=KEY, scheduler="rr", flags=Flags.PERSISTENT, timeout_s=60)
-    present = [Served(server=SERVER, destinations={A: IDLE})]
+    sticky = VirtualServer(key=KEY, scheduler="rr", flags=IpvsFlags.PERSISTENT, timeout_s=60)
+    present = [KernelServer(server=SERVER, destinations={A: IDLE})]
     assert difference({sticky: frozenset({A})}, present) == [ChangeServer(server=sticky)]
 
 
 def test_excluded_servers_are_somebody_elses() -> None:
-    theirs = ServerKey("10.9.0.1", 80, Protocol.TCP)
-    present = [Served(server=SERVER), Served(server=VirtualServer(key=theirs, scheduler="wlc"))]
+    theirs = ServerKey("10.9.0.1", 80, PortProtocol.TCP)
+    present = [
+        KernelServer(server=SERVER),
+        KernelServer(server=VirtualServer(key=theirs, scheduler="wlc")),
+    ]
     assert difference({}, present, excluded=["10.9.0.0/16", "fd00::/8"]) == [RemoveServer(key=KEY)]
 
 
@@ -104,22 +109,24 @@ def test_excluded_servers_are_somebody_elses() -> None:
     ],
 )
 def test_how_a_destination_goes(
-    key: ServerKey, state: DestinationState, expected: Command | None
+    key: ServerKey, state: DestinationState, expected: IpvsCommand | None
 ) -> None:
     server = VirtualServer(key=key, scheduler="rr")
-    present = [Served(server=server, destinations={A: state})]
+    present = [KernelServer(server=server, destinations={A: state})]
     assert difference({server: frozenset()}, present) == ([expected] if expected else [])
 
 
 def test_one_that_comes_back_takes_connections_again() -> None:
-    waiting = [Served(server=SERVER, destinations={A: DestinationState(weight=0, connections=3)})]
+    waiting = [
+        KernelServer(server=SERVER, destinations={A: DestinationState(weight=0, connections=3)})
+    ]
     assert difference({SERVER: frozenset({A})}, waiting) == [
         WeighDestination(key=KEY, destination=A, weight=1)
     ]
 
 
 def test_terminating_until_the_last_connection() -> None:
-    waiting = Terminating()
+    waiting = TerminatingDestinations()
     waiting.done([WeighDestination(key=KEY, destination=A, weight=0)])
     waiting.done([WeighDestination(key=KEY, destination=B, weight=0)])
     assert (waiting.keys, len(waiting)) == ([KEY], 2)
@@ -145,14 +152,14 @@ servers = st.builds(
         ServerKey,
         st.sampled_from(["10.0.0.1", "10.0.0.2"]),
         st.just(80),
-        st.sampled_from([Protocol.TCP, Protocol.UDP]),
+        st.sampled_from([PortProtocol.TCP, PortProtocol.UDP]),
     ),
     scheduler=st.sampled_from(["rr", "lc"]),
 )
-destinations = st.builds(Destination, st.sampled_from(["10.1.0.1", "10.1.0.2"]), st.just(1))
+destinations = st.builds(IpvsDestination, st.sampled_from(["10.1.0.1", "10.1.0.2"]), st.just(1))
 states = st.builds(DestinationState, weight=st.sampled_from([0, 1]), connections=st.integers(0, 1))
 held = st.lists(
-    st.builds(Served, server=servers, destinations=st.dictionaries(destinations, states)),
+    st.builds(KernelServer, server=servers, destinations=st.dictionaries(destinations, states)),
     unique_by=lambda each: each.server.key,
 )
 targets = st.lists(
@@ -162,7 +169,7 @@ targets = st.lists(
 
 @given(present=held, targets=targets)
 def test_the_difference_leads_there(
-    present: list[Served], targets: list[tuple[VirtualServer, frozenset[Destination]]]
+    present: list[KernelServer], targets: list[tuple[VirtualServer, frozenset[IpvsDestination]]]
 ) -> None:
     wanted = dict(targets)
     commands = difference(wanted, present)
@@ -179,28 +186,28 @@ def test_the_difference_leads_there(
 
 
 def test_which_servers_are_ours() -> None:
-    def server(ip: str, port: int, protocol: Protocol = Protocol.TCP) -> Served:
+    def server(ip: str, port: int, protocol: PortProtocol = PortProtocol.TCP) -> KernelServer:
         key = ServerKey(ip, port, protocol)
-        return Served(server=VirtualServer(key=key, scheduler="rr"))
+        return KernelServer(server=VirtualServer(key=key, scheduler="rr"))
 
     sets = {
-        Set.CLUSTER_IP: frozenset({"172.30.0.5,tcp:80", "fd30::5,tcp:80"}),
-        Set.LOAD_BALANCER: frozenset({"5.6.7.8,udp:53"}),
-        Set.NODE_PORT_TCP: frozenset({"30080"}),
-        Set.NODE_PORT_SCTP: frozenset({"10.180.0.1,sctp:30081"}),
+        IpSet.CLUSTER_IP: frozenset({"172.30.0.5,tcp:80", "fd30::5,tcp:80"}),
+        IpSet.LOAD_BALANCER: frozenset({"5.6.7.8,udp:53"}),
+        IpSet.NODE_PORT_TCP: frozenset({"30080"}),
+        IpSet.NODE_PORT_SCTP: frozenset({"10.180.0.1,sctp:30081"}),
     }
     ours = [
         server("172.30.0.5", 80),
         server("fd30::5", 80),
-        server("5.6.7.8", 53, Protocol.UDP),
+        server("5.6.7.8", 53, PortProtocol.UDP),
         server("10.180.0.1", 30080),
-        server("10.180.0.1", 30081, Protocol.SCTP),
+        server("10.180.0.1", 30081, PortProtocol.SCTP),
     ]
     others = [
         server("172.30.0.5", 81),
         server("172.30.0.6", 80),
         server("5.6.7.8", 53),
-        server("10.180.0.1", 30080, Protocol.UDP),
+        server("10.180.0.1", 30080, PortProtocol.UDP),
         server("10.180.0.1", 30081),
     ]
     assert owned([*others, *ours], sets) == ours

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from isthmus.errors import IsthmusError
-from isthmus.programs.node_proxy.rules.model import Family, Update
+from isthmus.programs.node_proxy.rules.model import IpFamily, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 
@@ -32,10 +32,10 @@ class SyncReport:
     no_local_endpoints: Mapping[str, int] = field(default_factory=dict)
 
 
-class Backend(Protocol):
+class KernelBackend(Protocol):
     """Programs the kernel for one family. Its calls block, and come from one thread at a time."""
 
-    family: Family
+    family: IpFamily
 
     def start(self) -> None:
         """Look whether programs and kernel can do it; change what has to be set once.

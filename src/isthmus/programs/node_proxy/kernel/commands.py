@@ -15,7 +15,7 @@ TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CommandResult:
     """How a program ended and what it wrote."""
 
     code: int
@@ -37,7 +37,7 @@ class Done:
         return said or ending
 
 
-def run(argv: Sequence[str], *, input: str = "", timeout_s: float = TIMEOUT_S) -> Done:
+def run(argv: Sequence[str], *, input: str = "", timeout_s: float = TIMEOUT_S) -> CommandResult:
     """Run a program to its end; blocks. A program that fails is told by ``code``.
 
     Raises:
@@ -53,4 +53,4 @@ def run(argv: Sequence[str], *, input: str = "", timeout_s: float = TIMEOUT_S) -
         raise ApplyError(f"{argv[0]} took longer than {timeout_s:g} s") from exc
     except OSError as exc:
         raise ApplyError(f"{argv[0]} cannot be run: {exc.strerror or exc}") from exc
-    return Done(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)

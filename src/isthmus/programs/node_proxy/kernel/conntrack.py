@@ -24,7 +24,7 @@ from isthmus.programs.node_proxy.kernel.netlink import (
     attribute,
     attributes,
 )
-from isthmus.programs.node_proxy.rules.model import Family, Protocol, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, ServiceView
 
 # linux/netlink.h, nfnetlink.h, nfnetlink_conntrack.h
 _NETLINK_NETFILTER = 12
@@ -35,44 +35,44 @@ _PROTO_NUM, _SRC_PORT, _DST_PORT = 1, 2, 3
 _FILTER_ORIG_FLAGS, _FILTER_PROTO_NUM = 1, 1 << 3
 _GENERIC = struct.Struct("=BBH")
 _ADDRESSES = {  # the attributes of source and destination, and how to write them
-    Family.IPV4: (1, 2, socket.AF_INET),
-    Family.IPV6: (3, 4, socket.AF_INET6),
+    IpFamily.IPV4: (1, 2, socket.AF_INET),
+    IpFamily.IPV6: (3, 4, socket.AF_INET6),
 }
 _ATTEMPTS = 5
 
-Place = tuple[str, int]
+AddressPort = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class UdpFlow:
     """A UDP flow: where its first packet was sent to, and who it is that answers.
 
     ``handle`` is what the kernel knows it by.
     """
 
-    to: Place
-    behind: Place
+    to: AddressPort
+    behind: AddressPort
     handle: bytes = b""
 
 
-def stale_flows(view: View, flows: Iterable[Flow]) -> list[Flow]:
+def stale_flows(view: ServiceView, flows: Iterable[UdpFlow]) -> list[UdpFlow]:
     """The flows to a UDP port of the view that end at none of its serving endpoints.
 
     A port without any is left alone, as in kube-proxy: there is nowhere better to go.
     """
-    by_place: dict[Place, frozenset[Place]] = {}
-    by_node_port: dict[int, frozenset[Place]] = {}
+    by_place: dict[AddressPort, frozenset[AddressPort]] = {}
+    by_node_port: dict[int, frozenset[AddressPort]] = {}
     for backed in view.ports.values():
         port = backed.port
         serving = frozenset((each.ip, each.port) for each in backed.backends.serving)
-        if port.key.protocol is not Protocol.UDP or not serving:
+        if port.key.protocol is not PortProtocol.UDP or not serving:
             continue
         for ip in (port.cluster_ip, *port.load_balancer_ips, *port.external_ips):
             by_place[ip, port.port] = serving
         if port.node_port:
             by_node_port[port.node_port] = serving
 
-    def is_stale(flow: Flow) -> bool:
+    def is_stale(flow: UdpFlow) -> bool:
         good = by_place.get(flow.to)
         if good is not None and flow.behind not in good:
             return True
@@ -82,7 +82,7 @@ def stale_flows(view: View, flows: Iterable[Flow]) -> list[Flow]:
     return [flow for flow in flows if is_stale(flow)]
 
 
-def forget_stale_flows(view: View) -> int:
+def forget_stale_flows(view: ServiceView) -> int:
     """Remove the stale flows of a view from the kernel; how many there were. Blocks.
 
     Raises:
@@ -101,19 +101,19 @@ def forget_stale_flows(view: View) -> int:
 class _Table:
     """The kernel's table of connections, of one family."""
 
-    def __init__(self, kernel: Netlink, family: Family) -> None:
+    def __init__(self, kernel: Netlink, family: IpFamily) -> None:
         self._kernel = kernel
         self._source, self._destination, self._af = _ADDRESSES[family]
         self._generic = _GENERIC.pack(self._af, 0, 0)
 
-    def udp_flows(self) -> list[Flow]:
+    def udp_flows(self) -> list[UdpFlow]:
         """Read all UDP flows; a table that changes while it is read is read again."""
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(InterruptedError):
                 return list(self._dump())
         return list(self._dump())
 
-    def _dump(self) -> Iterator[Flow]:
+    def _dump(self) -> Iterator[UdpFlow]:
         proto = attribute(_PROTO_NUM, bytes([socket.IPPROTO_UDP]))
         wanted = attribute(_TUPLE_ORIG | NESTED, attribute(_TUPLE_PROTO | NESTED, proto))
         # Kernels before 5.8 know no filter and send everything: it is looked at again below.
@@ -124,7 +124,7 @@ class _Table:
             if flow is not None:
                 yield flow
 
-    def _flow(self, message: memoryview) -> Flow | None:
+    def _flow(self, message: memoryview) -> UdpFlow | None:
         found = attributes(message[_GENERIC.size :])
         there = attributes(found[_TUPLE_ORIG])
         proto = attributes(there[_TUPLE_PROTO])
@@ -135,7 +135,7 @@ class _Table:
         for kind in (_ID, _ZONE):  # the id makes sure that it is still the same one
             if kind in found:
                 handle += attribute(kind, bytes(found[kind]))
-        return Flow(
+        return UdpFlow(
             to=self._place(there, proto, self._destination, _DST_PORT),
             behind=self._place(back, attributes(back[_TUPLE_PROTO]), self._source, _SRC_PORT),
             handle=handle,
@@ -143,11 +143,11 @@ class _Table:
 
     def _place(
         self, side: dict[int, memoryview], proto: dict[int, memoryview], address: int, port: int
-    ) -> Place:
+    ) -> AddressPort:
         packed = attributes(side[_TUPLE_IP])[address]
         return socket.inet_ntop(self._af, packed), int.from_bytes(proto[port], "big")
 
-    def forget(self, flow: Flow) -> bool:
+    def forget(self, flow: UdpFlow) -> bool:
         """Remove a flow; false if it is gone by itself."""
         try:
             for _ in self._kernel.ask(_DELETE, ACK, self._generic + flow.handle):

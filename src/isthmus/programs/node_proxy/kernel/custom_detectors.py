@@ -16,13 +16,13 @@ from importlib.metadata import EntryPoint, entry_points
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.detecting import MODES, DetectorSettings
-from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, Match
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.settings.checks import nearest
 
 GROUP = "isthmus.local_traffic_detectors"
 
-Maker = Callable[[DetectorSettings], LocalTrafficDetector]
+DetectorMaker = Callable[[DetectorSettings], LocalTrafficDetector]
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -30,7 +30,7 @@ def installed() -> dict[str, EntryPoint]:
     return {found.name: found for found in entry_points(group=GROUP)}
 
 
-def find_detector(mode: str) -> Maker:
+def find_detector(mode: str) -> DetectorMaker:
     """What makes the detector of a mode: one of ours, or else one that is installed.
 
     Raises:
@@ -55,18 +55,18 @@ def find_detector(mode: str) -> Maker:
     return _checked(there[mode], load)
 
 
-def _checked(point: EntryPoint, load: Maker) -> Maker:
+def _checked(point: EntryPoint, load: DetectorMaker) -> DetectorMaker:
     """Hold what another package makes against the interface, each time."""
 
     def make(given: DetectorSettings) -> LocalTrafficDetector:
         try:
             made = load(given)
-            matches = [match for family in Family for match in made.matches(family)]
+            matches = [match for family in IpFamily for match in made.matches(family)]
             _ = made.bridge_ports
         except Exception as exc:
             raise ConfigError(_broken(point, f"fails: {_said(exc)}")) from exc
-        if not all(isinstance(match, Match) for match in matches):
-            raise ConfigError(_broken(point, "gives something else than Match values"))
+        if not all(isinstance(match, LocalMatch) for match in matches):
+            raise ConfigError(_broken(point, "gives something else than LocalMatch values"))
         return made
 
     return make

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 
 #: Set on a node by the cluster autoscaler before it takes the node away.
@@ -22,7 +22,7 @@ _NEVER = "0001-01-01T00:00:00Z"  # how Go writes a time that was not set
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """What a probe is told: an HTTP status, a JSON body and more headers, if any."""
 
     status: int
@@ -46,17 +46,17 @@ class ProxyHealth:
         self._timeout_s = timeout_s
         self._clock = clock
         self._wall = wall
-        self._updated: dict[Family, float] = {}
-        self._waiting: dict[Family, float] = {}
+        self._updated: dict[IpFamily, float] = {}
+        self._waiting: dict[IpFamily, float] = {}
         self._eligible = False
 
-    def queued(self, family: Family) -> None:
+    def queued(self, family: IpFamily) -> None:
         """Note that something waits to be written; the oldest that waits is what counts."""
         self._waiting.setdefault(family, self._clock())
         # kube-proxy begins with "up to date now", so that a family that never gets there is seen.
         self._updated.setdefault(family, self._wall())
 
-    def synced(self, family: Family) -> None:
+    def synced(self, family: IpFamily) -> None:
         """Note that the kernel has everything."""
         self._waiting.pop(family, None)
         self._updated[family] = self._wall()
@@ -79,19 +79,19 @@ class ProxyHealth:
         """Load balancers may send new connections to this node."""
         return self._eligible
 
-    def healthz(self) -> Answer:
+    def healthz(self) -> ProbeAnswer:
         """Answer ``/healthz``: 200 if the proxy keeps up and the node is to stay, else 503."""
         return self._answer(self.healthy and self._eligible, node=True)
 
-    def livez(self) -> Answer:
+    def livez(self) -> ProbeAnswer:
         """Answer ``/livez``: 200 if the proxy keeps up, else 503."""
         return self._answer(self.healthy, node=False)
 
-    def _in_time(self, family: Family) -> bool:
+    def _in_time(self, family: IpFamily) -> bool:
         since = self._waiting.get(family)
         return since is None or self._clock() - since < self._timeout_s
 
-    def _answer(self, well: bool, *, node: bool) -> Answer:
+    def _answer(self, well: bool, *, node: bool) -> ProbeAnswer:
         now = self._wall()
         last = max(self._updated.values(), default=None)
         body: dict[str, object] = {
@@ -110,7 +110,7 @@ class ProxyHealth:
                 }
                 for family in sorted(self._updated, key=lambda each: each.value)
             }
-        return Answer(200 if well else 503, json.dumps(body, separators=(",", ":")))
+        return ProbeAnswer(200 if well else 503, json.dumps(body, separators=(",", ":")))
 
 
 def _written(when: float | None) -> str:

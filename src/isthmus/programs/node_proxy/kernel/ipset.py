@@ -6,8 +6,8 @@ import re
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.commands import run
-from isthmus.programs.node_proxy.rules.ipvs.sets import Set, undone
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet, undone
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 MIN_VERSION = (6, 0)
 _IPSET = "ipset"
@@ -31,7 +31,7 @@ def version() -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def complete(family: Family) -> bool:
+def complete(family: IpFamily) -> bool:
     """Whether every set of ours is there.
 
     Raises:
@@ -40,10 +40,10 @@ def complete(family: Family) -> bool:
     done = run([_IPSET, "list", "-n"])
     if done.code:
         raise ApplyError(f"ipset list: {done.complaint}")
-    return {each.of(family) for each in Set} <= set(done.out.split())
+    return {each.of(family) for each in IpSet} <= set(done.out.split())
 
 
-def present(family: Family) -> dict[Set, frozenset[str]]:
+def present(family: IpFamily) -> dict[IpSet, frozenset[str]]:
     """The entries of every set of ours that there is.
 
     Raises:
@@ -52,8 +52,8 @@ def present(family: Family) -> dict[Set, frozenset[str]]:
     done = run([_IPSET, "save"])
     if done.code:
         raise ApplyError(f"ipset save: {done.complaint}")
-    names = {each.of(family): each for each in Set}
-    found: dict[Set, set[str]] = {}
+    names = {each.of(family): each for each in IpSet}
+    found: dict[IpSet, set[str]] = {}
     for line in done.out.splitlines():
         verb, name, *rest = line.split()
         if name not in names:
@@ -84,7 +84,7 @@ def restore(lines: list[str]) -> None:
     raise ApplyError(f"ipset restore: {done.complaint}", rule=rule)
 
 
-def destroy(family: Family) -> list[str]:
+def destroy(family: IpFamily) -> list[str]:
     """Remove every set of ours; what could not be removed, in words.
 
     Raises:

@@ -6,16 +6,20 @@ import logging
 from collections.abc import Callable, Sequence
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
-from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs
+from isthmus.programs.node_proxy.kernel.iptables_commands import IptablesCommands, IptablesPrograms
 from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
 from isthmus.programs.node_proxy.kernel.nfacct import ensure_counters
 from isthmus.programs.node_proxy.rules.iptables import names
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS, Jump
-from isthmus.programs.node_proxy.rules.iptables.renderer import Renderer, Rendering
-from isthmus.programs.node_proxy.rules.iptables.ruleset import OWN_CHAINS, Ruleset, TableWrite
-from isthmus.programs.node_proxy.rules.iptables.saved import Saved, SavedTable, parse_saved
+from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer, IptablesRendering
+from isthmus.programs.node_proxy.rules.iptables.ruleset import (
+    OWN_CHAINS,
+    IptablesRuleset,
+    TableWrite,
+)
+from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, SavedTable, parse_saved
 from isthmus.programs.node_proxy.rules.iptables.syncing import cleanup_writes, full_writes, put_back
-from isthmus.programs.node_proxy.rules.model import Family, Update
+from isthmus.programs.node_proxy.rules.model import IpFamily, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 logger = logging.getLogger(__name__)
@@ -37,17 +41,17 @@ class IptablesBackend:
 
     def __init__(
         self,
-        family: Family,
+        family: IpFamily,
         *,
         variant: str = "",
         prefix: Sequence[str] = (),
         ensure_accounting: Callable[[Sequence[str]], None] = ensure_counters,
     ) -> None:
         self.family = family
-        programs = Programs(family=family, variant=variant, prefix=tuple(prefix))
-        self._commands = Commands(programs=programs)
+        programs = IptablesPrograms(family=family, variant=variant, prefix=tuple(prefix))
+        self._commands = IptablesCommands(programs=programs)
         self._ensure_accounting = ensure_accounting
-        self._renderer: Renderer | None = None
+        self._renderer: IptablesRenderer | None = None
         self._written = False
         self._may_list = True
 
@@ -67,7 +71,7 @@ class IptablesBackend:
         """
         renderer = self._renderer
         if renderer is None or renderer.settings != settings:
-            renderer, full = Renderer(settings), True
+            renderer, full = IptablesRenderer(settings), True
         full = full or not self._written
         self._renderer = renderer
         rendering = renderer.render(update.view)
@@ -115,7 +119,7 @@ class IptablesBackend:
         ]
         return left
 
-    def _write_all(self, ruleset: Ruleset) -> tuple[TableWrite, ...]:
+    def _write_all(self, ruleset: IptablesRuleset) -> tuple[TableWrite, ...]:
         if ruleset.settings.accounting:
             self._ensure_accounting(COUNTERS)
         saved = self._saved()
@@ -127,7 +131,7 @@ class IptablesBackend:
             raise
         return writes
 
-    def _write_change(self, rendering: Rendering) -> tuple[TableWrite, ...]:
+    def _write_change(self, rendering: IptablesRendering) -> tuple[TableWrite, ...]:
         writes = (rendering.filter, rendering.nat)
         there = SavedTable(count=rendering.ruleset.counts()["nat"])
         try:
@@ -144,7 +148,7 @@ class IptablesBackend:
         if text:
             self._commands.restore(text)
 
-    def _put_back(self, before: Saved) -> None:
+    def _put_back(self, before: SavedRules) -> None:
         """Undo what was written before something failed: each table is a transaction."""
         try:
             now = parse_saved(self._commands.save())
@@ -159,7 +163,7 @@ class IptablesBackend:
         except ApplyError as error:
             logger.warning("cannot undo all that the failed sync did: %s", error)
 
-    def _saved(self) -> Saved:
+    def _saved(self) -> SavedRules:
         saved = parse_saved(self._commands.save())
         # Listing a table that iptables has no words for would be an error.
         self._may_list = "nat" not in saved.incompatible

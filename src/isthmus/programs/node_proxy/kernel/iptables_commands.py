@@ -12,7 +12,7 @@ from isthmus.errors import ConfigError
 from isthmus.net.child_endings import ending_of, was_killed
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.commands import run
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 #: How long a change may wait for others that change rules (seconds, by -w of legacy iptables).
 LOCK_WAIT_S = 5
@@ -29,29 +29,29 @@ _MIN_VERSION = (1, 6, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Programs:
+class IptablesPrograms:
     """The names of a family's programs, and what to put before each.
 
     ``variant`` is ``nft`` or ``legacy``, or empty for the one that the machine has chosen.
     ``prefix`` is a command that runs another, as ``ip netns exec NAME`` does.
     """
 
-    family: Family
+    family: IpFamily
     variant: str = ""
     prefix: tuple[str, ...] = ()
 
     def command(self, suffix: str = "") -> tuple[str, ...]:
         """The words that begin a command: ``iptables``, or with a suffix ``iptables-save``."""
-        name = "iptables" if self.family is Family.IPV4 else "ip6tables"
+        name = "iptables" if self.family is IpFamily.IPV4 else "ip6tables"
         parts = (name, self.variant, suffix)
         return (*self.prefix, "-".join(part for part in parts if part))
 
 
 @dataclass(slots=True, kw_only=True)
-class Commands:
+class IptablesCommands:
     """iptables, iptables-save and iptables-restore of one family."""
 
-    programs: Programs
+    programs: IptablesPrograms
     #: Rules are kept by nf_tables; known once ``check`` was called.
     nft: bool = field(default=False, init=False)
 

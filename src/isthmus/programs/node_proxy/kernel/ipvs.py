@@ -26,22 +26,22 @@ from isthmus.programs.node_proxy.kernel.ipvs_table import NoIpvsError, VirtualSe
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
 from isthmus.programs.node_proxy.rules.ipvs.kernel import kernel_version, sysctls
 from isthmus.programs.node_proxy.rules.ipvs.owning import owned
-from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, Plan, plan
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, IpvsPlan, plan
 from isthmus.programs.node_proxy.rules.ipvs.rules import rules
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddServer,
-    Command,
-    Destination,
+    IpvsCommand,
+    IpvsDestination,
+    KernelServer,
     RemoveServer,
-    Served,
     ServerKey,
     VirtualServer,
     Wanted,
     difference,
 )
-from isthmus.programs.node_proxy.rules.ipvs.sets import Set, batch, undone
-from isthmus.programs.node_proxy.rules.ipvs.terminating import Terminating
-from isthmus.programs.node_proxy.rules.model import Family, Protocol, Update
+from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet, batch, undone
+from isthmus.programs.node_proxy.rules.ipvs.terminating import TerminatingDestinations
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ DEPRECATED = (
     " use --proxy-mode=nftables instead"
 )
 #: Made and removed to see whether the kernel has the scheduler; RFC 5737 keeps it free.
-_TRIAL = ServerKey("198.51.100.0", 20000, Protocol.TCP)
+_TRIAL = ServerKey("198.51.100.0", 20000, PortProtocol.TCP)
 _INSTEAD = "use --proxy-mode=nftables or --proxy-mode=iptables"
 _log = logging.getLogger("isthmus.nodeproxy")
 
@@ -62,7 +62,7 @@ class IpvsBackend:
 
     def __init__(
         self,
-        family: Family,
+        family: IpFamily,
         *,
         options: IpvsOptions | None = None,
         table: VirtualServers | None = None,
@@ -73,10 +73,10 @@ class IpvsBackend:
         self._given = table
         self._kernel = kernel or Sysctls()
         self._rules = IpvsRules(family)
-        self._terminating = Terminating()
+        self._terminating = TerminatingDestinations()
         self._settings: RuleSettings | None = None
         self._text = ""
-        self._sets: Mapping[Set, frozenset[str]] | None = None
+        self._sets: Mapping[IpSet, frozenset[str]] | None = None
         self._servers: Wanted = {}
         self._addresses: set[str] = set()
         self._node: set[str] = set()
@@ -176,7 +176,7 @@ class IpvsBackend:
         self._sets, self._text, self._servers = None, "", {}
         return wrong
 
-    def _write(self, made: Plan, settings: RuleSettings, *, full: bool) -> bool:
+    def _write(self, made: IpvsPlan, settings: RuleSettings, *, full: bool) -> bool:
         """Write what differs; tells whether rules were written."""
         entries = made.entries()
         before = ipset.present(self.family) if full or self._sets is None else self._sets
@@ -198,7 +198,7 @@ class IpvsBackend:
         self._sets, self._text = entries, text
         return written
 
-    def _serve(self, made: Plan, before: Mapping[Set, frozenset[str]], *, full: bool) -> None:
+    def _serve(self, made: IpvsPlan, before: Mapping[IpSet, frozenset[str]], *, full: bool) -> None:
         commands = self._commands(made.servers, before, full=full)
         later = [each for each in commands if isinstance(each, RemoveServer)]
         self._do([each for each in commands if not isinstance(each, RemoveServer)])
@@ -209,8 +209,8 @@ class IpvsBackend:
         self._servers, self._addresses = dict(made.servers), set(made.addresses)
 
     def _commands(
-        self, wanted: Wanted, sets: Mapping[Set, frozenset[str]], *, full: bool
-    ) -> list[Command]:
+        self, wanted: Wanted, sets: Mapping[IpSet, frozenset[str]], *, full: bool
+    ) -> list[IpvsCommand]:
         excluded = self._options.exclude_cidrs
         if full:
             keys = {server.key for server in wanted}
@@ -221,18 +221,18 @@ class IpvsBackend:
         # Only what changed is asked for: how many connections its destinations have.
         last = {server.key: server for server in self._servers}
         now = {server.key for server in wanted}
-        changed: dict[VirtualServer, frozenset[Destination]] = {}
-        present = [Served(server=server) for key, server in last.items() if key not in now]
+        changed: dict[VirtualServer, frozenset[IpvsDestination]] = {}
+        present = [KernelServer(server=server) for key, server in last.items() if key not in now]
         for server, destinations in wanted.items():
             if self._servers.get(server) == destinations:
                 continue
             changed[server] = destinations
             if server.key in last:
                 of = self._table.destinations(server.key)
-                present.append(Served(server=last[server.key], destinations=of))
+                present.append(KernelServer(server=last[server.key], destinations=of))
         return difference(changed, present, excluded=excluded)
 
-    def _do(self, commands: Sequence[Command]) -> None:
+    def _do(self, commands: Sequence[IpvsCommand]) -> None:
         for command in commands:
             self._table.apply(command)
             self._terminating.done([command])

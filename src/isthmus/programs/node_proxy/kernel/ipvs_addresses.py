@@ -16,14 +16,14 @@ from ipaddress import ip_address
 from pyroute2 import IPRoute, NetlinkError
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 DEVICE = "kube-ipvs0"
 _LO = "lo"
 _LO_INDEX = 1
 _LO_LABEL = "lo:kube-ipvs"
 _METRIC = 20250100
-_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_FAMILIES = {IpFamily.IPV4: socket.AF_INET, IpFamily.IPV6: socket.AF_INET6}
 # linux/if_addr.h, rtnetlink.h
 _NODAD = 0x02
 _NOPREFIXROUTE = 0x200
@@ -34,7 +34,7 @@ _SCOPE_HOST = 254
 class ServiceAddresses:
     """Adds, removes and lists addresses of one family in the namespace of the calling thread."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: IpFamily) -> None:
         self._family = family
         self._on_lo = False
 
@@ -120,7 +120,7 @@ class ServiceAddresses:
 
     @property
     def _bits(self) -> int:
-        return 32 if self._family is Family.IPV4 else 128
+        return 32 if self._family is IpFamily.IPV4 else 128
 
     def _index(self, kernel: IPRoute) -> int:
         if self._on_lo:
@@ -133,7 +133,7 @@ class ServiceAddresses:
     def _how(self) -> dict[str, object]:
         if not self._on_lo:
             return {}
-        if self._family is Family.IPV4:
+        if self._family is IpFamily.IPV4:
             return {
                 "IFA_FLAGS": _NOPREFIXROUTE,
                 "IFA_RT_PRIORITY": _METRIC,

@@ -30,30 +30,30 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
     ChangeServer,
-    Command,
-    Destination,
     DestinationState,
-    Flags,
+    IpvsCommand,
+    IpvsDestination,
+    IpvsFlags,
+    KernelServer,
     RemoveDestination,
     RemoveServer,
-    Served,
     ServerKey,
     VirtualServer,
     WeighDestination,
 )
-from isthmus.programs.node_proxy.rules.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 
 _DO = NLM_F_REQUEST | NLM_F_ACK
 _DUMP = NLM_F_REQUEST | NLM_F_DUMP
 _ALL_FLAGS = 0xFFFFFFFF
 _MASQUERADE = 0  # IP_VS_CONN_F_MASQ: destinations answer through us
 _PROTOCOLS = {
-    Protocol.TCP: socket.IPPROTO_TCP,
-    Protocol.UDP: socket.IPPROTO_UDP,
-    Protocol.SCTP: socket.IPPROTO_SCTP,
+    PortProtocol.TCP: socket.IPPROTO_TCP,
+    PortProtocol.UDP: socket.IPPROTO_UDP,
+    PortProtocol.SCTP: socket.IPPROTO_SCTP,
 }
 _BY_NUMBER = {number: protocol for protocol, number in _PROTOCOLS.items()}
-_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_FAMILIES = {IpFamily.IPV4: socket.AF_INET, IpFamily.IPV6: socket.AF_INET6}
 
 
 class IpvsMessage(codes.ipvsmsg):  # type: ignore[misc]  # pyroute2 has no types
@@ -103,7 +103,7 @@ class IpvsTable:
             self._kernel.close()
             self._kernel = None
 
-    def servers(self, family: Family) -> list[Served]:
+    def servers(self, family: IpFamily) -> list[KernelServer]:
         """Every virtual server of a family, with its destinations.
 
         Raises:
@@ -114,10 +114,10 @@ class IpvsTable:
             server = _server(answer, family)
             if server is not None:
                 of = self.destinations(server.key)
-                found.append(Served(server=server, destinations=of))
+                found.append(KernelServer(server=server, destinations=of))
         return found
 
-    def destinations(self, key: ServerKey) -> Mapping[Destination, DestinationState]:
+    def destinations(self, key: ServerKey) -> Mapping[IpvsDestination, DestinationState]:
         """The destinations of a virtual server with the number of their connections.
 
         Raises:
@@ -127,7 +127,7 @@ class IpvsTable:
         answers = self._do(message, f"list the destinations of {key}", _DUMP)
         return dict(_destination(answer) for answer in answers)
 
-    def apply(self, command: Command) -> None:
+    def apply(self, command: IpvsCommand) -> None:
         """Carry a command out.
 
         Raises:
@@ -161,7 +161,7 @@ class IpvsTable:
             raise ApplyError(f"IPVS: {error}", rule=what) from error
 
 
-def message_of(command: Command) -> IpvsMessage:
+def message_of(command: IpvsCommand) -> IpvsMessage:
     """The message that carries a command."""
     match command:
         case AddServer():
@@ -197,7 +197,9 @@ def _message(
     return message
 
 
-def _to(number: int, key: ServerKey, destination: Destination, weight: int | None) -> IpvsMessage:
+def _to(
+    number: int, key: ServerKey, destination: IpvsDestination, weight: int | None
+) -> IpvsMessage:
     dest: list[tuple[str, object]] = [
         ("IPVS_DEST_ATTR_ADDR_FAMILY", _family_number(destination.ip)),
         ("IPVS_DEST_ATTR_ADDR", destination.ip),
@@ -239,13 +241,13 @@ def _server_attributes(server: VirtualServer) -> list[tuple[str, object]]:
     ]
 
 
-def _server(answer: Any, family: Family) -> VirtualServer | None:
+def _server(answer: Any, family: IpFamily) -> VirtualServer | None:
     """Read a server of a family; None for others, and for one of a firewall mark."""
     service = answer.get_attr("IPVS_CMD_ATTR_SERVICE")
     protocol = _BY_NUMBER.get(service.get_attr("IPVS_SVC_ATTR_PROTOCOL"))
     if service.get_attr("IPVS_SVC_ATTR_AF") != _FAMILIES[family] or protocol is None:
         return None
-    flags = Flags(service.get_attr("IPVS_SVC_ATTR_FLAGS")["flags"]) & ~Flags.HASHED
+    flags = IpvsFlags(service.get_attr("IPVS_SVC_ATTR_FLAGS")["flags"]) & ~IpvsFlags.HASHED
     return VirtualServer(
         key=ServerKey(
             service.get_attr("IPVS_SVC_ATTR_ADDR"),
@@ -258,13 +260,13 @@ def _server(answer: Any, family: Family) -> VirtualServer | None:
     )
 
 
-def _destination(answer: Any) -> tuple[Destination, DestinationState]:
+def _destination(answer: Any) -> tuple[IpvsDestination, DestinationState]:
     dest = answer.get_attr("IPVS_CMD_ATTR_DEST")
     connections = sum(
         dest.get_attr(f"IPVS_DEST_ATTR_{kind}_CONNS") or 0 for kind in ("ACTIVE", "INACT")
     )
     return (
-        Destination(dest.get_attr("IPVS_DEST_ATTR_ADDR"), dest.get_attr("IPVS_DEST_ATTR_PORT")),
+        IpvsDestination(dest.get_attr("IPVS_DEST_ATTR_ADDR"), dest.get_attr("IPVS_DEST_ATTR_PORT")),
         DestinationState(weight=dest.get_attr("IPVS_DEST_ATTR_WEIGHT"), connections=connections),
     )
 

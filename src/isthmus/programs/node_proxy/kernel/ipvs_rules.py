@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
-from isthmus.programs.node_proxy.kernel.iptables_commands import Commands, Programs
+from isthmus.programs.node_proxy.kernel.iptables_commands import IptablesCommands, IptablesPrograms
 from isthmus.programs.node_proxy.rules.ipvs.rules import CHAINS, FILTER, JUMPS, MORE_CHAINS
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 
 class IpvsRules:
     """Writes and removes the rules of one family."""
 
-    def __init__(self, family: Family) -> None:
-        self._commands = Commands(programs=Programs(family=family))
+    def __init__(self, family: IpFamily) -> None:
+        self._commands = IptablesCommands(programs=IptablesPrograms(family=family))
 
     def check(self) -> None:
         """Look whether iptables can be used here.

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
-    Command,
-    Destination,
     DestinationState,
-    Served,
+    IpvsCommand,
+    IpvsDestination,
+    KernelServer,
     ServerKey,
 )
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 
 class NoIpvsError(ApplyError):
@@ -32,13 +32,13 @@ class VirtualServers(Protocol):
     def __exit__(self, *_: object) -> None:
         """Close it."""
 
-    def servers(self, family: Family) -> list[Served]:
+    def servers(self, family: IpFamily) -> list[KernelServer]:
         """All of a family."""
 
-    def destinations(self, key: ServerKey) -> Mapping[Destination, DestinationState]:
+    def destinations(self, key: ServerKey) -> Mapping[IpvsDestination, DestinationState]:
         """Those of one server."""
 
-    def apply(self, command: Command) -> None:
+    def apply(self, command: IpvsCommand) -> None:
         """Carry a command out."""
 
     def set_timeouts(self, *, tcp_s: int, tcp_fin_s: int, udp_s: int) -> None:

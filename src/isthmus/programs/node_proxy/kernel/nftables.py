@@ -20,7 +20,7 @@ from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.nftables_kernel import NftTransactions, found_in
 from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules, has_table
 from isthmus.programs.node_proxy.kernel.nftables_programs import CrashError, NftProgram, version_of
-from isthmus.programs.node_proxy.rules.model import Family, Update
+from isthmus.programs.node_proxy.rules.model import IpFamily, Update
 from isthmus.programs.node_proxy.rules.nftables.compiling import (
     ForeignRuleError,
     RuleValueError,
@@ -32,9 +32,14 @@ from isthmus.programs.node_proxy.rules.nftables.names import (
     TABLE,
     bridge_table,
 )
-from isthmus.programs.node_proxy.rules.nftables.renderer import Renderer
-from isthmus.programs.node_proxy.rules.nftables.ruleset import Changes
-from isthmus.programs.node_proxy.rules.nftables.text import Found, difference, rebuilt, renewed
+from isthmus.programs.node_proxy.rules.nftables.renderer import NftablesRenderer
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges
+from isthmus.programs.node_proxy.rules.nftables.text import (
+    ExistingTable,
+    difference,
+    rebuilt,
+    renewed,
+)
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 # Older programs read rules of everybody's tables, and older kernels come with them (kube-proxy's
@@ -53,7 +58,7 @@ class NftablesBackend:
 
     def __init__(
         self,
-        family: Family,
+        family: IpFamily,
         *,
         program: NftProgram | None = None,
         always_nft: bool = False,
@@ -67,7 +72,7 @@ class NftablesBackend:
         self._always_nft = always_nft
         self._transactions: NftTransactions | None = None
         self._clock = clock
-        self._renderer: Renderer | None = None
+        self._renderer: NftablesRenderer | None = None
         #: The kernel has what the renderer has.
         self._current = False
         #: Emptied chains, and when they were.
@@ -96,7 +101,7 @@ class NftablesBackend:
             ApplyError: nothing was changed; the next sync is a full one.
         """
         if self._renderer is None or self._renderer.settings != settings:
-            self._renderer, self._current = Renderer(settings), False
+            self._renderer, self._current = NftablesRenderer(settings), False
         renderer = self._renderer
         changes = renderer.advance(update.view)
         full = full or not self._current
@@ -141,7 +146,7 @@ class NftablesBackend:
             self._transactions = None
         return said
 
-    def _write_whole(self, renderer: Renderer) -> None:
+    def _write_whole(self, renderer: NftablesRenderer) -> None:
         ruleset = renderer.ruleset()
         bridge_there = self._there("bridge", self._bridge)
         found = self._found()
@@ -158,7 +163,7 @@ class NftablesBackend:
         self._apply(rebuilt(ruleset, bridge_there=bridge_there))
         self._stale = {}
 
-    def _write_changes(self, changes: Changes) -> None:
+    def _write_changes(self, changes: NftablesChanges) -> None:
         now = self._clock()
         for name in changes.chains:
             self._stale.pop(name, None)
@@ -211,7 +216,7 @@ class NftablesBackend:
         except OSError as exc:
             raise ApplyError(f"nf_tables cannot be asked: {exc.strerror}") from exc
 
-    def _found(self) -> Found | None:
+    def _found(self) -> ExistingTable | None:
         """What our table has; None if there is none, or one that cannot be read."""
         if not self._there(self._word, TABLE):
             return None

@@ -33,7 +33,7 @@ from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.netlink import DUMP, Netlink, attribute, attributes
 from isthmus.programs.node_proxy.rules.nftables.base import hooked
 from isthmus.programs.node_proxy.rules.nftables.names import AFFINITY
-from isthmus.programs.node_proxy.rules.nftables.text import Found
+from isthmus.programs.node_proxy.rules.nftables.text import ExistingTable
 
 _NETLINK_NETFILTER = 12
 # linux/netlink.h and socket.h
@@ -169,7 +169,7 @@ def _told(exc: OSError) -> str:
 # What our table has.
 
 
-def found_in(family: str, table: str) -> Found:
+def found_in(family: str, table: str) -> ExistingTable:
     """Read the names that a table has, and the timeouts of its sets of clients.
 
     Raises:
@@ -185,7 +185,7 @@ def found_in(family: str, table: str) -> Found:
     raise last
 
 
-def _found(family: str, table: str) -> Found:
+def _found(family: str, table: str) -> ExistingTable:
     chains: set[str] = set()
     heads: dict[str, str] = {}
     sets: set[str] = set()
@@ -204,7 +204,7 @@ def _found(family: str, table: str) -> Found:
             (maps if flags & _MAP else sets).add(name)
             if name.startswith(AFFINITY) and _SET_TIMEOUT in each:
                 affinity[name] = _number(each[_SET_TIMEOUT]) // 1000
-    return Found(
+    return ExistingTable(
         chains=frozenset(chains),
         heads=heads,
         sets=frozenset(sets),

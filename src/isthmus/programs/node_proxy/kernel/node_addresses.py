@@ -11,7 +11,7 @@ from ipaddress import ip_address, ip_network
 
 from isthmus.programs.node_proxy.kernel.netlink import DUMP, Netlink, attributes
 from isthmus.programs.node_proxy.rules.detecting import of_family
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import family_of
 from isthmus.programs.node_proxy.settings import PRIMARY
 
@@ -27,8 +27,8 @@ _MAX_READ = 65536
 class NodeIPs:
     """The node's address of each family, a loopback one where nobody knows; the first counts."""
 
-    primary: Family
-    of: Mapping[Family, str]
+    primary: IpFamily
+    of: Mapping[IpFamily, str]
 
     @property
     def known(self) -> bool:
@@ -42,8 +42,8 @@ def node_ips(addresses: Sequence[str], bind_address: str) -> NodeIPs:
     ``addresses`` are the Node's, the best first. --bind-address overrides the one of its family,
     and makes that the primary one, unless it stands for every address.
     """
-    found = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
-    primary = Family.IPV4
+    found = {IpFamily.IPV4: "127.0.0.1", IpFamily.IPV6: "::1"}
+    primary = IpFamily.IPV4
     for address in reversed(addresses):
         primary = family_of(address)
         found[primary] = address
@@ -55,7 +55,7 @@ def node_ips(addresses: Sequence[str], bind_address: str) -> NodeIPs:
 
 
 def ranges_of(
-    ranges: Sequence[str], family: Family, node_ips: Collection[str]
+    ranges: Sequence[str], family: IpFamily, node_ips: Collection[str]
 ) -> tuple[str, ...] | None:
     """The ranges of one family that node ports are taken in; None for every address.
 
@@ -91,7 +91,7 @@ def within(addresses: Collection[str], ranges: tuple[str, ...] | None) -> tuple[
     return tuple(map(str, sorted(found, key=int)))
 
 
-def addresses_of_host() -> dict[Family, frozenset[str]]:
+def addresses_of_host() -> dict[IpFamily, frozenset[str]]:
     """Every address that this host has now; blocks.
 
     Raises:
@@ -99,7 +99,7 @@ def addresses_of_host() -> dict[Family, frozenset[str]]:
     """
     found = {}
     with Netlink(socket.NETLINK_ROUTE) as kernel:
-        for family, number in ((Family.IPV4, socket.AF_INET), (Family.IPV6, socket.AF_INET6)):
+        for family, number in ((IpFamily.IPV4, socket.AF_INET), (IpFamily.IPV6, socket.AF_INET6)):
             asked = _IFADDRMSG.pack(number, 0, 0, 0, 0)
             held = [attributes(each[_IFADDRMSG.size :]) for each in kernel.ask(_GET, DUMP, asked)]
             # IFA_LOCAL is this side of a point-to-point link, IFA_ADDRESS the other.

@@ -17,7 +17,7 @@ from aiohttp import web
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.logs import log
 from isthmus.net.http_site import BACKLOG, HttpSite, Visitors
-from isthmus.programs.node_proxy.kernel.health import Answer, ProxyHealth
+from isthmus.programs.node_proxy.kernel.health import ProbeAnswer, ProxyHealth
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
 WEIGHT_HEADER = "X-Load-Balancing-Endpoint-Weight"
@@ -84,7 +84,7 @@ class ServiceHealthPorts:
             await self._server.shutdown(SHUTDOWN_S)
             self._server = None
 
-    def answer(self, service: ServiceName) -> Answer:
+    def answer(self, service: ServiceName) -> ProbeAnswer:
         """Answer for a Service: 200 if the node has endpoints of it and the proxy keeps up."""
         count, healthy = self._local_ready.get(service, 0), self._health.healthy
         body = {
@@ -92,7 +92,7 @@ class ServiceHealthPorts:
             "localEndpoints": count,
             "serviceProxyHealthy": healthy,
         }
-        return Answer(
+        return ProbeAnswer(
             200 if count and healthy else 503,
             json.dumps(body, indent="\t"),
             {WEIGHT_HEADER: str(count)},

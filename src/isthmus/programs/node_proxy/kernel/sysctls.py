@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 _PROC_SYS = Path("/proc/sys")
@@ -20,8 +20,8 @@ _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 _ROUTE_LOCALNET = "net/ipv4/conf/all/route_localnet"
 _BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 _BRIDGE = {
-    Family.IPV4: "net/bridge/bridge-nf-call-iptables",
-    Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
+    IpFamily.IPV4: "net/bridge/bridge-nf-call-iptables",
+    IpFamily.IPV6: "net/bridge/bridge-nf-call-ip6tables",
 }
 _MOST_TRACKED = 1024 * 1024
 
@@ -60,7 +60,7 @@ class Sysctls:
         """Packets outside of the window are invalid, and rules may drop what is invalid."""
         return not self.read(_BE_LIBERAL)
 
-    def bridge_trouble(self, families: Sequence[Family]) -> str:
+    def bridge_trouble(self, families: Sequence[IpFamily]) -> str:
         """Why iptables would not see packets between bridge ports; empty if it does."""
         for family in families:
             name = _BRIDGE[family]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
-    Family,
+    IpFamily,
     PortKey,
-    Protocol,
+    PortProtocol,
     ServicePort,
 )
 from isthmus.programs.node_proxy.rules.objects import ServiceObject, family_of
@@ -18,7 +18,7 @@ from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltService:
     """A Service in one family. ``endpoints`` counts all behind its ports, usable or not.
 
     ``local_ready`` counts addresses on this node that are ready, where somebody checks for them.
@@ -35,16 +35,16 @@ class Built:
         return {
             each.port.key: each.backends
             for each in self.ports
-            if each.port.key.protocol is Protocol.UDP
+            if each.port.key.protocol is PortProtocol.UDP
         }
 
 
-NOTHING = Built()
+NOTHING = BuiltService()
 
 
 def build(
-    obj: ServiceObject, family: Family, behind: EndpointsByPort, *, node_name: str, zone: str
-) -> Built:
+    obj: ServiceObject, family: IpFamily, behind: EndpointsByPort, *, node_name: str, zone: str
+) -> BuiltService:
     """Make what one Service is in one family; nothing if it has no address there."""
     ports = service_ports(obj, family)
     if not ports:
@@ -64,7 +64,7 @@ def build(
             for each in endpoints
             if each.local and each.ready
         }
-    return Built(
+    return BuiltService(
         ports=tuple(backed),
         endpoints=count,
         health_port=obj.health_check_node_port,
@@ -72,7 +72,7 @@ def build(
     )
 
 
-def service_ports(obj: ServiceObject, family: Family) -> list[ServicePort]:
+def service_ports(obj: ServiceObject, family: IpFamily) -> list[ServicePort]:
     """The ports of a Service in one family; of two with one name and protocol the last holds."""
     cluster_ip = obj.cluster_ip(family)
     if not cluster_ip:
@@ -101,5 +101,5 @@ def service_ports(obj: ServiceObject, family: Family) -> list[ServicePort]:
     return list(found.values())
 
 
-def _of_family(given: Iterable[str], family: Family) -> tuple[str, ...]:
+def _of_family(given: Iterable[str], family: IpFamily) -> tuple[str, ...]:
     return tuple([each for each in given if family_of(each) is family])

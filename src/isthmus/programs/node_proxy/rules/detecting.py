@@ -14,10 +14,10 @@ from ipaddress import ip_network
 from isthmus.programs.node_proxy.rules.detectors import (
     BRIDGE_MARK_BIT,
     NOTHING_LOCAL,
+    LocalMatch,
     LocalTrafficDetector,
-    Match,
 )
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class SourceRanges:
 
     ranges: tuple[str, ...]
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """One for each range of the family."""
-        ip = "ip" if family is Family.IPV4 else "ip6"
+        ip = "ip" if family is IpFamily.IPV4 else "ip6"
         return tuple(
-            Match(
+            LocalMatch(
                 iptables=("-s", each),
                 iptables_not=("!", "-s", each),
                 nft=f"{ip} saddr {each}",
@@ -68,12 +68,12 @@ class Interfaces:
     names: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """One for each name and prefix, the same in both families."""
         spelled = [(name, name) for name in self.names]
         spelled += [(f"{prefix}+", f"{prefix}*") for prefix in self.prefixes]
         return tuple(
-            Match(
+            LocalMatch(
                 iptables=("-i", iptables),
                 iptables_not=("!", "-i", iptables),
                 nft=f'iifname "{nft}"',
@@ -94,13 +94,13 @@ class BridgePorts:
 
     prefixes: tuple[str, ...] = ()
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """One for each prefix, or one for all; to nft they are the same."""
         mark = f"{1 << BRIDGE_MARK_BIT:#010x}"
         tests: list[tuple[str, ...]]
         tests = [("--physdev-in", f"{prefix}+") for prefix in self.prefixes]
         return tuple(
-            Match(
+            LocalMatch(
                 iptables=("-m", "physdev", *test),
                 iptables_not=("-m", "physdev", "!", *test),
                 nft=f"meta mark & {mark} == {mark}",
@@ -166,20 +166,20 @@ def needs_pod_cidrs(mode: str, given: DetectorSettings) -> bool:
     )
 
 
-def for_family(detector: LocalTrafficDetector, family: Family) -> LocalTrafficDetector:
+def for_family(detector: LocalTrafficDetector, family: IpFamily) -> LocalTrafficDetector:
     """The detector, or NOTHING_LOCAL where it has nothing to say of the family."""
     return detector if detector.matches(family) else NOTHING_LOCAL
 
 
-def of_family(ranges: Sequence[str], family: Family) -> tuple[str, ...]:
+def of_family(ranges: Sequence[str], family: IpFamily) -> tuple[str, ...]:
     """The ranges of one family, each once, in their order."""
-    colon = family is Family.IPV6
+    colon = family is IpFamily.IPV6
     return tuple(dict.fromkeys(each for each in ranges if (":" in each) == colon))
 
 
 def first_of_each(ranges: Sequence[str]) -> tuple[str, ...]:
     """The first range of each family, as kube-proxy takes them."""
-    return tuple(each for family in Family for each in of_family(ranges, family)[:1])
+    return tuple(each for family in IpFamily for each in of_family(ranges, family)[:1])
 
 
 def tidy_range(text: str) -> str:

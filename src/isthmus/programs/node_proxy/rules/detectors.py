@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class LocalMatch:
     """One way of telling a local packet, and its opposite, as iptables and nft write it."""
 
     iptables: tuple[str, ...]
@@ -25,7 +25,7 @@ class Match:
 class LocalTrafficDetector(Protocol):
     """Tells local traffic. Values, compared by ``==``: an unequal one means new rules."""
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """What is local in a family: any of these. None at all means that nothing can tell."""
 
     @property
@@ -45,7 +45,7 @@ BRIDGE_MARK_BIT = 12
 class NoDetector:
     """Cannot tell: nothing to a cluster IP is masqueraded, and no pod is taken for one."""
 
-    def matches(self, family: Family) -> tuple[Match, ...]:
+    def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """Nothing."""
         return ()
 

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from isthmus.programs.node_proxy.rules.model import BackedPort, Endpoint, PortKey, ServicePort, View
+from isthmus.programs.node_proxy.rules.model import (
+    BackedPort,
+    Endpoint,
+    PortKey,
+    ServicePort,
+    ServiceView,
+)
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 #: What people call the settings of a port, in the order in which they are told.
@@ -41,7 +47,7 @@ class LineChange:
     lines: tuple[tuple[str, str], ...]
 
 
-def port_changes(old: View, new: View) -> list[PortChange]:
+def port_changes(old: ServiceView, new: ServiceView) -> list[PortChange]:
     """What differs between two views of a family, by the ports' names."""
     keys = sorted(
         old.ports.keys() | new.ports.keys(), key=lambda key: (str(key), key.protocol.value)

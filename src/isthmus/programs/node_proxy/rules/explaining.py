@@ -15,12 +15,12 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     Hook,
     Origin,
     Packet,
-    Rules,
-    Step,
-    Verdict,
+    PacketVerdict,
+    RuleStep,
+    WalkableRules,
 )
 from isthmus.programs.node_proxy.rules.iptables import names as iptables
-from isthmus.programs.node_proxy.rules.model import BackedPort, PortKey, View
+from isthmus.programs.node_proxy.rules.model import BackedPort, PortKey, ServiceView
 from isthmus.programs.node_proxy.rules.nftables import names as nftables
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
@@ -46,23 +46,23 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PacketOutcome:
     """One thing that may become of a packet, and how likely it is.
 
     ``endpoint`` is its destination then, as ``ip:port``. ``reasons`` are for being masqueraded or
     not, empty where nothing was translated. ``steps`` are the rules that it met.
     """
 
-    verdict: Verdict
+    verdict: PacketVerdict
     endpoint: str
     chance: float
     masqueraded: bool
     reasons: tuple[Reason, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[RuleStep, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class PacketExplanation:
     """All that may become of a packet; the chances add up to one.
 
     ``service`` is the port that its destination belongs to, and ``reached_by`` the kind of that
@@ -70,13 +70,13 @@ class Explanation:
     """
 
     packet: Packet
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[PacketOutcome, ...]
     service: PortKey | None = None
     reached_by: str = ""
     notes: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> PacketVerdict:
         """What becomes of it; rules of ours never leave that to chance."""
         return self.outcomes[0].verdict
 
@@ -91,7 +91,7 @@ class Explanation:
         return count
 
 
-def explain(rules: Rules, packet: Packet, view: View) -> Explanation:
+def explain(rules: WalkableRules, packet: Packet, view: ServiceView) -> PacketExplanation:
     """Let a packet through the rules of a view.
 
     Raises:
@@ -99,7 +99,7 @@ def explain(rules: Rules, packet: Packet, view: View) -> Explanation:
     """
     flows = list(_travel(rules, Flow(packet=packet)))
     found = _service(view, packet)
-    return Explanation(
+    return PacketExplanation(
         packet=packet,
         outcomes=tuple(_outcome(flow, rules.settings) for flow in flows),
         service=found[0] if found else None,
@@ -108,7 +108,7 @@ def explain(rules: Rules, packet: Packet, view: View) -> Explanation:
     )
 
 
-def _travel(rules: Rules, start: Flow) -> Iterator[Flow]:
+def _travel(rules: WalkableRules, start: Flow) -> Iterator[Flow]:
     """Everything that may become of a flow, in the order of the kernel's hooks."""
     origin = start.packet.origin
     first = Hook.OUTPUT if origin is Origin.NODE else Hook.PREROUTING
@@ -122,7 +122,7 @@ def _travel(rules: Rules, start: Flow) -> Iterator[Flow]:
         yield from _through(rules, hooks, flow)
 
 
-def _through(rules: Rules, hooks: list[Hook], flow: Flow) -> Iterator[Flow]:
+def _through(rules: WalkableRules, hooks: list[Hook], flow: Flow) -> Iterator[Flow]:
     if flow.verdict is not None or not hooks:
         yield flow
         return
@@ -130,14 +130,16 @@ def _through(rules: Rules, hooks: list[Hook], flow: Flow) -> Iterator[Flow]:
         yield from _through(rules, hooks[1:], after)
 
 
-def _outcome(flow: Flow, settings: RuleSettings) -> Outcome:
-    verdict = flow.verdict or (Verdict.TRANSLATED if flow.translated else Verdict.UNTOUCHED)
+def _outcome(flow: Flow, settings: RuleSettings) -> PacketOutcome:
+    verdict = flow.verdict or (
+        PacketVerdict.TRANSLATED if flow.translated else PacketVerdict.UNTOUCHED
+    )
     packet, steps = flow.packet, flow.steps()
     host = f"[{packet.destination}]" if ":" in packet.destination else packet.destination
     reasons: tuple[Reason, ...] = ()
-    if verdict is Verdict.TRANSLATED or flow.masqueraded:
+    if verdict is PacketVerdict.TRANSLATED or flow.masqueraded:
         reasons = tuple(dict.fromkeys(_reasons(flow, steps, settings)))
-    return Outcome(
+    return PacketOutcome(
         verdict=verdict,
         endpoint=f"{host}:{packet.port}",
         chance=flow.chance,
@@ -147,7 +149,7 @@ def _outcome(flow: Flow, settings: RuleSettings) -> Outcome:
     )
 
 
-def _reasons(flow: Flow, steps: tuple[Step, ...], settings: RuleSettings) -> Iterator[Reason]:
+def _reasons(flow: Flow, steps: tuple[RuleStep, ...], settings: RuleSettings) -> Iterator[Reason]:
     if flow.masqueraded:
         yield from _why(steps, settings)
     elif any(step.marks for step in steps):
@@ -156,8 +158,8 @@ def _reasons(flow: Flow, steps: tuple[Step, ...], settings: RuleSettings) -> Ite
         yield _why_not(steps, settings)
 
 
-def _why(steps: tuple[Step, ...], settings: RuleSettings) -> Iterator[Reason]:
-    cause: Step | None = None
+def _why(steps: tuple[RuleStep, ...], settings: RuleSettings) -> Iterator[Reason]:
+    cause: RuleStep | None = None
     for step in steps:
         if step.chain not in _MARKERS:
             cause = step
@@ -167,7 +169,7 @@ def _why(steps: tuple[Step, ...], settings: RuleSettings) -> Iterator[Reason]:
             yield Reason.HAIRPIN
 
 
-def _why_marked(cause: Step, settings: RuleSettings) -> Reason:
+def _why_marked(cause: RuleStep, settings: RuleSettings) -> Reason:
     if cause.chain.startswith(_EXTERNAL):
         from_node = any(words in cause.rule for words in _FROM_NODE)
         return Reason.NODE if from_node else Reason.EXTERNAL
@@ -176,7 +178,7 @@ def _why_marked(cause: Step, settings: RuleSettings) -> Reason:
     return Reason.ALL if settings.masquerade_all else Reason.NOT_LOCAL
 
 
-def _why_not(steps: tuple[Step, ...], settings: RuleSettings) -> Reason:
+def _why_not(steps: tuple[RuleStep, ...], settings: RuleSettings) -> Reason:
     for number, step in enumerate(steps[:-1]):
         if step.chain.startswith(_EXTERNAL):
             everywhere = steps[number + 1].chain.startswith(_EVERY_ENDPOINT)
@@ -185,7 +187,7 @@ def _why_not(steps: tuple[Step, ...], settings: RuleSettings) -> Reason:
     return Reason.POD if local else Reason.NO_DETECTOR
 
 
-def _service(view: View, packet: Packet) -> tuple[PortKey, str] | None:
+def _service(view: ServiceView, packet: Packet) -> tuple[PortKey, str] | None:
     """The port of a Service that a packet is for, and by which kind of address."""
     for key, backed in view.ports.items():
         if key.protocol is packet.protocol and (kind := _kind(backed, packet)):
@@ -207,9 +209,9 @@ def _kind(backed: BackedPort, packet: Packet) -> str:
     return ""
 
 
-def merged(explanation: Explanation) -> tuple[Outcome, ...]:
+def merged(explanation: PacketExplanation) -> tuple[PacketOutcome, ...]:
     """The outcomes without their steps; those that are the same then are one."""
-    found: dict[Outcome, float] = {}
+    found: dict[PacketOutcome, float] = {}
     for each in explanation.outcomes:
         bare = replace(each, chance=0.0, steps=())
         found[bare] = found.get(bare, 0.0) + each.chance

@@ -15,7 +15,7 @@ from typing import Protocol as Interface
 from typing import TypeVar
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.rules.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class Hook(Enum):
     POSTROUTING = "postrouting"
 
 
-class Verdict(Enum):
+class PacketVerdict(Enum):
     """What becomes of a packet."""
 
     TRANSLATED = "translated"
@@ -58,11 +58,11 @@ class Packet:
     loopback ones.
     """
 
-    family: Family
+    family: IpFamily
     source: str
     destination: str
     port: int
-    protocol: Protocol
+    protocol: PortProtocol
     origin: Origin
     interface: str = ""
     bridge_port: str = ""
@@ -74,7 +74,7 @@ class Packet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RuleStep:
     """A rule that a packet met and that did something: where it is, its text, what it did.
 
     The text is what follows the name of the chain. ``marks`` if it marked the packet to be
@@ -92,7 +92,7 @@ class Step:
 class Trail:
     """Steps, the last one first: flows that split share what they met before."""
 
-    step: Step
+    step: RuleStep
     before: Trail | None
 
 
@@ -109,11 +109,11 @@ class Flow:
     chance: float = 1.0
     translated: bool = False
     masqueraded: bool = False
-    verdict: Verdict | None = None
+    verdict: PacketVerdict | None = None
     trail: Trail | None = None
     notes: frozenset[str] = field(default=frozenset())
 
-    def met(self, step: Step) -> Flow:
+    def met(self, step: RuleStep) -> Flow:
         """The same, after a rule."""
         return replace(self, trail=Trail(step, self.trail))
 
@@ -122,9 +122,9 @@ class Flow:
         packet = replace(self.packet, destination=address, port=port)
         return replace(self, packet=packet, translated=True)
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[RuleStep, ...]:
         """The rules that it met, in order."""
-        found: list[Step] = []
+        found: list[RuleStep] = []
         trail = self.trail
         while trail is not None:
             found.append(trail.step)
@@ -132,7 +132,7 @@ class Flow:
         return tuple(reversed(found))
 
 
-class Do(Enum):
+class Continuation(Enum):
     """How a packet goes on after a rule."""
 
     NEXT = "to the next rule"
@@ -143,15 +143,15 @@ class Do(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RuleEffect:
     """One way on after a rule; ``target`` is a chain."""
 
     flow: Flow
-    do: Do = Do.NEXT
+    do: Continuation = Continuation.NEXT
     target: str = ""
 
 
-class Rules(Interface):
+class WalkableRules(Interface):
     """All rules of a family that a packet can meet."""
 
     @property
@@ -168,11 +168,11 @@ class Rules(Interface):
 
 def walk(
     chains: Callable[[str], Iterable[R]],
-    meet: Callable[[str, R, Flow], Iterable[Way]],
+    meet: Callable[[str, R, Flow], Iterable[RuleEffect]],
     name: str,
     flow: Flow,
     depth: int = 0,
-) -> Iterator[Way]:
+) -> Iterator[RuleEffect]:
     """Let a flow through a chain; every way comes out with RETURN or with STOP.
 
     ``meet`` says what one rule of a chain does to a flow.
@@ -184,22 +184,22 @@ def walk(
         onward: list[Flow] = []
         for way in (way for each in pending for way in meet(name, rule, each)):
             match way.do:
-                case Do.NEXT:
+                case Continuation.NEXT:
                     onward.append(way.flow)
-                case Do.JUMP:
+                case Continuation.JUMP:
                     for end in walk(chains, meet, way.target, way.flow, depth + 1):
-                        if end.do is Do.STOP:
+                        if end.do is Continuation.STOP:
                             yield end
                         else:
                             onward.append(end.flow)
-                case Do.GOTO:
+                case Continuation.GOTO:
                     yield from walk(chains, meet, way.target, way.flow, depth + 1)
                 case _:
                     yield way
         pending = onward
         if not pending:
             return
-    yield from (Way(each, Do.RETURN) for each in pending)
+    yield from (RuleEffect(each, Continuation.RETURN) for each in pending)
 
 
 @lru_cache(maxsize=4096)

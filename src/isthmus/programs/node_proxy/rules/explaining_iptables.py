@@ -13,19 +13,19 @@ from functools import lru_cache
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.explaining_flow import (
-    Do,
+    Continuation,
     Flow,
     Hook,
-    Step,
-    Verdict,
-    Way,
+    PacketVerdict,
+    RuleEffect,
+    RuleStep,
     masked,
     named,
     walk,
     within,
 )
 from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, words
-from isthmus.programs.node_proxy.rules.iptables.ruleset import Ruleset
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRuleset
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 # The tables of each hook in the kernel's order: destinations change before filter looks at them.
@@ -59,7 +59,7 @@ _PASSED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class IptablesRule:
     """A rule taken apart.
 
     ``tests`` are options, what follows each, and whether it is turned round. ``chance`` is that
@@ -75,7 +75,7 @@ class Rule:
 
 
 @lru_cache(maxsize=65536)
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> IptablesRule:
     """Take a rule apart, as it stands behind ``-A CHAIN``.
 
     Raises:
@@ -107,7 +107,7 @@ def parse_rule(text: str) -> Rule:
         turned = False
     else:
         target, arguments = "", []
-    return Rule(
+    return IptablesRule(
         text=text,
         tests=tuple(tests),
         target=target,
@@ -120,7 +120,7 @@ def parse_rule(text: str) -> Rule:
 class IptablesRules:
     """The rules of a ruleset, with the jumps to them; see Rules."""
 
-    def __init__(self, ruleset: Ruleset) -> None:
+    def __init__(self, ruleset: IptablesRuleset) -> None:
         self.settings: RuleSettings = ruleset.settings
         self._tables = {table: dict(chains) for table, chains in ruleset.tables().items()}
         for jump in JUMPS:  # each is put in front
@@ -138,10 +138,10 @@ class IptablesRules:
             ]
         yield from flows
 
-    def _walk(self, table: str, chain: str, flow: Flow) -> Iterator[Way]:
+    def _walk(self, table: str, chain: str, flow: Flow) -> Iterator[RuleEffect]:
         chains = self._tables[table]
 
-        def meet(name: str, text: str, flow: Flow) -> Iterator[Way]:
+        def meet(name: str, text: str, flow: Flow) -> Iterator[RuleEffect]:
             return _meet(table, name, parse_rule(text), flow)
 
         # A chain that is not there has no rules: the kubelet's, where nobody needs it.
@@ -152,21 +152,21 @@ def _states(flow: Flow) -> set[str]:
     return {"NEW", "DNAT"} if flow.translated else {"NEW"}
 
 
-def matches(rule: Rule, flow: Flow) -> bool:
+def matches(rule: IptablesRule, flow: Flow) -> bool:
     """Whether all that a rule asks is so, chance and memory left aside."""
     return all(_TESTS[option](flow, text) != turned for option, text, turned in rule.tests)
 
 
-def _meet(table: str, chain: str, rule: Rule, flow: Flow) -> Iterator[Way]:
+def _meet(table: str, chain: str, rule: IptablesRule, flow: Flow) -> Iterator[RuleEffect]:
     """What a rule does to a flow."""
     if not matches(rule, flow):
-        yield Way(flow)
+        yield RuleEffect(flow)
         return
     if rule.remembers_s is not None:
-        yield Way(remembering(flow, rule.remembers_s))
+        yield RuleEffect(remembering(flow, rule.remembers_s))
         return
     if rule.chance < 1:
-        yield Way(replace(flow, chance=flow.chance * (1 - rule.chance)))
+        yield RuleEffect(replace(flow, chance=flow.chance * (1 - rule.chance)))
         flow = replace(flow, chance=flow.chance * rule.chance)
     yield _done(table, chain, rule, flow)
 
@@ -177,36 +177,44 @@ def remembering(flow: Flow, seconds: int) -> Flow:
     return replace(flow, notes=flow.notes | {note})
 
 
-def _done(table: str, chain: str, rule: Rule, flow: Flow) -> Way:
+def _done(table: str, chain: str, rule: IptablesRule, flow: Flow) -> RuleEffect:
     """What a rule does to a flow that it matches."""
 
     def said(does: str, flow: Flow = flow, *, marks: bool = False) -> Flow:
-        return flow.met(Step(table=table, chain=chain, rule=rule.text, does=does, marks=marks))
+        return flow.met(RuleStep(table=table, chain=chain, rule=rule.text, does=does, marks=marks))
 
     match rule.target, *rule.arguments:
         case ("MARK", "--or-mark", mark):
             after = replace(flow, mark=flow.mark | int(mark, 0))
-            return Way(said("marks it to be masqueraded", after, marks=True))
+            return RuleEffect(said("marks it to be masqueraded", after, marks=True))
         case ("MARK", "--xor-mark", mark):
-            return Way(said("takes the mark off", replace(flow, mark=flow.mark ^ int(mark, 0))))
+            return RuleEffect(
+                said("takes the mark off", replace(flow, mark=flow.mark ^ int(mark, 0)))
+            )
         case ("DNAT", "--to-destination", place):
             address, _, port = place.rpartition(":")
             after = flow.to(address.strip("[]"), int(port))
-            return Way(said(f"sends it to {place}", after), Do.STOP)
+            return RuleEffect(said(f"sends it to {place}", after), Continuation.STOP)
         case ("MASQUERADE", *_):
             after = replace(flow, masqueraded=True)
-            return Way(said("gives it this node's address as its source", after), Do.STOP)
+            return RuleEffect(
+                said("gives it this node's address as its source", after), Continuation.STOP
+            )
         case ("REJECT",):
-            return Way(said("refuses it", replace(flow, verdict=Verdict.REFUSED)), Do.STOP)
+            return RuleEffect(
+                said("refuses it", replace(flow, verdict=PacketVerdict.REFUSED)), Continuation.STOP
+            )
         case ("DROP",):
-            return Way(said("drops it", replace(flow, verdict=Verdict.DROPPED)), Do.STOP)
+            return RuleEffect(
+                said("drops it", replace(flow, verdict=PacketVerdict.DROPPED)), Continuation.STOP
+            )
         case ("ACCEPT",):
-            return Way(said("lets it pass"), Do.STOP)
+            return RuleEffect(said("lets it pass"), Continuation.STOP)
         case ("RETURN",):
-            return Way(said("goes back"), Do.RETURN)
+            return RuleEffect(said("goes back"), Continuation.RETURN)
         case ("",):
-            return Way(said("does nothing"))
+            return RuleEffect(said("does nothing"))
         case (target,):
-            return Way(said(f"goes into {target}"), Do.JUMP, target)
+            return RuleEffect(said(f"goes into {target}"), Continuation.JUMP, target)
         case _:
             raise ConfigError(f"the target {rule.target} cannot be explained, in: {rule.text}")

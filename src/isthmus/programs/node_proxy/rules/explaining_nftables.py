@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from isthmus.programs.node_proxy.rules.explaining_flow import Flow, Hook, Step, Way, walk
+from isthmus.programs.node_proxy.rules.explaining_flow import Flow, Hook, RuleEffect, RuleStep, walk
 from isthmus.programs.node_proxy.rules.explaining_nftables_rule import RuleReader
 from isthmus.programs.node_proxy.rules.nftables.names import AFFINITY
-from isthmus.programs.node_proxy.rules.nftables.ruleset import Ruleset
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRuleset
 from isthmus.programs.node_proxy.rules.nftables.text import table_of
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
@@ -22,7 +22,7 @@ _HEAD = re.compile(r"type \w+ hook (?P<hook>\w+) priority (?P<priority>-?\d+) ;"
 class NftablesRules:
     """The rules of a ruleset, by hook; see Rules. ``settings`` are what it was made with."""
 
-    def __init__(self, ruleset: Ruleset, settings: RuleSettings) -> None:
+    def __init__(self, ruleset: NftablesRuleset, settings: RuleSettings) -> None:
         self.settings = settings
         self._ruleset = ruleset
         self._table = table_of(ruleset.family)
@@ -46,20 +46,20 @@ class NftablesRules:
     def _rules(self, chain: str) -> tuple[str, ...]:
         return self._chains[chain]
 
-    def _meet(self, chain: str, rule: str, flow: Flow) -> Iterator[Way]:
+    def _meet(self, chain: str, rule: str, flow: Flow) -> Iterator[RuleEffect]:
         """What a rule does to a flow."""
         for reading in RuleReader(rule, self._has).read(flow):
             if not reading.does:
-                yield Way(reading.flow)
+                yield RuleEffect(reading.flow)
                 continue
-            step = Step(
+            step = RuleStep(
                 table=self._table,
                 chain=chain,
                 rule=rule,
                 does=", ".join(reading.does),
                 marks=reading.marks,
             )
-            yield Way(reading.flow.met(step), reading.do, reading.target)
+            yield RuleEffect(reading.flow.met(step), reading.do, reading.target)
 
     def _has(self, container: str, key: str) -> str | int | None:
         """The value of an element, empty in a set; None if it is not there.
@@ -83,11 +83,11 @@ class NftablesRules:
             flow = reading.flow
             if reading.does:
                 does = "marks it as a bridge port's"
-                flow = flow.met(Step(table=table, chain="prerouting", rule=rule, does=does))
+                flow = flow.met(RuleStep(table=table, chain="prerouting", rule=rule, does=does))
         return replace(flow, packet=replace(flow.packet, interface=outer))
 
 
-def _hooks(ruleset: Ruleset) -> dict[Hook, list[str]]:
+def _hooks(ruleset: NftablesRuleset) -> dict[Hook, list[str]]:
     """The base chains of each hook, in the order in which the kernel asks them."""
     found: dict[Hook, list[tuple[int, str]]] = {}
     for chain, head in ruleset.base.heads.items():

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.rules.explaining_flow import Do, Flow, Verdict, named, within
+from isthmus.programs.node_proxy.rules.explaining_flow import (
+    Continuation,
+    Flow,
+    PacketVerdict,
+    named,
+    within,
+)
 from isthmus.programs.node_proxy.rules.explaining_iptables import remembering
 from isthmus.programs.node_proxy.rules.nftables.names import NFT_FAMILY
 
@@ -34,18 +40,18 @@ _FIELDS: Mapping[tuple[str, ...], Callable[[Flow], str]] = {
     ("ct", "status"): lambda flow: "dnat" if flow.translated else "",
 }
 _MARKS = (("mark",), ("meta", "mark"))
-_VERDICTS = {"reject": Verdict.REFUSED, "drop": Verdict.DROPPED}
-_WORDS = {Verdict.REFUSED: "refuses it", Verdict.DROPPED: "drops it"}
+_VERDICTS = {"reject": PacketVerdict.REFUSED, "drop": PacketVerdict.DROPPED}
+_WORDS = {PacketVerdict.REFUSED: "refuses it", PacketVerdict.DROPPED: "drops it"}
 
-Has = Callable[[str, str], str | int | None]
+ElementLookup = Callable[[str, str], str | int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class RuleReading:
     """A flow after a rule. One that the rule does not match has nothing in ``does``."""
 
     flow: Flow
-    do: Do = Do.NEXT
+    do: Continuation = Continuation.NEXT
     target: str = ""
     does: tuple[str, ...] = ()
     marks: bool = False
@@ -54,30 +60,30 @@ class Reading:
 class RuleReader:
     """Reads a rule once. ``has`` looks up elements: see ``NftablesRules``."""
 
-    def __init__(self, rule: str, has: Has) -> None:
+    def __init__(self, rule: str, has: ElementLookup) -> None:
         self._rule = rule
         self._words: list[str] = _TOKEN.findall(rule)
         self._at = 0
         self._has = has
         self._remembers_s: int | None = None
 
-    def read(self, flow: Flow) -> Iterator[Reading]:
+    def read(self, flow: Flow) -> Iterator[RuleReading]:
         """Do what the rule says; several flows where chance decides.
 
         Raises:
             ConfigError: it says something that is none of ours.
         """
-        now = Reading(flow=flow)
+        now = RuleReading(flow=flow)
         while self._at < len(self._words):
             if self._take("numgen", "random", "mod") or self._take("dnat"):
                 yield from self._balance(now)
                 return
             after = self._statement(now)
             if after is None:
-                yield Reading(flow=self._noted(flow))
+                yield RuleReading(flow=self._noted(flow))
                 return
             now = after
-            if now.do is not Do.NEXT:
+            if now.do is not Continuation.NEXT:
                 break
         yield now
 
@@ -114,7 +120,7 @@ class RuleReader:
 
     # Statements.
 
-    def _statement(self, now: Reading) -> Reading | None:
+    def _statement(self, now: RuleReading) -> RuleReading | None:
         """Read one; None if it is a match that does not match."""
         if self._take("comment"):
             self._next()
@@ -127,29 +133,29 @@ class RuleReader:
             self._take("fully-random")
             masqueraded = replace(now.flow, masqueraded=True)
             does = "gives it this node's address as its source"
-            return replace(_did(now, does, masqueraded), do=Do.STOP)
+            return replace(_did(now, does, masqueraded), do=Continuation.STOP)
         for mark in _MARKS:
             if self._take(*mark):
                 return self._marking(now, mark) if self._take("set") else self._marked(now)
         fields = self._fields(now.flow)
         return self._compared(now, fields) if fields else self._verdict(now, self._next())
 
-    def _verdict(self, now: Reading, word: str) -> Reading:
+    def _verdict(self, now: RuleReading, word: str) -> RuleReading:
         if word in _VERDICTS:
             verdict = _VERDICTS[word]
             ended = replace(now.flow, verdict=verdict)
-            return replace(_did(now, _WORDS[verdict], ended), do=Do.STOP)
+            return replace(_did(now, _WORDS[verdict], ended), do=Continuation.STOP)
         match word:
             case "return":
-                return replace(_did(now, "goes back"), do=Do.RETURN)
+                return replace(_did(now, "goes back"), do=Continuation.RETURN)
             case "jump" | "goto":
                 target = self._next()
-                do = Do.JUMP if word == "jump" else Do.GOTO
+                do = Continuation.JUMP if word == "jump" else Continuation.GOTO
                 return replace(_did(now, f"goes into {target}"), do=do, target=target)
             case _:
                 raise self._unknown(word)
 
-    def _marking(self, now: Reading, mark: tuple[str, ...]) -> Reading:
+    def _marking(self, now: RuleReading, mark: tuple[str, ...]) -> RuleReading:
         self._take(*mark)
         operation, bits = self._next(), int(self._next(), 0)
         if operation == "or":
@@ -159,7 +165,7 @@ class RuleReader:
             return _did(now, "takes the mark off", replace(now.flow, mark=now.flow.mark ^ bits))
         raise self._unknown(operation)
 
-    def _marked(self, now: Reading) -> Reading | None:
+    def _marked(self, now: RuleReading) -> RuleReading | None:
         mark = now.flow.mark
         if self._take("&") or self._take("and"):
             mark &= int(self._next(), 0)
@@ -185,7 +191,7 @@ class RuleReader:
             if not self._take("."):
                 return found
 
-    def _compared(self, now: Reading, fields: list[str]) -> Reading | None:
+    def _compared(self, now: RuleReading, fields: list[str]) -> RuleReading | None:
         key = " . ".join(fields)
         if self._take("vmap"):
             container = self._next().removeprefix("@")
@@ -216,7 +222,7 @@ class RuleReader:
 
     # Chance.
 
-    def _balance(self, now: Reading) -> Iterator[Reading]:
+    def _balance(self, now: RuleReading) -> Iterator[RuleReading]:
         if self._take("to"):
             yield _sent(now, self._next())
             return
@@ -234,16 +240,16 @@ class RuleReader:
                 yield _sent(share, f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
             else:
                 chain = value.removeprefix("goto ")
-                yield replace(_did(share, f"goes into {chain}"), do=Do.GOTO, target=chain)
+                yield replace(_did(share, f"goes into {chain}"), do=Continuation.GOTO, target=chain)
 
 
-def _sent(now: Reading, place: str) -> Reading:
+def _sent(now: RuleReading, place: str) -> RuleReading:
     address, _, port = place.rpartition(":")
     sent = now.flow.to(address.strip("[]"), int(port))
-    return replace(_did(now, f"sends it to {place}", sent), do=Do.STOP)
+    return replace(_did(now, f"sends it to {place}", sent), do=Continuation.STOP)
 
 
-def _did(now: Reading, does: str, flow: Flow | None = None) -> Reading:
+def _did(now: RuleReading, does: str, flow: Flow | None = None) -> RuleReading:
     return replace(now, flow=flow or now.flow, does=(*now.does, does))
 
 

@@ -12,26 +12,26 @@ from isthmus.programs.node_proxy.rules.addresses import canonical_address
 from isthmus.programs.node_proxy.rules.explaining_flow import Flow, Origin, Packet, parsed, within
 from isthmus.programs.node_proxy.rules.explaining_iptables import matches, parse_rule
 from isthmus.programs.node_proxy.rules.iptables.base import words
-from isthmus.programs.node_proxy.rules.model import Protocol, View
+from isthmus.programs.node_proxy.rules.model import PortProtocol, ServiceView
 from isthmus.programs.node_proxy.rules.objects import family_of
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.values import HostPort, is_address
 
 #: The source that stands for the node itself.
 NODE = "node"
-_PROTOCOLS = {each.value: each for each in Protocol}
+_PROTOCOLS = {each.value: each for each in PortProtocol}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
+class PacketTarget:
     """An address, a port and a protocol, as somebody asks for them."""
 
     address: str
     port: int
-    protocol: Protocol
+    protocol: PortProtocol
 
     @classmethod
-    def parse(cls, text: str) -> Destination:
+    def parse(cls, text: str) -> PacketTarget:
         """Read ``IP:PORT``, ``[V6]:PORT``, and ``/udp`` or ``/sctp`` behind it.
 
         Raises:
@@ -54,19 +54,19 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ExplainedNode:
     """Where packets are looked at: a node's addresses, pod ranges, view and settings."""
 
-    view: View
+    view: ServiceView
     settings: RuleSettings
     here: frozenset[str]
     pod_cidrs: tuple[str, ...] = ()
 
 
 def packet_to(
-    destination: Destination,
+    destination: PacketTarget,
     source: str,
-    place: Place,
+    place: ExplainedNode,
     *,
     from_pod: bool = False,
     interface: str = "",
@@ -106,7 +106,7 @@ def packet_to(
     )
 
 
-def _source(text: str, destination: Destination, place: Place) -> str:
+def _source(text: str, destination: PacketTarget, place: ExplainedNode) -> str:
     if text != NODE:
         if not is_address(text):
             raise ConfigError(f"SRC: {text!r} is not an address, nor {NODE!r}")
@@ -120,7 +120,7 @@ def _source(text: str, destination: Destination, place: Place) -> str:
     return address
 
 
-def _is_pod(address: str, place: Place) -> bool:
+def _is_pod(address: str, place: ExplainedNode) -> bool:
     if any(within(address, each) for each in place.pod_cidrs):
         return True
     backends = (backed.backends for backed in place.view.ports.values())

@@ -29,7 +29,7 @@ _MOST_NOTES = 20  # of one object
 T = TypeVar("T")
 
 
-class Notes:
+class ObjectNotes:
     """Says what is wrong with one object, and not without end."""
 
     def __init__(self, notes: list[str], what: str) -> None:
@@ -78,7 +78,7 @@ def service_name(namespace: str, name: str) -> ServiceName | None:
     return ServiceName(sys.intern(namespace), sys.intern(name))
 
 
-def addresses(given: Iterable[str], what: str, said: Notes) -> tuple[str, ...]:
+def addresses(given: Iterable[str], what: str, said: ObjectNotes) -> tuple[str, ...]:
     """Those that are addresses, in order."""
     found = []
     for text in given:
@@ -90,7 +90,7 @@ def addresses(given: Iterable[str], what: str, said: Notes) -> tuple[str, ...]:
     return tuple(found)
 
 
-def networks(given: Iterable[str], said: Notes) -> tuple[str, ...]:
+def networks(given: Iterable[str], said: ObjectNotes) -> tuple[str, ...]:
     """Those that are networks, in order."""
     found = []
     for text in given:

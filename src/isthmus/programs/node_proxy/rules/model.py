@@ -13,7 +13,7 @@ from enum import Enum
 from isthmus.dial.rules_service_names import ServiceName
 
 
-class Family(Enum):
+class IpFamily(Enum):
     """An IP family; the value is Kubernetes' word for it."""
 
     IPV4 = "IPv4"
@@ -22,10 +22,10 @@ class Family(Enum):
     @property
     def version(self) -> int:
         """4 or 6."""
-        return 4 if self is Family.IPV4 else 6
+        return 4 if self is IpFamily.IPV4 else 6
 
 
-class Protocol(Enum):
+class PortProtocol(Enum):
     """A protocol of a port; the value is what iptables and nft call it."""
 
     TCP = "tcp"
@@ -39,7 +39,7 @@ class PortKey:
 
     service: ServiceName
     port: str
-    protocol: Protocol
+    protocol: PortProtocol
 
     def __str__(self) -> str:
         return f"{self.service}:{self.port}" if self.port else str(self.service)
@@ -100,7 +100,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backends:
+class ChosenEndpoints:
     """The endpoints of a port, chosen for this node (topology.py), each list sorted by its text.
 
     ``cluster`` are for policy Cluster, ``local`` for policy Local, ``reachable`` all of either.
@@ -120,14 +120,14 @@ class BackedPort:
     """A port with what is behind it. An unchanged one is the same object in the next view."""
 
     port: ServicePort
-    backends: Backends
+    backends: ChosenEndpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class ServiceView:
     """All that is to be programmed for one family; ports are sorted by their keys' text."""
 
-    family: Family
+    family: IpFamily
     ports: Mapping[PortKey, BackedPort]
     endpoints: int = 0
 
@@ -142,7 +142,7 @@ class Update:
     ``services`` and ``endpoint_slices`` are how many changes of either it is made of.
     """
 
-    view: View
+    view: ServiceView
     changed: frozenset[ServiceName] = frozenset()
     udp: bool = False
     services: int = 0

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -24,7 +24,7 @@ class SlicePort:
     """A port of an EndpointSlice; the name is that of the Service's port."""
 
     name: str
-    protocol: Protocol
+    protocol: PortProtocol
     port: int
 
 
@@ -55,7 +55,7 @@ class SliceObject:
     namespace: str
     name: str
     service: ServiceName
-    family: Family
+    family: IpFamily
     ports: tuple[SlicePort, ...] = ()
     endpoints: tuple[SliceEndpoint, ...] = ()
     changed_at: float = field(default=0.0, compare=False)
@@ -71,7 +71,7 @@ class ObjectPort:
     """A port of a Service; ``node_port`` is 0 where there is none."""
 
     name: str = ""
-    protocol: Protocol = Protocol.TCP
+    protocol: PortProtocol = PortProtocol.TCP
     port: int
     node_port: int = 0
 
@@ -101,7 +101,7 @@ class ServiceObject:
         """Its name."""
         return self.name
 
-    def cluster_ip(self, family: Family) -> str:
+    def cluster_ip(self, family: IpFamily) -> str:
         """Its address of a family, or nothing."""
         return next((ip for ip in self.cluster_ips if family_of(ip) is family), "")
 
@@ -120,13 +120,13 @@ class NodeObject:
     taints: tuple[str, ...] = ()
     deleting: bool = False
 
-    def addresses_of(self, family: Family) -> tuple[str, ...]:
+    def addresses_of(self, family: IpFamily) -> tuple[str, ...]:
         """Those of a family, in order."""
         return tuple(ip for ip in self.addresses if family_of(ip) is family)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch(Generic[K, V]):
+class ObjectBatch(Generic[K, V]):
     """What was heard of at once: objects as they are now, and the keys of those that are gone.
 
     If ``complete``, ``put`` is all that there is.
@@ -137,10 +137,10 @@ class Batch(Generic[K, V]):
     complete: bool = False
 
 
-ServiceBatch = Batch[ServiceName, ServiceObject]
-SliceBatch = Batch[tuple[str, str], SliceObject]
+ServiceBatch = ObjectBatch[ServiceName, ServiceObject]
+SliceBatch = ObjectBatch[tuple[str, str], SliceObject]
 
 
-def family_of(address: str) -> Family:
+def family_of(address: str) -> IpFamily:
     """The family of an address or network that is one, written canonically."""
-    return Family.IPV6 if ":" in address else Family.IPV4
+    return IpFamily.IPV6 if ":" in address else IpFamily.IPV4

@@ -14,7 +14,7 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.addresses import canonical_address
 from isthmus.programs.node_proxy.rules.fields import (
     Given,
-    Notes,
+    ObjectNotes,
     addresses,
     cut,
     decoded,
@@ -25,7 +25,7 @@ from isthmus.programs.node_proxy.rules.fields import (
     service_name,
     timestamp,
 )
-from isthmus.programs.node_proxy.rules.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.objects import (
     NodeObject,
     ObjectPort,
@@ -46,8 +46,8 @@ from isthmus.programs.node_proxy.rules.shapes import (
     SliceShape,
 )
 
-_PROTOCOLS = {"TCP": Protocol.TCP, "UDP": Protocol.UDP, "SCTP": Protocol.SCTP}
-_FAMILIES = {family.value: family for family in Family}
+_PROTOCOLS = {"TCP": PortProtocol.TCP, "UDP": PortProtocol.UDP, "SCTP": PortProtocol.SCTP}
+_FAMILIES = {family.value: family for family in IpFamily}
 _DEFAULT_AFFINITY_S, _MOST_AFFINITY_S = 10800, 86400  # the API's own default and limit
 
 
@@ -84,7 +84,7 @@ def read_service(
     if name is None:
         say(notes, "Service", f"not a namespace and a name: {namespace!r}, {meta.name!r}")
         return None
-    said = Notes(notes, f"Service {name}")
+    said = ObjectNotes(notes, f"Service {name}")
     if meta.labels is not None and meta.labels.proxy_name is not None:
         return ServiceObject(name=name)
     cluster_ips = _cluster_ips(spec, said)
@@ -128,7 +128,7 @@ def read_slice(given: Given, notes: list[str], *, from_file: bool = False) -> Sl
         return None
     meta, labels = found.metadata, found.metadata.labels
     namespace, name = meta.namespace or ("default" if from_file else ""), meta.name or ""
-    said = Notes(notes, f"EndpointSlice {cut(f'{namespace}/{name}')}")
+    said = ObjectNotes(notes, f"EndpointSlice {cut(f'{namespace}/{name}')}")
     family = _FAMILIES.get(found.address_type or "")
     if family is None or (labels is not None and labels.headless is not None):
         return None  # names instead of addresses; or pods that only DNS knows
@@ -159,7 +159,7 @@ def read_node(given: Given, notes: list[str]) -> NodeObject | None:
     if found is None or not found.metadata.name:
         return None
     meta, spec = found.metadata, found.spec
-    said = Notes(notes, f"Node {cut(meta.name or '')}")
+    said = ObjectNotes(notes, f"Node {cut(meta.name or '')}")
     listed = found.status.addresses or ()
     cidrs = spec.pod_cidrs or ([spec.pod_cidr] if spec.pod_cidr else [])
     return NodeObject(
@@ -187,10 +187,10 @@ def read_service_cidrs(given: Given, notes: list[str]) -> tuple[str, tuple[str, 
     if found is None or not found.metadata.name:
         return None
     name = found.metadata.name
-    return name, networks(found.spec.cidrs or (), Notes(notes, f"ServiceCIDR {cut(name)}"))
+    return name, networks(found.spec.cidrs or (), ObjectNotes(notes, f"ServiceCIDR {cut(name)}"))
 
 
-def _cluster_ips(spec: ServiceSpec, said: Notes) -> tuple[str, ...]:
+def _cluster_ips(spec: ServiceSpec, said: ObjectNotes) -> tuple[str, ...]:
     given = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
     first = spec.cluster_ip or (given[0] if given else "")
     if spec.type == "ExternalName" or first in ("", "None"):
@@ -202,7 +202,7 @@ def _cluster_ips(spec: ServiceSpec, said: Notes) -> tuple[str, ...]:
     return tuple({family_of(ip): ip for ip in reversed(ips)}.values())[::-1]
 
 
-def _service_ports(ports: Iterable[ServicePortShape], said: Notes) -> Iterable[ObjectPort]:
+def _service_ports(ports: Iterable[ServicePortShape], said: ObjectNotes) -> Iterable[ObjectPort]:
     for each in ports:
         protocol = _PROTOCOLS.get(each.protocol or "TCP")
         name, port = each.name or "", port_number(each.port)
@@ -226,7 +226,7 @@ def _ingress(found: ServiceShape) -> list[str]:
     ]
 
 
-def _affinity_s(spec: ServiceSpec, said: Notes) -> int:
+def _affinity_s(spec: ServiceSpec, said: ObjectNotes) -> int:
     if spec.session_affinity != "ClientIP":
         return 0
     config = spec.session_affinity_config
@@ -240,7 +240,7 @@ def _affinity_s(spec: ServiceSpec, said: Notes) -> int:
     return min(given, _MOST_AFFINITY_S)
 
 
-def _slice_ports(found: SliceShape, said: Notes, *, unnamed: bool) -> Iterable[SlicePort]:
+def _slice_ports(found: SliceShape, said: ObjectNotes, *, unnamed: bool) -> Iterable[SlicePort]:
     for each in found.ports or ():
         protocol = _PROTOCOLS.get(each.protocol or "TCP")
         name, port = "" if each.name is None and unnamed else each.name, port_number(each.port)
@@ -260,7 +260,7 @@ def _given(name: str, port: object, protocol: object) -> str:
 
 # Slices are many and their ports, nodes and zones few: equal values are one object.
 @lru_cache(maxsize=4096)
-def _slice_port(name: str, protocol: Protocol, port: int) -> SlicePort:
+def _slice_port(name: str, protocol: PortProtocol, port: int) -> SlicePort:
     return SlicePort(sys.intern(name), protocol, port)
 
 
@@ -273,7 +273,7 @@ _NO_HINTS: frozenset[str] = frozenset()
 
 
 def _endpoints(
-    endpoints: Iterable[SliceEndpointShape], family: Family, said: Notes
+    endpoints: Iterable[SliceEndpointShape], family: IpFamily, said: ObjectNotes
 ) -> Iterable[SliceEndpoint]:
     for each in endpoints:
         given = each.addresses[0] if each.addresses else ""  # "consumers should use the first"

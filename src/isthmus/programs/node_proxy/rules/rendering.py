@@ -12,18 +12,22 @@ from itertools import groupby
 
 from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
 from isthmus.programs.node_proxy.rules.iptables.base import words
-from isthmus.programs.node_proxy.rules.iptables.saved import Saved
+from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules
 from isthmus.programs.node_proxy.rules.iptables.syncing import full_writes
 from isthmus.programs.node_proxy.rules.ipvs import rules as ipvs_rules
-from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, Plan, plan
-from isthmus.programs.node_proxy.rules.ipvs.servers import Flags, VirtualServer
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, IpvsPlan, plan
+from isthmus.programs.node_proxy.rules.ipvs.servers import IpvsFlags, VirtualServer
 from isthmus.programs.node_proxy.rules.ipvs.sets import batch
-from isthmus.programs.node_proxy.rules.model import Family, Protocol, View
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, ServiceView
 from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
 from isthmus.programs.node_proxy.rules.nftables.text import rebuilt
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-_SERVICE_FLAGS = {Protocol.TCP: "-t", Protocol.UDP: "-u", Protocol.SCTP: "--sctp-service"}
+_SERVICE_FLAGS = {
+    PortProtocol.TCP: "-t",
+    PortProtocol.UDP: "-u",
+    PortProtocol.SCTP: "--sctp-service",
+}
 #: The interface that has the addresses of Services, as kube-proxy calls it.
 _INTERFACE = "kube-ipvs0"
 
@@ -38,7 +42,7 @@ class Rendered:
 
 def rendered(
     mode: str,
-    view: View,
+    view: ServiceView,
     settings: RuleSettings,
     *,
     options: IpvsOptions | None = None,
@@ -56,19 +60,19 @@ def rendered(
     return _iptables(view, settings)
 
 
-def _iptables(view: View, settings: RuleSettings) -> Rendered:
-    ruleset = iptables.Renderer(settings).render(view).ruleset
+def _iptables(view: ServiceView, settings: RuleSettings) -> Rendered:
+    ruleset = iptables.IptablesRenderer(settings).render(view).ruleset
     places = {
         f"{table} {chain}": tuple(f"-A {chain} {rule}" for rule in rules)
         for table, chains in ruleset.tables().items()
         for chain, rules in chains.items()
     }
-    text = "".join(write.text() for write in full_writes(ruleset, Saved()))
+    text = "".join(write.text() for write in full_writes(ruleset, SavedRules()))
     return Rendered(text=text, places=places)
 
 
-def _nftables(view: View, settings: RuleSettings) -> Rendered:
-    renderer = nftables.Renderer(settings)
+def _nftables(view: ServiceView, settings: RuleSettings) -> Rendered:
+    renderer = nftables.NftablesRenderer(settings)
     renderer.advance(view)
     ruleset = renderer.ruleset()
     base = ruleset.base
@@ -83,9 +87,9 @@ def _nftables(view: View, settings: RuleSettings) -> Rendered:
     return Rendered(text=rebuilt(ruleset), places=places)
 
 
-def _ipvs(made: Plan, settings: RuleSettings) -> Rendered:
+def _ipvs(made: IpvsPlan, settings: RuleSettings) -> Rendered:
     family, tables = settings.family, ipvs_rules.rules(made, settings)
-    six = "6" if family is Family.IPV6 else ""
+    six = "6" if family is IpFamily.IPV6 else ""
     parts = {
         "ipset restore": batch(family, made.entries(), {}, create=True),
         f"ip{six}tables-restore --noflush": [*tables.text().splitlines(), *_jumps()],
@@ -117,12 +121,12 @@ def _jumps() -> Iterator[str]:
         yield from (f"*{table}", *inserted, "COMMIT")
 
 
-def _servers(made: Plan) -> Iterator[str]:
+def _servers(made: IpvsPlan) -> Iterator[str]:
     """Virtual servers and their destinations, as ipvsadm reads them; ours are masquerading."""
     for server in sorted(made.servers, key=lambda each: str(each.key)):
         place = f"{_SERVICE_FLAGS[server.key.protocol]} {_place(server)}"
-        kept = f" -p {server.timeout_s}" if server.flags & Flags.PERSISTENT else ""
-        ported = " -b mh-port" if server.flags & Flags.SOURCE_PORT else ""
+        kept = f" -p {server.timeout_s}" if server.flags & IpvsFlags.PERSISTENT else ""
+        ported = " -b mh-port" if server.flags & IpvsFlags.SOURCE_PORT else ""
         yield f"-A {place} -s {server.scheduler}{kept}{ported}"
         for each in sorted(made.servers[server]):
             host = f"[{each.ip}]" if ":" in each.ip else each.ip

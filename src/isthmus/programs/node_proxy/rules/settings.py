@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 
 #: kube-proxy's: with more endpoints than this, rules of Services have no comments.
 LARGE_CLUSTER_ENDPOINTS = 1000
@@ -22,7 +22,7 @@ class RuleSettings:
     ranges of cluster IPs, of any family: nftables drops what is sent to one that nobody has.
     """
 
-    family: Family
+    family: IpFamily
     detector: LocalTrafficDetector = NOTHING_LOCAL
     masquerade_bit: int = 14
     masquerade_all: bool = False

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Endpoint, Family, Protocol
+from isthmus.programs.node_proxy.rules.model import Endpoint, IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.objects import SliceObject
 
 #: Endpoints by the name and protocol of a Service's port, sorted by their text.
-EndpointsByPort = Mapping[tuple[str, Protocol], tuple[Endpoint, ...]]
+EndpointsByPort = Mapping[tuple[str, PortProtocol], tuple[Endpoint, ...]]
 
 
 class SliceCache:
@@ -21,7 +21,7 @@ class SliceCache:
 
     def __init__(self) -> None:
         self._slices: dict[tuple[str, str], SliceObject] = {}
-        self._of: dict[tuple[ServiceName, Family], dict[str, SliceObject]] = {}
+        self._of: dict[tuple[ServiceName, IpFamily], dict[str, SliceObject]] = {}
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -51,20 +51,20 @@ class SliceCache:
         """Those that are kept and not among the keys."""
         return list(self._slices.keys() - set(keys))
 
-    def hinted(self) -> Iterator[tuple[ServiceName, Family]]:
+    def hinted(self) -> Iterator[tuple[ServiceName, IpFamily]]:
         """Whose endpoints have hints for zones."""
         for of, slices in self._of.items():
             if any(each.zone_hints for found in slices.values() for each in found.endpoints):
                 yield of
 
-    def endpoints(self, service: ServiceName, family: Family, node_name: str) -> EndpointsByPort:
+    def endpoints(self, service: ServiceName, family: IpFamily, node_name: str) -> EndpointsByPort:
         """The endpoints of a Service. Of two at one place the one that is not terminating wins."""
         slices = self._of.get((service, family))
         if slices is None:
             return {}
         # By name, so that the result does not depend on the order in which they came.
         ordered = [slices[name] for name in sorted(slices)]
-        found: dict[tuple[str, Protocol], dict[str, Endpoint]] = {}
+        found: dict[tuple[str, PortProtocol], dict[str, Endpoint]] = {}
         for each in ordered:
             for port in each.ports:
                 _add(found.setdefault((port.name, port.protocol), {}), each, port.port, node_name)
@@ -79,7 +79,7 @@ class SliceCache:
 
 
 def _add(found: dict[str, Endpoint], given: SliceObject, port: int, node_name: str) -> None:
-    six = given.family is Family.IPV6
+    six = given.family is IpFamily.IPV6
     for each in given.endpoints:
         text = f"[{each.address}]:{port}" if six else f"{each.address}:{port}"
         if each.terminating and text in found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from isthmus.programs.node_proxy.rules.model import Backends, Endpoint, ServicePort
+from isthmus.programs.node_proxy.rules.model import ChosenEndpoints, Endpoint, ServicePort
 
 
 class _Prefer(Enum):
@@ -15,12 +15,12 @@ class _Prefer(Enum):
     SAME_ZONE = 2
 
 
-_NONE = Backends()
+_NONE = ChosenEndpoints()
 
 
 def categorize_endpoints(
     endpoints: tuple[Endpoint, ...], port: ServicePort, *, node_name: str, zone: str
-) -> Backends:
+) -> ChosenEndpoints:
     """Choose from the endpoints of a port, which are sorted, for its traffic policies.
 
     Ready ones are used; where there are none, those that still serve while they terminate, for
@@ -39,15 +39,17 @@ def categorize_endpoints(
         cluster = _preferred(ready, prefer, node_name, zone) or leaving
     exist = bool(cluster)
     if not port.uses_local_endpoints:
-        return Backends(cluster=cluster, reachable=cluster, exist=exist, serving=serving)
+        return ChosenEndpoints(cluster=cluster, reachable=cluster, exist=exist, serving=serving)
     local = tuple(each for each in ready if each.local) or tuple(
         each for each in serving if each.local and each.terminating and not each.ready
     )
     exist = exist or bool(ready or leaving)
     if not port.uses_cluster_endpoints:
-        return Backends(local=local, reachable=local, exist=exist, serving=serving)
+        return ChosenEndpoints(local=local, reachable=local, exist=exist, serving=serving)
     reachable = _either(endpoints, cluster, local)
-    return Backends(cluster=cluster, local=local, reachable=reachable, exist=exist, serving=serving)
+    return ChosenEndpoints(
+        cluster=cluster, local=local, reachable=reachable, exist=exist, serving=serving
+    )
 
 
 def _preference(ready: tuple[Endpoint, ...], node_name: str, zone: str) -> _Prefer:

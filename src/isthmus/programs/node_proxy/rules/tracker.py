@@ -10,8 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.building import NOTHING, Built, build
-from isthmus.programs.node_proxy.rules.model import BackedPort, Family, PortKey, Update, View
+from isthmus.programs.node_proxy.rules.building import NOTHING, BuiltService, build
+from isthmus.programs.node_proxy.rules.model import (
+    BackedPort,
+    IpFamily,
+    PortKey,
+    ServiceView,
+    Update,
+)
 from isthmus.programs.node_proxy.rules.objects import (
     ServiceBatch,
     ServiceObject,
@@ -24,10 +30,10 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 _MOST_TRIGGERS = 100  # kept of one Service between two takes
 
 
-class Tracker:
+class ServiceTracker:
     """Services and EndpointSlices of a cluster, seen from one node. Not for several threads."""
 
-    def __init__(self, *, node_name: str, families: Sequence[Family], since: float = 0.0) -> None:
+    def __init__(self, *, node_name: str, families: Sequence[IpFamily], since: float = 0.0) -> None:
         """``since`` is now, in seconds since 1970: what changed before is not timed."""
         self._node_name = node_name
         self._since = since
@@ -42,7 +48,7 @@ class Tracker:
 
     def __repr__(self) -> str:
         kept = f"{len(self._services)} services, {len(self._slices)} slices"
-        return f"<Tracker {kept}{'' if self.synced else ', not synced'}>"
+        return f"<ServiceTracker {kept}{'' if self.synced else ', not synced'}>"
 
     @property
     def synced(self) -> bool:
@@ -140,7 +146,7 @@ class Tracker:
         for obj in batch.put:
             self.put_slice(obj)
 
-    def take(self) -> dict[Family, Update]:
+    def take(self) -> dict[IpFamily, Update]:
         """Give what is to be programmed, and what changed since this was last asked.
 
         What did not change is the same object as before.
@@ -175,7 +181,7 @@ class Tracker:
             for name, built in side.checked.items()
         }
 
-    def _build(self, name: ServiceName, family: Family) -> Built:
+    def _build(self, name: ServiceName, family: IpFamily) -> BuiltService:
         obj = self._services.get(name)
         if obj is None:
             return NOTHING
@@ -188,7 +194,7 @@ class Tracker:
         for side in self._sides.values():
             side.dirty.add(name)
 
-    def _mark(self, name: ServiceName, family: Family) -> _Side | None:
+    def _mark(self, name: ServiceName, family: IpFamily) -> _Side | None:
         side = self._sides.get(family)
         if side is not None:
             side.dirty.add(name)
@@ -198,20 +204,20 @@ class Tracker:
 class _Side:
     """What was last taken of one family, and what changed since."""
 
-    def __init__(self, family: Family) -> None:
-        self._view = View(family=family, ports={})
-        self._built: dict[ServiceName, Built] = {}
+    def __init__(self, family: IpFamily) -> None:
+        self._view = ServiceView(family=family, ports={})
+        self._built: dict[ServiceName, BuiltService] = {}
         self.dirty: set[ServiceName] = set()
         self.slice_changes = 0
         self.triggers: dict[ServiceName, list[float]] = {}
-        self.checked: dict[ServiceName, Built] = {}
+        self.checked: dict[ServiceName, BuiltService] = {}
 
     def trigger(self, name: ServiceName, at: float) -> None:
         times = self.triggers.setdefault(name, [])
         times.append(at)
         del times[:-_MOST_TRIGGERS]
 
-    def take(self, built: Mapping[ServiceName, Built], service_changes: int) -> Update:
+    def take(self, built: Mapping[ServiceName, BuiltService], service_changes: int) -> Update:
         """Put in what the dirty Services are now."""
         ports = dict(self._view.ports)
         endpoints, udp, added = self._view.endpoints, False, False
@@ -227,7 +233,7 @@ class _Side:
                 udp = udp or old.udp != new.udp
         if added:
             ports = {key: ports[key] for key in sorted(ports, key=_order)}
-        self._view = View(family=self._view.family, ports=ports, endpoints=endpoints)
+        self._view = ServiceView(family=self._view.family, ports=ports, endpoints=endpoints)
         update = Update(
             view=self._view,
             changed=frozenset(changed),
@@ -241,7 +247,9 @@ class _Side:
         self.triggers.clear()
         return update
 
-    def _keep(self, name: ServiceName, new: Built, ports: Mapping[PortKey, BackedPort]) -> None:
+    def _keep(
+        self, name: ServiceName, new: BuiltService, ports: Mapping[PortKey, BackedPort]
+    ) -> None:
         self.checked.pop(name, None)
         if not new.ports:
             self._built.pop(name, None)
@@ -253,7 +261,7 @@ class _Side:
             self.checked[name] = kept
 
 
-def _merge(ports: dict[PortKey, BackedPort], old: Built, new: Built) -> bool | None:
+def _merge(ports: dict[PortKey, BackedPort], old: BuiltService, new: BuiltService) -> bool | None:
     """Bring one Service's ports up to date; whether keys were added, None if nothing differs."""
     was = {each.port.key: each for each in old.ports}
     differs: bool | None = None

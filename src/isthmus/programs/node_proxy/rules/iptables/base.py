@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from isthmus.programs.node_proxy.rules.iptables import names
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 #: The objects that packets are counted with where nfacct works, named as kube-proxy names them.
@@ -74,7 +74,7 @@ def _quoted(argument: str) -> str:
 
 def localhost_node_ports(settings: RuleSettings) -> bool:
     """Whether node ports are taken on 127.0.0.1; ::1 never takes any."""
-    return settings.localhost_node_ports and settings.family is Family.IPV4
+    return settings.localhost_node_ports and settings.family is IpFamily.IPV4
 
 
 def forward(settings: RuleSettings) -> str:
@@ -133,7 +133,7 @@ def services_tail(settings: RuleSettings) -> str:
         taking = [ip for ip in settings.node_port_addresses if _takes_node_ports(ip, settings)]
         return "".join(f"{start} -d {ip} -j {names.NODE_PORTS}\n" for ip in taking)
     but = "" if localhost_node_ports(settings) else f" ! -d {LOCALHOST}"
-    if settings.family is Family.IPV6:
+    if settings.family is IpFamily.IPV6:
         but = " ! -d ::1/128"
     return f"{start} -m addrtype --dst-type LOCAL{but} -j {names.NODE_PORTS}\n"
 

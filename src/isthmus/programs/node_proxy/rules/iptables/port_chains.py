@@ -8,7 +8,12 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
 from isthmus.programs.node_proxy.rules.iptables import names
-from isthmus.programs.node_proxy.rules.model import BackedPort, Backends, Endpoint, ServicePort
+from isthmus.programs.node_proxy.rules.model import (
+    BackedPort,
+    ChosenEndpoints,
+    Endpoint,
+    ServicePort,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class PortPlan:
     """
 
     port: ServicePort
-    backends: Backends
+    backends: ChosenEndpoints
     name: str
     protocol: str
     suffix: str

@@ -10,7 +10,7 @@ from isthmus.programs.node_proxy.rules.iptables.port_chains import PortPlan, Rul
 from isthmus.programs.node_proxy.rules.model import BackedPort
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-#: The chains that all ports share, by table; ``PortRules.shared`` has the same order.
+#: The chains that all ports share, by table; ``IptablesPortRules.shared`` has the same order.
 SHARED = (
     ("filter", names.SERVICES),
     ("filter", names.EXTERNAL_SERVICES),
@@ -22,7 +22,7 @@ SHARED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PortRules:
+class IptablesPortRules:
     """What one port needs, as lines of iptables-restore, each with its end.
 
     ``shared`` are its lines in the chains of ``SHARED``; ``chains`` are its own, all in nat, and
@@ -58,7 +58,7 @@ def rule_context(settings: RuleSettings, *, large: bool) -> RuleContext:
     )
 
 
-def port_rules(backed: BackedPort, context: RuleContext) -> PortRules:
+def port_rules(backed: BackedPort, context: RuleContext) -> IptablesPortRules:
     """Write the rules of a port."""
     plan = PortPlan.of(backed)
     own = chains_of(plan, context)
@@ -71,7 +71,7 @@ def port_rules(backed: BackedPort, context: RuleContext) -> PortRules:
         _nat_services(plan),
         _nat_node_ports(plan, context),
     )
-    return PortRules(
+    return IptablesPortRules(
         backed=backed,
         shared=shared,
         chains=tuple(own),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from isthmus.programs.node_proxy.rules.iptables import base, names
-from isthmus.programs.node_proxy.rules.iptables.ports import SHARED, PortRules
+from isthmus.programs.node_proxy.rules.iptables.ports import SHARED, IptablesPortRules
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 #: The tables, in the order in which they are written, and our chains there that are no port's.
@@ -63,7 +63,7 @@ class TableWrite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruleset:
+class IptablesRuleset:
     """Every rule of one family.
 
     ``common`` are the rules of the chains that are no port's, by table and chain; ``ports`` are
@@ -72,7 +72,7 @@ class Ruleset:
 
     settings: RuleSettings
     common: Mapping[tuple[str, str], str]
-    ports: tuple[PortRules, ...]
+    ports: tuple[IptablesPortRules, ...]
 
     def counts(self) -> dict[str, int]:
         """How many rules there are, by table."""
@@ -129,7 +129,7 @@ def common_chains(settings: RuleSettings) -> dict[tuple[str, str], str]:
     return chains
 
 
-def shared_chain(place: int, ports: Iterable[PortRules], settings: RuleSettings) -> str:
+def shared_chain(place: int, ports: Iterable[IptablesPortRules], settings: RuleSettings) -> str:
     """The rules of one of the chains of ``SHARED``."""
     text = "".join([rules.shared[place] for rules in ports])
     if SHARED[place] == ("nat", names.SERVICES):

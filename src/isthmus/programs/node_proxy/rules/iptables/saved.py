@@ -48,7 +48,7 @@ class SavedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedRules:
     """What iptables-save told. It has nothing to tell of ``incompatible`` tables."""
 
     tables: Mapping[str, SavedTable] = field(default_factory=dict)
@@ -66,7 +66,7 @@ def is_ours(table: str, chain: str) -> bool:
     return table == "nat" and chain.startswith(names.PORT_PREFIXES)
 
 
-def parse_saved(text: str) -> Saved:
+def parse_saved(text: str) -> SavedRules:
     """Read what iptables-save wrote."""
     tables: dict[str, SavedTable] = {}
     name, chains, count = "", set[str](), 0
@@ -85,7 +85,7 @@ def parse_saved(text: str) -> Saved:
         elif line.startswith("COMMIT") and name:
             kept = {chain: tuple(lines) for chain, lines in rules.items()}
             tables[name] = SavedTable(frozenset(chains), kept, count)
-    return Saved(tables, frozenset(_INCOMPATIBLE.findall(text)))
+    return SavedRules(tables, frozenset(_INCOMPATIBLE.findall(text)))
 
 
 def _target(rule: str) -> str:

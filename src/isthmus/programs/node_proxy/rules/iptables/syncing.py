@@ -7,12 +7,16 @@ from dataclasses import replace
 
 from isthmus.programs.node_proxy.rules.iptables import names
 from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, Jump, words
-from isthmus.programs.node_proxy.rules.iptables.ruleset import OWN_CHAINS, Ruleset, TableWrite
-from isthmus.programs.node_proxy.rules.iptables.saved import Saved, SavedTable, is_ours
+from isthmus.programs.node_proxy.rules.iptables.ruleset import (
+    OWN_CHAINS,
+    IptablesRuleset,
+    TableWrite,
+)
+from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, SavedTable, is_ours
 
 
 def full_writes(
-    ruleset: Ruleset, saved: Saved, has_jump: Callable[[Jump], bool] | None = None
+    ruleset: IptablesRuleset, saved: SavedRules, has_jump: Callable[[Jump], bool] | None = None
 ) -> tuple[TableWrite, ...]:
     """Everything, with the jumps that are missing and without chains that are nobody's any more.
 
@@ -69,7 +73,7 @@ def put_back(table: str, before: SavedTable, now: SavedTable) -> TableWrite:
     )
 
 
-def cleanup_writes(saved: Saved) -> tuple[tuple[TableWrite, ...], tuple[str, ...]]:
+def cleanup_writes(saved: SavedRules) -> tuple[tuple[TableWrite, ...], tuple[str, ...]]:
     """What removes all of ours, and in words what has to stay; the kubelet's chain stays anyway."""
     writes: list[TableWrite] = []
     kept: list[str] = []

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from isthmus.programs.node_proxy.rules.ipvs.servers import Served
-from isthmus.programs.node_proxy.rules.ipvs.sets import NODE_PORTS, Set
-from isthmus.programs.node_proxy.rules.model import Protocol
+from isthmus.programs.node_proxy.rules.ipvs.servers import KernelServer
+from isthmus.programs.node_proxy.rules.ipvs.sets import NODE_PORTS, IpSet
+from isthmus.programs.node_proxy.rules.model import PortProtocol
 
-_ADDRESSED = (Set.CLUSTER_IP, Set.EXTERNAL_IP, Set.EXTERNAL_IP_LOCAL, Set.LOAD_BALANCER)
+_ADDRESSED = (IpSet.CLUSTER_IP, IpSet.EXTERNAL_IP, IpSet.EXTERNAL_IP_LOCAL, IpSet.LOAD_BALANCER)
 
 
-def owned(present: Iterable[Served], sets: Mapping[Set, frozenset[str]]) -> list[Served]:
+def owned(
+    present: Iterable[KernelServer], sets: Mapping[IpSet, frozenset[str]]
+) -> list[KernelServer]:
     """Give those of the servers that entries of the sets are about."""
     places = {entry for each in _ADDRESSED for entry in sets.get(each, ())}
     ports = {
@@ -25,7 +27,7 @@ def owned(present: Iterable[Served], sets: Mapping[Set, frozenset[str]]) -> list
     return [each for each in present if _is_ours(each, places, ports)]
 
 
-def _is_ours(each: Served, places: set[str], ports: set[tuple[Protocol, str]]) -> bool:
+def _is_ours(each: KernelServer, places: set[str], ports: set[tuple[PortProtocol, str]]) -> bool:
     key = each.server.key
     place = f"{key.address},{key.protocol.value}:{key.port}"
     return place in places or (key.protocol, str(key.port)) in ports

@@ -10,13 +10,19 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
-    Destination,
-    Flags,
+    IpvsDestination,
+    IpvsFlags,
     ServerKey,
     VirtualServer,
 )
-from isthmus.programs.node_proxy.rules.ipvs.sets import NODE_PORTS, Set, ip_port, net
-from isthmus.programs.node_proxy.rules.model import BackedPort, Endpoint, PortKey, Protocol, View
+from isthmus.programs.node_proxy.rules.ipvs.sets import NODE_PORTS, IpSet, ip_port, net
+from isthmus.programs.node_proxy.rules.model import (
+    BackedPort,
+    Endpoint,
+    PortKey,
+    PortProtocol,
+    ServiceView,
+)
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 DEFAULT_SCHEDULER = "rr"
@@ -37,7 +43,7 @@ class IpvsOptions:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Blocked:
+class BlockedAddress:
     """A load balancer's address that this node itself may not reach: no source range has it."""
 
     ip: str
@@ -46,42 +52,42 @@ class Blocked:
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class IpvsPlan:
     """All that has to be in the kernel for one family.
 
     ``addresses`` are those to be had on the interface of ours. ``no_local`` counts Services, by
     traffic policy.
     """
 
-    sets: dict[Set, set[str]] = field(default_factory=lambda: {each: set() for each in Set})
-    servers: dict[VirtualServer, frozenset[Destination]] = field(default_factory=dict)
+    sets: dict[IpSet, set[str]] = field(default_factory=lambda: {each: set() for each in IpSet})
+    servers: dict[VirtualServer, frozenset[IpvsDestination]] = field(default_factory=dict)
     addresses: set[str] = field(default_factory=set)
-    blocked: set[Blocked] = field(default_factory=set)
+    blocked: set[BlockedAddress] = field(default_factory=set)
     no_local: dict[str, int] = field(default_factory=dict)
 
-    def entries(self) -> Mapping[Set, frozenset[str]]:
+    def entries(self) -> Mapping[IpSet, frozenset[str]]:
         """The entries of every set."""
         return {each: frozenset(found) for each, found in self.sets.items()}
 
 
 def plan(
-    view: View,
+    view: ServiceView,
     settings: RuleSettings,
     options: IpvsOptions,
     node_addresses: Iterable[str],
-) -> Plan:
+) -> IpvsPlan:
     """Say what a view means on a node that has these addresses.
 
     They are those besides loopback ones and the ones that it has for Services.
     """
-    made = Plan()
+    made = IpvsPlan()
     node = frozenset(node_addresses)
     chosen = settings.node_port_addresses
     # Addresses of Services are this host's, too, but nobody's to take node ports.
     node_ips = sorted(node if chosen is None else node.intersection(chosen))
     for backed in view.ports.values():
         _Port(made, backed, settings, options).put(node, node_ips)
-    made.sets[Set.IPVS_IPS] = set(made.addresses)
+    made.sets[IpSet.IPVS_IPS] = set(made.addresses)
     made.no_local = _no_local(view.ports)
     return made
 
@@ -90,7 +96,7 @@ class _Port:
     """Puts one port of a Service into a plan."""
 
     def __init__(
-        self, made: Plan, backed: BackedPort, settings: RuleSettings, options: IpvsOptions
+        self, made: IpvsPlan, backed: BackedPort, settings: RuleSettings, options: IpvsOptions
     ) -> None:
         self.made = made
         self.port = backed.port
@@ -105,11 +111,11 @@ class _Port:
         for each in {*self.backends.reachable, *self.backends.serving}:
             if each.local:
                 entry = ip_port(each.ip, self.protocol, each.port, each.ip)
-                sets[Set.LOOP_BACK].add(entry)
-        sets[Set.CLUSTER_IP].add(self._entry(port.cluster_ip))
+                sets[IpSet.LOOP_BACK].add(entry)
+        sets[IpSet.CLUSTER_IP].add(self._entry(port.cluster_ip))
         self._serve(port.cluster_ip, local=port.internal_local, bind=True)
         for ip in port.external_ips:
-            into = Set.EXTERNAL_IP_LOCAL if port.external_local else Set.EXTERNAL_IP
+            into = IpSet.EXTERNAL_IP_LOCAL if port.external_local else IpSet.EXTERNAL_IP
             sets[into].add(self._entry(ip))
             self._serve(ip, local=port.external_local, bind=ip not in node)
         for ip in port.load_balancer_ips:
@@ -118,30 +124,30 @@ class _Port:
         if port.node_port and node_ips:
             self._node_port(node_ips)
         if port.health_check_node_port:
-            sets[Set.HEALTH_CHECK_NODE_PORT].add(str(port.health_check_node_port))
+            sets[IpSet.HEALTH_CHECK_NODE_PORT].add(str(port.health_check_node_port))
 
     def _load_balancer(self, ip: str) -> None:
         sets, port, entry = self.made.sets, self.port, self._entry(ip)
-        sets[Set.LOAD_BALANCER].add(entry)
+        sets[IpSet.LOAD_BALANCER].add(entry)
         if port.external_local:
-            sets[Set.LOAD_BALANCER_LOCAL].add(entry)
+            sets[IpSet.LOAD_BALANCER_LOCAL].add(entry)
         if not port.source_ranges:
             return
-        sets[Set.LOAD_BALANCER_FW].add(entry)
+        sets[IpSet.LOAD_BALANCER_FW].add(entry)
         for cidr in port.source_ranges:
-            sets[Set.LOAD_BALANCER_SOURCE_CIDR].add(
+            sets[IpSet.LOAD_BALANCER_SOURCE_CIDR].add(
                 ip_port(ip, self.protocol, port.port, net(cidr))
             )
         # What the node itself sends to the address has that address as its source, too.
         if _contains(port.source_ranges, self.settings.node_ip):
-            sets[Set.LOAD_BALANCER_SOURCE_IP].add(ip_port(ip, self.protocol, port.port, ip))
+            sets[IpSet.LOAD_BALANCER_SOURCE_IP].add(ip_port(ip, self.protocol, port.port, ip))
         else:
-            self.made.blocked.add(Blocked(ip, self.protocol.value, port.port))
+            self.made.blocked.add(BlockedAddress(ip, self.protocol.value, port.port))
 
     def _node_port(self, node_ips: list[str]) -> None:
         number = self.port.node_port
         entries = {str(number)}
-        if self.protocol is Protocol.SCTP:
+        if self.protocol is PortProtocol.SCTP:
             entries = {ip_port(ip, self.protocol, number) for ip in node_ips}
         every, local = NODE_PORTS[self.protocol]
         self.made.sets[every] |= entries
@@ -154,11 +160,11 @@ class _Port:
         return ip_port(ip, self.protocol, self.port.port)
 
     def _serve(self, ip: str, *, local: bool, bind: bool, number: int = 0) -> None:
-        flags = Flags.NONE
+        flags = IpvsFlags.NONE
         if self.port.affinity_s:
-            flags |= Flags.PERSISTENT
+            flags |= IpvsFlags.PERSISTENT
         if self.options.scheduler == MAGLEV:
-            flags |= Flags.SOURCE_PORT
+            flags |= IpvsFlags.SOURCE_PORT
         server = VirtualServer(
             key=ServerKey(ip, number or self.port.port, self.protocol),
             scheduler=self.options.scheduler,
@@ -166,7 +172,7 @@ class _Port:
             timeout_s=self.port.affinity_s,
         )
         self.made.servers[server] = frozenset(
-            Destination(each.ip, each.port) for each in self._endpoints(local)
+            IpvsDestination(each.ip, each.port) for each in self._endpoints(local)
         )
         if bind:
             self.made.addresses.add(ip)

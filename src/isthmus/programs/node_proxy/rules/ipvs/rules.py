@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from isthmus.programs.node_proxy.rules.ipvs.plan import Blocked, Plan
-from isthmus.programs.node_proxy.rules.ipvs.sets import Set
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.ipvs.plan import BlockedAddress, IpvsPlan
+from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 SERVICES = "KUBE-SERVICES"
@@ -64,33 +64,33 @@ JUMPS = (
 #: Which set leads from where to where: set, chain, target, direction, protocol. A set with
 #: policy Local comes before the one that has all.
 _NAT_SETS = (
-    (Set.LOOP_BACK, POSTROUTING, "MASQUERADE", "dst,dst,src", ""),
-    (Set.LOAD_BALANCER, SERVICES, LOAD_BALANCER, "dst,dst", ""),
-    (Set.LOAD_BALANCER_LOCAL, LOAD_BALANCER, "RETURN", "dst,dst", ""),
-    (Set.NODE_PORT_LOCAL_TCP, NODE_PORT, "RETURN", "dst", "tcp"),
-    (Set.NODE_PORT_TCP, NODE_PORT, MARK_MASQ, "dst", "tcp"),
-    (Set.NODE_PORT_LOCAL_UDP, NODE_PORT, "RETURN", "dst", "udp"),
-    (Set.NODE_PORT_UDP, NODE_PORT, MARK_MASQ, "dst", "udp"),
-    (Set.NODE_PORT_LOCAL_SCTP, NODE_PORT, "RETURN", "dst,dst", "sctp"),
-    (Set.NODE_PORT_SCTP, NODE_PORT, MARK_MASQ, "dst,dst", "sctp"),
+    (IpSet.LOOP_BACK, POSTROUTING, "MASQUERADE", "dst,dst,src", ""),
+    (IpSet.LOAD_BALANCER, SERVICES, LOAD_BALANCER, "dst,dst", ""),
+    (IpSet.LOAD_BALANCER_LOCAL, LOAD_BALANCER, "RETURN", "dst,dst", ""),
+    (IpSet.NODE_PORT_LOCAL_TCP, NODE_PORT, "RETURN", "dst", "tcp"),
+    (IpSet.NODE_PORT_TCP, NODE_PORT, MARK_MASQ, "dst", "tcp"),
+    (IpSet.NODE_PORT_LOCAL_UDP, NODE_PORT, "RETURN", "dst", "udp"),
+    (IpSet.NODE_PORT_UDP, NODE_PORT, MARK_MASQ, "dst", "udp"),
+    (IpSet.NODE_PORT_LOCAL_SCTP, NODE_PORT, "RETURN", "dst,dst", "sctp"),
+    (IpSet.NODE_PORT_SCTP, NODE_PORT, MARK_MASQ, "dst,dst", "sctp"),
 )
 _FILTER_SETS = (
-    (Set.LOAD_BALANCER_FW, FIREWALL, SOURCE_RANGES, "dst,dst", ""),
-    (Set.LOAD_BALANCER_SOURCE_CIDR, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
-    (Set.LOAD_BALANCER_SOURCE_IP, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
+    (IpSet.LOAD_BALANCER_FW, FIREWALL, SOURCE_RANGES, "dst,dst", ""),
+    (IpSet.LOAD_BALANCER_SOURCE_CIDR, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
+    (IpSet.LOAD_BALANCER_SOURCE_IP, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
 )
 #: Ports of a Service's address that are not the Service's own are refused, these excepted.
 _REACHABLE = (
-    (Set.LOAD_BALANCER, "dst,dst"),
-    (Set.CLUSTER_IP, "dst,dst"),
-    (Set.EXTERNAL_IP, "dst,dst"),
-    (Set.EXTERNAL_IP_LOCAL, "dst,dst"),
-    (Set.HEALTH_CHECK_NODE_PORT, "dst"),
+    (IpSet.LOAD_BALANCER, "dst,dst"),
+    (IpSet.CLUSTER_IP, "dst,dst"),
+    (IpSet.EXTERNAL_IP, "dst,dst"),
+    (IpSet.EXTERNAL_IP_LOCAL, "dst,dst"),
+    (IpSet.HEALTH_CHECK_NODE_PORT, "dst"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
+class IpvsRuleset:
     """The rules of each table, in order, and whether the chain for several matches is used."""
 
     nat: tuple[str, ...]
@@ -108,7 +108,7 @@ class Tables:
         return "\n".join([*lines, ""])
 
 
-def rules(made: Plan, settings: RuleSettings) -> Tables:
+def rules(made: IpvsPlan, settings: RuleSettings) -> IpvsRuleset:
     """Write the rules for what is planned; sets without entries are not matched."""
     used = {each for each, entries in made.sets.items() if entries}
     several = _several(settings)
@@ -133,35 +133,35 @@ def rules(made: Plan, settings: RuleSettings) -> Tables:
         " -j ACCEPT",
         f"-A {FORWARD} {_said('kubernetes forwarding conntrack rule')} -m conntrack"
         " --ctstate RELATED,ESTABLISHED -j ACCEPT",
-        f"-A {NODE_PORT} {_matched(Set.HEALTH_CHECK_NODE_PORT, 'dst', family)} -j ACCEPT",
+        f"-A {NODE_PORT} {_matched(IpSet.HEALTH_CHECK_NODE_PORT, 'dst', family)} -j ACCEPT",
         *kept,
-        f"-A {FILTER} -m conntrack --ctstate NEW {_in(Set.IPVS_IPS, 'dst', family)} -j REJECT",
+        f"-A {FILTER} -m conntrack --ctstate NEW {_in(IpSet.IPVS_IPS, 'dst', family)} -j REJECT",
     ]
-    return Tables(nat=tuple(nat), filter=tuple(filtering), several=several)
+    return IpvsRuleset(nat=tuple(nat), filter=tuple(filtering), several=several)
 
 
 def _several(settings: RuleSettings) -> bool:
     return not settings.masquerade_all and len(settings.detector.matches(settings.family)) > 1
 
 
-def _loopback(family: Family) -> str:
-    return "127.0.0.0/8" if family is Family.IPV4 else "::1/128"
+def _loopback(family: IpFamily) -> str:
+    return "127.0.0.0/8" if family is IpFamily.IPV4 else "::1/128"
 
 
 def _said(comment: str) -> str:
     return f'-m comment --comment "{comment}"'
 
 
-def _in(each: Set, way: str, family: Family) -> str:
+def _in(each: IpSet, way: str, family: IpFamily) -> str:
     return f"-m set --match-set {each.of(family)} {way}"
 
 
-def _matched(each: Set, way: str, family: Family) -> str:
+def _matched(each: IpSet, way: str, family: IpFamily) -> str:
     return f"{_said(each.comment)} {_in(each, way, family)}"
 
 
 def _through(
-    table: Iterable[tuple[Set, str, str, str, str]], used: set[Set], family: Family
+    table: Iterable[tuple[IpSet, str, str, str, str]], used: set[IpSet], family: IpFamily
 ) -> list[str]:
     return [
         f"-A {chain} {f'-p {protocol} ' if protocol else ''}{_matched(each, way, family)}"
@@ -171,10 +171,10 @@ def _through(
     ]
 
 
-def _cluster_ips(used: set[Set], settings: RuleSettings) -> list[str]:
-    if Set.CLUSTER_IP not in used:
+def _cluster_ips(used: set[IpSet], settings: RuleSettings) -> list[str]:
+    if IpSet.CLUSTER_IP not in used:
         return []
-    start = f"-A {SERVICES} {_matched(Set.CLUSTER_IP, 'dst,dst', settings.family)}"
+    start = f"-A {SERVICES} {_matched(IpSet.CLUSTER_IP, 'dst,dst', settings.family)}"
     matches = settings.detector.matches(settings.family)
     if settings.masquerade_all:
         return [f"{start} -j {MARK_MASQ}"]
@@ -184,17 +184,17 @@ def _cluster_ips(used: set[Set], settings: RuleSettings) -> list[str]:
         return [f"{start} {' '.join(matches[0].iptables_not)} -j {MARK_MASQ}"]
     # Nothing tells what is local. But the node itself takes a Service's address for its source,
     # since it has them all, and the answer to that would not come back.
-    start = f"-A {SERVICES} {_matched(Set.CLUSTER_IP, 'src,dst', settings.family)}"
+    start = f"-A {SERVICES} {_matched(IpSet.CLUSTER_IP, 'src,dst', settings.family)}"
     return [f"{start} -j {MARK_MASQ}"]
 
 
-def _external_ips(used: set[Set], family: Family) -> list[str]:
+def _external_ips(used: set[IpSet], family: IpFamily) -> list[str]:
     lines: list[str] = []
-    for each in (Set.EXTERNAL_IP, Set.EXTERNAL_IP_LOCAL):
+    for each in (IpSet.EXTERNAL_IP, IpSet.EXTERNAL_IP_LOCAL):
         if each not in used:
             continue
         start = f"-A {SERVICES} {_matched(each, 'dst,dst', family)}"
-        if each is Set.EXTERNAL_IP:
+        if each is IpSet.EXTERNAL_IP:
             lines.append(f"{start} -j {MARK_MASQ}")
         lines += [
             f"{start} -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
@@ -203,11 +203,11 @@ def _external_ips(used: set[Set], family: Family) -> list[str]:
     return lines
 
 
-def _accepted(used: set[Set], family: Family) -> list[str]:
+def _accepted(used: set[IpSet], family: IpFamily) -> list[str]:
     # Last in the chain: what is for a virtual server passes whatever rules of others come next.
     return [
         f"-A {SERVICES} {_in(each, 'dst,dst', family)} -j ACCEPT"
-        for each in (Set.CLUSTER_IP, Set.LOAD_BALANCER)
+        for each in (IpSet.CLUSTER_IP, IpSet.LOAD_BALANCER)
         if each in used
     ]
 
@@ -232,7 +232,7 @@ def _if_not_local(settings: RuleSettings) -> list[str]:
     ]
 
 
-def _not_from_here(blocked: Blocked) -> str:
+def _not_from_here(blocked: BlockedAddress) -> str:
     return (
         f"-A {OUT_FILTER} -s {blocked.ip} -m ipvs --vaddr {blocked.ip}"
         f" --vproto {blocked.protocol} --vport {blocked.port} -j DROP"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from ipaddress import ip_address, ip_network
 
-from isthmus.programs.node_proxy.rules.model import Protocol
+from isthmus.programs.node_proxy.rules.model import PortProtocol
 
 
-class Flags(IntFlag):
+class IpvsFlags(IntFlag):
     """linux/ip_vs.h: what a virtual server does besides balancing."""
 
     NONE = 0
@@ -28,7 +28,7 @@ class ServerKey:
 
     address: str
     port: int
-    protocol: Protocol
+    protocol: PortProtocol
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
@@ -41,12 +41,12 @@ class VirtualServer:
 
     key: ServerKey
     scheduler: str
-    flags: Flags = Flags.NONE
+    flags: IpvsFlags = IpvsFlags.NONE
     timeout_s: int = 0
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Destination:
+class IpvsDestination:
     """An address and port behind a virtual server."""
 
     ip: str
@@ -62,11 +62,11 @@ class DestinationState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class KernelServer:
     """A virtual server of the kernel with its destinations."""
 
     server: VirtualServer
-    destinations: Mapping[Destination, DestinationState] = field(default_factory=dict)
+    destinations: Mapping[IpvsDestination, DestinationState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class AddDestination:
     """Add a destination, with weight 1."""
 
     key: ServerKey
-    destination: Destination
+    destination: IpvsDestination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class WeighDestination:
     """Give a destination that is there another weight; 0 takes no new connections."""
 
     key: ServerKey
-    destination: Destination
+    destination: IpvsDestination
     weight: int
 
 
@@ -112,22 +112,24 @@ class RemoveDestination:
     """Remove a destination; its connections end."""
 
     key: ServerKey
-    destination: Destination
+    destination: IpvsDestination
 
 
-Command = (
+IpvsCommand = (
     AddServer | ChangeServer | RemoveServer | AddDestination | WeighDestination | RemoveDestination
 )
-Wanted = Mapping[VirtualServer, frozenset[Destination]]
+Wanted = Mapping[VirtualServer, frozenset[IpvsDestination]]
 
 
-def removal(key: ServerKey, destination: Destination, state: DestinationState) -> Command | None:
+def removal(
+    key: ServerKey, destination: IpvsDestination, state: DestinationState
+) -> IpvsCommand | None:
     """How a destination that is not wanted goes, now; None if it has to wait.
 
     One with connections waits at weight 0 until they end, but only by TCP: a UDP or SCTP
     "connection" ends only when the destination is gone.
     """
-    if key.protocol is Protocol.TCP and state.connections:
+    if key.protocol is PortProtocol.TCP and state.connections:
         if state.weight == 0:
             return None
         return WeighDestination(key=key, destination=destination, weight=0)
@@ -135,14 +137,14 @@ def removal(key: ServerKey, destination: Destination, state: DestinationState) -
 
 
 def difference(
-    wanted: Wanted, present: Collection[Served], *, excluded: Collection[str] = ()
-) -> list[Command]:
+    wanted: Wanted, present: Collection[KernelServer], *, excluded: Collection[str] = ()
+) -> list[IpvsCommand]:
     """Give what has to be done so that exactly the wanted servers are there.
 
     Servers whose address is in one of the ``excluded`` CIDRs are not ours to remove.
     """
     held = {each.server.key: each for each in present}
-    commands: list[Command] = []
+    commands: list[IpvsCommand] = []
     for server, destinations in wanted.items():
         there = held.get(server.key)
         if there is None:
@@ -162,9 +164,9 @@ def difference(
 
 def _destinations(
     key: ServerKey,
-    wanted: frozenset[Destination],
-    present: Mapping[Destination, DestinationState],
-) -> Iterator[Command]:
+    wanted: frozenset[IpvsDestination],
+    present: Mapping[IpvsDestination, DestinationState],
+) -> Iterator[IpvsCommand]:
     for each in sorted(wanted):
         state = present.get(each)
         if state is None:

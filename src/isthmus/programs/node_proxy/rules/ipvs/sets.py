@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from ipaddress import ip_network
 
-from isthmus.programs.node_proxy.rules.model import Family, Protocol
+from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 
 IP = "hash:ip"
 IP_PORT = "hash:ip,port"
@@ -15,10 +15,10 @@ IP_PORT_NET = "hash:ip,port,net"
 PORT = "bitmap:port"
 #: What the kernel lets a set be called.
 MAX_NAME_CHARS = 31
-_FAMILY_WORDS = {Family.IPV4: "inet", Family.IPV6: "inet6"}
+_FAMILY_WORDS = {IpFamily.IPV4: "inet", IpFamily.IPV6: "inet6"}
 
 
-class Set(Enum):
+class IpSet(Enum):
     """A set: its IPv4 name, its type, and the comment of the rules that match it."""
 
     LOOP_BACK = (
@@ -109,14 +109,14 @@ class Set(Enum):
         """What rules that match it say."""
         return self.value[2]
 
-    def of(self, family: Family) -> str:
+    def of(self, family: IpFamily) -> str:
         """Its name in a family; IPv6 has names of its own, cut to what the kernel allows."""
         name = self.value[0]
-        if family is Family.IPV6:
+        if family is IpFamily.IPV6:
             name = name.replace("KUBE-", "KUBE-6-", 1)[:MAX_NAME_CHARS]
         return name
 
-    def create(self, family: Family) -> str:
+    def create(self, family: IpFamily) -> str:
         """The line that creates it, with kube-proxy's sizes."""
         if self.kind == PORT:
             return f"create {self.of(family)} {PORT} range 0-65535"
@@ -124,14 +124,14 @@ class Set(Enum):
         return f"create {self.of(family)} {self.kind} family {word} hashsize 1024 maxelem 65536"
 
 
-NODE_PORTS: Mapping[Protocol, tuple[Set, Set]] = {
-    Protocol.TCP: (Set.NODE_PORT_TCP, Set.NODE_PORT_LOCAL_TCP),
-    Protocol.UDP: (Set.NODE_PORT_UDP, Set.NODE_PORT_LOCAL_UDP),
-    Protocol.SCTP: (Set.NODE_PORT_SCTP, Set.NODE_PORT_LOCAL_SCTP),
+NODE_PORTS: Mapping[PortProtocol, tuple[IpSet, IpSet]] = {
+    PortProtocol.TCP: (IpSet.NODE_PORT_TCP, IpSet.NODE_PORT_LOCAL_TCP),
+    PortProtocol.UDP: (IpSet.NODE_PORT_UDP, IpSet.NODE_PORT_LOCAL_UDP),
+    PortProtocol.SCTP: (IpSet.NODE_PORT_SCTP, IpSet.NODE_PORT_LOCAL_SCTP),
 }
 
 
-def ip_port(ip: str, protocol: Protocol, port: int, third: str = "") -> str:
+def ip_port(ip: str, protocol: PortProtocol, port: int, third: str = "") -> str:
     """Write an entry of a set that begins with an address and a port."""
     entry = f"{ip},{protocol.value}:{port}"
     return f"{entry},{third}" if third else entry
@@ -144,9 +144,9 @@ def net(cidr: str) -> str:
 
 
 def batch(
-    family: Family,
-    wanted: Mapping[Set, frozenset[str]],
-    present: Mapping[Set, frozenset[str]],
+    family: IpFamily,
+    wanted: Mapping[IpSet, frozenset[str]],
+    present: Mapping[IpSet, frozenset[str]],
     *,
     create: bool,
 ) -> list[str]:
@@ -155,9 +155,9 @@ def batch(
     What is new comes before what goes: an entry that moves between sets is in both for a moment,
     never in none.
     """
-    lines = [each.create(family) for each in Set] if create else []
+    lines = [each.create(family) for each in IpSet] if create else []
     for verb, more, less in (("add", wanted, present), ("del", present, wanted)):
-        for each in Set:
+        for each in IpSet:
             extra = more.get(each, frozenset()) - less.get(each, frozenset())
             lines += [f"{verb} {each.of(family)} {entry}" for entry in sorted(extra)]
     return lines

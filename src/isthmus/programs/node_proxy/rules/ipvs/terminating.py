@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
-    Command,
-    Destination,
     DestinationState,
+    IpvsCommand,
+    IpvsDestination,
     RemoveDestination,
     RemoveServer,
     ServerKey,
@@ -17,11 +17,11 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
 )
 
 
-class Terminating:
+class TerminatingDestinations:
     """Remembers which destinations wait, from the commands that were carried out."""
 
     def __init__(self) -> None:
-        self._waiting: dict[ServerKey, set[Destination]] = {}
+        self._waiting: dict[ServerKey, set[IpvsDestination]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -31,7 +31,7 @@ class Terminating:
         """The virtual servers with destinations that wait."""
         return list(self._waiting)
 
-    def done(self, commands: Iterable[Command]) -> None:
+    def done(self, commands: Iterable[IpvsCommand]) -> None:
         """Take note of what was done."""
         for command in commands:
             match command:
@@ -45,13 +45,13 @@ class Terminating:
                     pass
 
     def ended(
-        self, key: ServerKey, present: Mapping[Destination, DestinationState]
-    ) -> list[Command]:
+        self, key: ServerKey, present: Mapping[IpvsDestination, DestinationState]
+    ) -> list[IpvsCommand]:
         """Give the removals of those whose connections have ended, as the kernel has them now.
 
         What the kernel does not have any more is forgotten.
         """
-        commands: list[Command] = []
+        commands: list[IpvsCommand] = []
         for each in sorted(self._waiting.get(key, ())):
             state = present.get(each)
             if state is None:
@@ -62,7 +62,7 @@ class Terminating:
                 commands.append(command)
         return commands
 
-    def _forget(self, key: ServerKey, destination: Destination) -> None:
+    def _forget(self, key: ServerKey, destination: IpvsDestination) -> None:
         waiting = self._waiting.get(key)
         if waiting is not None:
             waiting.discard(destination)

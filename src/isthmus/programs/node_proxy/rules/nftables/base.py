@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from isthmus.programs.node_proxy.rules.detectors import BRIDGE_MARK_BIT
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.nftables.names import (
     NFT_FAMILY,
     NOT_LOCAL_CHAIN,
@@ -65,7 +65,7 @@ _HOOKS = {
 _DESTINATION = "{ip} daddr . meta l4proto . th dport vmap @{map}"
 _NODE_PORT = "meta l4proto . th dport vmap @{map}"
 # Node ports of the loopback addresses need route_localnet, which nftables mode does without.
-_NOT_LOOPBACK = {Family.IPV4: "ip daddr != 127.0.0.0/8", Family.IPV6: "ip6 daddr != ::1"}
+_NOT_LOOPBACK = {IpFamily.IPV4: "ip daddr != 127.0.0.0/8", IpFamily.IPV6: "ip6 daddr != ::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def node_port_addresses(settings: RuleSettings) -> tuple[str, ...] | None:
     return tuple(each for each in chosen if not ip_address(each).is_loopback)
 
 
-def _containers(family: Family, *, node_port_ips: bool) -> dict[Container, tuple[str, str]]:
+def _containers(family: IpFamily, *, node_port_ips: bool) -> dict[Container, tuple[str, str]]:
     addr = f"ipv{family.version}_addr"
     return {
         container: (kind, f'type {written.format(addr=addr)} ; comment "{comment}" ;')

@@ -104,7 +104,7 @@ def verdict_of(words: Sequence[str]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class PacketField:
     """Something of a packet: how it is loaded into a register, and what it is compared with."""
 
     load: Callable[[int], bytes]
@@ -133,8 +133,8 @@ def _interface(text: str) -> bytes:
     return given[:-1] if given.endswith(b"*") else given.ljust(_NAME_BYTES, b"\0")
 
 
-def _address(offset: int, size: int) -> Field:
-    return Field(
+def _address(offset: int, size: int) -> PacketField:
+    return PacketField(
         load=lambda register: payload(register, NETWORK_HEADER, offset, size),
         size=size, read=address_bytes, offset=offset,
     )  # fmt: skip
@@ -144,27 +144,27 @@ def _iifname(register: int) -> bytes:
     return meta(_META_IIFNAME, register)
 
 
-def _fib(flags: int) -> Field:
-    return Field(
+def _fib(flags: int) -> PacketField:
+    return PacketField(
         load=lambda register: fib(flags, _FIB_ADDRTYPE, register),
         size=4, read=_word_of({"local": host_order(2)}),
     )  # fmt: skip
 
 
-_IIFNAME = Field(load=_iifname, size=_NAME_BYTES, read=_interface)
-FIELDS: Mapping[tuple[str, ...], Field] = {
+_IIFNAME = PacketField(load=_iifname, size=_NAME_BYTES, read=_interface)
+FIELDS: Mapping[tuple[str, ...], PacketField] = {
     ("ip", "saddr"): _address(12, 4),
     ("ip", "daddr"): _address(16, 4),
     ("ip6", "saddr"): _address(8, 16),
     ("ip6", "daddr"): _address(24, 16),
-    ("meta", "l4proto"): Field(
+    ("meta", "l4proto"): PacketField(
         load=lambda register: meta(_META_L4PROTO, register), size=1, read=_word_of(PROTOCOLS)
     ),
-    ("meta", "protocol"): Field(
+    ("meta", "protocol"): PacketField(
         load=lambda register: meta(_META_PROTOCOL, register), size=2,
         read=_word_of({"ip": b"\x08\0", "ip6": b"\x86\xdd"}),
     ),
-    ("th", "dport"): Field(
+    ("th", "dport"): PacketField(
         load=lambda register: payload(register, _TRANSPORT_HEADER, 2, 2), size=2
     ),
     ("meta", "iifname"): _IIFNAME,
@@ -188,7 +188,7 @@ def address_port(words: Sequence[str]) -> bytes:
             raise ForeignRuleError(" ".join(words))
 
 
-def single(field: Field, word: str) -> bytes:
+def single(field: PacketField, word: str) -> bytes:
     """An element with one address."""
     found = address_bytes(word)
     if len(found) != field.size:
@@ -196,7 +196,7 @@ def single(field: Field, word: str) -> bytes:
     return element(found)
 
 
-def range_of(field: Field, word: str) -> tuple[bytes, int]:
+def range_of(field: PacketField, word: str) -> tuple[bytes, int]:
     """Read a range: its first address, and how many bits it shares with all of them."""
     try:
         found = ip_network(word, strict=False)
@@ -209,7 +209,7 @@ def range_of(field: Field, word: str) -> tuple[bytes, int]:
     return found.network_address.packed, found.prefixlen
 
 
-def intervals(field: Field, words: Sequence[str]) -> list[bytes]:
+def intervals(field: PacketField, words: Sequence[str]) -> list[bytes]:
     """Elements where ranges begin and end, without overlaps, as trees of intervals want them."""
     whole = field.size * 8
     merged: list[list[int]] = []

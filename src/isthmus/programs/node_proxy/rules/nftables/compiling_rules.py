@@ -43,8 +43,8 @@ from isthmus.programs.node_proxy.rules.nftables.compiling_fields import (
     BITS,
     FIELDS,
     NETWORK_HEADER,
-    Field,
     ForeignRuleError,
+    PacketField,
     RuleValueError,
     address_bytes,
     address_port,
@@ -207,8 +207,8 @@ class RuleCompiler:
 
     # Matches.
 
-    def _fields(self) -> list[Field]:
-        found: list[Field] = []
+    def _fields(self) -> list[PacketField]:
+        found: list[PacketField] = []
         while True:
             for words, field in FIELDS.items():
                 if self._take(*words):
@@ -224,7 +224,7 @@ class RuleCompiler:
             if not self._take("."):
                 return found
 
-    def _match(self, fields: list[Field]) -> None:
+    def _match(self, fields: list[PacketField]) -> None:
         if self._take("vmap"):
             self._load(fields)
             self._made.append(lookup(self._container(), result=VERDICT))
@@ -244,7 +244,7 @@ class RuleCompiler:
         else:
             self._equal(fields[0], how, word)
 
-    def _load(self, fields: list[Field]) -> None:
+    def _load(self, fields: list[PacketField]) -> None:
         used = 0
         for field in fields:
             # nft names the room by 16 bytes where it can.
@@ -258,7 +258,7 @@ class RuleCompiler:
             raise ForeignRuleError(word)
         return word[1:]
 
-    def _equal(self, field: Field, how: Compare, word: str) -> None:
+    def _equal(self, field: PacketField, how: Compare, word: str) -> None:
         if field.read is None:
             raise ForeignRuleError(word)
         wanted = field.read(word)
@@ -266,7 +266,7 @@ class RuleCompiler:
             raise RuleValueError(f"{word} is an address of the other family")
         self._made += (field.load(1), compare(how, wanted))
 
-    def _within(self, field: Field, how: Compare, word: str) -> None:
+    def _within(self, field: PacketField, how: Compare, word: str) -> None:
         """Compare with a range: only its bytes are loaded, if it ends with one."""
         start, bits = range_of(field, word)
         if bits == field.size * 8:
@@ -285,7 +285,7 @@ class RuleCompiler:
 
     # Sets of a rule's own.
 
-    def _among(self, field: Field, how: Compare, words: list[str]) -> None:
+    def _among(self, field: PacketField, how: Compare, words: list[str]) -> None:
         if not field.offset:
             raise ForeignRuleError("a set of anything but addresses")
         if len(words) == 1:

@@ -10,12 +10,12 @@ from base64 import b32encode
 from enum import StrEnum
 from hashlib import sha256
 
-from isthmus.programs.node_proxy.rules.model import Endpoint, Family, PortKey
+from isthmus.programs.node_proxy.rules.model import Endpoint, IpFamily, PortKey
 
 #: The one table per family. It is kube-proxy's name on purpose: the two never run side by side.
 TABLE = "kube-proxy"
 
-NFT_FAMILY = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+NFT_FAMILY = {IpFamily.IPV4: "ip", IpFamily.IPV6: "ip6"}
 
 SERVICE = "service-"
 LOCAL = "local-"
@@ -49,7 +49,7 @@ class Container(StrEnum):
     NODE_PORT_IPS = "nodeport-ips"
 
 
-def bridge_table(family: Family) -> str:
+def bridge_table(family: IpFamily) -> str:
     """The table of the bridge family in which packets of this one are marked."""
     return f"isthmus-node-proxy-{NFT_FAMILY[family]}"
 

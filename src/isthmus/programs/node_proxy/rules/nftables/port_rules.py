@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
-from isthmus.programs.node_proxy.rules.detectors import Match
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch
 from isthmus.programs.node_proxy.rules.model import BackedPort, Endpoint
 from isthmus.programs.node_proxy.rules.nftables.names import (
     AFFINITY,
@@ -43,7 +43,7 @@ class Element(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PortRules:
+class NftablesPortRules:
     """All that one port needs. ``affinity`` are sets of clients, with their timeouts in seconds.
 
     ``no_local`` are the traffic policies, "internal" and "external", by which nothing is reached
@@ -87,7 +87,7 @@ class _Port:
         self.verdict = "drop" if backends.exist else f"goto {REJECT_CHAIN}"
 
 
-def port_rules(backed: BackedPort, settings: RuleSettings) -> PortRules:
+def port_rules(backed: BackedPort, settings: RuleSettings) -> NftablesPortRules:
     """Write what a port needs, with the settings of its family."""
     it = _Port(backed, NFT_FAMILY[settings.family])
     chains: dict[str, tuple[str, ...]] = {}
@@ -102,7 +102,7 @@ def port_rules(backed: BackedPort, settings: RuleSettings) -> PortRules:
         chains[EXTERNAL + it.base] = tuple(_external(it, settings))
     if backed.port.load_balancer_ips and backed.port.source_ranges:
         chains[FIREWALL + it.base] = (_firewall(it, settings),)
-    return PortRules(
+    return NftablesPortRules(
         elements=tuple(_elements(it)),
         chains=chains,
         affinity=affinity,
@@ -110,7 +110,7 @@ def port_rules(backed: BackedPort, settings: RuleSettings) -> PortRules:
     )
 
 
-def local_matches(settings: RuleSettings) -> tuple[Match, ...]:
+def local_matches(settings: RuleSettings) -> tuple[LocalMatch, ...]:
     """What tells local traffic, each only once: all ports of bridges bear the same mark."""
     found = settings.detector.matches(settings.family)
     return tuple({match.nft: match for match in found}.values())

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from isthmus.programs.node_proxy.rules.model import BackedPort, View
+from isthmus.programs.node_proxy.rules.model import BackedPort, ServiceView
 from isthmus.programs.node_proxy.rules.nftables.base import base_rules
 from isthmus.programs.node_proxy.rules.nftables.names import AFFINITY, Container
-from isthmus.programs.node_proxy.rules.nftables.port_rules import Element, PortRules, port_rules
-from isthmus.programs.node_proxy.rules.nftables.ruleset import Changes, Ruleset
+from isthmus.programs.node_proxy.rules.nftables.port_rules import (
+    Element,
+    NftablesPortRules,
+    port_rules,
+)
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRuleset
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 _Place = tuple[Container, str]
 
 
-class Renderer:
+class NftablesRenderer:
     """Turns views of one family, with one set of settings, into rulesets and their differences."""
 
     def __init__(self, settings: RuleSettings) -> None:
@@ -28,7 +32,7 @@ class Renderer:
         #: How many ports have no endpoint on this node, by traffic policy.
         self.no_local: Counter[str] = Counter()
         # The ports are kept too, so that no other object gets the identity of one of them.
-        self._ports: dict[int, tuple[BackedPort, PortRules]] = {}
+        self._ports: dict[int, tuple[BackedPort, NftablesPortRules]] = {}
         # Several ports may want one element: all of a Service its cluster IP, two Services the
         # same external IP. The least one is written, whatever the order they came in.
         self._claims: dict[Container, dict[str, tuple[Element, ...]]] = {
@@ -43,9 +47,9 @@ class Renderer:
         """How many rules there are."""
         return self._rules
 
-    def ruleset(self) -> Ruleset:
+    def ruleset(self) -> NftablesRuleset:
         """All of it, as the last view had it."""
-        return Ruleset(
+        return NftablesRuleset(
             family=self.settings.family,
             base=self.base,
             elements={
@@ -57,7 +61,7 @@ class Renderer:
             affinity=dict(self._affinity),
         )
 
-    def advance(self, view: View) -> Changes:
+    def advance(self, view: ServiceView) -> NftablesChanges:
         """Go on to another view; what has to be done to the ruleset of the last one."""
         now = {id(backed): backed for backed in view.ports.values()}
         fresh = now.keys() - self._ports.keys()
@@ -68,7 +72,9 @@ class Renderer:
         gone = [self._ports.pop(each)[1] for each in self._ports.keys() - now.keys()]
         return self._replace(gone, new)
 
-    def _replace(self, gone: list[PortRules], new: list[tuple[BackedPort, PortRules]]) -> Changes:
+    def _replace(
+        self, gone: list[NftablesPortRules], new: list[tuple[BackedPort, NftablesPortRules]]
+    ) -> NftablesChanges:
         step = _Step()
         for rules in gone:
             self._remove(rules, step)
@@ -77,7 +83,7 @@ class Renderer:
             self._add(rules, step)
         return self._changes(step)
 
-    def _remove(self, rules: PortRules, step: _Step) -> None:
+    def _remove(self, rules: NftablesPortRules, step: _Step) -> None:
         self.no_local.subtract(rules.no_local)
         for element in rules.elements:
             claims = self._claims[element.container]
@@ -95,7 +101,7 @@ class Renderer:
         for name in rules.affinity:
             step.affinity[name] = self._affinity.pop(name)
 
-    def _add(self, rules: PortRules, step: _Step) -> None:
+    def _add(self, rules: NftablesPortRules, step: _Step) -> None:
         self.no_local.update(rules.no_local)
         for element in rules.elements:
             claims = self._claims[element.container]
@@ -111,7 +117,7 @@ class Renderer:
             step.affinity.setdefault(name, None)
             self._affinity[name] = timeout_s
 
-    def _changes(self, step: _Step) -> Changes:
+    def _changes(self, step: _Step) -> NftablesChanges:
         removed, added = [], []
         for (container, key), before in step.elements.items():
             claims = self._claims[container].get(key)
@@ -125,7 +131,7 @@ class Renderer:
             if before is not None and self._affinity.get(name, before) != before
         }
         chains, chains_removed = self._changed_chains(step.chains, sticky_too=bool(retimed))
-        return Changes(
+        return NftablesChanges(
             elements_removed=tuple(removed),
             elements_added=tuple(added),
             chains=chains,

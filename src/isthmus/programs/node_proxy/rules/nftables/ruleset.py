@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.nftables.base import BaseRules
 from isthmus.programs.node_proxy.rules.nftables.names import Container
 from isthmus.programs.node_proxy.rules.nftables.port_rules import Element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruleset:
+class NftablesRuleset:
     """All that the table of a family has: its base, and what the ports add to it.
 
     ``affinity`` are the sets of clients by name, with their timeouts in seconds.
     """
 
-    family: Family
+    family: IpFamily
     base: BaseRules
     elements: Mapping[Container, Mapping[str, Element]] = field(default_factory=dict)
     chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Ruleset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class NftablesChanges:
     """What to do to one ruleset to make another of it; the base is the same in both.
 
     ``chains`` are written anew, whether they were there or not (``added`` were not). An affinity

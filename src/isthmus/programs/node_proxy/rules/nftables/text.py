@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from isthmus.programs.node_proxy.rules.model import Family
+from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.nftables.names import (
     NFT_FAMILY,
     REJECT_CHAIN,
@@ -19,11 +19,11 @@ from isthmus.programs.node_proxy.rules.nftables.names import (
     is_port_chain,
 )
 from isthmus.programs.node_proxy.rules.nftables.port_rules import Element
-from isthmus.programs.node_proxy.rules.nftables.ruleset import Changes, Ruleset
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRuleset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ExistingTable:
     """What a table that is already there has, by name; of affinity sets the timeouts too.
 
     ``heads`` are those chains that hook into something, and how, as ``BaseRules`` writes it.
@@ -35,17 +35,17 @@ class Found:
     maps: frozenset[str] = frozenset()
     affinity: Mapping[str, int] = field(default_factory=dict)
 
-    def stale(self, ruleset: Ruleset) -> set[str]:
+    def stale(self, ruleset: NftablesRuleset) -> set[str]:
         """The chains of ports that a ruleset has no more."""
         return {name for name in self.chains - ruleset.chains.keys() if is_port_chain(name)}
 
 
-def table_of(family: Family) -> str:
+def table_of(family: IpFamily) -> str:
     """The table of a family, as nft names it."""
     return f"{NFT_FAMILY[family]} {TABLE}"
 
 
-def rebuilt(ruleset: Ruleset, *, bridge_there: bool = False) -> str:
+def rebuilt(ruleset: NftablesRuleset, *, bridge_there: bool = False) -> str:
     """Write a ruleset in place of whatever there was; sets of clients begin empty."""
     table = table_of(ruleset.family)
     lines = [f"add table {table}", f"delete table {table}"]
@@ -53,7 +53,7 @@ def rebuilt(ruleset: Ruleset, *, bridge_there: bool = False) -> str:
     return _text(lines, _whole(ruleset, frozenset()), bridge, _bridge(ruleset))
 
 
-def renewed(ruleset: Ruleset, found: Found, *, bridge_there: bool = False) -> str:
+def renewed(ruleset: NftablesRuleset, found: ExistingTable, *, bridge_there: bool = False) -> str:
     """Write a ruleset over what was found; clients stay with the endpoints that they have.
 
     Base chains stay hooked, and maps and sets are filled anew rather than made anew: a packet
@@ -82,7 +82,7 @@ def renewed(ruleset: Ruleset, found: Found, *, bridge_there: bool = False) -> st
     return _text(lines, _whole(ruleset, kept), _bridge_renewed(ruleset, there=bridge_there))
 
 
-def _unfit(chain: str, head: str | None, ruleset: Ruleset) -> bool:
+def _unfit(chain: str, head: str | None, ruleset: NftablesRuleset) -> bool:
     # Maps name chains of ports and the one that rejects: those may not be deleted yet.
     if is_port_chain(chain) or chain == REJECT_CHAIN:
         return False
@@ -90,7 +90,7 @@ def _unfit(chain: str, head: str | None, ruleset: Ruleset) -> bool:
     return chain not in ruleset.base.chains or ruleset.base.heads.get(chain) != head
 
 
-def difference(family: Family, changes: Changes, delete: Iterable[str] = ()) -> str:
+def difference(family: IpFamily, changes: NftablesChanges, delete: Iterable[str] = ()) -> str:
     """Write changes, and the deletion of chains that were emptied earlier."""
     table = table_of(family)
     lines: list[str] = []
@@ -106,7 +106,7 @@ def difference(family: Family, changes: Changes, delete: Iterable[str] = ()) -> 
     return _text(lines)
 
 
-def _whole(ruleset: Ruleset, kept: Iterable[str]) -> Iterator[str]:
+def _whole(ruleset: NftablesRuleset, kept: Iterable[str]) -> Iterator[str]:
     table, base = table_of(ruleset.family), ruleset.base
     yield f'add table {table} {{ comment "rules for kube-proxy" ; }}'
     for container, (kind, written) in base.containers.items():
@@ -131,7 +131,7 @@ def _rules(table: str, chains: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
             yield f"add rule {table} {name} {rule}"
 
 
-def _affinity(table: str, family: Family, sets: Mapping[str, int]) -> Iterator[str]:
+def _affinity(table: str, family: IpFamily, sets: Mapping[str, int]) -> Iterator[str]:
     for name, timeout_s in sets.items():
         yield (
             f"add set {table} {name} {{ type ipv{family.version}_addr ;"
@@ -152,7 +152,7 @@ def _elements(verb: str, table: str, elements: Iterable[Element]) -> Iterator[st
         yield "}"
 
 
-def _bridge_renewed(ruleset: Ruleset, *, there: bool) -> Iterator[str]:
+def _bridge_renewed(ruleset: NftablesRuleset, *, there: bool) -> Iterator[str]:
     name = ruleset.base.bridge_table
     if ruleset.base.bridge is None:
         if there:
@@ -164,7 +164,7 @@ def _bridge_renewed(ruleset: Ruleset, *, there: bool) -> Iterator[str]:
     yield from _bridge(ruleset)
 
 
-def _bridge(ruleset: Ruleset) -> Iterator[str]:
+def _bridge(ruleset: NftablesRuleset) -> Iterator[str]:
     rules, name = ruleset.base.bridge, ruleset.base.bridge_table
     if rules is None:
         return
