@@ -17,7 +17,7 @@ from isthmus.hosting.own_parts_routes import (
     routes_document,
     shared_addresses,
 )
-from isthmus.manifests import containers, objects, pods
+from isthmus.manifests import containers, pods, volumes
 from isthmus.manifests.arguments import arguments, for_pod
 from isthmus.manifests.pods import Manifest, Pod
 from isthmus.manifests.volumes import File
@@ -72,7 +72,7 @@ def _deployment(namespace: str, choices: Choices) -> Manifest:
     settings = load(SniRouterSettings, flags, {})
     settings.validate()
     file = File.named("--config", _CONFIG)
-    volume = objects.config_map("routes", CONFIG_MAP, {file.path.name: file})
+    volume = volumes.config_map("routes", CONFIG_MAP, {file.path.name: file})
     container = containers.container(
         "sni-router",
         choices.image,

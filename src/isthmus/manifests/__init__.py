@@ -1,7 +1,7 @@
-"""Settings in, text out: Kubernetes manifests, systemd units, kubeconfigs. Nothing is read or sent.
+"""Settings in, text out: Kubernetes manifests, the Helm chart, systemd units. Nothing is sent.
 
-volumes.py and objects.py know where files come from, containers.py what a container may do, pods.py
-and patches.py what goes around containers, systemd.py and ignition.py how a node is told. agent.py,
-sidecar.py, server.py and apiserver_proxy.py put programs together from them; apiserver.py,
-egress.py and kubeconfig.py write what kube-apiserver and a node need to find each other.
+A program: agent.py, server.py with server_plan.py, apiserver_proxy.py, sidecar.py. What they are
+put together from: volumes.py (where files come from), containers.py, pods.py, around.py (rights,
+Services, budgets, policies), systemd.py. All of it for values of the Helm chart: installation.py
+and chart.py. What watches it: alerts.py, grafana.py. Flags are in settings*.py and command.py.
 """

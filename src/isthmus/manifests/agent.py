@@ -8,16 +8,16 @@ through that agent. What must be there before the node has joined comes from the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import quote
 
 from isthmus.errors import ConfigError
-from isthmus.manifests import containers, objects, pods, volumes
-from isthmus.manifests.agent_around import around_agent
-from isthmus.manifests.agent_unit import agent_unit
+from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
-from isthmus.manifests.extras import NOTHING, Extras
-from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests.around import AGENT_VERBS, Owner
+from isthmus.manifests.pods import NOTHING, Extras, Manifest, Pod
 from isthmus.manifests.settings import (
     DAEMON_SET,
     DEPLOYMENT,
@@ -26,11 +26,14 @@ from isthmus.manifests.settings import (
     SYSTEMD,
     ManifestSettings,
 )
+from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, File, Volume
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.settings.identifiers import Identifiers
 from isthmus.settings.options import options_of
+from isthmus.values import is_address
 
 TOKEN_FLAG = "--service-account-token-path"
 _CA_FLAG = "--ca-cert"
@@ -186,7 +189,7 @@ def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
             volume = volumes.projected_token(file, audience=manifest.token_audience)
             apart["the token"] = file, volume
         elif file.flag == _CA_FLAG and manifest.ca_config_map:
-            volume = objects.config_map("ca", manifest.ca_config_map, {"ca.crt": file})
+            volume = volumes.config_map("ca", manifest.ca_config_map, {"ca.crt": file})
             apart["the ConfigMap"] = file, volume
         else:
             files.append(file)
@@ -248,16 +251,48 @@ def _proxies(manifest: ManifestSettings) -> dict[str, str]:
     return {"HTTPS_PROXY": manifest.https_proxy, **without}
 
 
+_UNIT_COMMENTS = (
+    "An agent of Isthmus, which has to run before the kubelet can reach kube-apiserver.",
+    "",
+    "    groupadd --system {group}",
+    "    chgrp {group} FILES && chmod 0640 FILES      # {names}",
+    "    systemctl enable --now UNIT",
+    "",
+    "The agent reads its files again when they change: no restart, no credentials of systemd,",
+    "which are copies from when a unit was started. It has no capability; what needs one is done",
+    "before it starts and after it ends.",
+)
+
+
 def _unit(plan: AgentPlan) -> str:
-    return agent_unit(
-        executable=plan.manifest.executable,
-        group=plan.manifest.unit_group,
-        args=plan.args,
-        setup=plan.setup,
-        takes_node_traffic=plan.settings.takes_node_traffic,
+    group, names = plan.manifest.unit_group, file_names(plan.files)
+    unit = ServiceUnit(
+        description="Isthmus agent",
+        comments=[line.format(group=group, names=names) for line in _UNIT_COMMENTS],
+        commands=_unit_commands(plan),
         files=plan.files,
+        # A dynamic user owns nothing, and cannot change the files' modes either.
+        user=[("DynamicUser", "yes"), ("SupplementaryGroups", group)],
+        before_kubelet=plan.settings.takes_node_traffic,
         grace_s=plan.grace_s,
     )
+    return unit.to_text()
+
+
+def _unit_commands(plan: AgentPlan) -> Lines:
+    executable, setup = plan.manifest.executable, plan.setup
+    start = ("ExecStart", command_line([executable, *plan.args]))
+    prepare = command_line([executable, *setup])
+    if not plan.settings.takes_node_traffic:
+        return [("ExecStartPre", f"+-{prepare}"), start] if setup else [start]
+    # Another agent of the node may share the address: then it stays, and that is no failure.
+    remove = [each for each in setup if not each.startswith("--uplink-interface")]
+    clean_up = command_line([executable, *remove, "--remove"])
+    return [
+        *([("ExecStartPre", f"+{prepare}")] if setup else []),
+        start,
+        ("ExecStopPost", f"+-{clean_up}"),
+    ]
 
 
 _WRITERS: Mapping[str, Callable[[AgentPlan], str]] = {
@@ -277,3 +312,69 @@ def plan_warnings(plan: AgentPlan) -> list[str]:
             f" {plan.settings.bind_address} from the node when it starts"
         )
     return found
+
+
+def around_agent(
+    manifest: ManifestSettings, settings: AgentSettings, *, account: bool
+) -> list[Manifest]:
+    """Everything that is to be there besides the pods themselves, in the order to make it."""
+    owner = Owner(name=manifest.name, namespace=manifest.namespace)
+    found = [around.service_account(owner)] if account else []
+    if settings.count_server_leases and not settings.kubeconfig:
+        found += around.lease_rights(
+            owner, owner.account, namespace=settings.lease_namespace, verbs=AGENT_VERBS
+        )
+    if manifest.form == DEPLOYMENT and manifest.disruption_budget and manifest.replicas > 1:
+        found.append(around.disruption_budget(owner))
+    if has_policy(manifest):
+        found.append(_policy(owner, manifest, settings))
+    return found
+
+
+def has_policy(manifest: ManifestSettings) -> bool:
+    """Whether a NetworkPolicy means anything: for pods with a network of their own."""
+    return manifest.network_policy and (manifest.form == DEPLOYMENT or not manifest.host_network)
+
+
+def _policy(owner: Owner, manifest: ManifestSettings, settings: AgentSettings) -> Manifest:
+    """Nobody connects to an agent but for its health and metrics.
+
+    What goes out is what it is there for: pods, Services and nodes, whatever their addresses. Where
+    networks were named it is those, DNS, and its servers wherever they are.
+    """
+    ingress = [around.to_ports(settings.health_server_port)]
+    if not manifest.allow_cidr:
+        return around.network_policy(owner, ingress)
+    egress = [
+        around.to_dns(),
+        around.to_ports(settings.proxy_server_port),
+        {"to": around.blocks(manifest.allow_cidr)},
+    ]
+    return around.network_policy(owner, ingress, egress)
+
+
+def identifiers(texts: Sequence[str], given: str = "") -> str:
+    """A text for --agent-identifiers; ``given`` is one that was typed, which stays in front.
+
+    Raises:
+        ConfigError: a text is neither address, network nor host; the sentence quotes it.
+    """
+    pairs: dict[str, None] = {}
+    for text in texts:
+        try:
+            # Quoted, so that a text stays one value whatever is in it.
+            found = Identifiers.parse(f"{_kind(text)}={quote(text, safe=':/')}")
+        except ValueError:
+            raise ConfigError(
+                f"--stand-for takes an address, a network or a host, not {text!r}"
+            ) from None
+        pairs[found.to_query()] = None
+    return "&".join(filter(None, (given, *pairs)))
+
+
+def _kind(text: str) -> str:
+    if "/" in text:
+        return "cidr"
+    if not is_address(text):
+        return "host"
+    return f"ipv{ip_address(text).version}"

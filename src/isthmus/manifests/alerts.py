@@ -1,16 +1,411 @@
-"""Prometheus rules over our metrics, as a file and as an object of the Prometheus operator.
-
-What to do about each alert is docs/how-to/monitoring.md; that every name is a metric of ours, that
-promtool takes the rules, and that each alert fires and stays quiet is tested.
-"""
+"""The indicators that our objectives are held against, as recording rules of Prometheus."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from isthmus.manifests.alert_list import ALERTS
-from isthmus.manifests.indicators import recorded
+from isthmus.net.rules_expiry import BAD, BAD_SHARE, WARN, WARN_SHARE
 from isthmus.settings.go_yaml_writing import to_yaml
+
+#: Failures of dials that are ours; the others say something about targets or policy.
+OUR_FAILURES = "no_agent|agent_lost|too_many|internal"
+THEIR_FAILURES = "refused|timed_out|unreachable|unresolved"
+#: The share of dials that should not fail by us.
+OBJECTIVE = 0.999
+GO = "konnectivity_network_proxy_"
+
+
+_FAULTS = f'isthmus_server_dial_failures_total{{reason=~"{OUR_FAILURES}"}}'
+#: A ratio over a few dials means little: its alerts also need this many failures in the window.
+_LEAST_FAILURES = 5
+
+
+def _enough(failures: str, window: str, by: str) -> str:
+    return f"sum by ({by}) (increase({failures}[{window}])) >= {_LEAST_FAILURES}"
+
+
+def enough_faults(window: str) -> str:
+    """Whether more dials failed by us than may happen to a server that has little to do."""
+    return _enough(_FAULTS, window, "job")
+
+
+def _fault_ratio(window: str) -> str:
+    return (
+        f"sum by (job) (rate({_FAULTS}[{window}])) / "
+        f"(sum by (job) (rate({GO}server_dial_duration_seconds_count[{window}]))"
+        f" + sum by (job) (rate(isthmus_server_dial_failures_total[{window}])))"
+    )
+
+
+def fault_ratio_name(window: str) -> str:
+    """What the share of dials that failed by us is recorded as."""
+    return f"isthmus:server_dial_faults:ratio_rate{window}"
+
+
+#: What becomes of connections from nodes that fail, for whatever reason. Who leaves at once, as a
+#: probe does, and who comes from outside is nobody whom we failed.
+NODE_FAILURES = "denied|failed|no_server|unanswered|too_many|gave_up|drained"
+
+
+_NODE_CONNECTIONS = "isthmus_agent_node_connections_total"
+_FAILED_CONNECTIONS = f'{_NODE_CONNECTIONS}{{result=~"{NODE_FAILURES}"}}'
+
+
+def node_failures(window: str, by: str) -> str:
+    """The share of connections from nodes to the control plane that fail."""
+    counted = f'{_NODE_CONNECTIONS}{{result=~"joined|{NODE_FAILURES}"}}'
+    return (
+        f"sum by ({by}) (rate({_FAILED_CONNECTIONS}[{window}])) / "
+        f"sum by ({by}) (rate({counted}[{window}]))"
+    )
+
+
+def enough_node_failures(window: str, by: str = "job") -> str:
+    """Whether more of them failed than may happen to a node that has little to ask."""
+    return _enough(_FAILED_CONNECTIONS, window, by)
+
+
+def node_failure_name(window: str) -> str:
+    """What the share of connections from nodes that failed is recorded as."""
+    return f"isthmus:agent_node_connection_failures:ratio_rate{window}"
+
+
+WINDOWS = ("5m", "30m", "1h", "6h")
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Rules that only compute: the indicators that objectives are held against."""
+    return [
+        *({"record": fault_ratio_name(window), "expr": _fault_ratio(window)} for window in WINDOWS),
+        *(
+            {"record": node_failure_name(window), "expr": node_failures(window, "job")}
+            for window in WINDOWS
+        ),
+        {
+            "record": "isthmus:agent_node_dial_duration_seconds:p99_rate5m",
+            "expr": "histogram_quantile(0.99, sum by (job, le)"
+            " (rate(isthmus_agent_node_dial_duration_seconds_bucket[5m])))",
+        },
+        {
+            "record": "isthmus:server_dial_duration_seconds:p99_rate5m",
+            "expr": "histogram_quantile(0.99, sum by (job, le)"
+            f" (rate({GO}server_dial_duration_seconds_bucket[5m])))",
+        },
+        {
+            "record": "isthmus:server_bytes:rate5m",
+            "expr": "sum by (job, direction) (rate(isthmus_server_bytes_total[5m]))",
+        },
+    ]
+
+
+CRITICAL, WARNING, INFO = "critical", "warning", "info"
+_RUNBOOK = "docs/how-to/monitoring.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One alert: when, for how long, how bad, and what to tell."""
+
+    name: str
+    expr: str
+    lasting: str
+    severity: str
+    summary: str
+    description: str
+
+    def to_rule(self) -> dict[str, Any]:
+        """As in a rules file."""
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            "for": self.lasting,
+            "labels": {"severity": self.severity},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook": f"{_RUNBOOK}#{self.name.lower()}",
+            },
+        }
+
+
+_BUDGET = 1 - OBJECTIVE
+
+
+def _burns(
+    short: str,
+    long: str,
+    factor: float,
+    name: Callable[[str], str] = fault_ratio_name,
+    enough: Callable[[str], str] = enough_faults,
+) -> str:
+    limit = f"{factor * _BUDGET:.4g}"
+    return f"{name(short)} > {limit} and {name(long)} > {limit} and {enough(long)}"
+
+
+def _any(suffix: str) -> str:
+    """The metric of every Isthmus program that has one."""
+    return f'{{__name__=~"isthmus_.+_{suffix}"}}'
+
+
+def _certificate_left(least: timedelta, share: int) -> str:
+    """Less is left of a certificate than net/rules_expiry.py wants."""
+    end, start = (_any(f"certificate_{it}_timestamp_seconds") for it in ("expiry", "start"))
+    return f"{end} - time() < clamp_max(({end} - {start}) / {share}, {least.days} * 86400)"
+
+
+def _new(suffix: str, window: str) -> str:
+    """How much a counter of whatever program grew."""
+    # Aggregated, because programs in one pod may not differ but by name, and rate() drops it.
+    labelled = f'label_replace({_any(suffix)}, "metric", "$1", "__name__", "(.+)")'
+    return f"sum by (job, instance, metric) (increase(({labelled})[{window}:1m]))"
+
+
+_AT = "{{ $labels.instance }}"
+
+ALERTS = (
+    Alert(
+        name="IsthmusServerNoAgents",
+        expr=f"max by (job, instance) ({GO}server_ready_backends) == 0",
+        lasting="2m",
+        severity=CRITICAL,
+        summary=f"Server {_AT} has no agent",
+        description="Nothing in the cluster can be reached through this server: logs, exec,"
+        " webhooks and aggregated APIs fail.",
+    ),
+    Alert(
+        name="IsthmusDialsFailFast",
+        expr=_burns("5m", "1h", 14.4),
+        lasting="2m",
+        severity=CRITICAL,
+        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail by our fault",
+        description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
+        " two days. Failures at targets do not count here.",
+    ),
+    Alert(
+        name="IsthmusDialsFailSlow",
+        expr=_burns("30m", "6h", 6),
+        lasting="15m",
+        severity=WARNING,
+        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail by our fault",
+        description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
+        " five days.",
+    ),
+    Alert(
+        name="IsthmusDialsSlow",
+        expr="isthmus:server_dial_duration_seconds:p99_rate5m > 2.5",
+        lasting="10m",
+        severity=WARNING,
+        summary="One dial in a hundred takes more than {{ $value | humanizeDuration }}",
+        description="Targets, the network behind the agents, or name resolution there are slow; the"
+        " snapshot tells which agent.",
+    ),
+    Alert(
+        name="IsthmusTargetsFail",
+        expr=f'sum by (job) (rate(isthmus_server_dial_failures_total{{reason=~"{THEIR_FAILURES}"}}'
+        f"[15m])) > sum by (job) (rate({GO}server_dial_duration_seconds_count[15m]))",
+        lasting="15m",
+        severity=WARNING,
+        summary="More dials of {{ $labels.job }} fail at their targets than succeed",
+        description="Agents are there, and what they dial refuses, is unreachable or has no name.",
+    ),
+    Alert(
+        name="IsthmusAgentNoServer",
+        expr=f"{GO}agent_open_server_connections == 0",
+        lasting="2m",
+        severity=CRITICAL,
+        summary=f"Agent {_AT} is linked to no server",
+        description="It cannot be dialed through, and its node's own connections to the control"
+        " plane wait.",
+    ),
+    Alert(
+        name="IsthmusAgentMissesServers",
+        expr=f"{GO}agent_open_server_connections < {GO}agent_known_server_count"
+        f" and {GO}agent_open_server_connections > 0",
+        lasting="10m",
+        severity=WARNING,
+        summary=f"Agent {_AT} is not linked to every server",
+        description="Dials that come to the servers it misses cannot use it.",
+    ),
+    Alert(
+        name="IsthmusLinksBreak",
+        expr="sum by (job, instance) (increase(isthmus_server_link_failures_total"
+        '{reason="lost"}[15m])) > 10',
+        lasting="5m",
+        severity=WARNING,
+        summary=f"Links of {_AT} break: {{{{ $value | humanize }}}} in 15 minutes",
+        description="Tunnels on a link that breaks are reset. Look at the network between server"
+        " and agents, and at balancers with idle timeouts.",
+    ),
+    Alert(
+        name="IsthmusAgentsRefused",
+        expr="sum by (job, instance) (increase(isthmus_server_link_failures_total"
+        '{reason=~"tls|refused|protocol"}[15m])) > 3',
+        lasting="5m",
+        severity=WARNING,
+        summary=f"{_AT} refuses agents",
+        description="Their certificates, tokens or claims are not what the server accepts.",
+    ),
+    Alert(
+        name="IsthmusCertificateExpires",
+        expr=_certificate_left(WARN, WARN_SHARE),
+        lasting="1h",
+        severity=WARNING,
+        summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
+        description="Replace the file: it is picked up without a restart.",
+    ),
+    Alert(
+        name="IsthmusCertificateExpiresSoon",
+        expr=_certificate_left(BAD, BAD_SHARE),
+        lasting="5m",
+        severity=CRITICAL,
+        summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
+        description="After that every new link and connection that needs it fails.",
+    ),
+    Alert(
+        name="IsthmusReloadFails",
+        expr=f"{_new('reload_failures_total', '15m')} > 0",
+        lasting="0m",
+        severity=WARNING,
+        summary=f"{_AT} could not use a file that changed",
+        description="It goes on with the one before: {{ $labels.metric }}; its log names the file.",
+    ),
+    Alert(
+        name="IsthmusEventLoopStalls",
+        expr=f"{_new('loop_stalls_total', '10m')} > 0",
+        lasting="0m",
+        severity=WARNING,
+        summary=f"{_AT} stood still for more than five seconds",
+        description="Its log says where, or the machine gave it no time.",
+    ),
+    Alert(
+        name="IsthmusServerBusy",
+        expr="histogram_quantile(0.99, sum by (job, instance, le)"
+        " (rate(isthmus_server_loop_lag_seconds_bucket[5m]))) > 0.1",
+        lasting="15m",
+        severity=WARNING,
+        summary=f"{_AT} has more to do than its core can",
+        description="Everything it carries waits a little each time; add servers.",
+    ),
+    Alert(
+        name="IsthmusMemoryHeld",
+        expr="isthmus_server_held_bytes > 512 * 1024 * 1024",
+        lasting="10m",
+        severity=WARNING,
+        summary=f"{_AT} holds {{{{ $value | humanize1024 }}}}B that nobody reads",
+        description="Clients or targets stopped reading; the snapshot tells which tunnels stall.",
+    ),
+    Alert(
+        name="IsthmusStreamsReset",
+        expr=f"{_new('streams_reset_for_budget_total', '15m')} > 0",
+        lasting="0m",
+        severity=WARNING,
+        summary=f"{_AT} reset connections to stay inside its memory",
+        description="Those of the largest holders that nobody read from.",
+    ),
+    Alert(
+        name="IsthmusAuditLosesRecords",
+        expr="sum by (job, instance) (increase(isthmus_server_audit_records_dropped_total[15m])"
+        " + increase(isthmus_server_audit_write_errors_total[15m])) > 0",
+        lasting="0m",
+        severity=CRITICAL,
+        summary=f"The audit log of {_AT} is not complete",
+        description="It cannot be written, or not quickly enough: look at its disk.",
+    ),
+    Alert(
+        name="IsthmusAuditNotWritten",
+        expr="max by (job, instance) (isthmus_server_audit_failing) > 0",
+        lasting="1m",
+        severity=CRITICAL,
+        summary=f"{_AT} cannot write its audit log",
+        description="Its disk is full, or the file cannot be opened. With --audit-on-failure=deny"
+        " it refuses every new connection until it can.",
+    ),
+    Alert(
+        name="IsthmusFilesRunOut",
+        expr="process_open_fds / process_max_fds > 0.8"
+        " and on (job, instance) isthmus_build_info",
+        lasting="5m",
+        severity=WARNING,
+        summary=f"{_AT} has used {{{{ $value | humanizePercentage }}}} of its descriptors",
+        description="A server needs one for each connection of a client, an agent one for each"
+        " target; raise the limit (LimitNOFILE=).",
+    ),
+    Alert(
+        name="IsthmusDrainsForLong",
+        expr=f"{_any('draining')} == 1",
+        lasting="10m",
+        severity=WARNING,
+        summary=f"{_AT} drains and does not end",
+        description="It takes no new dials; long tunnels keep it, or nobody ends it.",
+    ),
+    Alert(
+        name="IsthmusNodesCutOff",
+        expr=f"{node_failures('10m', 'job, instance')} > 0.5"
+        f" and {enough_node_failures('10m', 'job, instance')}"
+        " or max by (job, instance) (isthmus_agent_node_traffic_ready) == 0",
+        lasting="5m",
+        severity=CRITICAL,
+        summary=f"The node of {_AT} cannot reach the control plane",
+        description="Most of its connections fail, or none can be served: they are denied, refused"
+        " or not answered, or no server carries them. Its /readyz and its log say why.",
+    ),
+    Alert(
+        name="IsthmusNodeConnectionsFail",
+        expr=_burns("5m", "1h", 14.4, node_failure_name, enough_node_failures),
+        lasting="2m",
+        severity=CRITICAL,
+        summary="{{ $value | humanizePercentage }} of connections from nodes of {{ $labels.job }}"
+        " to the control plane fail",
+        description="For whatever reason. At this rate a month's budget (objective 99.9 %) is gone"
+        " in two days.",
+    ),
+    Alert(
+        name="IsthmusUpstreamDown",
+        expr="isthmus_apiserver_proxy_upstream_up == 0",
+        lasting="5m",
+        severity=WARNING,
+        summary=f"{{{{ $labels.upstream }}}} is down for {_AT}",
+        description="Connections go to the other upstreams, if there are any.",
+    ),
+    Alert(
+        name="IsthmusNoUpstream",
+        expr="max by (job, instance) (isthmus_apiserver_proxy_upstream_up) == 0",
+        lasting="1m",
+        severity=CRITICAL,
+        summary=f"{_AT} has no upstream that works",
+        description="Its node cannot reach kube-apiserver.",
+    ),
+    Alert(
+        name="IsthmusGuestNamesFail",
+        expr=f"{_any('tunnel_healthy')} == 0",
+        lasting="5m",
+        severity=WARNING,
+        summary=f"Sidecar {_AT} cannot ask the guest cluster's DNS",
+        description="Names go to the management cluster's meanwhile.",
+    ),
+    Alert(
+        name="IsthmusServiceRulesFail",
+        expr="sum by (job, instance) ("
+        "increase(kubeproxy_sync_proxy_rules_iptables_restore_failures_total[15m])) > 0"
+        " or sum by (job, instance) ("
+        "increase(kubeproxy_sync_proxy_rules_nftables_sync_failures_total[15m])) > 0",
+        lasting="5m",
+        severity=CRITICAL,
+        summary=f"Node proxy {_AT} cannot write its rules",
+        description="Services of this node go on as they were; changes do not arrive.",
+    ),
+    Alert(
+        name="IsthmusVersionsDiffer",
+        expr="count by (program) (count by (program, version) (isthmus_build_info)) > 1",
+        lasting="1d",
+        severity=INFO,
+        summary="More than one version of {{ $labels.program }} runs since yesterday",
+        description="Neighbouring versions work together; an update may have stopped half-way.",
+    ),
+)  # fmt: skip
 
 
 def rules() -> dict[str, Any]:

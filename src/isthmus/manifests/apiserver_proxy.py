@@ -7,18 +7,21 @@ program, with the one capability that takes, and by no script.
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
 
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, pods, volumes
-from isthmus.manifests.apiserver_proxy_unit import proxy_unit
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
-from isthmus.manifests.ignition import IgnitionFile, ignition
 from isthmus.manifests.pods import Pod
 from isthmus.manifests.settings import STATIC_POD
 from isthmus.manifests.settings_apiserver_proxy import IGNITION, ApiserverProxyManifestSettings
+from isthmus.manifests.systemd import ServiceUnit, command_line, file_names
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, File
 from isthmus.programs.apiserver_proxy.plan import ProxyPlan
 from isthmus.programs.apiserver_proxy.settings import IN_THE_FILE, ApiserverProxySettings
@@ -171,18 +174,35 @@ def _ports(plan: ProxyManifestPlan) -> dict[str, int]:
     return {**named, "health": plan.settings.health_port}
 
 
+_UNIT_COMMENTS = (
+    "The address of kube-apiserver on this node, which leads to a control plane elsewhere.",
+    "",
+    "    groupadd --system {group}",
+    "    chgrp {group} FILES && chmod 0640 FILES      # {names}",
+    "    systemctl enable --now UNIT",
+)
+
+
 def _unit(plan: ProxyManifestPlan) -> str:
-    known = plan.known
-    connections = (known or ProxyPlan()).max_connections
-    return proxy_unit(
-        executable=plan.manifest.executable,
-        group=plan.manifest.unit_group,
-        args=plan.args,
-        capabilities=plan.capabilities,
+    group, names = plan.manifest.unit_group, file_names(plan.files) or "none"
+    connections = (plan.known or ProxyPlan()).max_connections
+    unit = ServiceUnit(
+        description="Isthmus apiserver proxy",
+        comments=[line.format(group=group, names=names) for line in _UNIT_COMMENTS],
+        commands=[
+            # The program itself puts the address on lo and removes it: no script, no second unit.
+            ("ExecStart", command_line([plan.manifest.executable, *plan.args])),
+            # A changed --config is noticed by itself; this is for who cannot wait.
+            ("ExecReload", "/bin/kill -HUP $MAINPID"),
+        ],
         files=plan.files,
+        user=[("DynamicUser", "yes"), ("SupplementaryGroups", group)],
+        capabilities=plan.capabilities,
+        before_kubelet=True,
         grace_s=plan.grace_s,
         max_files=max(65536, 4 * connections + 1024),
     )
+    return unit.to_text()
 
 
 def _ignition(plan: ProxyManifestPlan) -> str:
@@ -228,3 +248,59 @@ def plan_warnings(plan: ProxyManifestPlan) -> list[str]:
             f"the node must have these files already, or --file brings them: {', '.join(missing)}"
         )
     return found
+
+
+VERSION = "3.2.0"
+#: Left as they are in a URL, besides letters and digits (RFC 3986 §3.3, without what starts a part)
+_SAFE = "/:=,;@!*()-._~"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IgnitionFile:
+    """A file of root; ``group`` is a name or a number, empty for root's."""
+
+    path: str
+    contents: bytes
+    mode: int
+    group: str | int = ""
+
+    def to_field(self) -> dict[str, Any]:
+        """As in ``storage.files``."""
+        found: dict[str, Any] = {
+            "path": self.path,
+            "mode": self.mode,
+            "overwrite": True,
+            "contents": {"source": data_url(self.contents)},
+        }
+        if self.group != "":
+            found["group"] = {"name" if isinstance(self.group, str) else "id": self.group}
+        return found
+
+
+def data_url(contents: bytes) -> str:
+    """The contents as a URL: readable where it is text, else in base64."""
+    try:
+        contents.decode("ascii")
+    except UnicodeDecodeError:
+        return f"data:;base64,{base64.b64encode(contents).decode()}"
+    return f"data:,{quote(contents, safe=_SAFE)}"
+
+
+def ignition(
+    files: Sequence[IgnitionFile],
+    *,
+    units: Mapping[str, str] | None = None,
+    groups: Sequence[str] = (),
+) -> str:
+    """Write it; ``units`` are texts by name, and enabled; ``groups`` are made, as system groups."""
+    document: dict[str, Any] = {"ignition": {"version": VERSION}}
+    if groups:
+        document["passwd"] = {"groups": [{"name": name, "system": True} for name in groups]}
+    document["storage"] = {"files": [file.to_field() for file in files]}
+    if units:
+        document["systemd"] = {
+            "units": [
+                {"name": name, "enabled": True, "contents": text} for name, text in units.items()
+            ]
+        }
+    return json.dumps(document, indent=2) + "\n"

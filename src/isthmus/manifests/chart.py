@@ -14,8 +14,7 @@ from typing import Any
 
 from isthmus import __version__
 from isthmus.manifests.alerts import rules_text
-from isthmus.manifests.settings_value import Shape, Tree, Value, leaves
-from isthmus.manifests.settings_values import SECTIONS, VALUES
+from isthmus.manifests.settings_values import SECTIONS, VALUES, Shape, Tree, Value, leaves
 
 NAME = "isthmus"
 #: What the templates use: a preStop that sleeps is known since 1.30.

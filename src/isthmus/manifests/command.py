@@ -13,12 +13,15 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.manifests.command_all import everything
-from isthmus.manifests.command_monitoring import monitoring
+from isthmus.frame.cli.texts import filled
 from isthmus.manifests.settings import ManifestSettings
 from isthmus.manifests.settings_apiserver_proxy import ApiserverProxyManifestSettings
-from isthmus.manifests.settings_server import ServerManifestSettings, with_defaults
-from isthmus.manifests.settings_server_forms import lease_namespace, own_defaults
+from isthmus.manifests.settings_server import (
+    ServerManifestSettings,
+    lease_namespace,
+    own_defaults,
+    with_defaults,
+)
 from isthmus.manifests.settings_sidecar import SidecarManifestSettings
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
@@ -82,9 +85,8 @@ def _print(text: str, said: Iterable[str], vain: Sequence[str]) -> int:
 
 
 def _agent(**given: tuple[str, ...]) -> int:
-    from isthmus.manifests.agent import AgentPlan, agent_manifest, plan_warnings
+    from isthmus.manifests.agent import AgentPlan, agent_manifest, identifiers, plan_warnings
     from isthmus.manifests.arguments import with_examples
-    from isthmus.manifests.standing_for import identifiers
 
     typed, flags = _split(given, ManifestSettings)
     manifest = load(ManifestSettings, typed, {})
@@ -101,8 +103,12 @@ def _agent(**given: tuple[str, ...]) -> int:
 
 
 def _sidecar(**given: tuple[str, ...]) -> int:
-    from isthmus.manifests.sidecar import SidecarPlan, plan_warnings, sidecar_manifest
-    from isthmus.manifests.sidecar_plan import plan_sidecars
+    from isthmus.manifests.sidecar import (
+        SidecarPlan,
+        plan_sidecars,
+        plan_warnings,
+        sidecar_manifest,
+    )
 
     typed, flags = _split(given, SidecarManifestSettings)
     manifest = load(SidecarManifestSettings, typed, {})
@@ -186,6 +192,116 @@ def _both() -> tuple[Option, ...]:
         for option in options_of(settings)
     }
     return tuple(named.values())
+
+
+@click.command(
+    name="all",
+    short_help="Write a whole installation, as the Helm chart does",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--values",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    help="Read these values of the Helm chart; repeatable, later files count more",
+)
+@click.option(
+    "--namespace",
+    metavar="NAME",
+    default="kube-system",
+    show_default=True,
+    help="Put everything into this namespace",
+)
+def everything(files: tuple[str, ...], namespace: str) -> int:
+    """Write a whole installation, as the Helm chart does
+
+    Server and agents with their rights, Services, budgets and network policies. Secrets and
+    ConfigMaps with certificates are yours; which, is said on standard error.
+
+    \b
+    Example:
+      isthmus manifest all | kubectl apply --server-side -f -
+      isthmus manifest all --values=values.yaml --namespace=isthmus > isthmus.yaml
+    """
+    from isthmus.manifests.installation import installation, needed_objects
+    from isthmus.manifests.settings import check_namespace
+    from isthmus.manifests.settings_values import VALUES, defaults, merged, read
+    from isthmus.settings.go_yaml_writing import to_yaml
+
+    check_namespace(namespace)
+    values = defaults(VALUES)
+    for path in files:
+        values = merged(values, read(_text(path), path, VALUES))
+    text = to_yaml(installation(values, namespace))
+    for kind, name, keys in needed_objects(values):
+        click.echo(
+            f"isthmus: {namespace} needs the {kind} {name} with {' and '.join(keys)}", err=True
+        )
+    click.echo(text, nl=False)
+    return 0
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            found = file.read(_MOST_BYTES + 1)
+        return found.decode()
+    except OSError as error:
+        raise ConfigError(f"--values: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--values: {path} is not text in UTF-8") from error
+
+
+RULES, OBJECT, GRAFANA = "rules", "prometheus-rule", "grafana"
+
+
+@click.command(
+    name="monitoring",
+    short_help="Write Prometheus rules and a Grafana dashboard",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice([RULES, OBJECT, GRAFANA]),
+    default=RULES,
+    show_default=True,
+    help="Write rules for Prometheus, the same for its operator, or a dashboard for Grafana",
+)
+@click.option(
+    "--name",
+    default="isthmus",
+    show_default=True,
+    callback=filled,
+    help="Give the object this name",
+)
+@click.option(
+    "--namespace",
+    default="kube-system",
+    show_default=True,
+    callback=filled,
+    help="Put the operator's object into this namespace",
+)
+def monitoring(output: str, name: str, namespace: str) -> int:
+    """Write Prometheus rules and a Grafana dashboard over our metrics
+
+    \b
+    Example:
+      isthmus manifest monitoring --output=rules > isthmus-rules.yaml
+      isthmus manifest monitoring -o grafana > isthmus.json
+    """
+    from isthmus.manifests.alerts import prometheus_rule, rules_text
+    from isthmus.manifests.grafana import grafana_text
+
+    if output == GRAFANA:
+        text = grafana_text()
+    elif output == OBJECT:
+        text = prometheus_rule(name=name, namespace=namespace)
+    else:
+        text = rules_text()
+    click.echo(text, nl=False)
+    return 0
 
 
 command.add_command(

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.manifests.alerts import GO, NODE_FAILURES, OUR_FAILURES
+
 COLUMNS = 24
 ROW_HEIGHT = 8
 _SCHEMA = 39
@@ -141,3 +143,354 @@ def _panel(panel: Panel) -> dict[str, Any]:
             for index, query in enumerate(panel.queries)
         ],
     }
+
+
+_AT = 'job=~"$job",instance=~"$instance"'
+_RATE = "[$__rate_interval]"
+
+
+def _sum(metric: str, *by: str, labels: str = "") -> str:
+    grouped = f" by ({', '.join(by)})" if by else ""
+    return f"sum{grouped} (rate({metric}{{{_AT}{labels}}}{_RATE}))"
+
+
+def _now(metric: str, *by: str, function: str = "sum") -> str:
+    grouped = f" by ({', '.join(by)})" if by else ""
+    return f"{function}{grouped} ({metric}{{{_AT}}})"
+
+
+def _least(metric: str, *by: str) -> str:
+    return _now(metric, *by, function="min")
+
+
+def _quantile(share: float, metric: str) -> str:
+    return f"histogram_quantile({share}, {_sum(f'{metric}_bucket', 'le')})"
+
+
+def _quantiles(metric: str) -> tuple[Query, ...]:
+    return tuple(
+        Query(expr=_quantile(share, metric), legend=name)
+        for share, name in ((0.5, "median"), (0.9, "90 %"), (0.99, "99 %"))
+    )
+
+
+_DIALS = f"{GO}server_dial_duration_seconds"
+_FAILED = "isthmus_server_dial_failures_total"
+_OURS = f',reason=~"{OUR_FAILURES}"'
+_NODES = "isthmus_agent_node_connections_total"
+_LOST = f',result=~"{NODE_FAILURES}"'
+_TRIED = f',result=~"joined|{NODE_FAILURES}"'
+
+OVERVIEW = Row(
+    title="Is all well?",
+    panels=(
+        Panel(
+            title="Dials that did not fail by us",
+            says="Failures at targets and denials do not count. The objective is 99.9 %.",
+            kind="stat",
+            unit="percentunit",
+            width=6,
+            queries=(
+                Query(
+                    expr=f"1 - {_sum(_FAILED, labels=_OURS)}"
+                    f" / ({_sum(f'{_DIALS}_count')} + {_sum(_FAILED)})"
+                ),
+            ),
+        ),
+        Panel(
+            title="Agents",
+            says="Ready at the servers, an agent counted once for each server.",
+            kind="stat",
+            width=6,
+            queries=(
+                Query(
+                    expr=_now(f"{GO}server_ready_backend_connections", "instance", function="max")
+                ),
+            ),
+        ),
+        Panel(
+            title="Tunnels",
+            says="Open now.",
+            kind="stat",
+            width=6,
+            queries=(Query(expr=_now(f"{GO}server_established_connections")),),
+        ),
+        Panel(
+            title="First certificate to end",
+            says="Until the first of all certificates in use expires.",
+            kind="stat",
+            unit="s",
+            width=6,
+            queries=(
+                Query(
+                    expr="min ({__name__=~"
+                    f'"isthmus_.+_certificate_expiry_timestamp_seconds",{_AT}}}) - time()'
+                ),
+            ),
+        ),
+    ),
+)
+DIALS = Row(
+    title="Dials",
+    panels=(
+        Panel(
+            title="Dials",
+            says="Asked for each second, by whether they succeeded.",
+            unit="reqps",
+            queries=(
+                Query(expr=_sum(f"{_DIALS}_count"), legend="succeeded"),
+                Query(expr=_sum(_FAILED), legend="failed"),
+            ),
+        ),
+        Panel(
+            title="Failures by reason",
+            says="no_agent, agent_lost, too_many and internal are ours; the others are of targets,"
+            " names and policy.",
+            unit="reqps",
+            stacked=True,
+            queries=(Query(expr=f"{_sum(_FAILED, 'reason')} > 0", legend="{{reason}}"),),
+        ),
+        Panel(
+            title="How long dials take",
+            says="From the request until the target answered.",
+            unit="s",
+            queries=_quantiles(_DIALS),
+        ),
+        Panel(
+            title="Waiting for an answer",
+            says="Dials under way. Grows when agents or targets do not answer.",
+            queries=(Query(expr=_now(f"{GO}server_pending_backend_dials", "instance"),
+                           legend="{{instance}}"),),
+        ),
+        Panel(
+            title="How tunnels ended",
+            says="Everything but clean reached both sides as a reset.",
+            unit="reqps",
+            stacked=True,
+            queries=(
+                Query(
+                    expr=f"{_sum('isthmus_server_tunnels_ended_total', 'ending')} > 0",
+                    legend="{{ending}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Denied",
+            says="By the rule of the policy that said so.",
+            unit="reqps",
+            queries=(
+                Query(expr=f"{_sum('isthmus_server_policy_denials_total', 'rule')} > 0",
+                      legend="{{rule}}"),
+            ),
+        ),
+    ),
+)  # fmt: skip
+TRAFFIC = Row(
+    title="Traffic and links",
+    panels=(
+        Panel(
+            title="Bytes",
+            says="Carried by tunnels.",
+            unit="Bps",
+            queries=(
+                Query(expr=_sum("isthmus_server_bytes_total", "direction"), legend="{{direction}}"),
+            ),
+        ),
+        Panel(
+            title="Tunnels by server",
+            says="Open now.",
+            queries=(
+                Query(
+                    expr=_now(f"{GO}server_established_connections", "instance"),
+                    legend="{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Bytes that nobody reads",
+            says="Received over links and not taken by a reader yet.",
+            unit="bytes",
+            queries=(
+                Query(expr=_now("isthmus_server_held_bytes", "instance"), legend="{{instance}}"),
+            ),
+        ),
+        Panel(
+            title="Links",
+            says="Open now, by server.",
+            queries=(Query(expr=_now("isthmus_server_links", "instance"), legend="{{instance}}"),),
+        ),
+        Panel(
+            title="Links that failed",
+            says="Did not come to be, or broke; tls and refused are agents that the server does"
+            " not accept.",
+            unit="reqps",
+            stacked=True,
+            queries=(
+                Query(
+                    expr=f"{_sum('isthmus_server_link_failures_total', 'reason')} > 0",
+                    legend="{{reason}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Agents without all their servers",
+            says="How many servers each agent still misses.",
+            queries=(
+                Query(
+                    expr=f"{_now(f'{GO}agent_known_server_count', 'instance')}"
+                    f" - {_now(f'{GO}agent_open_server_connections', 'instance')} > 0",
+                    legend="{{instance}}",
+                ),
+            ),
+        ),
+    ),
+)
+HEALTH = Row(
+    title="The programs themselves",
+    panels=(
+        Panel(
+            title="Event loop lag",
+            says="99 % of heartbeats were not later than this: above 0.1 s a core is too little.",
+            unit="s",
+            queries=(
+                Query(
+                    expr=_quantile(0.99, "isthmus_server_loop_lag_seconds"), legend="server"
+                ),
+                Query(expr=_quantile(0.99, "isthmus_agent_loop_lag_seconds"), legend="agent"),
+            ),
+        ),
+        Panel(
+            title="CPU",
+            says="Cores in use.",
+            queries=(
+                Query(
+                    expr=f"{_sum('process_cpu_seconds_total', 'instance')}"
+                    " and on (instance) isthmus_build_info",
+                    legend="{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Memory",
+            says="Resident.",
+            unit="bytes",
+            queries=(
+                Query(
+                    expr=f"{_now('process_resident_memory_bytes', 'instance')}"
+                    " and on (instance) isthmus_build_info",
+                    legend="{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Certificates",
+            says="Until each certificate in use expires.",
+            kind="table",
+            unit="s",
+            width=12,
+            queries=(
+                Query(
+                    expr="sort({__name__=~"
+                    f'"isthmus_.+_certificate_expiry_timestamp_seconds",{_AT}}} - time())'
+                ),
+            ),
+        ),
+        Panel(
+            title="Versions",
+            says="How many of each program run which version.",
+            kind="table",
+            width=12,
+            queries=(
+                Query(expr=_now("isthmus_build_info", "program", "version", function="count")),
+            ),
+        ),
+    ),
+)  # fmt: skip
+NODES = Row(
+    title="Nodes to the control plane",
+    closed=True,
+    panels=(
+        Panel(
+            title="Connections from nodes",
+            says="By what became of them.",
+            unit="reqps",
+            stacked=True,
+            queries=(
+                Query(
+                    expr=_sum("isthmus_agent_node_connections_total", "result"), legend="{{result}}"
+                ),
+            ),
+        ),
+        Panel(
+            title="Connections from nodes that fail",
+            says="The share of them, for whatever reason; the objective is 0.1 %.",
+            unit="percentunit",
+            queries=(
+                Query(
+                    expr=f"{_sum(_NODES, 'job', labels=_LOST)} / "
+                    f"{_sum(_NODES, 'job', labels=_TRIED)}",
+                    legend="{{job}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="How long they wait",
+            says="From the node's connection until a server had reached its destination.",
+            unit="s",
+            queries=_quantiles("isthmus_agent_node_dial_duration_seconds"),
+        ),
+        Panel(
+            title="Upstreams of apiserver proxies",
+            says="1 while the checks say that an upstream is well.",
+            queries=(
+                Query(
+                    expr=_now(
+                        "isthmus_apiserver_proxy_upstream_up",
+                        "instance",
+                        "upstream",
+                        function="min",
+                    ),
+                    legend="{{instance}} {{upstream}}",
+                ),
+            ),
+        ),
+    ),
+)
+HOSTED = Row(
+    title="Sidecars and the node proxy",
+    closed=True,
+    panels=(
+        Panel(
+            title="Dials of sidecars",
+            says="Each second, that succeeded.",
+            unit="reqps",
+            queries=(
+                Query(expr=_sum("isthmus_socks5_proxy_dial_duration_seconds_count"),
+                      legend="SOCKS5"),
+                Query(expr=_sum("isthmus_https_proxy_dial_duration_seconds_count"), legend="HTTP"),
+            ),
+        ),
+        Panel(
+            title="Guest cluster's DNS",
+            says="0 while it cannot be reached through the tunnel.",
+            queries=(
+                Query(expr=_least("isthmus_socks5_proxy_tunnel_healthy", "instance"),
+                      legend="SOCKS5 {{instance}}"),
+                Query(expr=_least("isthmus_https_proxy_tunnel_healthy", "instance"),
+                      legend="HTTP {{instance}}"),
+            ),
+        ),
+        Panel(
+            title="Writing a node's rules",
+            says="How long a sync of Services into the kernel takes.",
+            unit="s",
+            queries=_quantiles("kubeproxy_sync_proxy_rules_duration_seconds"),
+        ),
+    ),
+)  # fmt: skip
+ROWS = (OVERVIEW, DIALS, TRAFFIC, HEALTH, NODES, HOSTED)
+
+
+def grafana_text() -> str:
+    """Write our dashboard."""
+    return dashboard(ROWS, title="Isthmus", uid="isthmus")

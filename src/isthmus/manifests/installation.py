@@ -23,8 +23,7 @@ from isthmus.manifests.installation_server import (
     server_plan,
 )
 from isthmus.manifests.pods import Manifest
-from isthmus.manifests.settings_value import Tree
-from isthmus.manifests.settings_values import CERTIFICATE
+from isthmus.manifests.settings_values import CERTIFICATE, Tree
 
 
 def installation(values: Tree, namespace: str) -> list[Manifest]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isthmus.errors import ConfigError
-from isthmus.manifests.extras import Extras
-from isthmus.manifests.objects import SECRET_MODE
-from isthmus.manifests.volumes import Volume
+from isthmus.manifests.pods import Extras
+from isthmus.manifests.volumes import SECRET_MODE, Volume
 from isthmus.settings.checks import nearest
 from isthmus.settings.options import Kind, Option, options_of
 

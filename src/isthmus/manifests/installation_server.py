@@ -6,18 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus.errors import ConfigError
-from isthmus.manifests import around, egress
+from isthmus.manifests import around
 from isthmus.manifests.arguments import with_examples
 from isthmus.manifests.around import Owner
 from isthmus.manifests.installation_pods import Given, extras_of, with_arguments, yes
 from isthmus.manifests.pods import Manifest
-from isthmus.manifests.server import server_manifest
-from isthmus.manifests.server_around import around_server
-from isthmus.manifests.server_forms import check_form, workload
-from isthmus.manifests.server_plan import ServerPlan
+from isthmus.manifests.server import around_server, check_form, server_manifest, workload
+from isthmus.manifests.server_plan import ServerPlan, egress_selector
 from isthmus.manifests.settings import DAEMON_SET, DEPLOYMENT, STATIC_POD
-from isthmus.manifests.settings_server import ServerManifestSettings
-from isthmus.manifests.settings_server_forms import FLAGS, SIDECAR, lease_namespace
+from isthmus.manifests.settings_server import (
+    FLAGS,
+    SIDECAR,
+    ServerManifestSettings,
+    lease_namespace,
+)
 from isthmus.manifests.settings_values import TOKEN
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.parsing import load
@@ -197,7 +199,7 @@ def _sidecar(plan: ServerPlan, owner: Owner) -> list[Manifest]:
         annotations=plan.extras.service_annotations,
         selector={label: value},
     )
-    selector = egress.egress_selector(manifest, plan.settings)
+    selector = egress_selector(manifest, plan.settings)
     return [
         agents,
         around.config_map(owner, manifest.egress_config_map, {"config.yaml": selector}),

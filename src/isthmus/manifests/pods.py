@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isthmus.manifests.volumes import Volume
@@ -147,3 +147,63 @@ def _workload(kind: str, pod: Pod, around: Manifest, more: Manifest) -> Manifest
         "metadata": pod.metadata(),
         "spec": {**more, "selector": selector, "template": template},
     }
+
+
+def deployment_patch(name: str, namespace: str, spec: Manifest) -> Manifest:
+    """A patch of the pods of a Deployment; an empty namespace is left to who applies it."""
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata,
+        "spec": {"template": {"spec": spec}},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """Additions to a pod; ``pod`` is said in its spec as it is, in place of what is there."""
+
+    args: tuple[str, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    pull_policy: str = ""
+    #: Of the Service that agents find the server by.
+    service_annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def to_container(self, container: Manifest) -> Manifest:
+        """A container with all of it."""
+        found = dict(container)
+        if self.args:
+            found["args"] = [*found["args"], *self.args]
+        if self.volumes:
+            mounts = [volume.to_mount() for volume in self.volumes]
+            found["volumeMounts"] = [*found.get("volumeMounts", ()), *mounts]
+        return self._image(found, self.resources)
+
+    def to_init_container(self, container: Manifest) -> Manifest:
+        """One that runs before, with what concerns its image alone."""
+        return self._image(dict(container), {})
+
+    def _image(self, found: Manifest, resources: Mapping[str, Any]) -> Manifest:
+        if self.pull_policy:
+            found["imagePullPolicy"] = self.pull_policy
+        if resources:
+            found["resources"] = dict(resources)
+        return found
+
+    def to_pod(self, pod: Pod) -> Pod:
+        """A pod with all of it; its containers have theirs already."""
+        return replace(
+            pod,
+            volumes=[*pod.volumes, *self.volumes],
+            extra={**pod.extra, **self.pod},
+            more_labels=dict(self.labels),
+            annotations=dict(self.annotations),
+        )
+
+
+NOTHING = Extras()

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import Any
 
+from isthmus.dial.rules_connectivity import (
+    CONTROL_PLANE,
+    ClientTls,
+    Connection,
+    ConnectivityConfig,
+    NetworkConfig,
+    Protocol,
+)
+from isthmus.dial.rules_egress import CLUSTER, ETCD
+from isthmus.dial.settings_connectivity_writing import to_egress_selector
+from isthmus.errors import ConfigError
+from isthmus.manifests import volumes
 from isthmus.manifests.arguments import Given, arguments
-from isthmus.manifests.extras import NOTHING, Extras
+from isthmus.manifests.pods import NOTHING, Extras, Manifest
 from isthmus.manifests.settings import DEPLOYMENT
-from isthmus.manifests.settings_server import ServerManifestSettings
-from isthmus.manifests.settings_server_forms import SIDECAR
-from isthmus.manifests.volumes import File
-from isthmus.programs.server.settings import BY_NAME_WORD, ServerSettings
+from isthmus.manifests.settings_server import SIDECAR, ServerManifestSettings
+from isthmus.manifests.volumes import CA, CERT, KEY, File, Volume
+from isthmus.programs.server.settings import BY_NAME_WORD, HTTP_CONNECT, ServerSettings
+from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.options import options_of
+from isthmus.values import HostPort
 
 _FILE = "FILE"
 _SPARE_S = 5
@@ -124,3 +138,148 @@ def file_of(attribute: str, path: str) -> File | None:
         ConfigError: the path is none that a manifest can say.
     """
     return File.named(f"--{attribute.replace('_', '-')}", path) if path else None
+
+
+Source = Mapping[str, Any]
+
+_AUTHORITIES = ("server_ca_cert", "cluster_ca_cert")
+_ELSEWHERE = frozenset({"server_cert", "server_key", "cluster_cert", "cluster_key", *_AUTHORITIES})
+
+
+def file_volumes(plan: ServerPlan) -> list[Volume]:
+    """What has the files of a server whose pod is made by the API.
+
+    Raises:
+        ConfigError: files are where they cannot be mounted; one sentence.
+    """
+    manifest, settings = plan.manifest, plan.settings
+    found = []
+    for name, secret, pair in (
+        ("server-certs", manifest.server_secret, ("server_cert", "server_key")),
+        ("cluster-certs", manifest.cluster_secret, ("cluster_cert", "cluster_key")),
+    ):
+        files = [file_of(attribute, getattr(settings, attribute)) for attribute in pair]
+        if files[0] is not None and files[1] is not None:
+            found.append(volumes.secret(name, secret, {CERT: files[0], KEY: files[1]}))
+    mounted: dict[str, Volume] = {}
+    for attribute in _AUTHORITIES:
+        file = file_of(attribute, getattr(settings, attribute))
+        if file is None:
+            continue
+        name, source = "konnectivity-ca", manifest.ca_config_map
+        if attribute == "server_ca_cert" and manifest.client_ca_config_map:
+            name, source = "konnectivity-client-ca", manifest.client_ca_config_map
+        volume = volumes.config_map(name, source, {CA: file})
+        other = mounted.setdefault(volume.mount, volume)
+        if other != volume:
+            raise ConfigError(
+                f"{file.flag} {file.path} needs a directory of its own: --client-ca-config-map and"
+                " --ca-config-map cannot both be mounted there"
+            )
+    return [*found, *mounted.values(), *_others(plan)]
+
+
+def _others(plan: ServerPlan) -> list[Volume]:
+    named = {key: path for key, path in plan.named.items() if key not in _ELSEWHERE}
+    files = [file for attribute, path in named.items() if (file := file_of(attribute, path))]
+    if files and not plan.manifest.secret:
+        raise ConfigError(f"{files[0].flag} needs --secret: the Secret that has the file")
+    found = volumes.secret_directory(files, secret=plan.manifest.secret)
+    return [replace(volume, name="konnectivity-files") for volume in found]
+
+
+def scratch(plan: ServerPlan) -> list[Volume]:
+    """Memory for keys that are written in a kubeconfig itself."""
+    if not plan.settings.kubeconfig:
+        return []
+    return [replace(volumes.scratch(), name="konnectivity-tmp")]
+
+
+def pod_sockets(plan: ServerPlan) -> list[Volume]:
+    """The directories of sockets that both containers of a pod have.
+
+    Raises:
+        ConfigError: one cannot be mounted.
+    """
+    return _sockets(plan, lambda _: {"emptyDir": {"medium": "Memory"}})
+
+
+def node_sockets(plan: ServerPlan) -> list[Volume]:
+    """The directories of sockets that kube-apiserver has from the node as well.
+
+    Raises:
+        ConfigError: one cannot be mounted.
+    """
+    return _sockets(
+        plan, lambda path: {"hostPath": {"path": str(path), "type": "DirectoryOrCreate"}}
+    )
+
+
+def _sockets(plan: ServerPlan, source: Callable[[PurePosixPath], Source]) -> list[Volume]:
+    volumes.check_mountable(plan.sockets)
+    return [
+        Volume(
+            name=f"konnectivity-uds-{number}",
+            mount=str(directory),
+            source=source(directory),
+            read_only=False,
+        )
+        for number, directory in enumerate(plan.socket_directories, 1)
+    ]
+
+
+_PROTOCOLS = {HTTP_CONNECT: Protocol.HTTP_CONNECT}
+
+
+def connection(manifest: ServerManifestSettings, settings: ServerSettings) -> Connection:
+    """How kube-apiserver reaches the server: its UNIX socket, or else TCP.
+
+    Raises:
+        ConfigError: kube-apiserver knows no such way; one sentence.
+    """
+    doors = settings.doors
+    for door in doors:
+        if door.uds:
+            return Connection(protocol=_PROTOCOLS.get(door.mode, Protocol.PACKET), uds=door.uds)
+    for door in doors:
+        if door.mode == HTTP_CONNECT and door.port:
+            tls = ClientTls(
+                ca_bundle=manifest.egress_ca_bundle,
+                client_cert=manifest.egress_client_cert,
+                client_key=manifest.egress_client_key,
+            )
+            at = HostPort(manifest.egress_host, door.port)
+            return Connection(protocol=Protocol.HTTP_CONNECT, tcp=at, tls=tls)
+    if any(door.mode == HTTP_CONNECT for door in doors):
+        raise ConfigError(
+            "--server-port must not be 0 in a manifest: kube-apiserver has to find it"
+        )
+    raise ConfigError(
+        "kube-apiserver speaks grpc over a UNIX socket only: say --mode=http-connect, or --uds-name"
+    )
+
+
+def egress_selector(manifest: ServerManifestSettings, settings: ServerSettings) -> str:
+    """Write the EgressSelectorConfiguration.
+
+    Raises:
+        ConfigError: as ``connection()``.
+    """
+    direct = Connection(protocol=Protocol.DIRECT)
+    ways = {CONTROL_PLANE: direct, ETCD: direct, CLUSTER: connection(manifest, settings)}
+    networks = {name: NetworkConfig(name=name, connection=way) for name, way in ways.items()}
+    return to_egress_selector(ConnectivityConfig(networks=networks))
+
+
+def egress_config_map(manifest: ServerManifestSettings, settings: ServerSettings) -> str:
+    """Write the ConfigMap that has it.
+
+    Raises:
+        ConfigError: as ``connection()``, or the path of the file is none.
+    """
+    file = File.named("--egress-config-path", manifest.egress_config_path)
+    metadata: Manifest = {"name": manifest.egress_config_map}
+    if manifest.namespace:
+        metadata["namespace"] = manifest.namespace
+    data = {file.path.name: egress_selector(manifest, settings)}
+    return to_yaml([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}])

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
-from isthmus.manifests.settings_around import AroundSettings
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.settings.checks import check_at_least, check_choices
 from isthmus.settings.options import OURS, option
+from isthmus.text.cidrs import cidr
 
 STATIC_POD = "static-pod"
 SYSTEMD = "systemd"
@@ -25,6 +25,7 @@ FORMS = (STATIC_POD, SYSTEMD, DAEMON_SET, DEPLOYMENT)
 EARLY_FORMS = (STATIC_POD, SYSTEMD)
 
 _GROUP = "Manifest"
+_AROUND = "Around the pods"
 # RFC 1123 labels, as Kubernetes takes them for names; with room for a suffix of its own.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -56,6 +57,53 @@ _ONLY_FOR = {
 }
 #: The audience of konnectivity's own DaemonSet, and the default of no server: it has to be named.
 AUDIENCE = "system:konnectivity-server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundSettings:
+    """What a daemonset or deployment comes with; ``check_around()`` says whether it makes sense."""
+
+    host_network: bool = option(
+        True,
+        help="Run the pods of a daemonset in the network of their nodes",
+        group=_AROUND,
+        go=OURS,
+    )
+    network_policy: bool = option(
+        True,
+        help="Add a NetworkPolicy where pods have a network of their own; nobody enforces one in "
+        "the network of a node",
+        group=_AROUND,
+        go=OURS,
+    )
+    allow_cidr: tuple[str, ...] = option(
+        (),
+        help="Narrow the NetworkPolicy to this network: a server's agents come from it, an agent "
+        "dials into it",
+        repeat=True,
+        metavar="CIDR",
+        shown_default="everywhere",
+        group=_AROUND,
+        go=OURS,
+    )
+    disruption_budget: bool = option(
+        True,
+        help="Add a PodDisruptionBudget to a deployment with several pods",
+        group=_AROUND,
+        go=OURS,
+    )
+
+    def check_around(self) -> None:
+        """Look at these settings.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        for text in self.allow_cidr:
+            try:
+                cidr(text)
+            except ValueError as error:
+                raise ConfigError(f"--allow-cidr {text} {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

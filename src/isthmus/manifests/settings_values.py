@@ -1,28 +1,207 @@
-"""The values of an installation: what the chart and ``isthmus manifest all`` can be told.
+"""How a value of an installation is declared: its path, what it takes, its default and its help.
 
-Each is declared here and nowhere else. What becomes of them is installation.py, and for
-Helm the chart's templates; tests hold the two against each other.
+The declarations are manifest_values.py. The chart's values.yaml, its schema and the reference page
+follow from them, and so does reading a file of values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from isthmus.manifests.settings import AUDIENCE
-from isthmus.manifests.settings_server import HEALTHY, READY
-from isthmus.manifests.settings_server_forms import (
+from isthmus.manifests.settings_server import (
+    HEALTHY,
     KUBECONFIG_USER,
     LEASE_NAMESPACE,
+    READY,
     SERVER_NAME,
     SERVICE_TYPES,
-    SOCKET,
+    SOCKET_PATH,
     UNPRIVILEGED,
 )
-from isthmus.manifests.settings_value import Shape, Value, names_of
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.options import options_of
+from isthmus.settings.located import Located, compose, short
+from isthmus.settings.options import Option, options_of
+from isthmus.text.yaml_loader import Loader
+
+Tree = dict[str, Any]
+_MOST = 256
+_GLOBAL = "global"  # Helm hands this to every chart
+
+
+class Shape(Enum):
+    """What a value is; the value is the word shown for it."""
+
+    TEXT = "text"
+    WHOLE = "number"
+    YES_NO = "true or false"
+    TEXTS = "list of texts"
+    WORDS = "map of texts"
+    OBJECT = "as in Kubernetes"
+    OBJECTS = "list as in Kubernetes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One value; ``pattern`` is for a text, or for each of several."""
+
+    path: str
+    default: Any
+    help: str
+    shape: Shape
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    #: Flags that a list of arguments may not have, as patterns.
+    refused: tuple[str, ...] = ()
+    low: int = 0
+    high: int = 65535
+
+    @property
+    def refusal(self) -> str:
+        """A pattern for what may not be there; empty for nothing."""
+        return f"^--({'|'.join(self.refused)})(=|$)" if self.refused else ""
+
+    def schema(self) -> Tree:
+        """As in JSON Schema."""
+        text: Tree = {"type": "string", **({"pattern": self.pattern} if self.pattern else {})}
+        if self.refused:
+            text["not"] = {"pattern": self.refusal}
+        if self.choices:
+            text = {"enum": list(self.choices)}
+        found: Mapping[Shape, Tree] = {
+            Shape.TEXT: text,
+            Shape.WHOLE: {"type": "integer", "minimum": self.low, "maximum": self.high},
+            Shape.YES_NO: {"type": "boolean"},
+            Shape.TEXTS: {"type": "array", "items": text},
+            Shape.WORDS: {"type": "object", "additionalProperties": {"type": "string"}},
+            Shape.OBJECT: {"type": "object"},
+            Shape.OBJECTS: {"type": "array", "items": {"type": "object"}},
+        }
+        return {"description": self.help, **found[self.shape]}
+
+    def read(self, node: Located) -> Any:
+        """What a document says; what is wrong is noted there."""
+        match self.shape:
+            case Shape.TEXT:
+                return self._text(node)
+            case Shape.WHOLE:
+                return node.integer(self.low, self.high)
+            case Shape.YES_NO:
+                return node.boolean()
+            case Shape.TEXTS:
+                return [self._text(each) for each in node.items(most=_MOST)]
+            case Shape.WORDS:
+                entries = node.entries(most=_MOST)
+                return {key: entry.value.text() or "" for key, entry in entries.items()}
+            case Shape.OBJECT:
+                return {key: _plain(entry.value) for key, entry in node.entries(most=_MOST).items()}
+            case Shape.OBJECTS:
+                return [_mapping(each) for each in node.items(most=_MOST)]
+
+    def _text(self, node: Located) -> str:
+        text = node.text()
+        if text is None:
+            return ""
+        if self.choices and text not in self.choices:
+            named = " or ".join(short(each) for each in self.choices)
+            node.error(f"must be {named}, not {short(text)}")
+        elif self.pattern and not re.search(_to_the_end(self.pattern), text, re.ASCII):
+            node.error(f"{short(text)} does not match {self.pattern}")
+        elif self.refusal and re.search(self.refusal, text):
+            node.error(f"{text.partition('=')[0]} is not for here: {self.help}")
+        return text
+
+
+def _to_the_end(pattern: str) -> str:
+    """A pattern of JSON Schema, whose ``$`` is the end, and not a line's end before it."""
+    return pattern.removesuffix("$") + r"\Z" if pattern.endswith("$") else pattern
+
+
+def _mapping(node: Located) -> Tree:
+    return {key: _plain(entry.value) for key, entry in node.entries(most=_MOST).items()}
+
+
+def _plain(node: Located) -> Any:
+    if node.is_mapping:
+        return _mapping(node)
+    if node.is_list:
+        return [_plain(each) for each in node.items(most=_MOST)]
+    maker = Loader("")
+    try:
+        return maker.construct_object(node.node)
+    finally:
+        maker.dispose()
+
+
+def names_of(options: Iterable[Option], *attributes: str) -> tuple[str, ...]:
+    """The flags of these settings, whatever they are called, and aliases."""
+    found = [each for each in options if each.attribute in attributes]
+    assert len(found) == len(set(attributes)), attributes
+    return tuple(sorted({name for each in found for name in (each.flag, *each.aliases)}))
+
+
+def leaves(values: Iterable[Value]) -> Iterator[tuple[tuple[str, ...], Value]]:
+    """Each value by the parts of its path."""
+    for value in values:
+        yield tuple(value.path.split(".")), value
+
+
+def defaults(values: Iterable[Value]) -> Tree:
+    """Every value's default, as a tree."""
+    found: Tree = {}
+    for path, value in leaves(values):
+        put(found, path, value.default)
+    return found
+
+
+def put(tree: Tree, path: tuple[str, ...], what: Any) -> None:
+    """Set one value of a tree."""
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = what
+
+
+def read(text: str, name: str, values: Iterable[Value]) -> Tree:
+    """What a file of values says, and nothing else; ``name`` is what messages call it.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong, ``name:line:column: path: what``.
+    """
+    root = compose(text, name, expected="values are expected")
+    found = _read(root, dict(leaves(values)), top=True)
+    root.errors.raise_any()
+    return found
+
+
+def _read(node: Located, known: Mapping[tuple[str, ...], Value], *, top: bool = False) -> Tree:
+    heads = dict.fromkeys(path[0] for path in known)
+    fields = node.mapping((*heads, *((_GLOBAL,) if top else ())))
+    found: Tree = {}
+    for head, field in fields.items():
+        if head == _GLOBAL and top:
+            continue
+        below = {path[1:]: value for path, value in known.items() if path[0] == head}
+        leaf = below.get(())
+        found[head] = leaf.read(field) if leaf else _read(field, below)
+    return found
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """One tree over another, as Helm does it: maps by their keys, everything else whole."""
+    found = dict(base)
+    for key, what in over.items():
+        there = found.get(key)
+        if isinstance(there, dict) and isinstance(what, dict):
+            found[key] = merged(there, what)
+        else:
+            found[key] = what
+    return found
+
 
 TOKEN, CERTIFICATE = "token", "certificate"
 KINDS = ("daemonset", "deployment", "staticPod", "sidecar")
@@ -163,7 +342,7 @@ _SERVER = (
     _yes("server.hostNetwork", True, "Whether a daemonset runs in the network of its nodes"),
     _text(
         "server.frontend.socket",
-        SOCKET,
+        SOCKET_PATH,
         "UNIX socket for kube-apiserver, in a directory of the node; of all but a deployment",
         pattern=_PATH,
     ),

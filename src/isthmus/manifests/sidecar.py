@@ -7,19 +7,18 @@ context are ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from isthmus.errors import ConfigError
-from isthmus.manifests import containers, objects, patches, volumes
-from isthmus.manifests.arguments import for_pod, references
-from isthmus.manifests.objects import CA, CERT, KEY
-from isthmus.manifests.pods import Manifest
+from isthmus.manifests import containers, volumes
+from isthmus.manifests.arguments import Given, arguments, for_pod, references, with_examples
+from isthmus.manifests.pods import Manifest, deployment_patch
 from isthmus.manifests.settings_sidecar import PATCH, SidecarManifestSettings
-from isthmus.manifests.sidecar_plan import PROGRAMS, Sidecar
-from isthmus.manifests.volumes import File, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, File, Volume
+from isthmus.programs.sidecar.settings_https import HttpsProxySettings
 from isthmus.programs.sidecar.settings_presets import (
     DUAL,
     GRPC_VARIABLES,
@@ -28,8 +27,13 @@ from isthmus.programs.sidecar.settings_presets import (
     HTTPS,
     SOCKS5,
 )
+from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.settings.checks import nearest
 from isthmus.settings.go_yaml_writing import to_yaml
-from isthmus.settings.options import options_of
+from isthmus.settings.options import Kind, Option, options_of
+from isthmus.settings.parsing import load
+from isthmus.text.addresses import is_loopback
+from isthmus.values import HostPort
 
 KUBECONFIG = "/etc/kubernetes/secrets/kubeconfig/kubeconfig"
 #: Where Go looks for authorities. Ours is told.
@@ -62,11 +66,11 @@ def sidecar_manifest(plan: SidecarPlan) -> str:
         main["env"] = env
     made = [_container(plan, sidecar, found[kind]) for kind, sidecar in plan.sidecars.items()]
     spec: Manifest = {"containers": [main, *made] if env else made}
-    spec["volumes"] = objects.specs(volume for each in found.values() for volume in each)
+    spec["volumes"] = volumes.specs(volume for each in found.values() for volume in each)
     if manifest.run_as:
         spec["securityContext"] = {"fsGroup": manifest.run_as}
     if manifest.output == PATCH:
-        spec = patches.deployment(manifest.deployment, manifest.namespace, spec)
+        spec = deployment_patch(manifest.deployment, manifest.namespace, spec)
     return to_yaml([spec])
 
 
@@ -123,24 +127,24 @@ def _volumes(plan: SidecarPlan, sidecar: Sidecar) -> list[Volume]:
     authorities = {CA: File.named("--ca-cert-path", settings.ca_cert_path)}
     found = [
         _kubeconfig(manifest, settings.kubeconfig or KUBECONFIG),
-        objects.secret(f"{_NAME}-cert", manifest.client_secret, pair),
-        objects.config_map(f"{_NAME}-ca", manifest.ca_config_map, authorities),
+        volumes.secret(f"{_NAME}-cert", manifest.client_secret, pair),
+        volumes.config_map(f"{_NAME}-ca", manifest.ca_config_map, authorities),
     ]
     if manifest.trust_bundle:
         bundle = {"ca-bundle.crt": File("--trust-bundle", PurePosixPath(TRUST, _BUNDLE))}
-        volume = objects.config_map("proxy-additional-trust-bundle", manifest.trust_bundle, bundle)
+        volume = volumes.config_map("proxy-additional-trust-bundle", manifest.trust_bundle, bundle)
         found.append(volume)
     found += _others(manifest, sidecar)
     # For keys that are written in a kubeconfig itself: the root is read-only.
     found.append(replace(volumes.scratch(), name=f"{_NAME}-tmp"))
-    objects.check_apart(found)
+    volumes.check_apart(found)
     return found
 
 
 def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
     name = manifest.kubeconfig_volume or manifest.chosen.kubeconfig_volume
     files = {"kubeconfig": File.named("--kubeconfig", path)}
-    volume = objects.secret(name, manifest.kubeconfig_secret, files)
+    volume = volumes.secret(name, manifest.kubeconfig_secret, files)
     # Without a Secret of its own, it is a volume that the workload has.
     return volume if manifest.kubeconfig_secret else replace(volume, source={})
 
@@ -180,3 +184,140 @@ def plan_warnings(plan: SidecarPlan) -> list[str]:
     if any(each.username for each in settings) and main_variables(plan):
         found.append("the main container's variables have no password, which --username asks for")
     return found
+
+
+Settings = Socks5ProxySettings | HttpsProxySettings
+
+#: By kind: the program, and its settings.
+PROGRAMS: Mapping[str, tuple[str, type[Settings]]] = {
+    HTTPS: ("https-proxy", HttpsProxySettings),
+    SOCKS5: ("socks5-proxy", Socks5ProxySettings),
+}
+#: Where the HTTPS sidecar of two listens.
+DUAL_HTTPS_PORT = "8092"
+_PORTS = ("serving_port", "health_port", "admin_port")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """One sidecar: what was given for it, and what that means."""
+
+    kind: str
+    settings: Settings
+    given: Given
+
+    @property
+    def args(self) -> list[str]:
+        """Its command line, without the program. The kubeconfig is in its environment."""
+        given = {key: texts for key, texts in self.given.items() if key != "kubeconfig"}
+        program, settings = PROGRAMS[self.kind]
+        return [program, *arguments(options_of(settings), given)]
+
+    @property
+    def at(self) -> str:
+        """Where its pod reaches it, as in a URL."""
+        host = self.settings.serving_address
+        host = host if is_loopback(host) else "127.0.0.1"
+        return str(HostPort(host, self.settings.serving_port))
+
+
+def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, Sidecar]:
+    """The sidecars by kind, the HTTPS one first, as HyperShift has them.
+
+    ``typed`` has the flags of the sidecars, and what --socks5-arg and --https-arg say.
+
+    Raises:
+        ConfigError: a flag is none of theirs, or makes no sense; one sentence.
+    """
+    mode = manifest.chosen.mode
+    kinds = [kind for kind in PROGRAMS if mode in (kind, DUAL)]
+    own = {kind: _own(kind, typed.get(f"{kind}_arg", ())) for kind in PROGRAMS}
+    for kind in PROGRAMS:
+        if kind not in kinds and own[kind]:
+            raise ConfigError(f"--{kind}-arg means nothing: there is no such sidecar in {mode}")
+    flags = {key: texts for key, texts in typed.items() if not key.endswith("_arg")}
+    _check_known(flags, kinds)
+    found = {kind: _sidecar(kind, manifest, flags, own[kind]) for kind in kinds}
+    _check_ports(found)
+    return found
+
+
+def _sidecar(kind: str, manifest: SidecarManifestSettings, typed: Given, own: Given) -> Sidecar:
+    _, settings = PROGRAMS[kind]
+    known = {option.attribute for option in options_of(settings)}
+    preset = manifest.chosen
+    base: dict[str, tuple[str, ...]] = {}
+    if preset.mode == DUAL and kind == HTTPS:
+        base["serving_port"] = (DUAL_HTTPS_PORT,)
+    base |= preset.https if kind == HTTPS else preset.socks5
+    if manifest.all_ipv4:
+        base["prefer_ipv4"] = ("true",)
+    given: Given = {
+        **base,
+        **{key: texts for key, texts in typed.items() if key in known},
+        **own,
+    }
+    loaded = load(settings, with_examples(given), {})
+    loaded.validate()
+    return Sidecar(kind=kind, settings=loaded, given=given)
+
+
+def _own(kind: str, texts: Sequence[str]) -> Given:
+    known: dict[str, Option] = {}
+    for option in options_of(PROGRAMS[kind][1]):
+        known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        flag, equals, value = text.partition("=")
+        if flag not in known:
+            raise ConfigError(f"--{kind}-arg: unknown flag {flag}{nearest(flag, list(known))}")
+        option = known[flag]
+        if not equals and option.kind is not Kind.BOOL:
+            raise ConfigError(f"--{kind}-arg: {flag} needs a value, {flag}={option.takes}")
+        value = value if equals else "true"
+        found[option.attribute] = (*found.get(option.attribute, ()), value)
+    return found
+
+
+def _check_known(flags: Given, kinds: list[str]) -> None:
+    """Whoever types a flag for one kind has that kind in mind."""
+    for kind, (program, settings) in PROGRAMS.items():
+        for option in options_of(settings):
+            if not flags.get(option.attribute):
+                continue
+            if not any(_has(each, option.attribute) for each in kinds):
+                raise ConfigError(
+                    f"--{option.flag} is a flag of {program}, and there is no {kind} sidecar here"
+                )
+
+
+def _has(kind: str, attribute: str) -> bool:
+    return any(option.attribute == attribute for option in options_of(PROGRAMS[kind][1]))
+
+
+def _check_ports(found: Mapping[str, Sidecar]) -> None:
+    taken: dict[int, str] = {}
+    for sidecar in found.values():
+        settings = sidecar.settings
+        for attribute in _PORTS:
+            port, flag = getattr(settings, attribute), attribute.replace("_", "-")
+            if port == 0 and attribute != "admin_port":
+                raise ConfigError(f"--{flag} must not be 0 in a manifest: others have to find it")
+            who = f"--{flag} of {sidecar.kind}"
+            other = taken.setdefault(port, who) if port else who
+            if other != who:
+                raise ConfigError(
+                    f"{other} and {who} are both {port}: give one another by --socks5-arg or"
+                    " --https-arg"
+                )
+        host = settings.health_bind_address
+        if host and is_loopback(host):
+            raise ConfigError(
+                f"--health-bind-address {host}: the kubelet probes from outside the pod; leave it"
+                " out"
+            )
+        if settings.konnectivity_uds:
+            raise ConfigError(
+                "--konnectivity-uds: the connectivity server's socket is in another pod; use"
+                " --konnectivity-hostname"
+            )

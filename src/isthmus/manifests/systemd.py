@@ -1,9 +1,18 @@
-"""Writing a systemd unit: sections, quoting, and what a hardened service may not do."""
+"""Writing systemd units: quoting, a hardened service, and the socket that listens for it.
+
+Files are read where they are, by a group: credentials of systemd (LoadCredential=) are copies from
+when the unit started, and a certificate that is replaced later would not be picked up.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from isthmus.errors import ConfigError
+from isthmus.manifests.volumes import File
 
 Lines = Sequence[tuple[str, str]]
 
@@ -52,12 +61,6 @@ SUPERVISION: Lines = (
 )
 
 
-def hardening(capabilities: Iterable[str]) -> Lines:
-    """HARDENING, but for these capabilities, without their prefix."""
-    allowed = " ".join(f"CAP_{each}" for each in capabilities)
-    return [(key, allowed if key in _CAPABILITIES else value) for key, value in HARDENING]
-
-
 def word(text: str) -> str:
     """One word of a command line, so that systemd passes on exactly this text."""
     text = text.replace("%", "%%").replace("$", "$$")
@@ -102,3 +105,84 @@ def socket_unit(
         },
         comments=comments,
     )
+
+
+_UNSEEN = tuple(map(PurePosixPath, ("/tmp", "/var/tmp")))
+_HOMES = tuple(map(PurePosixPath, ("/home", "/root", "/run/user")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceUnit:
+    """A service that runs one Isthmus program under systemd's supervision, hardened.
+
+    ``files`` are those that it reads, ``seen`` others that have to be visible to it;
+    ``capabilities`` are without their prefix. ``commands`` start, reload and clean up.
+    """
+
+    description: str
+    comments: Sequence[str]
+    commands: Lines
+    files: Sequence[File]
+    seen: Sequence[File] = ()
+    #: Who it runs as, and the directories that it may write to.
+    user: Lines
+    capabilities: Sequence[str] = ()
+    before_kubelet: bool = False
+    grace_s: int
+    max_files: int = 65536
+    #: Ends and restarts the unit; 40 % of it are for what peers make the program keep.
+    max_memory: str = "512M"
+
+    def to_text(self) -> str:
+        """Write the unit.
+
+        Raises:
+            ConfigError: a file is where a unit cannot see it.
+        """
+        self._check_seen()
+        at_home = any(each in file.path.parents for file in self.files for each in _HOMES)
+        return unit(
+            {
+                "Unit": [
+                    ("Description", self.description),
+                    # Rules that keep other machines out name uplinks, which have to be there.
+                    ("Wants", "network-online.target"),
+                    ("After", "network-online.target"),
+                    *([("Before", "kubelet.service")] if self.before_kubelet else []),
+                    ("StartLimitIntervalSec", "0"),
+                ],
+                "Service": [
+                    *SUPERVISION,
+                    *self.commands,
+                    ("Restart", "always"),
+                    ("RestartSec", "1s"),
+                    ("TimeoutStopSec", f"{self.grace_s}s"),
+                    ("LimitNOFILE", str(self.max_files)),
+                    ("OOMScoreAdjust", "-999"),
+                    ("MemoryMax", self.max_memory),
+                    *self.user,
+                    *self._hardening(),
+                    ("ProtectHome", "read-only" if at_home else "yes"),
+                    ("RestrictAddressFamilies", "AF_INET AF_INET6 AF_UNIX AF_NETLINK"),
+                ],
+                "Install": [("WantedBy", "multi-user.target")],
+            },
+            comments=self.comments,
+        )
+
+    def _hardening(self) -> Lines:
+        allowed = " ".join(f"CAP_{each}" for each in self.capabilities)
+        return [(key, allowed if key in _CAPABILITIES else value) for key, value in HARDENING]
+
+    def _check_seen(self) -> None:
+        for file in (*self.files, *self.seen):
+            if any(each in file.path.parents for each in _UNSEEN):
+                raise ConfigError(
+                    f"{file.flag} {file.path}: a unit has a temporary directory of its own; put the"
+                    " file elsewhere, such as into /etc/isthmus"
+                )
+
+
+def file_names(files: Sequence[File]) -> str:
+    """The paths of files for a comment, each once."""
+    return " ".join(sorted({str(file.path) for file in files}))

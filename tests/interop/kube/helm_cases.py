@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 from kube.helm_chart import Changes
 
-from isthmus.manifests.settings_value import leaves
-from isthmus.manifests.settings_values import VALUES
+from isthmus.manifests.settings_values import VALUES, leaves
 
 DOCS = Path(__file__).parents[3] / "docs"
 _FILE = re.compile(r"<!-- file: (\S+) -->\n\n```yaml\n(.*?)```", re.DOTALL)

@@ -14,8 +14,7 @@ from kube.build import KUBERNETES
 from kube.programs import environment
 
 from isthmus.manifests.installation import installation
-from isthmus.manifests.settings_value import defaults, put
-from isthmus.manifests.settings_values import VALUES
+from isthmus.manifests.settings_values import VALUES, defaults, put
 
 CHART = Path(__file__).parents[3] / "deploy" / "helm" / "isthmus"
 NAMESPACE = "tunnels"  # not one that a page of the documents makes

@@ -16,9 +16,7 @@ from isthmus.frame.observe.metrics import ServerMetrics
 from isthmus.frame.observe.node_traffic import NodeResult
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.workers import exposition
-from isthmus.manifests.alert_list import ALERTS
-from isthmus.manifests.alerts import prometheus_rule, rules, rules_text
-from isthmus.manifests.indicators import NODE_FAILURES
+from isthmus.manifests.alerts import ALERTS, NODE_FAILURES, prometheus_rule, rules, rules_text
 from isthmus.net.certificates import Lifetime
 from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.tools.metrics_reference import every_name

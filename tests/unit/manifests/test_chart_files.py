@@ -18,8 +18,7 @@ from isthmus import __version__
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page
-from isthmus.manifests.settings_value import Shape, Value, defaults, merged, read
-from isthmus.manifests.settings_values import SECTIONS, VALUES
+from isthmus.manifests.settings_values import SECTIONS, VALUES, Shape, Value, defaults, merged, read
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "isthmus"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from isthmus.manifests.grafana_panels import grafana_text
+from isthmus.manifests.grafana import grafana_text
 from isthmus.tools.metrics_reference import every_name
 
 ROOT = Path(__file__).parents[3]

@@ -16,6 +16,9 @@ from ipaddress import ip_address
 from typing import Any
 
 from isthmus.errors import ConfigError, KubeError
+from isthmus.net import host_links
+from isthmus.net.host_links import Address, kernel_of_this_host
+from isthmus.net.host_only import has_guard
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tools.bootstrap import rules as bootstrap
 from isthmus.tools.bootstrap.probe import Certificate, CutError, Probe, TlsError
@@ -127,8 +130,6 @@ class BootstrapCheck:
         return bootstrap.judge_target(self._snapshot, self._asked.at)
 
     def _take_address(self) -> Step:
-        from isthmus.tools.bootstrap.host_look import look_at
-
         host = self._asked.at.host
         self._seen = look_at(ip_address(host))
         return bootstrap.judge_address(host, self._seen)
@@ -245,3 +246,23 @@ class BootstrapCheck:
         finally:
             asking.close()
         return found if isinstance(found, dict) else {}
+
+
+def look_at(address: Address) -> AddressSeen | None:
+    """Where this host has the address, and how it is kept from others; None if it has it not.
+
+    Raises:
+        ConfigError: the kernel cannot be asked.
+    """
+    with kernel_of_this_host() as kernel:
+        held = host_links.addresses(kernel, address.version)
+        able = host_links.allowed(kernel)
+    one = next((each for each in held if each.address == address), None)
+    if one is None:
+        return None
+    return AddressSeen(
+        interface=one.interface,
+        ours=one.ours,
+        ruled=one.ruled,
+        guarded=has_guard(address) if able else None,
+    )

@@ -285,7 +285,7 @@ def apiserver(bind_address: str, target: str, by_hand: bool, output: str) -> Non
           --by-hand -o yaml | kubectl apply -f -
     """
     from isthmus.dial.settings_targets import parse_target
-    from isthmus.manifests.apiserver import apiserver_plan
+    from isthmus.tools.bootstrap.apiserver import apiserver_plan
 
     address = parse_bind_address(bind_address)
     read, warning = parse_target(target)

@@ -1,18 +1,21 @@
 """Making the kubeconfig of a kubelet that is to join through its agent: files read and checked.
 
-What it looks like is manifests/kubeconfig.py.
+What it looks like is tools/bootstrap/kubeconfig.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from isthmus.dial.rules_tokens import MOST_CHARS, take_token
 from isthmus.errors import ConfigError
-from isthmus.manifests.kubeconfig import Credentials, FileRef, kubeconfig
 from isthmus.net.certificates import TlsFiles, check_files
+from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort, is_address
 
 #: Names that kube-apiserver's certificate has in every cluster, the shortest first.
@@ -90,19 +93,21 @@ def _check_choice(asked: KubeconfigInput) -> None:
         raise ConfigError("--tls-server-name and --apiserver-cert exclude each other")
 
 
-def _credentials(asked: KubeconfigInput, now: datetime) -> Credentials:
+def _credentials(asked: KubeconfigInput, now: datetime) -> KubeletCredentials:
     if asked.client_cert:
-        return Credentials(
+        return KubeletCredentials(
             certificate=_file(asked.client_cert, asked.by_path),
             key=_file(asked.client_key, asked.by_path),
         )
     if asked.token_file:
         token = _token("--token-file", asked.token_file, "", now)
         if asked.by_path:
-            return Credentials(token_file=_absolute(asked.token_file))
-        return Credentials(token=token)
+            return KubeletCredentials(token_file=_absolute(asked.token_file))
+        return KubeletCredentials(token=token)
     prefix = f"{asked.token_id}."
-    return Credentials(token=_token("--token-secret-file", asked.token_secret_file, prefix, now))
+    return KubeletCredentials(
+        token=_token("--token-secret-file", asked.token_secret_file, prefix, now)
+    )
 
 
 def _token(flag: str, path: str, prefix: str, now: datetime) -> str:
@@ -142,3 +147,61 @@ def _name_for(asked: KubeconfigInput, now: datetime) -> str:
     if not names:
         raise ConfigError(f"{where}: it has neither {asked.at.host} nor any DNS name")
     return next((name for name in _USUAL if name in names), names[0])
+
+
+_CLUSTER, _USER, _CONTEXT = "control-plane", "kubelet-bootstrap", "kubelet-bootstrap@control-plane"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A file that a kubeconfig names, or carries inside: then ``content`` is all of it."""
+
+    path: str
+    content: bytes | None = None
+
+    def to_fields(self, key: str) -> dict[str, str]:
+        """The key with the path, or with ``-data`` and the content."""
+        if self.content is None:
+            return {key: self.path}
+        return {f"{key}-data": base64.b64encode(self.content).decode()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletCredentials:
+    """Who the kubelet is: a token or its file, or a certificate with its key."""
+
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    certificate: FileRef | None = None
+    key: FileRef | None = None
+
+    def to_user(self) -> Mapping[str, Any]:
+        """As in ``users[].user``."""
+        found: dict[str, Any] = {}
+        if self.certificate is not None and self.key is not None:
+            found |= self.certificate.to_fields("client-certificate")
+            found |= self.key.to_fields("client-key")
+        if self.token:
+            found["token"] = self.token
+        if self.token_file:
+            found["tokenFile"] = self.token_file
+        return found
+
+
+def kubeconfig(
+    at: HostPort, *, ca: FileRef, credentials: KubeletCredentials, server_name: str = ""
+) -> str:
+    """Write a kubeconfig with one context, which is the current one."""
+    cluster = {"server": f"https://{at}", **ca.to_fields("certificate-authority")}
+    if server_name:
+        cluster["tls-server-name"] = server_name
+    context = {"cluster": _CLUSTER, "user": _USER}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": _CLUSTER, "cluster": cluster}],
+        "users": [{"name": _USER, "user": dict(credentials.to_user())}],
+        "contexts": [{"name": _CONTEXT, "context": context}],
+        "current-context": _CONTEXT,
+    }
+    return to_yaml([document])

@@ -28,7 +28,7 @@ _SYS = Path("/proc/sys/net/ipv4/conf")
 
 def see_bind_address(patient: Patient) -> Iterator[Finding]:
     """Is the address that the program accepts connections of its node at where it should be?"""
-    from isthmus.tools.bootstrap.host_look import look_at
+    from isthmus.tools.bootstrap.check import look_at
 
     running = patient.running is not None
     for address in bound(patient.settings):
