@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,15 @@ from hypothesis import settings
 settings.register_profile("isthmus", deadline=None)
 settings.register_profile("isthmus-ci", deadline=None, derandomize=True)
 settings.load_profile("isthmus-ci" if os.environ.get("CI") else "isthmus")
+
+# A run that a shell started in the background ignores these, and so would every program it starts.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True)

@@ -31,8 +31,11 @@ def test_a_signal_is_noted_wherever_it_arrives(number: signal.Signals) -> None:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             for _ in range(chance.randint(1, 30)):
                 process.send_signal(number)
-            # It ends: by itself, or by a signal that came when they were no longer noted.
-            assert process.wait(30) in (0, 1, -number)
+            try:
+                # It ends: by itself, or by a signal that came when they were no longer noted.
+                assert process.wait(30) in (0, 1, -number)
+            finally:
+                process.kill()
 
 
 def test_told_stays_told() -> None:
