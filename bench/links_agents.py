@@ -40,7 +40,7 @@ from isthmus.text.backoff import Backoff
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId
 
 HOST = "127.0.0.1"
@@ -133,7 +133,7 @@ class Agents:
         tls = TlsFiles(cert=str(files.agent_cert), key=str(files.agent_key), ca=str(files.ca_cert))
         context = client_context(tls, alpn=settings.alpn)
         self.failures = Failures()
-        once, packets = OncePer(loop.time), Packets()
+        once, packets = OncePer(loop.time), PacketCounts()
         backoff = partial(
             Backoff,
             first_s=settings.sync_interval_s,

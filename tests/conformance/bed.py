@@ -23,13 +23,10 @@ from isthmus.net.tls import TlsEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
 from isthmus.tunnel.http2 import Http2Connection
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.http2_stream import Handler, Http2Stream
+from isthmus.tunnel.http2_stream import NOBODY, Handler, Http2Stream
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packet_link import LinkedEnd
-from isthmus.tunnel.payload_call import PayloadCall
-from isthmus.tunnel.payload_end import PayloadEnd
-from isthmus.tunnel.payload_stream import PayloadStream
+from isthmus.tunnel.linked_end import LinkedEnd
+from isthmus.tunnel.payload import PayloadCall, PayloadEnd, PayloadStream
 from isthmus.tunnel.proxy_end import ProxyEnd
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream

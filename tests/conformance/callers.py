@@ -9,6 +9,7 @@ from users import DEADLINE_S, FULL, MemoryUser
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
 from isthmus.wire.grpc import (
@@ -279,7 +280,7 @@ class PayloadUser:
 
 
 class Answer:
-    """The client's part of a KEP-1281 call: only that it is answered. See payload_call.Caller."""
+    """The client's part of a KEP-1281 call: only that it is answered. See call_stream.Caller."""
 
     def __init__(self) -> None:
         self.answered = False
@@ -321,7 +322,7 @@ class Linker:
         clock = asyncio.get_running_loop().time
         self.link = PacketLink(
             stream, self, agent=self.agent, clock=clock,
-            received=[0] * 7, sent=[0] * 7, half_closes=True,
+            counts=PacketCounts(), half_closes=True,
         )  # fmt: skip
         return self.link
 

@@ -49,10 +49,11 @@ from isthmus.text.patterns import Pattern
 from isthmus.text.text_limits import plain
 from isthmus.tools.doctor.bundle_secrets import Scrubber
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.http2 import Http2Connection, Http2Limits
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.packet_reader import PacketReader
-from isthmus.tunnel.payload_reader import PayloadReader
+from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.http2_stream import NOBODY
+from isthmus.tunnel.limits import Http2Limits
+from isthmus.tunnel.message_reader import PacketReader
+from isthmus.tunnel.payload import PayloadStream
 from isthmus.tunnel.session import Session
 from isthmus.values import AgentId, HostPort, Identity, ServerId, TunnelId
 from isthmus.wire import grpc, hpack, http2, packet, payload, proxy_protocol, socks5
@@ -260,10 +261,13 @@ class _Sink:
         """Count."""
         self.count += 1
 
-    more_payload = got_payload
-
-    def got_packet(self, found: object) -> None:
+    def more_payload(self, data: object) -> None:
         """Count."""
+        self.count += 1
+
+    def got_message(self, message: memoryview | bytes) -> None:
+        """Read and count."""
+        packet.parse(message)
         self.count += 1
 
 
@@ -300,10 +304,10 @@ def _payloads(n: int) -> Work:
     raw = _times(payload.payload_head(1) + b"x", n)
 
     def read() -> None:
-        reader = PayloadReader()
+        end = PayloadStream()
         for at in range(0, len(raw), 1000):
-            reader.feed(memoryview(raw[at : at + 1000]))
-            reader.pieces.clear()
+            end.reader.feed(memoryview(raw[at : at + 1000]), end)
+            end.pieces.clear()
 
     return read
 

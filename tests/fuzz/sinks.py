@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.http2 import Http2Connection, Http2Limits
+from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
+from isthmus.tunnel.limits import Http2Limits
 from isthmus.wire.http2 import (
     DATA,
     END_HEADERS,

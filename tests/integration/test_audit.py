@@ -33,8 +33,7 @@ from programs import COMMAND, ENVIRONMENT, Programs
 from stack import Stack, client_context, metric, wait_until
 
 from isthmus.tools.pki.making import PkiFiles
-from isthmus.tunnel.end import Ending
-from isthmus.tunnel.packet_brake import unsent
+from isthmus.tunnel.end import Ending, unsent
 
 Record = dict[str, Any]
 UP, DOWN = b"u" * 4321, b"d" * 12345

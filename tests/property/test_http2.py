@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from isthmus.errors import ProtocolError
 from isthmus.testing import Http2Pair, ManualClock, MemoryCarrier, Recorder
 from isthmus.tunnel.budget import Budget
-from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
+from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.wire import http2
 from isthmus.wire.http2 import (
     CONTINUATION,

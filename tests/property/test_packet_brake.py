@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
 from isthmus.tunnel.budget import Account, Budget
+from isthmus.tunnel.classes import TURN_BYTES
 from isthmus.tunnel.end import Early, Ending, join
-from isthmus.tunnel.http2 import Http2Limits
 from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.limits import Http2Limits
+from isthmus.tunnel.linked_end import LinkedEnd
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.packet_brake import (
     ACTIVE_S,
     MOST_PROBE_S,
@@ -27,7 +30,7 @@ from isthmus.tunnel.packet_brake import (
     PULSE_S,
     REDUCED_WINDOW_BYTES,
 )
-from isthmus.tunnel.packet_link import TURN_BYTES, LinkedEnd, PacketLink
+from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.http2 import Headers
 
 REQUEST: Headers = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))
@@ -185,7 +188,7 @@ class World:
     def _link(self, program: Program, stream: Http2Stream) -> PacketLink:
         program.link = PacketLink(
             stream, program, agent=program is self.agent, clock=self.clock,
-            received=[0] * 7, sent=[0] * 7, half_closes=self._half_closes, account=self.account,
+            counts=PacketCounts(), half_closes=self._half_closes, account=self.account,
         )  # fmt: skip
         return program.link
 

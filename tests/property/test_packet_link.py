@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
-from isthmus.tunnel.connect_ids import FIRST_OF_SERVER, ConnectIds
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
+from isthmus.tunnel.linked_end import FIRST_OF_SERVER, ConnectIds, LinkedEnd
+from isthmus.tunnel.message_reader import PacketCounts
+from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.http2 import Headers
 
 REQUEST: Headers = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))
@@ -149,7 +150,7 @@ class World:
         program = self.programs[name]
         program.link = PacketLink(
             stream, program, agent=name == "agent", clock=self.pair.clock,
-            received=[0] * 7, sent=[0] * 7, half_closes=True,
+            counts=PacketCounts(), half_closes=True,
         )  # fmt: skip
         return program.link
 

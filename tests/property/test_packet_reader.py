@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.message_reader import PacketReader
 from isthmus.wire.konnectivity_pb2 import Packet
 from isthmus.wire.packet import (
     close_request,
@@ -19,6 +19,7 @@ from isthmus.wire.packet import (
     dial_response,
     drain,
     end_of_data,
+    parse,
 )
 
 IDS = st.one_of(st.integers(1, 300), st.integers(-(2**63), 2**63 - 1))
@@ -53,13 +54,13 @@ class Keeper:
     def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
         self.got.append((connect_id, bytes(piece)))
 
-    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+    def more_payload(self, piece: memoryview | bytes) -> None:
         last = self.got.pop()
-        assert isinstance(last, tuple) and last[0] == connect_id and piece
-        self.got.append((connect_id, last[1] + bytes(piece)))
+        assert isinstance(last, tuple) and piece
+        self.got.append((last[0], last[1] + bytes(piece)))
 
-    def got_packet(self, packet: Packet) -> None:
-        self.got.append(packet.SerializeToString(deterministic=True))
+    def got_message(self, message: memoryview | bytes) -> None:
+        self.got.append(parse(message).SerializeToString(deterministic=True))
 
 
 def truth(raw: bytes) -> list[Packet]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.payload_reader import PayloadReader
+from isthmus.tunnel.payload import PayloadStream
 from isthmus.values import HostPort
 from isthmus.wire.grpc import message_head
 from isthmus.wire.kep1281_pb2 import Payload
@@ -31,45 +31,45 @@ def framed(body: bytes) -> bytes:
     return message_head(len(body)) + body
 
 
-def taken(reader: PayloadReader) -> bytes:
-    data = b"".join(bytes(piece) for piece in reader.pieces)
-    reader.pieces.clear()
+def taken(end: PayloadStream) -> bytes:
+    data = b"".join(bytes(piece) for piece in end.pieces)
+    end.pieces.clear()
     return data
 
 
 @given(st.lists(bodies, max_size=8), st.lists(st.integers(0, 5000), max_size=30))
 def test_any_payloads_in_any_pieces(messages: list[bytes], at: list[int]) -> None:
-    reader, got = PayloadReader(), b""
+    end, got = PayloadStream(), b""
     for piece in cut(b"".join(map(framed, messages)), at):
-        reader.feed(memoryview(piece))
-        got += taken(reader)
+        end.reader.feed(memoryview(piece), end)
+        got += taken(end)
     assert got == b"".join(Payload.FromString(body).data for body in messages)
-    assert reader.at_boundary and not reader.kept_bytes and not reader.ended
+    assert end.reader.at_boundary and not end.reader.kept_bytes and not end.saw_end
 
 
 @given(st.binary(min_size=1, max_size=200))
 def test_byte_by_byte_and_always_at_once(data: bytes) -> None:
     body = Payload(data=data).SerializeToString()
-    reader, got = PayloadReader(), b""
+    end, got = PayloadStream(), b""
     for index in range(len(framed(body))):
-        reader.feed(memoryview(framed(body)[index : index + 1]))
-        got += taken(reader)
+        end.reader.feed(memoryview(framed(body)[index : index + 1]), end)
+        got += taken(end)
         # Data do not wait for the rest of their message once the prefix is there.
         assert len(got) >= min(index + 1 - 5 - 5, len(data))
-    assert got == data and reader.at_boundary
+    assert got == data and end.reader.at_boundary
 
 
 @given(st.binary(max_size=80), st.lists(st.integers(0, 100), max_size=10))
 def test_garbage_is_refused_or_read_as_protobuf_reads_it(garbage: bytes, at: list[int]) -> None:
-    reader, got = PayloadReader(), b""
+    end, got = PayloadStream(), b""
     try:
         wanted: bytes | None = parse(garbage)[0]
     except ProtocolError:
         wanted = None
     try:
         for piece in cut(framed(garbage), at):
-            reader.feed(memoryview(piece))
-            got += taken(reader)
+            end.reader.feed(memoryview(piece), end)
+            got += taken(end)
     except ProtocolError:
         assert wanted is None
     else:
@@ -80,7 +80,7 @@ def test_garbage_is_refused_or_read_as_protobuf_reads_it(garbage: bytes, at: lis
 def test_what_is_found_reads_the_same(message: bytes, before: int) -> None:
     found = find_data(bytes(before) + message, before, before + len(message))
     if found is not None:
-        assert parse(message)[0] == message[found - before :]
+        assert parse(message)[0] == message[found[1] - before :]
 
 
 @given(st.binary(max_size=40))
@@ -97,9 +97,9 @@ def test_targets_survive(port: int, host: str) -> None:
 
 
 def test_after_the_end_of_data_there_is_none() -> None:
-    reader = PayloadReader()
-    reader.hears_end = True
-    reader.feed(memoryview(framed(b"\xc0\x3e\x01")))
-    assert reader.ended
+    end = PayloadStream()
+    end.hears_end = True
+    end.reader.feed(memoryview(framed(b"\xc0\x3e\x01")), end)
+    assert end.saw_end
     with pytest.raises(ProtocolError, match="behind the end"):
-        reader.feed(memoryview(framed(b"\x0a\x01x")))
+        end.reader.feed(memoryview(framed(b"\x0a\x01x")), end)

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from isthmus.errors import ProtocolError
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd, MemoryLink
-from isthmus.tunnel.budget import Budget
+from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, Budget
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.limits import MIB, Limits
 from isthmus.tunnel.session import Session
-from isthmus.tunnel.stream import FULL_SINK_BYTES, MAX_FRAME, MAX_WINDOW, STREAM_BYTES, Stream
+from isthmus.tunnel.stream import MAX_FRAME, MAX_WINDOW, Stream
 from isthmus.wire.yamux import (
     DATA,
     FIN,

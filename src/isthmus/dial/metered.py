@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 
 from isthmus.dial.rules_shares import Pot
 from isthmus.text.token_bucket import TokenBucket
-from isthmus.tunnel.end import GONE, End, Ending
+from isthmus.tunnel.end import GONE, End, Ending, unsent
 from isthmus.tunnel.first_byte import UntouchedTunnel
 from isthmus.tunnel.linked_end import LinkedEnd
-from isthmus.tunnel.packet_brake import unsent
 
 #: What one that is let on is expected to bring, at the most as a rule.
 _PIECE_BYTES = 64 * 1024

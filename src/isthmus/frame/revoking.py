@@ -19,7 +19,7 @@ from isthmus.net.contexts import peer_identity
 from isthmus.net.revocation import CrlFiles, Revocations
 from isthmus.net.tls import TlsEnd, TlsSocket
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.payload_end import PayloadEnd
+from isthmus.tunnel.payload import PayloadEnd
 from isthmus.tunnel.proxy_end import ProxyEnd
 
 if TYPE_CHECKING:

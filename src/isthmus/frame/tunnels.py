@@ -15,9 +15,8 @@ from isthmus.logs import log
 from isthmus.net.charging import charge_tunnel
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.budget import Account
-from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.end import BaseEnd, Ending, unsent
 from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
-from isthmus.tunnel.packet_brake import unsent
 from isthmus.tunnel.stream import Stream
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity, TunnelId

@@ -19,7 +19,7 @@ from isthmus.net.contexts import offer
 from isthmus.net.poller import Poller
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link import asked_for, is_askable
 
@@ -78,7 +78,7 @@ class ServerLink(Link):
         on_membership: Callable[[], None] = _unheard,
         only: str = "auto",
         alpn: Sequence[str] = (),
-        packets: Packets | None = None,
+        packets: PacketCounts | None = None,
         limits: Limits = Limits(),
         budget: Budget = UNBOUNDED,
     ) -> None:
@@ -91,7 +91,7 @@ class ServerLink(Link):
         self.was_asked_for = False  # by its id, so that another server may have handed us on
         self.greeting = greeting
         self.authority = server_hostname
-        self.packets = packets if packets is not None else Packets()
+        self.packets = packets if packets is not None else PacketCounts()
         self._claim = claim
         self._only = only
         self._on_membership = on_membership
@@ -202,7 +202,7 @@ async def connect(
     on_membership: Callable[[], None] = _unheard,
     only: str = "auto",
     alpn: Sequence[str] = (),
-    packets: Packets | None = None,
+    packets: PacketCounts | None = None,
     limits: Limits = Limits(),
     budget: Budget = UNBOUNDED,
     through: Callable[[], Awaitable[socket.socket]] | None = None,

@@ -19,8 +19,10 @@ from isthmus.text.text_limits import MAX_DETAIL_CHARS
 from isthmus.tunnel.budget import OVER_SHARE, Account
 from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
-from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
+from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.limits import MIB, Http2Limits
+from isthmus.tunnel.linked_end import LinkedEnd
+from isthmus.tunnel.packet_link import PacketLink
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.asking import NOTHING, Asking
 from isthmus.wire.http2 import ErrorCode

@@ -17,8 +17,7 @@ from isthmus.links.hello import (
     process_in,
 )
 from isthmus.net.rules_near import ZONE_LABEL
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.grpc import CONTENT_TYPE, Status, read_status, response_problem
 from isthmus.wire.http2 import Headers
@@ -64,8 +63,7 @@ class GrpcAgentTalk(GrpcTalk):
             self,
             agent=True,
             clock=self.session.clock,
-            received=link.packets.received,
-            sent=link.packets.sent,
+            counts=link.packets,
             account=link.account,
         )
         packets.talk = self

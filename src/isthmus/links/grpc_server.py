@@ -19,8 +19,7 @@ from isthmus.links.hello import (
 from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.settings.identifiers import Identifiers
 from isthmus.text.text_limits import MAX_VERSION_CHARS, cut, plain
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.http2_stream import Handler, Http2Stream
+from isthmus.tunnel.http2_stream import NOBODY, Handler, Http2Stream
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
 from isthmus.wire.http2 import ErrorCode, Headers, Http2Error, header
@@ -117,8 +116,7 @@ class GrpcServerTalk(GrpcTalk):
             self,
             agent=False,
             clock=self.session.clock,
-            received=self._agent_link.packets.received,
-            sent=self._agent_link.packets.sent,
+            counts=self._agent_link.packets,
             half_closes=self._half_closes,
             account=self.link.account,
         )

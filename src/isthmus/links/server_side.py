@@ -20,7 +20,7 @@ from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.settings.identifiers import Identifiers
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import ANONYMOUS, AgentId, ServerId
 from isthmus.wire.link import RELAY_ALPN
 
@@ -81,7 +81,7 @@ class AgentLink(Link):
         on_closed: Callable[[Link], None],
         admit: Admit = _everybody,
         only: str = "auto",
-        packets: Packets | None = None,
+        packets: PacketCounts | None = None,
         handshake_s: float = HANDSHAKE_S,
         limits: Limits = Limits(),
         budget: Budget = UNBOUNDED,
@@ -100,7 +100,7 @@ class AgentLink(Link):
         self.is_extra = False  # this agent has another link already
         self.audited = False  # why it was refused has been said
         self.refused_as = Unwelcome.NO_PROOF
-        self.packets = packets if packets is not None else Packets()
+        self.packets = packets if packets is not None else PacketCounts()
         self.process = process  # what connection ids begin with
         self._membership = membership
         self._on_ready = on_ready

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from isthmus.testing.carriers import Coupled
 from isthmus.testing.clock import ManualClock
-from isthmus.tunnel.http2 import Http2Connection, Http2Limits
+from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
+from isthmus.tunnel.limits import Http2Limits
 from isthmus.wire.http2 import HEADER_BYTES, PREFACE, Headers, unpack_head
 
 

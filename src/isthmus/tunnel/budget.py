@@ -357,6 +357,13 @@ class Deposit:
             account.close()
 
 
+#: What a stream costs besides the bytes that it holds.
+STREAM_BYTES = 1024
+#: What a sink that says full keeps besides, and does not speak of (net/raw.py).
+FULL_SINK_BYTES = 64 * 1024
+#: What a peer may have under way on a stream whose account is over its share, and while nothing
+#: at all is left of the budget.
+SLOW_WINDOW, LEAST_WINDOW = 64 * 1024, 4 * 1024
 #: What a connection costs until it has shown who it is: buffers of TLS, and a first message.
 HANDSHAKE_BYTES = 32 * 1024
 #: For a session that nobody gave a budget: a library, a test.

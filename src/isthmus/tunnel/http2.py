@@ -4,10 +4,10 @@ Lean on purpose: general libraries were measured at a third to a half of Go's re
 plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
 batch of events, exactly as with a mux session (session.py).
 
-One object, built in layers so that a frame costs no detour: http2_output.py sends, http2_table.py
-knows the streams and their bounds, http2_reader.py takes frames apart, http2_calls.py reads what
-headers say. Here are the other frames, opening and closing, and liveness. A stream is
-http2_stream.py; what it carries is its handler's business.
+One object, built in layers so that a frame costs no detour: http2_table.py sends, and knows the
+streams and their bounds; http2_reader.py takes frames apart. Here is what headers and the other
+frames do, opening and closing, and liveness. A stream is http2_stream.py; what it carries is its
+handler's business.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 
-from isthmus.tunnel.budget import Account
-from isthmus.tunnel.http2_calls import Calls
-from isthmus.tunnel.http2_limits import KIB, MIB, Http2Limits
-from isthmus.tunnel.http2_stream import Handler, Http2Stream
-from isthmus.tunnel.http2_table import STREAM_BYTES
+from isthmus.tunnel.budget import STREAM_BYTES, Account
+from isthmus.tunnel.http2_reader import FrameReader, HeaderBlock
+from isthmus.tunnel.http2_stream import NOBODY, Handler, Http2Stream
+from isthmus.tunnel.limits import KIB, Http2Limits
 from isthmus.tunnel.session import Carrier
 from isthmus.wire import http2
 from isthmus.wire.http2 import (
@@ -46,8 +45,6 @@ from isthmus.wire.http2 import (
     window_update,
 )
 
-__all__ = ["KIB", "MIB", "Handler", "Http2Connection", "Http2Limits", "Http2Stream"]
-
 _PING = b"isthmus1"
 _LIMITS = Http2Limits()
 
@@ -66,7 +63,7 @@ def _greeting(limits: Http2Limits, client: bool) -> bytes:
     return greeting + window_update(0, more) if more else greeting
 
 
-class Http2Connection(Calls):
+class Http2Connection(FrameReader):
     """One side of a connection.
 
     ``on_request(stream, headers)`` is called on the server's side for each new stream and gives
@@ -76,7 +73,9 @@ class Http2Connection(Calls):
     __slots__ = (
         "_last_ping",
         "_ping_at",
+        "draining",
         "last_heard",
+        "on_request",
         "peer_max_streams",
         "remote_draining",
     )
@@ -92,9 +91,9 @@ class Http2Connection(Calls):
         account: Account | None = None,
     ) -> None:
         """``account`` pays for the streams of this connection; its owner closes it."""
-        super().__init__(
-            carrier, limits, client=client, clock=clock, on_request=on_request, account=account
-        )
+        super().__init__(carrier, limits, client=client, clock=clock, account=account)
+        self.on_request = on_request
+        self.draining = False
         self.remote_draining = False
         self.peer_max_streams = MAX_STREAM_ID
         self._ping_at: float | None = None
@@ -143,7 +142,98 @@ class Http2Connection(Calls):
         for stream in list(self.streams.values()):
             stream.lost(ErrorCode.CANCEL, text)
 
-    # What each frame does.
+    # What headers do, from a request to its trailers.
+
+    def _block(self, block: HeaderBlock | None) -> None:
+        if block is None:
+            self._gather()
+            return
+        if self._gathering:
+            self._gathered()
+        stream_id, headers, end, _ = block
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if self.client or stream_id <= self.last_id:
+                self._stray_headers(stream_id)
+            else:
+                self._new_stream(block)
+        elif stream.remote_done:
+            self._stray(stream_id, stream)
+        elif stream.got_headers:
+            self._trailers(stream, headers, end)
+        else:
+            self._response(stream, headers, end)
+
+    def _stray_headers(self, stream_id: int) -> None:
+        ended_by_peer = self._recent.get(stream_id) if self._recent is not None else None
+        if ended_by_peer:
+            raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on ended stream {stream_id}")
+        if ended_by_peer is None and (not self.client or self._is_idle(stream_id)):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} opened out of order")
+        # Else they were under way when we ended the stream.
+
+    def _new_stream(self, block: HeaderBlock) -> None:
+        stream_id, headers, end, self_dependent = block
+        self.last_id = stream_id
+        if self.draining or len(self.streams) >= self.limits.max_streams:
+            self._flood("refused streams")
+            self._refuse(stream_id, ErrorCode.REFUSED_STREAM, end)
+            return
+        fault = http2.request_fault(headers)
+        length = http2.header(headers, b"content-length")
+        if length and not (length.isdigit() and len(length) < 16):
+            fault = fault or "bad content-length"
+        if fault or self_dependent:
+            self._flood("malformed requests")
+            self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR, end)
+            return
+        if not self.account.take(STREAM_BYTES):
+            self._flood("refused streams")
+            self._refuse(stream_id, ErrorCode.ENHANCE_YOUR_CALM, end)
+            return
+        assert self.on_request is not None
+        stream = self.streams[stream_id] = Http2Stream(self, stream_id, NOBODY)
+        stream.got_headers = True
+        if length:
+            stream.content_left = int(length)
+        try:
+            stream.handler = self.on_request(stream, headers)
+        except StreamError as exc:
+            self._fail_stream(stream, exc.code, str(exc))
+        if end and stream.open:
+            self._end_of(stream)
+
+    def _refuse(self, stream_id: int, code: ErrorCode, end: bool) -> None:
+        self.emit(rst_stream(stream_id, code))
+        self._remember(stream_id, end)
+
+    def _response(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        fault = http2.response_fault(headers)
+        if fault:
+            self._peer_broke(stream, ErrorCode.PROTOCOL_ERROR, fault)
+        elif not (http2.header(headers, b":status").startswith(b"1") and not end):
+            self._got_headers(stream, headers, end)  # a 1xx is only a promise of it
+
+    def _trailers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        fault = http2.trailer_fault(headers) or ("" if end else "second HEADERS without an end")
+        if fault:
+            self._peer_broke(stream, ErrorCode.PROTOCOL_ERROR, fault)
+            return
+        if stream.in_batch:
+            self._guard(stream, stream.handler.batch_over)
+        if stream.open:
+            self._got_headers(stream, headers, end)
+
+    def _got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        stream.got_headers = True
+        try:
+            stream.handler.got_headers(stream, headers, end)
+        except StreamError as exc:
+            self._fail_stream(stream, exc.code, str(exc))
+        if end and stream.open:
+            self._end_of(stream)
+
+    # What each other frame does.
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == WINDOW_UPDATE:

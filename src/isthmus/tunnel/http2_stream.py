@@ -7,8 +7,11 @@ between streams are taken, in http2.py.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from isthmus.tunnel.budget import LEAST_WINDOW, SLOW_WINDOW, Account
+from isthmus.tunnel.classes import TURN_BYTES
+from isthmus.tunnel.limits import Http2Limits
 from isthmus.wire.http2 import (
     CONTINUATION,
     DATA,
@@ -23,15 +26,6 @@ from isthmus.wire.http2 import (
     rst_stream,
     window_update,
 )
-
-if TYPE_CHECKING:
-    from isthmus.tunnel.http2_table import StreamTable
-
-#: What a peer may have under way on a stream whose account is over its share, and while nothing
-#: at all is left of the budget.
-SLOW_WINDOW, LEAST_WINDOW = 64 * 1024, 4 * 1024
-#: What a stream may send before another one that waits.
-TURN_BYTES = 64 * 1024
 
 
 class Handler(Protocol):
@@ -57,6 +51,46 @@ class Handler(Protocol):
 
     def can_write(self, stream: Http2Stream) -> None:
         """Everything that waited has been sent."""
+
+
+class _NoHandler:
+    """The handler of a stream that has none yet, or none any more."""
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None: ...
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None: ...
+    def batch_over(self, stream: Http2Stream) -> None: ...
+    def got_end(self, stream: Http2Stream) -> None: ...
+    def was_reset(self, stream: Http2Stream, code: int, text: str) -> None: ...
+    def can_write(self, stream: Http2Stream) -> None: ...
+
+
+NOBODY = _NoHandler()
+
+
+class StreamOwner(Protocol):
+    """The connection (Http2Connection), as its streams see it."""
+
+    account: Account
+    client: bool
+    closed: bool
+    limits: Http2Limits
+    #: The windows and the largest frame of the peer.
+    peer_max_frame: int
+    peer_window: int
+    #: How much of its window for the whole connection this batch may still carry.
+    room: int
+    round_trip_s: float
+
+    def emit(self, whole: bytes) -> None: ...
+    def emit_data(self, head: bytes, more_head: bytes, data: bytes, size: int) -> None: ...
+    def emit_parts(self, head: bytes, parts: list[bytes | memoryview], size: int) -> None: ...
+    def want_turn(self, stream: Http2Stream) -> None: ...
+    def linger(self, stream: Http2Stream) -> None: ...
+    def hold(self, stream: Http2Stream) -> None: ...
+    def release(self, stream: Http2Stream) -> None: ...
+    def keep(self, stream: Http2Stream, size: int) -> None: ...
+    def charge(self, stream: Http2Stream, account: Account) -> None: ...
+    def forget(self, stream: Http2Stream) -> None: ...
 
 
 class Http2Stream:
@@ -92,7 +126,7 @@ class Http2Stream:
         "window",
     )
 
-    def __init__(self, connection: StreamTable, stream_id: int, handler: Handler) -> None:
+    def __init__(self, connection: StreamOwner, stream_id: int, handler: Handler) -> None:
         self.connection = connection
         self.account = connection.account.join()  # who pays for what it holds
         self.id = stream_id

@@ -1,15 +1,18 @@
-"""The bounds of one session: how many streams, how many bytes, how long a silence."""
+"""The bounds of one session: how many streams and bytes, how long a silence, how often."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-MIB = 1024 * 1024
+from isthmus.wire.http2 import DEFAULT_WINDOW, MAX_WINDOW
+
+KIB, MIB = 1024, 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one session."""
+    """The bounds of one yamux session."""
 
     max_streams: int = 16_384
     growth_pool_bytes: int = 64 * MIB
@@ -27,3 +30,59 @@ class Limits:
 def with_keepalive(limits: Limits, keepalive_s: float) -> Limits:
     """Ping more often if so asked; never less often than the limits say."""
     return replace(limits, ping_every_s=min(limits.ping_every_s, max(keepalive_s, 0.1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http2Limits:
+    """The bounds of one HTTP/2 connection: what a peer may make us keep, and for how long."""
+
+    max_streams: int = 16_384
+    stream_window_bytes: int = 256 * KIB
+    connection_window_bytes: int = 4 * MIB
+    max_header_list_bytes: int = 16 * KIB
+    max_continuations: int = 8
+    max_waiting_control_bytes: int = MIB
+    batch_bytes: int = 256 * KIB
+    ping_every_s: float = 10.0
+    dead_after_s: float = 20.0
+    #: How long the last bytes of an ended stream may wait without any of them being taken: as long
+    #: as a socket's (frame/tunnels.py).
+    linger_s: float = 300.0
+    #: While the budget is exhausted: a reader that takes nothing for so long is reset.
+    stuck_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for window in (self.stream_window_bytes, self.connection_window_bytes):
+            # A peer may use the default until it has read our SETTINGS; none can be taken back.
+            if not DEFAULT_WINDOW <= window <= MAX_WINDOW:
+                raise ValueError(f"a window of {window} bytes, not {DEFAULT_WINDOW} to 2**31 - 1")
+
+
+# Far above what honest peers do (grpc-go pings at most once per round trip to learn the
+# bandwidth; a client may give up thousands of dials in one moment), far below what costs us more
+# than a few percent of a core.
+BURST = 10_000
+PER_SECOND = 2_000
+
+
+class Floods:
+    """How much of what costs a peer nothing it may do: a bucket of tokens for each kind of it."""
+
+    __slots__ = ("_begun", "_clock", "_left", "_since")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._begun = clock()
+        self._left: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+
+    def allow(self, kind: str, cost: int = 1) -> bool:
+        """Take tokens, as many as it costs; False when there are not so many."""
+        left = self._left.get(kind, BURST)
+        if left < cost:
+            # Only now does it matter how long it took: most connections never come here.
+            now = self._clock()
+            left = min(BURST, left + (now - self._since.get(kind, self._begun)) * PER_SECOND)
+            self._since[kind] = now
+        self._left[kind] = left - cost
+        return left >= cost

@@ -1,20 +1,89 @@
-"""One konnectivity connection among the many of a call: an end; see packet_link.py."""
+"""One konnectivity connection among the many of a call: an end; see packet_link.py.
+
+Also what a call keeps about its connections: their numbers, and the replies that it waits for.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container
+from typing import Protocol
 
+from isthmus.tunnel.budget import Account
 from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
+from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.wire.packet import CLOSE_RSP, DATA, DataHead, close_response, end_of_data
 
-if TYPE_CHECKING:
-    from isthmus.tunnel.budget import Account
-    from isthmus.tunnel.packet_link import PacketLink
-
 Told = Callable[[str | None], None]
+#: The first number that a server gives, and the first that is none of its own: up to there DATA is
+#: read without protobuf (wire/packet.py).
+FIRST_OF_SERVER, PAST_OF_SERVER = 2**32, 2**35
+_MOST_CLOSING = 4096
+#: How long a reply may pause after its client half-closed. Konnectivity cannot say half-close, and
+#: its close loses the reply.
+REPLY_PAUSE_S = 10.0
+
+
+class LinkOwner(Protocol):
+    """What a call's packets (packet_link.py) report to the link around it."""
+
+    def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
+        """The peer asks for a dial; ``accept`` or ``refuse`` answers.
+
+        ``ours`` is what an Isthmus program says about it.
+
+        Raises:
+            ProtocolError: that is not what such a program would say.
+        """
+
+    def taken_back(self, random: int) -> None:
+        """The peer does not want that dial any more."""
+
+    def told_to_drain(self) -> None:
+        """The peer takes no new dials."""
+
+    def call_over(self, text: str) -> None:
+        """The call ended or was reset: so is the link."""
+
+    def ease_later(self, delay_s: float) -> None:
+        """Call ``ease`` then."""
+
+    def broke_rules(self, what: str) -> None:
+        """The peer sent what it may not."""
+
+
+class LinkedCall(Protocol):
+    """The call (PacketLink), as its connections and its brake see it."""
+
+    stream: Http2Stream
+    owner: LinkOwner
+    clock: Callable[[], float]
+    account: Account
+    ends: dict[int, LinkedEnd]
+    dials: dict[int, LinkedEnd]
+    #: Data packets sent are counted here, by type.
+    sent: list[int]
+    #: Both programs are Isthmus' and agreed on a packet for half-close.
+    half_closes: bool
+    #: The stream takes no more for now: connections take turns.
+    blocked: bool
+    #: The brake wants to hear of the next connection that sends something.
+    watching: bool
+
+    def want_turn(self, end: LinkedEnd) -> None: ...
+    def take_turns(self) -> None: ...
+    def took_turn(self, end: LinkedEnd, size: int) -> None: ...
+    def say(self, kind: int, message: bytes) -> None: ...
+    def say_ended(self, end: LinkedEnd, reason: Ending) -> None: ...
+    def spoke(self, end: LinkedEnd | None) -> None: ...
+    def relieved(self, end: LinkedEnd) -> None: ...
+    def nothing_more(self, end: LinkedEnd) -> None: ...
+    def await_reply(self, end: LinkedEnd) -> None: ...
+    def reply_unwanted(self, end: LinkedEnd) -> None: ...
+    def departed(self, end: LinkedEnd) -> None: ...
+    def forget(self, end: LinkedEnd, ending: Ending) -> None: ...
+    def give_credit(self) -> None: ...
 
 
 class LinkedEnd(BaseEnd):
@@ -42,7 +111,7 @@ class LinkedEnd(BaseEnd):
     )
 
     def __init__(
-        self, link: PacketLink, random: int, early: Early | None = None, *, opener: bool
+        self, link: LinkedCall, random: int, early: Early | None = None, *, opener: bool
     ) -> None:
         self.init_end(early)
         self.link = link
@@ -247,3 +316,88 @@ class LinkedEnd(BaseEnd):
             peer = self.peer
             self.over(reason)
             peer.abort(reason)
+
+
+class AwaitedReplies:
+    """The connections of one call whose clients have half-closed."""
+
+    __slots__ = ("_clock", "_seen")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        #: How much of the reply had come when it was last seen to move, and when that was.
+        self._seen: dict[LinkedEnd, tuple[int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def __contains__(self, end: LinkedEnd) -> bool:
+        return end in self._seen
+
+    def await_(self, end: LinkedEnd) -> None:
+        """Wait for the reply of this one."""
+        self._seen[end] = (-1, self._clock())
+
+    def forget(self, end: LinkedEnd) -> None:
+        """Wait no longer."""
+        self._seen.pop(end, None)
+
+    def paused(self) -> list[LinkedEnd]:
+        """Look at all of them: those that have paused for too long."""
+        now = self._clock()
+        late = []
+        for end, (seen, since) in self._seen.items():
+            moved = end.peer.bytes_written
+            if moved != seen:
+                self._seen[end] = (moved, now)
+            elif now - since > REPLY_PAUSE_S:
+                late.append(end)
+        return late
+
+
+class ConnectIds:
+    """The numbers of the connections in one call: who gives which, and which were asked to close.
+
+    Whoever accepts a connection numbers it. Agents count from 1, as konnectivity's do. A server
+    accepts only what Isthmus agents open, and counts from 2**32: no number ever means two
+    connections, and each tells by itself who opened its connection.
+    """
+
+    __slots__ = ("_agent", "_closing", "_first", "_next", "_past")
+
+    def __init__(self, *, agent: bool) -> None:
+        self._agent = agent
+        self._first = 1 if agent else FIRST_OF_SERVER
+        self._past = FIRST_OF_SERVER if agent else PAST_OF_SERVER
+        self._next = self._first
+        self._closing: set[int] = set()
+
+    def give(self, used: Container[int]) -> int:
+        """Number a connection that we accept."""
+        while True:
+            number = self._next
+            self._next = number + 1 if number + 1 < self._past else self._first
+            if number not in used:
+                return number
+
+    def is_ours(self, number: int) -> bool:
+        """Tell whether we are the one who gives this number: then the peer opened it."""
+        return (number < FIRST_OF_SERVER) is self._agent
+
+    def first_close(self, number: int) -> bool:
+        """Tell whether the peer is to be told that this is over: once, however much still comes."""
+        if number in self._closing:
+            return False
+        if len(self._closing) >= _MOST_CLOSING:
+            self._closing.clear()
+        self._closing.add(number)
+        return True
+
+    def closed(self, number: int) -> None:
+        """The peer knows, or has given the number to another connection."""
+        self._closing.discard(number)
+
+    @property
+    def closing(self) -> int:
+        """How many the peer was told of."""
+        return len(self._closing)

@@ -20,15 +20,11 @@ few milliseconds and only while a sink is full.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from isthmus.tunnel.budget import Account, Budget
 from isthmus.tunnel.end import End, Ending
 from isthmus.tunnel.end import unsent as unsent
-
-if TYPE_CHECKING:
-    from isthmus.tunnel.linked_end import LinkedEnd
-    from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.linked_end import LinkedCall, LinkedEnd
 
 KIB, MIB = 1024, 1024 * 1024
 #: The budget of a call whose program has none; the share of its only peer is half of it.
@@ -104,7 +100,7 @@ class Brake:
         "withheld",
     )
 
-    def __init__(self, link: PacketLink) -> None:
+    def __init__(self, link: LinkedCall) -> None:
         self._link = link
         #: The connections whose sink is full, with what each has not taken: as of the last look,
         #: and what came since.

@@ -18,16 +18,13 @@ from collections.abc import Callable
 
 from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import Account
-from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass, Turns
-from isthmus.tunnel.connect_ids import ConnectIds
+from isthmus.tunnel.classes import NORMAL, TrafficClass, Turns
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.linked_end import LinkedEnd, Told
-from isthmus.tunnel.packet_brake import Brake, private_account, unsent
-from isthmus.tunnel.packet_owner import Owner
-from isthmus.tunnel.packet_reader import PacketReader
-from isthmus.tunnel.packet_replies import REPLY_PAUSE_S, Replies
+from isthmus.tunnel.linked_end import AwaitedReplies, ConnectIds, LinkedEnd, LinkOwner, Told
+from isthmus.tunnel.message_reader import PacketCounts, PacketReader, Piece
+from isthmus.tunnel.packet_brake import Brake, private_account
 from isthmus.tunnel.stream import MAX_WINDOW, wants_growth
 from isthmus.wire.http2 import Headers
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -45,17 +42,8 @@ from isthmus.wire.packet import (
     dial_request,
     dial_response,
     drain,
+    parse,
 )
-
-__all__ = [
-    "REPLY_PAUSE_S",
-    "TURN_BYTES",
-    "LinkedEnd",
-    "Owner",
-    "PacketLink",
-    "Told",
-    "unsent",
-]
 
 #: As of the streams of other sessions (limits.py).
 STUCK_S = Limits().stuck_s
@@ -69,12 +57,11 @@ class PacketLink:
     def __init__(
         self,
         stream: Http2Stream,
-        owner: Owner,
+        owner: LinkOwner,
         *,
         agent: bool,
         clock: Callable[[], float],
-        received: list[int],
-        sent: list[int],
+        counts: PacketCounts,
         half_closes: bool = False,
         account: Account | None = None,
     ) -> None:
@@ -83,8 +70,7 @@ class PacketLink:
         self.owner = owner
         self.agent = agent
         self.clock = clock
-        self.received = received
-        self.sent = sent
+        self.received, self.sent = counts.received, counts.sent
         #: Both programs are ours and agreed on a packet for half-close.
         self.half_closes = half_closes
         self.blocked = False
@@ -102,7 +88,7 @@ class PacketLink:
         #: Whether the brake wants to hear of the next connection that sends something.
         self.watching = False
         self.brake = Brake(self)
-        self._replies = Replies(clock)
+        self._replies = AwaitedReplies(clock)
         #: Connections that the peer closed and whose other side here is not done yet.
         self._departed: set[LinkedEnd] = set()
         self._fault = ""
@@ -317,19 +303,24 @@ class PacketLink:
             self._told_over = True
             self.owner.call_over(text)
 
-    def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+    def got_payload(self, connect_id: int, piece: Piece) -> None:
         """Gather the data of a connection until this read is through."""
         self.received[DATA] += 1
-        if connect_id in self.ends:
-            self.more_payload(connect_id, piece)
+        end = self.ends.get(connect_id)
+        if end is not None:
+            if end.reading:
+                if end.pieces is None:
+                    end.pieces = [piece]
+                    self._touched.append(end)
+                else:
+                    end.pieces.append(piece)
         elif not self._ids.is_ours(connect_id):
             self._close(connect_id)
         elif self._ids.first_close(connect_id):
             self.say(CLOSE_RSP, close_response(connect_id, "unrecognized connectID"))
 
-    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
-        """Gather more of the same packet."""
-        end = self.ends.get(connect_id)
+    def more_payload(self, piece: Piece) -> None:
+        end = self.ends.get(self._packets.connect_id)
         if end is None or not end.reading:
             return
         if end.pieces is None:
@@ -356,8 +347,8 @@ class PacketLink:
         if not end.peer.write(data) and end.ending is None:
             self.brake.full(end, len(data))
 
-    def got_packet(self, packet: Packet) -> None:
-        """Take a packet that is not plain data."""
+    def got_message(self, message: Piece) -> None:
+        packet = parse(message)
         kind = packet.type
         if 0 <= kind < len(self.received):
             self.received[kind] += 1

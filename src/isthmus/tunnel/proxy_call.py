@@ -19,18 +19,16 @@ What of a tunnel's life the protocol can say:
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Protocol
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.end import END_SLOTS, BaseEnd, Ending
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.call_stream import Caller, CallStage, CallStream
+from isthmus.tunnel.end import Ending
+from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
+from isthmus.tunnel.message_reader import PacketReader, Piece
 from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import Status, read_status, response_problem
 from isthmus.wire.http2 import ErrorCode, Headers
-from isthmus.wire.konnectivity_pb2 import Packet
 from isthmus.wire.packet import (
     CLOSE_REQ,
     CLOSE_RSP,
@@ -40,6 +38,7 @@ from isthmus.wire.packet import (
     DataHead,
     close_request,
     dial_request,
+    parse,
 )
 
 #: How long a reply may pause after our half-close, where that cannot be said.
@@ -49,54 +48,29 @@ _LOOK_S = 1.0
 _MOST_PAYLOAD = 1024 * 1024
 
 
-class Stage(Enum):
-    """How far a call is."""
-
-    DIALING = "dialing"
-    OPEN = "open"
-    LEFT = "closed by the server"
-    OVER = "over"
-
-
-class Caller(Protocol):
-    """Who makes a call. One of the first five is told, once."""
-
-    def dialed(self) -> None:
-        """The target is reached; the end may be joined."""
+class ProxyCaller(Caller, Protocol):
+    """Who makes a konnectivity call."""
 
     def refused(self, error: str) -> None:
-        """It is not, in the server's words."""
-
-    def call_failed(self, status: Status, text: str) -> None:
-        """The call was over before its answer."""
-
-    def not_called(self, text: str) -> None:
-        """The server refused the stream unseen: nothing was done, and the call may be repeated."""
-
-    def connection_lost(self, text: str) -> None:
-        """The connection went, and the answer with it."""
+        """The target is not reached, in the server's words; told instead of the others."""
 
     def hang_up(self, stream: Http2Stream) -> None:
         """Nothing more is said or heard: end the stream if this batch does not end it."""
 
-    def look_later(self, end: CallEnd, delay_s: float) -> None:
+    def look_later(self, end: ProxyCall, delay_s: float) -> None:
         """Call ``end.look`` then."""
 
 
-class CallEnd(BaseEnd):
-    """The end at the client's side of one call; a handler of its stream.
+class ProxyCall(CallStream):
+    """The end at the client's side of one call.
 
     ``half_closes`` tells whether the server keeps half-closes; None: it says so itself.
     """
 
     __slots__ = (
-        *END_SLOTS,
         "_closing",
         "_connect_id",
-        "_eof_out",
         "_head",
-        "_packets",
-        "_pieces",
         "_random",
         "_reply",
         "_status",
@@ -104,45 +78,35 @@ class CallEnd(BaseEnd):
         "clock",
         "half_closes",
         "stage",
-        "stream",
     )
 
     def __init__(
         self,
-        caller: Caller,
+        caller: ProxyCaller,
         *,
         random: int,
         clock: Callable[[], float],
         half_closes: bool | None = None,
     ) -> None:
-        self.init_end()
-        self.caller: Caller | None = caller
+        super().__init__(PacketReader())
+        self.caller: ProxyCaller | None = caller
         self.clock = clock
         self.half_closes = half_closes
-        self.stage = Stage.DIALING
-        self.stream: Http2Stream | None = None
+        self.stage = CallStage.DIALING
         self._random = random
         self._connect_id = 0
         self._head: DataHead | None = None
-        self._eof_out = False
         self._closing = False  # CLOSE_REQ was said
-        self._packets = PacketReader()
-        self._pieces: list[memoryview | bytes] = []
         self._status: tuple[Status, str] | None = None
         self._reply: tuple[int, float] | None = None  # how much of it came, and since when not more
 
     def __repr__(self) -> str:
-        return f"<CallEnd {self._connect_id} {self.stage.value}>"
-
-    @property
-    def backlog_bytes(self) -> int:
-        """How much waits for the server."""
-        return self.stream.out_bytes if self.stream is not None else 0
+        return f"<ProxyCall {self._connect_id} {self.stage.value}>"
 
     @property
     def half_closed(self) -> bool:
         """Exactly one direction has ended."""
-        return self.ending is None and (self._eof_out or self.stage is Stage.LEFT)
+        return self.ending is None and (self._eof_out or self.stage is CallStage.LEFT)
 
     def call(
         self, stream: Http2Stream, headers: Headers, address: str, *, secret: bool = False
@@ -158,9 +122,9 @@ class CallEnd(BaseEnd):
     def write(self, data: bytes) -> bool:
         """Send one DATA packet; see End."""
         size = len(data)
-        if self.stage is Stage.LEFT and size:
+        if self.stage is CallStage.LEFT and size:
             self._nobody_reads()
-        if self.stage is not Stage.OPEN or self._eof_out or not size:
+        if self.stage is not CallStage.OPEN or self._eof_out or not size:
             return True
         assert self.stream is not None and self._head is not None
         self.bytes_written += size
@@ -176,7 +140,7 @@ class CallEnd(BaseEnd):
         if self._eof_out or self.ending is not None:
             return
         self._eof_out = True
-        if self.stage is Stage.LEFT:
+        if self.stage is CallStage.LEFT:
             self._over(Ending.CLEAN)
         elif self.half_closes:
             assert self.stream is not None
@@ -187,7 +151,7 @@ class CallEnd(BaseEnd):
 
     def look(self) -> None:
         """Close the connection if the reply has paused for long: it is over, most likely."""
-        if self._reply is None or self.stage is not Stage.OPEN:
+        if self._reply is None or self.stage is not CallStage.OPEN:
             return
         assert self.stream is not None
         seen, since = self._reply
@@ -207,7 +171,7 @@ class CallEnd(BaseEnd):
 
     def let_go(self) -> None:
         """Nobody waits for a reply: do not wait for it, either."""
-        if self._reply is not None and self.stage is Stage.OPEN and not self._closing:
+        if self._reply is not None and self.stage is CallStage.OPEN and not self._closing:
             self._ask_to_close(self.clock())
 
     def _ask_to_close(self, now: float) -> None:
@@ -239,12 +203,12 @@ class CallEnd(BaseEnd):
 
     def _over(self, ending: Ending) -> None:
         if self.ending is None:
-            self.stage = Stage.OVER
+            self.stage = CallStage.OVER
             self._hang_up()
             self.finish(ending)
 
     def _hang_up(self) -> None:
-        self._pieces.clear()
+        self.pieces.clear()
         stream, self.stream = self.stream, None
         caller, self.caller = self.caller, None
         if stream is not None:
@@ -252,15 +216,7 @@ class CallEnd(BaseEnd):
             if stream.open and caller is not None:
                 caller.hang_up(stream)
 
-    def pause_reading(self) -> None:
-        """The sink's False answers do the work."""
-
-    def resume_reading(self) -> None:
-        """Give the credit of what was held back."""
-        if self.stream is not None:
-            self.stream.release()
-
-    # From the server: see http2_stream.Handler.
+    # From the server.
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
         """Read the response, or the trailers."""
@@ -274,55 +230,32 @@ class CallEnd(BaseEnd):
         if end:
             self._status = read_status(headers)
 
-    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
-        """Read packets."""
-        if self.stage not in (Stage.DIALING, Stage.OPEN):
-            return
-        try:
-            self._packets.feed(view, self)
-        except ProtocolError as exc:
-            self._reset()
-            self._call_over(Status.INTERNAL, str(exc), Ending.PROTOCOL)
+    def violated(self, error: ProtocolError) -> None:
+        self._reset()
+        self._call_over(Status.INTERNAL, str(error), Ending.PROTOCOL)
 
-    def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
-        """Data of the target: gathered, so that one read makes one write."""
-        if connect_id == self._connect_id and self.stage is Stage.OPEN:
-            self._pieces.append(piece)
+    def got_payload(self, connect_id: int, piece: Piece) -> None:
+        if connect_id == self._connect_id and self.stage is CallStage.OPEN:
+            self.pieces.append(piece)
 
-    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
-        """More of the same."""
-        self.got_payload(connect_id, piece)
+    def more_payload(self, piece: Piece) -> None:
+        if self.reader.connect_id == self._connect_id and self.stage is CallStage.OPEN:
+            self.pieces.append(piece)
 
-    def batch_over(self, stream: Http2Stream) -> None:
-        """Hand the gathered bytes to the peer, and give credit if it can take more."""
-        more = self._hand_on()
-        if self.ending is None and (not more or stream.held):
-            stream.hold()
-        else:
-            stream.consumed(stream.unconsumed)
-
-    def _hand_on(self) -> bool:
-        pieces = self._pieces
-        if not pieces:
-            return True
-        data = b"".join(pieces) if len(pieces) > 1 else bytes(pieces[0])
-        pieces.clear()
-        return self.peer.write(data) if data else True
-
-    def got_packet(self, packet: Packet) -> None:
-        """Take a packet that is not plain data."""
+    def got_message(self, message: Piece) -> None:
+        packet = parse(message)
         kind = packet.type
         if kind == DATA:
             self.got_payload(packet.data.connectID, packet.data.data)
         elif kind == DIAL_RSP:
-            if self.stage is Stage.DIALING and packet.dialResponse.random == self._random:
+            if self.stage is CallStage.DIALING and packet.dialResponse.random == self._random:
                 self._answered(packet.dialResponse.connectID, packet.dialResponse.error)
         elif kind == CLOSE_RSP:
             # As Go's client: whatever connection it names, there is only one.
             self._closed(packet.closeResponse.error)
         elif kind == CLOSE_REQ:
             self._closed("")
-        elif kind == DIAL_CLS and self.stage is Stage.DIALING:
+        elif kind == DIAL_CLS and self.stage is CallStage.DIALING:
             self._call_over(Status.CANCELLED, "the server took the dial back")
 
     def _answered(self, connect_id: int, error: str) -> None:
@@ -333,17 +266,17 @@ class CallEnd(BaseEnd):
             self._over(Ending.CLEAN)
             caller.refused(error or "the server answered without a connection")
             return
-        self.stage = Stage.OPEN
+        self.stage = CallStage.OPEN
         self._connect_id = connect_id
         self._head = DataHead(connect_id)
         caller.dialed()
 
     def _closed(self, error: str) -> None:
-        if self.stage is Stage.DIALING:
+        if self.stage is CallStage.DIALING:
             self._call_over(Status.UNKNOWN, error or "closed before the dial was answered")
             return
-        self._hand_on()  # what came before the close goes before it
-        if self.stage is not Stage.OPEN:
+        self.hand_on()  # what came before the close goes before it
+        if self.stage is not CallStage.OPEN:
             return  # the peer was reset by it
         if error:
             self._lost(Ending.RESET)
@@ -354,7 +287,7 @@ class CallEnd(BaseEnd):
             self._over(Ending.RESET if self.backlog_bytes else Ending.CLEAN)
             peer.write_eof()
             return
-        self.stage = Stage.LEFT
+        self.stage = CallStage.LEFT
         self._hang_up()
         peer.write_eof()
         self.peer.resume_reading()  # what it sends now resets it
@@ -362,7 +295,7 @@ class CallEnd(BaseEnd):
     def got_end(self, stream: Http2Stream) -> None:
         """The server ended the call; if it said no CLOSE_RSP before, that was no clean end."""
         status, text = self._status or (Status.UNKNOWN, "no grpc-status")
-        self._hand_on()
+        self.hand_on()
         self._call_over(status, text)
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
@@ -370,7 +303,7 @@ class CallEnd(BaseEnd):
         gone, caller = stream.connection.closed, self.caller
         reason = Ending.LINK_LOST if gone else Ending.RESET
         refused = code == ErrorCode.REFUSED_STREAM
-        if self.stage is not Stage.DIALING or caller is None or not (gone or refused):
+        if self.stage is not CallStage.DIALING or caller is None or not (gone or refused):
             self._call_over(Status.UNAVAILABLE, text, reason)
             return
         self._over(reason)
@@ -380,14 +313,10 @@ class CallEnd(BaseEnd):
             caller.connection_lost(text)
 
     def _call_over(self, status: Status, text: str, reason: Ending = Ending.RESET) -> None:
-        if self.stage is Stage.DIALING:
+        if self.stage is CallStage.DIALING:
             caller = self.caller
             self._over(reason)
             if caller is not None:
                 caller.call_failed(status, text)
-        elif self.stage is Stage.OPEN:
+        elif self.stage is CallStage.OPEN:
             self._lost(reason)
-
-    def can_write(self, stream: Http2Stream) -> None:
-        """What waited has been sent."""
-        self.peer.resume_reading()

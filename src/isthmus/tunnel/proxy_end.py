@@ -11,14 +11,19 @@ packet_link.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Protocol
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.end import END_SLOTS, BaseEnd, Ending
+from isthmus.tunnel.call_stream import (
+    RESPONSE,
+    SMALL_MESSAGE,
+    CallClient,
+    CallStage,
+    CallStream,
+)
+from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.packet_reader import PacketReader
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts, PacketReader, Piece
 from isthmus.wire.grpc import MessageTooLarge, Status, status_headers
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -32,6 +37,7 @@ from isthmus.wire.packet import (
     DataHead,
     close_response,
     dial_response,
+    parse,
 )
 
 #: Go's client registers a connection only after it handed the dial's result over, and drops what
@@ -44,33 +50,17 @@ SETTLE_S = 0.050
 #: throws away what it had not passed on yet (exit codes of 13 in 400 execs were lost; none with
 #: 2 ms, so this is ample). The client's last words therefore have this long.
 LAST_WORDS_S = 0.010
-RESPONSE: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 #: In one packet; a message may have 4 MiB.
 _MOST_PAYLOAD = 1024 * 1024
 #: What a client may make us answer to nonsense without reading it.
 _MOST_REPLY_BYTES = 64 * 1024
-#: A message that is not whole is worth counting above this.
-_SMALL_MESSAGE = 4096
 
 
-class Stage(Enum):
-    """How far a call is."""
-
-    NEW = "no dial yet"
-    DIALING = "dialing"
-    OPEN = "open"
-    LEFT = "closed by the client"
-    OVER = "over"
-
-
-class Client(Protocol):
+class ProxyClient(CallClient, Protocol):
     """Who dials for a call."""
 
     def wants(self, protocol: str, address: str) -> None:
         """The client asks for a connection, once."""
-
-    def left(self) -> None:
-        """The client gave up before the answer."""
 
     @property
     def settle_s(self) -> float:
@@ -78,9 +68,6 @@ class Client(Protocol):
 
     def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
         """Call ``end.settle`` then."""
-
-    def broke_rules(self, what: str) -> None:
-        """The client sent what it may not; it was told."""
 
 
 class _Settling:
@@ -97,40 +84,34 @@ class _Settling:
         self.broken: Ending | None = None
 
 
-class ProxyEnd(BaseEnd):
+class ProxyEnd(CallStream):
     """One connection of one client, an end from its first packet on."""
 
     __slots__ = (
-        *END_SLOTS,
         "_connect_id",
-        "_eof_in",
         "_head",
         "_packet_counts",
-        "_packets",
-        "_pieces",
         "_random",
         "_settling",
         "client",
         "clock",
         "named",
         "stage",
-        "stream",
     )
 
+    stream: Http2Stream
+
     def __init__(
-        self, stream: Http2Stream, clock: Callable[[], float], packets: Packets | None = None
+        self, stream: Http2Stream, clock: Callable[[], float], packets: PacketCounts | None = None
     ) -> None:
-        self.init_end()
-        self._packet_counts = packets if packets is not None else Packets()
+        super().__init__(PacketReader())
+        self._packet_counts = packets if packets is not None else PacketCounts()
         self.stream = stream
         self.clock = clock
-        self.client: Client | None = None
-        self.stage = Stage.NEW
-        self._eof_in = False  # the client half-closed its call
+        self.client: ProxyClient | None = None
+        self.stage = CallStage.NEW
         self._random = self._connect_id = 0
         self._head: DataHead | None = None
-        self._packets = PacketReader()
-        self._pieces: list[memoryview | bytes] = []
         self._settling: _Settling | None = None
         #: A header of the response that tells the client how this connection is called, encoded.
         self.named = b""
@@ -148,14 +129,14 @@ class ProxyEnd(BaseEnd):
     @property
     def half_closed(self) -> bool:
         """Exactly one direction has ended."""
-        return self.ending is None and (self._eof_in or self.stage is Stage.LEFT)
+        return self.ending is None and (self._eof_in or self.stage is CallStage.LEFT)
 
     # The dial.
 
     def accept(self, connect_id: int) -> None:
         """Say that the target is reached; the tunnel's bytes may follow."""
-        if self.stage is Stage.DIALING:
-            self.stage = Stage.OPEN
+        if self.stage is CallStage.DIALING:
+            self.stage = CallStage.OPEN
             self._connect_id = connect_id
             self._head = DataHead(connect_id)
             self._settling = _Settling(self.clock())
@@ -164,7 +145,7 @@ class ProxyEnd(BaseEnd):
 
     def refuse(self, text: str) -> None:
         """Say why not, and end the call."""
-        if self.stage is Stage.DIALING:
+        if self.stage is CallStage.DIALING:
             self.stream.answered = True
             self._say(DIAL_RSP, dial_response(self._random, error=text))
             self._end_call(Status.OK, "")
@@ -211,8 +192,8 @@ class ProxyEnd(BaseEnd):
 
     def write(self, data: bytes) -> bool:
         """Send one DATA packet; see End."""
-        if self.stage is not Stage.OPEN:
-            if self.stage is Stage.LEFT and data:
+        if self.stage is not CallStage.OPEN:
+            if self.stage is CallStage.LEFT and data:
                 self._nobody_reads()
             return True
         if not data:  # an empty payload would read as the end of file at Go's client
@@ -236,9 +217,9 @@ class ProxyEnd(BaseEnd):
 
     def write_eof(self) -> None:
         """The target ended: tell the client, which can then send nothing more either."""
-        if self.stage is Stage.LEFT:
+        if self.stage is CallStage.LEFT:
             self._over(Ending.CLEAN)
-        elif self.stage is Stage.OPEN:
+        elif self.stage is CallStage.OPEN:
             if self._settles() is None and not self._eof_in:
                 self._settling = _Settling(self.clock(), last_words=True)
             settling = self._settles()
@@ -248,7 +229,7 @@ class ProxyEnd(BaseEnd):
                 self._close_both()
 
     def _close_both(self) -> None:
-        if self.stage is Stage.OPEN:
+        if self.stage is CallStage.OPEN:
             self._say(CLOSE_RSP, close_response(self._connect_id))
             self._end_call(Status.OK, "")
             if not self._eof_in:
@@ -259,13 +240,13 @@ class ProxyEnd(BaseEnd):
         """Tell the client that it was no clean end; see End."""
         if self.ending is not None:
             return
-        if self.stage is Stage.OPEN:
+        if self.stage is CallStage.OPEN:
             settling = self._settles()
             if settling is not None:
                 settling.broken = reason
             else:
                 self._break(reason)
-        elif self.stage is not Stage.LEFT:
+        elif self.stage is not CallStage.LEFT:
             self._end_call(Status.CANCELLED, reason.value)
         self._over(reason)
 
@@ -303,54 +284,35 @@ class ProxyEnd(BaseEnd):
 
     def _over(self, ending: Ending) -> None:
         if self.ending is None:
-            self.stage = Stage.OVER
-            self._pieces.clear()
+            self.stage = CallStage.OVER
+            self.pieces.clear()
             self.client = None
             self.finish(ending)
             if self.stream.held:  # nobody will say that there is room
                 self.stream.release()
 
-    def pause_reading(self) -> None:
-        """The sink's False answers do the work."""
-
-    def resume_reading(self) -> None:
-        """Give the credit of what was held back."""
-        self.stream.release()
-
-    # From the client: see http2_stream.Handler.
+    # From the client.
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
         """The request's were read before; trailers of a request say nothing."""
 
-    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
-        """Read packets."""
-        if self.ending is not None:
-            return
-        try:
-            self._packets.feed(view, self)
-        except MessageTooLarge as exc:
-            self._violated(Status.RESOURCE_EXHAUSTED, str(exc))
-        except ProtocolError as exc:
-            self._violated(Status.INTERNAL, str(exc))
-
-    def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
-        """Data for the target: gathered, so that one read makes one write."""
+    def got_payload(self, connect_id: int, piece: Piece) -> None:
         self._packet_counts.received[DATA] += 1
-        if connect_id == self._connect_id and self.stage is Stage.OPEN:
-            self._pieces.append(piece)
-        elif self.stage in (Stage.NEW, Stage.DIALING):
+        if connect_id == self._connect_id and self.stage is CallStage.OPEN:
+            self.pieces.append(piece)
+        elif self.stage in (CallStage.NEW, CallStage.DIALING):
             self._unknown(connect_id)
-        elif self.stage is Stage.OPEN:
+        elif self.stage is CallStage.OPEN:
             # As Go's server: one stream carries one connection, so both are closed.
             self._unknown(connect_id)
             peer = self.peer
             self.abort(Ending.PROTOCOL)
             peer.abort(Ending.PROTOCOL)
 
-    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
-        """More of the same; what the first piece said is not said again."""
-        if connect_id == self._connect_id and self.stage is Stage.OPEN:
-            self._pieces.append(piece)
+    def more_payload(self, piece: Piece) -> None:
+        # What the first piece said is not said again.
+        if self.reader.connect_id == self._connect_id and self.stage is CallStage.OPEN:
+            self.pieces.append(piece)
 
     def _unknown(self, connect_id: int) -> None:
         if self.client is not None:
@@ -359,7 +321,7 @@ class ProxyEnd(BaseEnd):
 
     def batch_over(self, stream: Http2Stream) -> None:
         """Hand the gathered bytes to the peer, and give credit if it can take more."""
-        pieces = self._pieces
+        pieces = self.pieces
         more = True
         if pieces:
             data = b"".join(pieces) if len(pieces) > 1 else bytes(pieces[0])
@@ -368,16 +330,16 @@ class ProxyEnd(BaseEnd):
                 more = self.peer.write(data)
             if self._settling is not None and not self._settling.last_words:
                 self._settled(self._settling)  # what the target said first goes before its answer
-        if self._packets.kept is not None or stream.kept:
-            kept = self._packets.kept_bytes
-            stream.keep(kept if kept > _SMALL_MESSAGE and self.ending is None else 0)
+        if self.reader.kept is not None or stream.kept:
+            kept = self.reader.kept_bytes
+            stream.keep(kept if kept > SMALL_MESSAGE and self.ending is None else 0)
         if self.ending is None and (not more or stream.held):
             stream.hold()
         else:
             stream.consumed(stream.unconsumed)
 
-    def got_packet(self, packet: Packet) -> None:
-        """Take a packet that is not plain data."""
+    def got_message(self, message: Piece) -> None:
+        packet = parse(message)
         kind = packet.type
         self._packet_counts.count(kind, has_data=bool(packet.data.data))
         if kind == DIAL_REQ:
@@ -388,7 +350,7 @@ class ProxyEnd(BaseEnd):
             if packet.data.data:
                 self.got_payload(packet.data.connectID, packet.data.data)
         elif kind == DIAL_CLS:
-            if self.stage in (Stage.DIALING, Stage.OPEN) and (
+            if self.stage in (CallStage.DIALING, CallStage.OPEN) and (
                 packet.closeDial.random == self._random
             ):
                 self._gave_up()
@@ -397,24 +359,24 @@ class ProxyEnd(BaseEnd):
 
     def _asked(self, packet: Packet) -> None:
         dial = packet.dialRequest
-        if self.stage is not Stage.NEW or self.client is None:
+        if self.stage is not CallStage.NEW or self.client is None:
             self._reply(
                 DIAL_RSP, dial_response(dial.random, error="one stream carries one connection")
             )
             return
-        self.stage = Stage.DIALING
+        self.stage = CallStage.DIALING
         self._random = dial.random
         self.client.wants(dial.protocol, dial.address)
 
     def _close_asked(self, connect_id: int) -> None:
-        if self.stage is not Stage.OPEN or connect_id != self._connect_id:
-            if self.stage not in (Stage.LEFT, Stage.OVER):
+        if self.stage is not CallStage.OPEN or connect_id != self._connect_id:
+            if self.stage not in (CallStage.LEFT, CallStage.OVER):
                 self._unknown(connect_id)
             return
         settling, self._settling = self._settling, None
         self.batch_over(self.stream)  # what came before the close goes before it
-        if self.stage is Stage.OPEN:
-            self.stage = Stage.LEFT
+        if self.stage is CallStage.OPEN:
+            self.stage = CallStage.LEFT
             self._say(CLOSE_RSP, close_response(connect_id))
             self._end_call(Status.OK, "")
             self.peer.write_eof()
@@ -431,11 +393,11 @@ class ProxyEnd(BaseEnd):
 
     def got_end(self, stream: Http2Stream) -> None:
         """The client half-closed its call."""
-        if self.stage in (Stage.LEFT, Stage.OVER):
+        if self.stage in (CallStage.LEFT, CallStage.OVER):
             return
-        if not self._packets.at_boundary:
-            self._violated(Status.INTERNAL, "the call ended inside a message")
-        elif self.stage is Stage.NEW:
+        if not self.reader.at_boundary:
+            self.violated(ProtocolError("the call ended inside a message"))
+        elif self.stage is CallStage.NEW:
             self._end_call(Status.OK, "")
             self._over(Ending.CLEAN)
         else:  # before the dial's answer it is remembered until there is a peer
@@ -444,26 +406,23 @@ class ProxyEnd(BaseEnd):
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
         """The call is gone without a goodbye."""
-        if self.stage is not Stage.LEFT:
+        if self.stage is not CallStage.LEFT:
             # Else it had said goodbye: what the target still does is not its business.
             self._gone(Ending.RESET)
 
-    def can_write(self, stream: Http2Stream) -> None:
-        """What waited has been sent."""
-        self.peer.resume_reading()
-
-    def _violated(self, status: Status, text: str) -> None:
-        """What came is no stream of packets: end the call and everything that hangs on it."""
+    def violated(self, error: ProtocolError) -> None:
+        """End the call and everything that hangs on it."""
+        too_large = isinstance(error, MessageTooLarge)
         if self.client is not None:
-            self.client.broke_rules(text)
-        self._end_call(status, text)
+            self.client.broke_rules(str(error))
+        self._end_call(Status.RESOURCE_EXHAUSTED if too_large else Status.INTERNAL, str(error))
         self._gone(Ending.PROTOCOL)
 
     def _gone(self, reason: Ending) -> None:
         """Nothing can be said to the client any more: take back its dial, or reset its target."""
         client, stage, peer = self.client, self.stage, self.peer
         self._over(reason)
-        if stage is Stage.DIALING and client is not None:
+        if stage is CallStage.DIALING and client is not None:
             client.left()
         else:
             peer.abort(reason)

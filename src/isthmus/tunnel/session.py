@@ -15,12 +15,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.budget import UNBOUNDED, Account
+from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, UNBOUNDED, Account
 from isthmus.tunnel.classes import BULK, NORMAL, TrafficClass, Turns
 from isthmus.tunnel.end import Early, Ending, unsent
-from isthmus.tunnel.http2_floods import Floods
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.stream import FULL_SINK_BYTES, STREAM_BYTES, Stream
+from isthmus.tunnel.limits import Floods, Limits
+from isthmus.tunnel.stream import Stream
 from isthmus.wire.yamux import (
     ACK,
     DATA,

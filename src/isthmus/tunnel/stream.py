@@ -8,26 +8,17 @@ turns are taken in session.py.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
-from isthmus.tunnel.budget import Account
+from isthmus.tunnel.budget import LEAST_WINDOW, SLOW_WINDOW, Account
 from isthmus.tunnel.classes import NORMAL, TURN_BYTES, TrafficClass
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
+from isthmus.tunnel.limits import Limits
 from isthmus.wire.yamux import DATA, FIN, INITIAL_WINDOW, RST, WINDOW_UPDATE, pack
-
-if TYPE_CHECKING:
-    from isthmus.tunnel.session import Session
 
 MAX_FRAME = TURN_BYTES
 MAX_WINDOW = 4 * 1024 * 1024
-#: What a stream costs besides the bytes that it holds.
-STREAM_BYTES = 1024
-#: What a sink that says full keeps besides, and does not speak of (net/raw.py).
-FULL_SINK_BYTES = 64 * 1024
-#: What a sender may have under way for a client that is over its share of the memory budget.
-SLOW_WINDOW = 64 * 1024
-#: The same while nothing at all is left of the budget.
-LEAST_WINDOW = 4 * 1024
 #: Half a window consumed within so many round trips lets it grow. On a clean line 1 would do; where
 #: one frame in a hundred is lost, nearly every window waits for one that is sent again. Downloads
 #: over 100 ms, 1 % loss and 50 Mbit/s with bbr ran at 7 to 20 Mbit/s with 1, 20 to 35 with 2 and
@@ -50,6 +41,31 @@ def wants_growth(half_took_s: float, round_trip_s: float) -> bool:
     """
     most_s = max(GROW_WITHIN_ROUND_TRIPS * round_trip_s, GROW_WITHIN_S)
     return half_took_s <= min(most_s, GROW_WITHIN_MOST_S)
+
+
+class StreamSession(Protocol):
+    """The session, as its streams see it."""
+
+    clock: Callable[[], float]
+    limits: Limits
+    #: What new streams start with.
+    first_window: int
+    first_update_bytes: int
+    #: How many bytes of data may still join this batch.
+    room: int
+    round_trip_s: float
+    explain_reset: Callable[[Stream, Ending], None]
+
+    def emit(self, header: bytes, data: bytes, size: int) -> None: ...
+    def emit_parts(self, header: bytes, parts: list[bytes | memoryview], size: int) -> None: ...
+    def want_turn(self, stream: Stream) -> None: ...
+    def half_closed(self, stream: Stream) -> None: ...
+    def hold(self, stream: Stream, size: int) -> None: ...
+    def release(self, stream: Stream, size: int) -> None: ...
+    def charge(self, stream: Stream, account: Account) -> None: ...
+    def grow(self, wanted: int) -> int: ...
+    def ungrow(self, size: int) -> None: ...
+    def forget(self, stream: Stream) -> None: ...
 
 
 class Stream(BaseEnd):
@@ -80,7 +96,7 @@ class Stream(BaseEnd):
     )
 
     def __init__(
-        self, session: Session, stream_id: int, account: Account, early: Early | None = None
+        self, session: StreamSession, stream_id: int, account: Account, early: Early | None = None
     ) -> None:
         self.init_end(early)
         self.session = session

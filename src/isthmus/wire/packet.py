@@ -2,7 +2,7 @@
 
 The messages are declared in konnectivity.proto; konnectivity_pb2.py is generated from it. DATA,
 which is nearly all of the traffic, is read and written here by hand, with the same result. The
-loop around it is tunnel/packet_reader.py; what packets mean is tunnel/proxy_end.py and
+loop around it is tunnel/message_reader.py; what packets mean is tunnel/proxy_end.py and
 tunnel/packet_link.py.
 """
 

@@ -2,8 +2,7 @@
 
 The messages are declared in kep1281.proto; kep1281_pb2.py is generated from it. A payload that has
 nothing but data, which is nearly every one, is read and written here by hand, with the same result.
-The loop around it is tunnel/payload_reader.py; what calls mean is tunnel/payload_end.py (the
-server's side) and tunnel/payload_call.py (the client's).
+The loop around it is tunnel/message_reader.py; what calls mean is tunnel/payload.py.
 """
 
 from __future__ import annotations
@@ -130,11 +129,12 @@ def target_in(headers: Iterable[tuple[bytes, bytes]]) -> HostPort | None:
 # Payloads.
 
 
-def find_data(buffer: bytes | memoryview, start: int, end: int) -> int | None:
-    """Find the data of a payload that lies between two offsets: where it begins; it reaches to end.
+def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, int] | None:
+    """Find the data of a payload that lies between two offsets: (0, their offset).
 
-    ``end`` may be past what has come: the first MOST_PREFIX bytes suffice. None means that it is
-    not plainly that, or that too little has come; when it is whole, parse() has to look.
+    They reach to ``end``, which may be past what has come: the first MOST_PREFIX bytes suffice.
+    None means that it is not plainly that, or that too little has come; when it is whole, parse()
+    has to look. (The 0 is the connection; packet.py's payloads have one.)
     """
     try:
         if buffer[start] != _DATA_KEY:
@@ -153,17 +153,17 @@ def find_data(buffer: bytes | memoryview, start: int, end: int) -> int | None:
     except IndexError:
         return None
     # A fifth byte of the size could not pass this: messages are far smaller.
-    return pos if pos + size == end and pos <= len(buffer) else None
+    return (0, pos) if pos + size == end and pos <= len(buffer) else None
 
 
-def parse(message: bytes) -> tuple[bytes, bool]:
+def parse(message: bytes | memoryview) -> tuple[bytes, bool]:
     """Read any payload: its data, and whether it is the end of the target's data (ours).
 
     Raises:
         ProtocolError: it is no payload.
     """
     try:
-        payload = Payload.FromString(message)
+        payload = Payload.FromString(bytes(message))
     except DecodeError as exc:
         raise ProtocolError(f"kep1281: {len(message)} bytes that are no Payload") from exc
     return payload.data, payload.isthmus_end_of_data

@@ -9,8 +9,9 @@ from sinks import RESPONSE
 
 from isthmus.testing import ManualClock, MemoryCarrier, Recorder
 from isthmus.tunnel.budget import Budget
-from isthmus.tunnel.http2 import Http2Connection, Http2Limits
+from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.limits import Http2Limits
 from isthmus.wire.http2 import PREFACE, ErrorCode, Headers, Http2Error, settings
 
 STREAMS, BUDGET, CONTROL = 8, 512 * 1024, 2048

@@ -12,6 +12,7 @@ from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.linked_end import LinkedEnd
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.http2 import Headers
 
@@ -31,8 +32,8 @@ class Program:
     def request(self, stream: Http2Stream, headers: Headers) -> PacketLink:
         """Make the link, and dial."""
         link = self.link = PacketLink(
-            stream, self, agent=bool(self.role & 1), clock=lambda: 0.0, received=[0] * 7,
-            sent=[0] * 7, half_closes=bool(self.role & 2),
+            stream, self, agent=bool(self.role & 1), clock=lambda: 0.0,
+            counts=PacketCounts(), half_closes=bool(self.role & 2),
         )  # fmt: skip
         self.dialed = {random: self._dial(random) for random in DIALS}
         return link

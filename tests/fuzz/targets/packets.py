@@ -3,10 +3,10 @@
 from cutting import knobs, same, whole_and_cut
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.message_reader import PacketReader
 from isthmus.wire.grpc import MAX_MESSAGE_BYTES, MESSAGE_HEAD
 from isthmus.wire.konnectivity_pb2 import Packet
-from isthmus.wire.packet import DATA, data_packet
+from isthmus.wire.packet import DATA, data_packet, parse
 
 
 class Keeper:
@@ -19,15 +19,15 @@ class Keeper:
         """Begin a payload."""
         self.got.append((connect_id, bytes(piece)))
 
-    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+    def more_payload(self, piece: memoryview | bytes) -> None:
         """Go on with it."""
         last = self.got.pop()
-        assert isinstance(last, tuple) and last[0] == connect_id and piece
-        self.got.append((connect_id, last[1] + bytes(piece)))
+        assert isinstance(last, tuple) and piece
+        self.got.append((last[0], last[1] + bytes(piece)))
 
-    def got_packet(self, packet: Packet) -> None:
+    def got_message(self, message: memoryview | bytes) -> None:
         """Keep any other."""
-        self.got.append(packet.SerializeToString(deterministic=True))
+        self.got.append(parse(message).SerializeToString(deterministic=True))
 
 
 def read(pieces: list[bytes]) -> tuple[object, ...]:

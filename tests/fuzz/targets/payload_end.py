@@ -6,7 +6,7 @@ from sinks import ServerBed, sink
 from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import join
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.payload_end import PayloadEnd
+from isthmus.tunnel.payload import PayloadEnd
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import Headers
 

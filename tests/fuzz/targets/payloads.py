@@ -5,7 +5,7 @@ from contextlib import suppress
 from cutting import knobs, prefixes, same, whole_and_cut
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.payload_reader import PayloadReader
+from isthmus.tunnel.payload import PayloadStream
 from isthmus.values import HostPort
 from isthmus.wire.grpc import MAX_MESSAGE_BYTES, MESSAGE_HEAD
 from isthmus.wire.kep1281_pb2 import Payload
@@ -14,19 +14,19 @@ from isthmus.wire.payload import connect_options, read_connect_options
 
 def read(pieces: list[bytes], hears_end: bool) -> tuple[bytes, tuple[object, ...]]:
     """Read a stream; the data, and what became of it."""
-    reader, got = PayloadReader(), bytearray()
-    reader.hears_end = hears_end
+    end, got = PayloadStream(), bytearray()
+    end.hears_end = hears_end
     error = ""
     try:
         for piece in pieces:
-            reader.feed(memoryview(piece))
-            assert reader.kept_bytes <= MAX_MESSAGE_BYTES + MESSAGE_HEAD
-            got += b"".join(reader.pieces)
-            reader.pieces.clear()
+            end.reader.feed(memoryview(piece), end)
+            assert end.reader.kept_bytes <= MAX_MESSAGE_BYTES + MESSAGE_HEAD
+            got += b"".join(end.pieces)
+            end.pieces.clear()
     except ProtocolError as exc:
         error = str(exc)
-        got += b"".join(reader.pieces)
-    return bytes(got), (error, bool(error) or reader.at_boundary, reader.ended)
+        got += b"".join(end.pieces)
+    return bytes(got), (error, bool(error) or end.reader.at_boundary, end.saw_end)
 
 
 def by_protobuf(raw: bytes) -> bytes:

@@ -12,9 +12,8 @@ import pytest
 from isthmus.dial.metered import Face, Gates, MeteredTunnel
 from isthmus.dial.rules_shares import Pot, Share
 from isthmus.testing import MemoryEnd
-from isthmus.tunnel.end import Ending
+from isthmus.tunnel.end import Ending, unsent
 from isthmus.tunnel.first_byte import DialAgain
-from isthmus.tunnel.packet_brake import unsent
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import HostPort, Identity, TunnelId
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from isthmus.testing.clock import ManualClock
 from isthmus.testing.ends import MemoryEnd
 from isthmus.testing.http2 import Http2Pair, Recorder
+from isthmus.tunnel.call_stream import CallStage
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.proxy_call import REPLY_PAUSE_S, CallEnd, Stage
+from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
+from isthmus.tunnel.proxy_call import REPLY_PAUSE_S, ProxyCall
 from isthmus.wire.grpc import MESSAGE_HEAD, Status, message_size, status_headers
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -42,7 +42,7 @@ class Bed:
         self.said: list[object] = []
         self.hung_up: list[Http2Stream] = []
         self.looks = 0
-        self.end = CallEnd(self, random=RANDOM, clock=self.clock, half_closes=half_closes)
+        self.end = ProxyCall(self, random=RANDOM, clock=self.clock, half_closes=half_closes)
         self.end.on_done = lambda _, ending: self.said.append(ending)
         stream = self.pair.client.open(NOBODY)
         assert stream is not None
@@ -77,7 +77,7 @@ class Bed:
             stream.reset(ErrorCode.CANCEL)
         return len(self.pair.client.streams)
 
-    def look_later(self, end: CallEnd, delay_s: float) -> None:
+    def look_later(self, end: ProxyCall, delay_s: float) -> None:
         assert end is self.end
         self.looks += 1
 
@@ -120,7 +120,7 @@ def test_the_dial() -> None:
 def test_another_ones_answer_is_none() -> None:
     bed = Bed()
     bed.say(dial_response(RANDOM + 1, 5), data_packet(5, b"x"))
-    assert bed.end.stage is Stage.DIALING and not bed.said
+    assert bed.end.stage is CallStage.DIALING and not bed.said
 
 
 def test_data_both_ways_and_the_first_bytes_with_the_answer() -> None:

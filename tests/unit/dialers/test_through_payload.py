@@ -21,9 +21,10 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import BaseEnd, Ending, join
-from isthmus.tunnel.http2 import Http2Connection, Http2Limits
+from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.payload_end import PayloadEnd
+from isthmus.tunnel.limits import Http2Limits
+from isthmus.tunnel.payload import PayloadEnd
 from isthmus.values import HostPort
 from isthmus.wire.asking import Asking
 from isthmus.wire.grpc import Status

@@ -12,10 +12,10 @@ from isthmus.errors import DialFailure, LinkStage
 from isthmus.links.link import Link
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
-from isthmus.tunnel.connect_ids import FIRST_OF_SERVER
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.linked_end import FIRST_OF_SERVER
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.grpc import MESSAGE_HEAD
 from isthmus.wire.konnectivity_pb2 import Packet

@@ -20,8 +20,8 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.packet_link import PacketLink
-from isthmus.tunnel.packets import Packets
 from isthmus.values import DialId, HostPort, Identity
 from isthmus.wire.asking import Asking
 from isthmus.wire.link import failure_of
@@ -351,7 +351,7 @@ def test_a_full_link_says_so(files: pki.PkiFiles) -> None:
 
 def test_packets_are_counted_each_way(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
-        mine = Packets()
+        mine = PacketCounts()
         bench.settings["packets"] = mine
         server_side, _ = await bench.linked(GRPC)
         _, client, _, far = await tunnel(bench, server_side)

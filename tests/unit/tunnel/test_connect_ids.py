@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.tunnel.connect_ids import FIRST_OF_SERVER, PAST_OF_SERVER, ConnectIds
+from isthmus.tunnel.linked_end import FIRST_OF_SERVER, PAST_OF_SERVER, ConnectIds
 from isthmus.wire.packet import data_packet, find_data
 
 

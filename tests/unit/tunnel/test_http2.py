@@ -13,11 +13,11 @@ from isthmus.testing import (
     Recorder,
     take_http2_frames,
 )
-from isthmus.tunnel.budget import Account, Budget
-from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
-from isthmus.tunnel.http2_floods import BURST
-from isthmus.tunnel.http2_stream import SLOW_WINDOW, Http2Stream
-from isthmus.tunnel.http2_table import FULL_SINK_BYTES, REMEMBERED, STREAM_BYTES
+from isthmus.tunnel.budget import FULL_SINK_BYTES, SLOW_WINDOW, STREAM_BYTES, Account, Budget
+from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.http2_table import REMEMBERED
+from isthmus.tunnel.limits import BURST, MIB, Http2Limits
 from isthmus.wire import http2
 from isthmus.wire.http2 import (
     ACK,

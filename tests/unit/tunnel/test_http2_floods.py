@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.testing import ManualClock
-from isthmus.tunnel.http2_floods import BURST, PER_SECOND, Floods
+from isthmus.tunnel.limits import BURST, PER_SECOND, Floods
 
 
 def test_a_burst_and_then_the_pace() -> None:

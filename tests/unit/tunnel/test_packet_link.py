@@ -13,13 +13,14 @@ import pytest
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
 from isthmus.tunnel import packet_link
 from isthmus.tunnel.budget import Budget
-from isthmus.tunnel.classes import NORMAL, URGENT
+from isthmus.tunnel.classes import NORMAL, TURN_BYTES, URGENT
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.http2 import Http2Limits
 from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.limits import Http2Limits
+from isthmus.tunnel.linked_end import REPLY_PAUSE_S, LinkedEnd
+from isthmus.tunnel.message_reader import PacketCounts, PacketReader
 from isthmus.tunnel.packet_brake import PRIVATE_BUDGET_BYTES, PROBE_S
-from isthmus.tunnel.packet_link import REPLY_PAUSE_S, TURN_BYTES, LinkedEnd, PacketLink
-from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.packet_link import PacketLink
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.konnectivity_pb2 import Packet
 from isthmus.wire.packet import (
@@ -31,6 +32,7 @@ from isthmus.wire.packet import (
     close_response,
     data_packet,
     dial_response,
+    parse,
 )
 
 REQUEST: Headers = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))
@@ -111,7 +113,7 @@ class Bench:
     def _link(self, program: Program, stream: Http2Stream) -> PacketLink:
         program.link = PacketLink(
             stream, program, agent=program is self.agent, clock=self.clock,
-            received=[0] * 7, sent=[0] * 7, half_closes=self.half_closes,
+            counts=PacketCounts(), half_closes=self.half_closes,
         )  # fmt: skip
         return program.link
 
@@ -749,10 +751,11 @@ class Raw:
     def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
         pass
 
-    more_payload = got_payload
+    def more_payload(self, piece: memoryview | bytes) -> None:
+        pass
 
-    def got_packet(self, packet: Packet) -> None:
-        self.packets.append(packet)
+    def got_message(self, message: memoryview | bytes) -> None:
+        self.packets.append(parse(message))
 
     def send(self, *messages: bytes) -> None:
         for message in messages:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ProtocolError
-from isthmus.tunnel.packet_reader import PacketReader
+from isthmus.tunnel.message_reader import PacketReader
 from isthmus.wire.grpc import MAX_MESSAGE_BYTES, MessageTooLarge, message_head
 from isthmus.wire.konnectivity_pb2 import Packet
-from isthmus.wire.packet import DATA, DIAL_REQ, close_request, data_packet, dial_request
+from isthmus.wire.packet import DATA, DIAL_REQ, close_request, data_packet, dial_request, parse
 
 
 class Keeper:
@@ -21,14 +21,14 @@ class Keeper:
     def got_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
         self.got.append((connect_id, bytes(piece)))
 
-    def more_payload(self, connect_id: int, piece: memoryview | bytes) -> None:
+    def more_payload(self, piece: memoryview | bytes) -> None:
         last = self.got.pop()
-        assert isinstance(last, tuple) and last[0] == connect_id
-        self.got.append((connect_id, last[1] + bytes(piece)))
+        assert isinstance(last, tuple)
+        self.got.append((last[0], last[1] + bytes(piece)))
         self.pieces += 1
 
-    def got_packet(self, packet: Packet) -> None:
-        self.got.append(packet)
+    def got_message(self, message: memoryview | bytes) -> None:
+        self.got.append(parse(message))
 
 
 def read(*pieces: bytes) -> tuple[PacketReader, Keeper]:

@@ -6,10 +6,10 @@ import pytest
 
 from isthmus.testing.ends import MemoryEnd
 from isthmus.testing.http2 import Http2Pair, Recorder
+from isthmus.tunnel.call_stream import CallStage
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.payload_call import PayloadCall, Stage
+from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
+from isthmus.tunnel.payload import PayloadCall
 from isthmus.wire.grpc import MESSAGE_HEAD, Status, message_size, status_headers
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.kep1281_pb2 import Payload
@@ -164,7 +164,7 @@ def test_another_server_ends_first() -> None:
     bed.say(b"bye")
     bed.trailers(Status.OK)
     assert client.received == b"bye" and client.eofs == 1 and not bed.said
-    assert bed.end.stage is Stage.LEFT and not bed.pair.client.streams
+    assert bed.end.stage is CallStage.LEFT and not bed.pair.client.streams
     client.feed_eof()
     assert bed.said == [Ending.CLEAN]
 

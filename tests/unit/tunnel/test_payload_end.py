@@ -6,9 +6,10 @@ import pytest
 
 from isthmus.testing.ends import MemoryEnd
 from isthmus.testing.http2 import Http2Pair, Recorder
+from isthmus.tunnel.call_stream import CallStage
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.payload_end import PayloadEnd, Stage
+from isthmus.tunnel.payload import PayloadEnd
 from isthmus.wire.grpc import MAX_MESSAGE_BYTES, MESSAGE_HEAD, Status, message_size, read_status
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.kep1281_pb2 import Payload
@@ -83,7 +84,7 @@ class Bed:
 
 def test_headers_say_that_the_target_is_reached() -> None:
     bed = Bed()
-    assert not bed.heard.headers and bed.end.stage is Stage.DIALING
+    assert not bed.heard.headers and bed.end.stage is CallStage.DIALING
     bed.end.accept()
     bed.end.accept()
     bed.pair.run()

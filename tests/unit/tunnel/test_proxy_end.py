@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd
+from isthmus.tunnel.call_stream import CallStage
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.http2 import Http2Limits
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.packet_reader import PacketReader
-from isthmus.tunnel.proxy_end import LAST_WORDS_S, SETTLE_S, ProxyEnd, Stage
+from isthmus.tunnel.limits import Http2Limits
+from isthmus.tunnel.message_reader import PacketReader
+from isthmus.tunnel.proxy_end import LAST_WORDS_S, SETTLE_S, ProxyEnd
 from isthmus.wire.grpc import MAX_MESSAGE_BYTES, Status, read_status
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -25,6 +26,7 @@ from isthmus.wire.packet import (
     dial_request,
     dial_response,
     drain,
+    parse,
 )
 
 REQUEST: Headers = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))
@@ -55,10 +57,11 @@ class Goclient:
         assert connect_id == ID and not self.closes
         self.received += piece
 
-    more_payload = got_payload
+    def more_payload(self, piece: memoryview | bytes) -> None:
+        self.received += piece
 
-    def got_packet(self, packet: Packet) -> None:
-        self.packets.append(packet)
+    def got_message(self, message: memoryview | bytes) -> None:
+        self.packets.append(parse(message))
 
     def batch_over(self, stream: Http2Stream) -> None:
         if not self.full:
@@ -89,7 +92,9 @@ class Goclient:
 class Bench:
     """A ProxyEnd whose client is at the other side of a pair; also its tunnel.proxy_end.Client."""
 
-    def __init__(self, stage: Stage = Stage.NEW, *, limits: Http2Limits | None = None) -> None:
+    def __init__(
+        self, stage: CallStage = CallStage.NEW, *, limits: Http2Limits | None = None
+    ) -> None:
         self.clock = ManualClock()
         self.pair = Http2Pair(clock=self.clock, on_request=self._request, limits=limits)
         self.wanted: list[tuple[str, str]] = []
@@ -112,19 +117,19 @@ class Bench:
         self.end.on_done = lambda end, ending: self.done.append(ending)
         return self.end
 
-    def _bring(self, stage: Stage) -> None:
-        if stage is Stage.NEW:
+    def _bring(self, stage: CallStage) -> None:
+        if stage is CallStage.NEW:
             return
         self.send(dial_request("tcp", "1.2.3.4:5", RANDOM))
-        if stage is Stage.DIALING:
+        if stage is CallStage.DIALING:
             return
         self.end.accept(ID)
         join(self.end, self.target)
         self.clock.advance(SETTLE_S)
         self.pair.run()
-        if stage is Stage.LEFT:
+        if stage is CallStage.LEFT:
             self.send(close_request(ID))
-        elif stage is Stage.OVER:
+        elif stage is CallStage.OVER:
             self.send(close_request(ID))
             self.target.feed_eof()
 
@@ -190,7 +195,7 @@ def test_dial_echo_close() -> None:
 
 
 def test_a_refused_dial() -> None:
-    bench = Bench(Stage.DIALING)
+    bench = Bench(CallStage.DIALING)
     bench.end.refuse("no route")
     bench.pair.run()
     assert bench.go.answers == [(RANDOM, 0, "no route")]
@@ -203,14 +208,14 @@ def test_a_refused_dial() -> None:
 
 def test_answers_count_against_no_flood() -> None:
     for answer in (lambda end: end.accept(ID), lambda end: end.refuse("no")):
-        bench = Bench(Stage.DIALING)
+        bench = Bench(CallStage.DIALING)
         assert not bench.end.stream.answered
         answer(bench.end)
         assert bench.end.stream.answered
 
 
 def test_the_target_ends_first() -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.target.feed(b"bye")
     bench.target.feed_eof()
     bench.pair.run()
@@ -227,7 +232,7 @@ def test_the_target_ends_first() -> None:
 
 @pytest.mark.parametrize("how", ["timer", "close", "end", "vanish", "cancel", "abort"])
 def test_how_last_words_end(how: str) -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.target.feed_eof()
     bench.end.write_eof()
     bench.pair.run()
@@ -254,7 +259,7 @@ def test_how_last_words_end(how: str) -> None:
 
 
 def test_the_client_half_closes_its_call_and_gets_its_reply() -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.stream.write(data_packet(ID, b"request"), b"")
     bench.stream.end()
     bench.pair.run()
@@ -268,7 +273,7 @@ def test_the_client_half_closes_its_call_and_gets_its_reply() -> None:
 
 
 def test_a_half_close_before_the_answer_is_remembered() -> None:
-    bench = Bench(Stage.DIALING)
+    bench = Bench(CallStage.DIALING)
     bench.stream.end()
     bench.pair.run()
     assert not bench.done and not bench.lefts
@@ -307,25 +312,43 @@ PACKETS = {
 UNKNOWN = "unknown connect id"
 
 
-def expected(stage: Stage, packet: str) -> str:
+def expected(stage: CallStage, packet: str) -> str:
     """What a packet does: a row of the protocol's table."""
-    table: dict[str, dict[Stage, str]] = {
-        "DIAL_REQ": {Stage.NEW: "dials", Stage.DIALING: "refused", Stage.OPEN: "refused"},
-        "CLOSE_REQ": {Stage.NEW: "unknown", Stage.DIALING: "unknown", Stage.OPEN: "closes"},
-        "CLOSE_REQ other": dict.fromkeys((Stage.NEW, Stage.DIALING, Stage.OPEN), "unknown"),
-        "DATA": {Stage.NEW: "unknown", Stage.DIALING: "unknown", Stage.OPEN: "delivers"},
-        "DATA other": {Stage.NEW: "unknown", Stage.DIALING: "unknown", Stage.OPEN: "breaks"},
-        "DIAL_CLS": {Stage.DIALING: "leaves", Stage.OPEN: "cancels"},
-        "DIAL_RSP": dict.fromkeys((Stage.NEW, Stage.DIALING, Stage.OPEN), "complains"),
-        "CLOSE_RSP": dict.fromkeys((Stage.NEW, Stage.DIALING, Stage.OPEN), "complains"),
-        "DRAIN": dict.fromkeys((Stage.NEW, Stage.DIALING, Stage.OPEN), "complains"),
+    table: dict[str, dict[CallStage, str]] = {
+        "DIAL_REQ": {
+            CallStage.NEW: "dials",
+            CallStage.DIALING: "refused",
+            CallStage.OPEN: "refused",
+        },
+        "CLOSE_REQ": {
+            CallStage.NEW: "unknown",
+            CallStage.DIALING: "unknown",
+            CallStage.OPEN: "closes",
+        },
+        "CLOSE_REQ other": dict.fromkeys(
+            (CallStage.NEW, CallStage.DIALING, CallStage.OPEN), "unknown"
+        ),
+        "DATA": {
+            CallStage.NEW: "unknown",
+            CallStage.DIALING: "unknown",
+            CallStage.OPEN: "delivers",
+        },
+        "DATA other": {
+            CallStage.NEW: "unknown",
+            CallStage.DIALING: "unknown",
+            CallStage.OPEN: "breaks",
+        },
+        "DIAL_CLS": {CallStage.DIALING: "leaves", CallStage.OPEN: "cancels"},
+        "DIAL_RSP": dict.fromkeys((CallStage.NEW, CallStage.DIALING, CallStage.OPEN), "complains"),
+        "CLOSE_RSP": dict.fromkeys((CallStage.NEW, CallStage.DIALING, CallStage.OPEN), "complains"),
+        "DRAIN": dict.fromkeys((CallStage.NEW, CallStage.DIALING, CallStage.OPEN), "complains"),
     }
     return table.get(packet, {}).get(stage, "nothing")
 
 
 @pytest.mark.parametrize("packet", PACKETS)
-@pytest.mark.parametrize("stage", list(Stage))
-def test_every_packet_in_every_stage(stage: Stage, packet: str) -> None:
+@pytest.mark.parametrize("stage", list(CallStage))
+def test_every_packet_in_every_stage(stage: CallStage, packet: str) -> None:
     bench = Bench(stage)
     assert bench.end.stage is stage
     complaints, packets, done = len(bench.complaints), len(bench.go.packets), list(bench.done)
@@ -337,7 +360,7 @@ def test_every_packet_in_every_stage(stage: Stage, packet: str) -> None:
         case "nothing" | "complains":
             assert said == 0 and bench.done == done and bench.target.received == b""
         case "dials":
-            assert bench.wanted == [("tcp", "6.7.8.9:1")] and bench.end.stage is Stage.DIALING
+            assert bench.wanted == [("tcp", "6.7.8.9:1")] and bench.end.stage is CallStage.DIALING
         case "refused":
             assert bench.go.answers[-1] == (88, 0, "one stream carries one connection")
             assert len(bench.wanted) == 1 and not bench.done
@@ -345,7 +368,7 @@ def test_every_packet_in_every_stage(stage: Stage, packet: str) -> None:
             assert said == 1 and bench.go.closes[-1][1] == UNKNOWN and not bench.done
         case "closes":
             assert bench.go.closes == [(ID, "")] and bench.target.eofs == 1
-            assert bench.end.stage is Stage.LEFT
+            assert bench.end.stage is CallStage.LEFT
         case "delivers":
             assert bench.target.received == b"abc" and said == 0
         case "breaks":
@@ -360,14 +383,14 @@ def test_every_packet_in_every_stage(stage: Stage, packet: str) -> None:
     # Whatever it was, a vanishing client ends everything that is left.
     bench.stream.reset(ErrorCode.CANCEL)
     bench.pair.run()
-    if bench.end.stage is Stage.LEFT:
+    if bench.end.stage is CallStage.LEFT:
         bench.target.feed_eof()
     assert bench.over and bench.end.ending is not None
 
 
-@pytest.mark.parametrize("stage", list(Stage))
+@pytest.mark.parametrize("stage", list(CallStage))
 @pytest.mark.parametrize("how", ["reset", "lost", "garbage", "large", "compressed", "cut"])
-def test_a_client_that_vanishes_or_breaks_the_stream(stage: Stage, how: str) -> None:
+def test_a_client_that_vanishes_or_breaks_the_stream(stage: CallStage, how: str) -> None:
     bench = Bench(stage)
     before = list(bench.done)
     match how:
@@ -385,13 +408,13 @@ def test_a_client_that_vanishes_or_breaks_the_stream(stage: Stage, how: str) -> 
             bench.stream.write(b"\0\0\0\0\4", b"\x08")
             bench.stream.end()
     bench.pair.run()
-    if stage in (Stage.LEFT, Stage.OVER):
+    if stage in (CallStage.LEFT, CallStage.OVER):
         assert bench.done == before  # it had said goodbye
         return
     kind = Ending.RESET if how in ("reset", "lost") else Ending.PROTOCOL
     assert bench.done == [kind] and bench.over
-    assert bench.lefts == (stage is Stage.DIALING)
-    assert bench.target.aborted is (kind if stage is Stage.OPEN else None)
+    assert bench.lefts == (stage is CallStage.DIALING)
+    assert bench.target.aborted is (kind if stage is CallStage.OPEN else None)
     if kind is Ending.PROTOCOL:
         wanted = Status.RESOURCE_EXHAUSTED if how == "large" else Status.INTERNAL
         assert bench.go.status is not None and bench.go.status[0] is wanted
@@ -399,7 +422,7 @@ def test_a_client_that_vanishes_or_breaks_the_stream(stage: Stage, how: str) -> 
 
 
 def test_a_message_of_just_4_mib() -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     payload = bytes(MAX_MESSAGE_BYTES - 20)
     bench.send(data_packet(ID, payload), data_packet(ID, b"!"))
     assert len(bench.target.received) == len(payload) + 1
@@ -437,7 +460,7 @@ def test_data_in_pieces_for_an_unknown_connection_is_answered_once() -> None:
 
 
 def just_open() -> Bench:
-    bench = Bench(Stage.DIALING)
+    bench = Bench(CallStage.DIALING)
     bench.end.accept(ID)
     join(bench.end, bench.target)
     bench.pair.run()
@@ -560,7 +583,7 @@ def test_dial_cls_while_it_settles() -> None:
 
 
 def test_a_target_that_does_not_read_stops_its_client() -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.target.fill()
     total = 0
     for _ in range(40):
@@ -574,7 +597,7 @@ def test_a_target_that_does_not_read_stops_its_client() -> None:
 
 
 def test_a_client_that_does_not_read_stops_its_target() -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.go.full = True
     for _ in range(40):
         bench.target.feed(bytes(20_000))
@@ -588,7 +611,7 @@ def test_a_client_that_does_not_read_stops_its_target() -> None:
 
 def test_close_while_data_is_buffered() -> None:
     """The target's last bytes wait; the client closes: the target is told, and can end."""
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.go.full = True
     for _ in range(20):
         bench.target.feed(bytes(20_000))
@@ -605,7 +628,7 @@ def test_close_while_data_is_buffered() -> None:
 
 
 def test_a_target_that_sends_to_a_client_that_left_is_reset() -> None:
-    bench = Bench(Stage.LEFT)
+    bench = Bench(CallStage.LEFT)
     bench.end.write(b"")
     assert not bench.done
     bench.target.feed(b"still here?")
@@ -613,7 +636,7 @@ def test_a_target_that_sends_to_a_client_that_left_is_reset() -> None:
 
 
 def test_an_abort_gets_past_a_client_that_does_not_read() -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.go.full = True
     for _ in range(20):
         bench.target.feed(bytes(20_000))
@@ -624,7 +647,7 @@ def test_an_abort_gets_past_a_client_that_does_not_read() -> None:
 
 
 def test_a_write_larger_than_a_message() -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.target.feed(bytes(5 * 1024 * 1024))
     bench.pair.run()
     assert len(bench.go.received) == 5 * 1024 * 1024
@@ -646,7 +669,7 @@ def act_on(bench: Bench, how: str) -> None:
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("how", ["abort", "eof", "lost"])
 def test_closing_inside_write(how: str, full: bool) -> None:
-    bench = Bench(Stage.OPEN)
+    bench = Bench(CallStage.OPEN)
     bench.target.full = full
     bench.target.on_write = lambda data: act_on(bench, how)
     bench.send(data_packet(ID, b"abc"), data_packet(ID, b"def"))
@@ -655,8 +678,8 @@ def test_closing_inside_write(how: str, full: bool) -> None:
     assert len(bench.done) == 1 and bench.over
 
 
-@pytest.mark.parametrize("stage", list(Stage))
-def test_calls_after_the_end_do_nothing(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", list(CallStage))
+def test_calls_after_the_end_do_nothing(stage: CallStage) -> None:
     bench = Bench(stage)
     bench.end.abort(Ending.ADMIN)
     bench.pair.run()
@@ -672,4 +695,4 @@ def test_calls_after_the_end_do_nothing(stage: Stage) -> None:
 
 
 def test_repr() -> None:
-    assert repr(Bench(Stage.OPEN).end) == "<ProxyEnd 1 open>"
+    assert repr(Bench(CallStage.OPEN).end) == "<ProxyEnd 1 open>"

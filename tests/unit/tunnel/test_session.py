@@ -7,8 +7,7 @@ import pytest
 from isthmus.errors import ProtocolError
 from isthmus.testing import Frame, ManualClock, MemoryCarrier, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.http2_floods import BURST, PER_SECOND
-from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.limits import BURST, PER_SECOND, Limits
 from isthmus.tunnel.session import LAST_ID, Session
 from isthmus.tunnel.stream import MAX_FRAME, Stream
 from isthmus.wire.yamux import (

@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 
 from isthmus.testing import ManualClock, MemoryEnd, MemoryLink
-from isthmus.tunnel.budget import Budget
+from isthmus.tunnel.budget import LEAST_WINDOW, SLOW_WINDOW, STREAM_BYTES, Budget
 from isthmus.tunnel.end import Early, Ending, join
 from isthmus.tunnel.limits import MIB, Limits
-from isthmus.tunnel.stream import (
-    LEAST_WINDOW,
-    MAX_FRAME,
-    MAX_WINDOW,
-    SLOW_WINDOW,
-    STREAM_BYTES,
-    Stream,
-)
+from isthmus.tunnel.stream import MAX_FRAME, MAX_WINDOW, Stream
 from isthmus.wire.yamux import DATA, INITIAL_WINDOW, RST, WINDOW_UPDATE
 
 HALF = INITIAL_WINDOW // 2

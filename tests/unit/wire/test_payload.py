@@ -95,8 +95,8 @@ def test_heads_are_what_protobuf_writes(size: int) -> None:
     head = payload_head(size)
     assert head[MESSAGE_HEAD:] + data == whole
     assert message_size(head[:MESSAGE_HEAD]) == len(whole)
-    assert find_data(whole, 0, len(whole)) == len(whole) - size
-    assert find_data(whole[:MOST_PREFIX], 0, len(whole)) == len(whole) - size
+    assert find_data(whole, 0, len(whole)) == (0, len(whole) - size)
+    assert find_data(whole[:MOST_PREFIX], 0, len(whole)) == (0, len(whole) - size)
 
 
 @pytest.mark.parametrize(

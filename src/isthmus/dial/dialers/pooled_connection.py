@@ -12,9 +12,9 @@ from isthmus.dial.dialers.through_server import ServerDial, tls_fault
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.carriers import PlainCarrier, TlsCarrier
 from isthmus.net.resolver import Resolver
-from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
-from isthmus.tunnel.http2_calls import NOBODY
-from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
+from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.values import HostPort
 
 if TYPE_CHECKING:

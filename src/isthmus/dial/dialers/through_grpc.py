@@ -17,7 +17,7 @@ from isthmus.errors import DialFailure
 from isthmus.net.connect import Failed
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.proxy_call import CallEnd
+from isthmus.tunnel.proxy_call import ProxyCall
 from isthmus.values import HostPort
 from isthmus.wire.asking import headers_of
 from isthmus.wire.grpc import Status
@@ -34,11 +34,11 @@ class GrpcDial(PooledDial):
     """One dial; see PooledDial. It is its call's Caller, too (tunnel/proxy_call.py)."""
 
     _dialer: GrpcDialer
-    _call: CallEnd | None = None
+    _call: ProxyCall | None = None
 
     def call(self, stream: Http2Stream) -> None:
         """Ask for the target."""
-        self._call = CallEnd(
+        self._call = ProxyCall(
             self,
             random=secrets.randbits(62) + 1,
             clock=time.monotonic,
@@ -54,7 +54,7 @@ class GrpcDial(PooledDial):
         if call is not None:
             call.abort(Ending.CANCELLED)
 
-    # The call reports: see proxy_call.Caller.
+    # The call reports: see proxy_call.ProxyCaller.
 
     def dialed(self) -> None:
         """The target is reached."""
@@ -91,7 +91,7 @@ class GrpcDial(PooledDial):
         # Not at once: its trailers are mostly behind what ended the tunnel.
         self.poller.flush_later(partial(stream.reset, ErrorCode.CANCEL))
 
-    def look_later(self, end: CallEnd, delay_s: float) -> None:
+    def look_later(self, end: ProxyCall, delay_s: float) -> None:
         """A reply may have paused."""
         self.loop.call_later(delay_s, end.look)
 

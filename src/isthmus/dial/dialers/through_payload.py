@@ -1,7 +1,7 @@
 """The dialer through a connectivity server that speaks KEP-1281's own protocol.
 
 One call per dial, many calls in one HTTP/2 connection (pooled_dial.py). What a call can say of
-half-closes and resets is told in tunnel/payload_call.py.
+half-closes and resets is told in tunnel/payload.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.payload_call import PayloadCall
+from isthmus.tunnel.payload import PayloadCall
 from isthmus.values import HostPort
 from isthmus.wire.asking import NOTHING, Asking, headers_of
 from isthmus.wire.grpc import Status
@@ -26,7 +26,7 @@ from isthmus.wire.payload import CONNECT_OPTIONS, FAILURE_OF_STATUS, connect_opt
 
 
 class PayloadDial(PooledDial):
-    """One dial; see PooledDial. It is its call's Caller, too (tunnel/payload_call.py)."""
+    """One dial; see PooledDial. It is its call's Caller, too (tunnel/payload.py)."""
 
     _dialer: PayloadDialer
     headers: Headers = ()
@@ -51,7 +51,7 @@ class PayloadDial(PooledDial):
         if call is not None:
             call.abort(Ending.CANCELLED)
 
-    # The call reports: see payload_call.Caller.
+    # The call reports: see call_stream.Caller.
 
     def dialed(self) -> None:
         """The target is reached."""

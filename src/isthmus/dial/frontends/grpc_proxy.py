@@ -34,9 +34,10 @@ from isthmus.text.short_cache import short_cache
 from isthmus.text.text_limits import MAX_SHOWN_CHARS, cut, plain
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget, Deposit
 from isthmus.tunnel.end import BaseEnd
-from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
+from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.limits import MIB, Http2Limits
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
 from isthmus.values import ANONYMOUS, HostPort, Identity
 from isthmus.wire.asking import HALF_CLOSE, Asking, asking_in
@@ -353,7 +354,7 @@ class GrpcFrontend:
         self.compat = compat
         self.draining = False
         self.connections: set[ClientConnection] = set()
-        self.packets = Packets()
+        self.packets = PacketCounts()
         self.crowd = Crowd(time.monotonic)
         self.strangers: Deadlines[ClientConnection] = Deadlines(
             loop, PREFACE_S, ClientConnection.greeted

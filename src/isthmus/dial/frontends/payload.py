@@ -1,7 +1,7 @@
 """KEP-1281's calls of the gRPC frontend: the request of one call, until its tunnel stands.
 
 Connections, and the calls that speak konnectivity's packets by the same path, are grpc_proxy.py;
-what a call says of its tunnel is tunnel/payload_end.py.
+what a call says of its tunnel is tunnel/payload.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isthmus.dial.frontends.statuses import explain
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.tunnel.payload_end import PayloadEnd
+from isthmus.tunnel.payload import PayloadEnd
 from isthmus.values import HostPort, Identity
 from isthmus.wire.asking import HALF_CLOSE, asking_in
 from isthmus.wire.grpc import Status
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PayloadRequest:
-    """One call; see tunnel.payload_end.Client and backend.Request."""
+    """One call; see tunnel.call_stream.CallClient and backend.Request."""
 
     __slots__ = ("_connection", "_dial", "_end", "asking", "connection_id", "target")
 

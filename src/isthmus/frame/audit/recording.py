@@ -32,8 +32,7 @@ from isthmus.frame.audit.model import (
     to_line,
 )
 from isthmus.settings.audit import AuditSettings
-from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.tunnel.packet_brake import unsent
+from isthmus.tunnel.end import BaseEnd, Ending, unsent
 from isthmus.wire.asking import NOTHING, Asking
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from isthmus.net.poller import Poller
 from isthmus.programs.agent.places import Place, Places
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import HostPort, ServerId
 from isthmus.wire.link import alpn_asking_for
 
@@ -39,7 +39,7 @@ class Linking:
         limits: Limits,
         metrics: ProgramMetrics,
         once: OncePer,
-        packets: Packets,
+        packets: PacketCounts,
         only: str = "auto",
         alpn: Sequence[str] = (),
         budget: Budget = UNBOUNDED,

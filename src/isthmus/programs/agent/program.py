@@ -54,7 +54,7 @@ from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.text.backoff import Backoff
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits, with_keepalive
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId, HostPort
 
 _LOOK_AGAIN_S = 0.05
@@ -92,7 +92,7 @@ class Agent:
             once=self.once, metrics=self.metrics.revocation, poller=self.poller
         )
         self.servers: Servers | None = None
-        self.packets = Packets()
+        self.packets = PacketCounts()
         self.tracing: Tracing | None = None
         self._kube: Kube | None = None
         self._counter: LeaseCounter | None = None

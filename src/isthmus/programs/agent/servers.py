@@ -36,7 +36,7 @@ from isthmus.programs.agent.table import Table
 from isthmus.text.backoff import Backoff
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import ServerId
 
 _RESOLVE_AGAIN_S = 30.0
@@ -76,7 +76,7 @@ class Servers:
         limits: Limits,
         metrics: ProgramMetrics,
         once: OncePer,
-        packets: Packets,
+        packets: PacketCounts,
         proxies: ProxyRules,
         only: str = "auto",
         alpn: Sequence[str] = (),

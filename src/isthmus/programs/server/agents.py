@@ -45,7 +45,7 @@ from isthmus.programs.server.tls_refusals import refusal_of
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits, with_keepalive
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link import RELAY_ALPN, alpn_asking_for, is_askable
 
@@ -104,7 +104,7 @@ class AgentDoor:
         if agents is None:
             agents = Agents(settings.proxy_strategies, below, settings.nearness)
         self.agents = agents
-        self.packets = Packets()
+        self.packets = PacketCounts()
         self.port = 0
         siblings = handed.siblings if handed is not None else ()
         self.peers = Peers(server_id, settings.peers, siblings)

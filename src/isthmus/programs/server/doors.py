@@ -25,7 +25,7 @@ from isthmus.net.systemd import PassedSocket
 from isthmus.programs.server.bound_doors import bind_doors
 from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
 from isthmus.tunnel.budget import UNBOUNDED, Budget
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 
 #: Of the descriptors: the others are for agents, nodes' connections, files.
 _SHARE = 2
@@ -108,9 +108,9 @@ class Doors:
         return len(self._connect.heads) if self._connect is not None else 0
 
     @property
-    def packets(self) -> Packets:
+    def packets(self) -> PacketCounts:
         """The packets from and to gRPC clients."""
-        return self._grpc.packets if self._grpc is not None else Packets()
+        return self._grpc.packets if self._grpc is not None else PacketCounts()
 
     def bind(self) -> None:
         """Bind every port and socket, and accept nothing yet.

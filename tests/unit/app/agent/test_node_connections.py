@@ -44,7 +44,7 @@ from isthmus.text.backoff import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId, HostPort, ServerId
 from isthmus.wire.link import ALPN
 
@@ -150,7 +150,7 @@ class Bed:
             limits=Limits(),
             metrics=self.metrics,
             once=OncePer(),
-            packets=Packets(),
+            packets=PacketCounts(),
             proxies=ProxyRules.from_environment({}),
             changed=self._changed,
         )

@@ -34,7 +34,7 @@ from isthmus.text.backoff import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.packets import Packets
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
 from isthmus.wire.link import ALPN, alpn_asking_for
@@ -165,7 +165,7 @@ class Bed:
             limits=Limits(),
             metrics=AgentMetrics(),
             once=OncePer(),
-            packets=Packets(),
+            packets=PacketCounts(),
             proxies=ProxyRules.from_environment({}),
             alpn=(ALPN,),
         )

@@ -1,0 +1,151 @@
+"""What every end that is one gRPC call shares: messages in and out of one HTTP/2 stream.
+
+One stream is one connection, so that the stream's window is its back-pressure: a full sink holds
+credit back, for as long as it likes. How a call begins and ends differs by protocol and by side:
+payload.py is KEP-1281's, proxy_call.py (client) and proxy_end.py (server) are konnectivity's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from isthmus.errors import ProtocolError
+from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early
+from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.message_reader import MessageReader, Piece
+from isthmus.wire.grpc import Status
+from isthmus.wire.http2 import Headers
+
+#: The headers of a response that may carry messages.
+RESPONSE: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+#: A message that is not whole is worth counting above this.
+SMALL_MESSAGE = 4096
+
+
+class CallStage(Enum):
+    """How far a call is."""
+
+    NEW = "no dial yet"
+    DIALING = "dialing"
+    OPEN = "open"
+    LEFT = "closed by the peer"
+    OVER = "over"
+
+
+class Caller(Protocol):
+    """Who makes a call. One of these is told, once."""
+
+    def dialed(self) -> None:
+        """The target is reached; the end may be joined."""
+
+    def call_failed(self, status: Status, text: str) -> None:
+        """The call was over before its answer: in the server's words, why."""
+
+    def not_called(self, text: str) -> None:
+        """The server refused the stream unseen: nothing was done, and the call may be repeated."""
+
+    def connection_lost(self, text: str) -> None:
+        """The connection went, and the answer with it."""
+
+
+class CallClient(Protocol):
+    """Who dials for a call."""
+
+    def left(self) -> None:
+        """The client gave up before the answer."""
+
+    def broke_rules(self, what: str) -> None:
+        """The client sent what it may not; it was told."""
+
+
+class CallStream(BaseEnd):
+    """An end whose bytes are the payloads of one call; a handler of its stream."""
+
+    __slots__ = (*END_SLOTS, "_eof_in", "_eof_out", "pieces", "reader", "saw_end", "stream")
+
+    def __init__(self, reader: MessageReader, early: Early | None = None) -> None:
+        self.init_end(early)
+        self.stream: Http2Stream | None = None
+        self.reader = reader
+        #: Views of the buffer that came: handed on before the next read.
+        self.pieces: list[Piece] = []
+        self.saw_end = False  # a message said that no more data come
+        self._eof_in = False  # whoever is behind the stream sends nothing more
+        self._eof_out = False  # nor do we
+
+    @property
+    def backlog_bytes(self) -> int:
+        """How much waits to be sent, or did when the call was reset; heads included."""
+        stream = self.stream
+        return stream.out_bytes + stream.lost_bytes if stream is not None else 0
+
+    @property
+    def half_closed(self) -> bool:
+        """Exactly one direction has ended."""
+        return self.ending is None and self._eof_in != self._eof_out
+
+    def pause_reading(self) -> None:
+        """The sink's False answers do the work."""
+
+    def resume_reading(self) -> None:
+        """Give the credit of what was held back."""
+        if self.stream is not None:
+            self.stream.release()
+
+    # A handler of its stream: see http2_stream.Handler.
+
+    def can_write(self, stream: Http2Stream) -> None:
+        self.peer.resume_reading()
+
+    def got_data(self, stream: Http2Stream, view: memoryview) -> None:
+        """Gather payloads, so that one read makes one write."""
+        if self.ending is None:
+            try:
+                self.reader.feed(view, self)
+            except ProtocolError as exc:
+                self.violated(exc)
+
+    def batch_over(self, stream: Http2Stream) -> None:
+        """Hand the gathered bytes to the peer, and give credit if it can take more."""
+        reader = self.reader
+        more = self.hand_on() if self.pieces else True
+        if reader.kept is not None or stream.kept:
+            kept = reader.kept_bytes
+            stream.keep(kept if kept > SMALL_MESSAGE and self.ending is None else 0)
+        if self.ending is None and (not more or stream.held):
+            stream.hold()
+        else:
+            stream.consumed(stream.unconsumed)
+        if self.saw_end and not self._eof_in:
+            self.data_ended()
+
+    def hand_on(self) -> bool:
+        """Give the peer what was gathered; False when it is full."""
+        pieces = self.pieces
+        if not pieces:
+            return True
+        data = b"".join(pieces) if len(pieces) > 1 else bytes(pieces[0])
+        pieces.clear()
+        return self.peer.write(data) if data else True
+
+    # Given by each kind of call.
+
+    def got_payload(self, connect_id: int, piece: Piece) -> None:
+        raise NotImplementedError
+
+    @property
+    def more_payload(self) -> Callable[[Piece], None]:
+        raise NotImplementedError
+
+    def got_message(self, message: Piece) -> None:
+        raise NotImplementedError
+
+    def violated(self, error: ProtocolError) -> None:
+        """What came is no stream of such messages."""
+        raise NotImplementedError
+
+    def data_ended(self) -> None:
+        """A message said that no more data come, and everything before it was handed on."""
+        raise NotImplementedError
