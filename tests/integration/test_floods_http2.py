@@ -20,7 +20,7 @@ from grpc_clients import GrpcCall
 from stack import Stack, agent_context, wait_until
 from test_floods import connect, rss_bytes
 
-from isthmus.tunnel import http2_floods
+from isthmus.tunnel import limits
 from isthmus.wire.http2 import (
     CONTINUATION,
     DATA,
@@ -197,8 +197,8 @@ ATTACKS = {
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2_floods, "BURST", BURST)
-    monkeypatch.setattr(http2_floods, "PER_SECOND", 1)
+    monkeypatch.setattr(limits, "BURST", BURST)
+    monkeypatch.setattr(limits, "PER_SECOND", 1)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from test_floods import carries, connect, rss_bytes
 from test_floods_http2 import CALL, GREETING
 from test_peers import CUT, frame, hello
 
-from isthmus.tunnel import http2_floods
+from isthmus.tunnel import limits
 from isthmus.wire.http2 import DATA as H2_DATA
 from isthmus.wire.http2 import END_HEADERS, HEADERS, encode_headers, unpack_head
 from isthmus.wire.http2 import frame as h2_frame
@@ -40,8 +40,8 @@ FAILED = 'isthmus_%s_link_failures_total{reason="protocol"}'
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """What buckets hold otherwise is in tests/unit/tunnel/test_session.py."""
-    monkeypatch.setattr(http2_floods, "BURST", BURST)
-    monkeypatch.setattr(http2_floods, "PER_SECOND", 1)
+    monkeypatch.setattr(limits, "BURST", BURST)
+    monkeypatch.setattr(limits, "PER_SECOND", 1)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_an_agent_that_says_what_means_nothing(served: Stack, attack: str) -> No
 
 def test_one_that_asks_but_does_not_read(served: Stack) -> None:
     """Answers to pings that nobody takes are bounded too, whatever the buckets say."""
-    http2_floods.BURST = 10**9  # put back by the fixture
+    limits.BURST = 10**9  # put back by the fixture
     rss = rss_bytes()
     with echo_target() as target, liar(served) as peer:
         served.do(lambda: only_the_honest(served))
