@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 
 from isthmus.errors import ConfigError
 from isthmus.hosting.document import read
-from isthmus.hosting.known_fields import DOCUMENT, Tree
-from isthmus.hosting.model import Access, Platform, Service, Strategy
-from isthmus.hosting.rules import RULES, check
+from isthmus.hosting.document_fields import DOCUMENT, Tree
+from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, Strategy
+from isthmus.hosting.plan import RULES, check
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "publishing"
 TEXTS = [path.read_text() for path in sorted(EXAMPLES.glob("*.yaml"))]
 WORDS = [
-    *(str(each.value) for kind in (Platform, Access, Service, Strategy) for each in kind),
+    *(
+        str(each.value)
+        for kind in (Platform, EndpointAccess, ControlPlaneService, Strategy)
+        for each in kind
+    ),
     *("10.0.0.0/8", "172.20.0.0/16", "fd00::/8", "0.0.0.0/0", "172.20.0.1", "::1", "999.0.0.1/9"),
     *("api.example.com", "*.example.com", "a..b", "-", "http://me:p@x:1", "https://x", "1-2"),
     *("PrivateLink", "Swift", "WorkloadIdentities", "ManagedIdentities"),

@@ -5,25 +5,30 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.hosting.changes import Act, apply_steps, changes, claims
+from isthmus.hosting.changes import ChangeKind, apply_steps, changes, claims
 from isthmus.hosting.explain import explain
-from isthmus.hosting.matrix import possible
 from isthmus.hosting.model import (
-    Access,
-    From,
+    ControlPlaneService,
+    EndpointAccess,
     HostedCluster,
-    Plan,
     Platform,
     Publishing,
-    Service,
+    PublishPlan,
     Strategy,
+    Viewpoint,
 )
 from isthmus.hosting.objects import purposes
 from isthmus.hosting.plan import make_plan
+from isthmus.hosting.rules import possible
 from isthmus.hosting.shapes import Manifest, key
 from isthmus.hosting.visibility import is_published
 
-USED = (Service.API_SERVER, Service.OAUTH_SERVER, Service.KONNECTIVITY, Service.IGNITION)
+USED = (
+    ControlPlaneService.API_SERVER,
+    ControlPlaneService.OAUTH_SERVER,
+    ControlPlaneService.KONNECTIVITY,
+    ControlPlaneService.IGNITION,
+)
 HOSTS = ["a.example.com", "b.example.com", "c.example.com", "d.example.com", "e.example.com"]
 PORTS = [30001, 30002, 30003, 30004, 30005]
 ADDRESSES = ["10.9.0.1", "8.8.8.8", "2001:4860:4860::8888", "nodes.example.com"]
@@ -37,13 +42,16 @@ def entries(draw: st.DrawFn, platform: Platform) -> tuple[Publishing, ...]:
     found = []
     for service, host, port in zip(USED, hosts, ports, strict=False):
         strategies = list(possible(service, platform))
-        if platform in (Platform.AWS, Platform.AZURE) and service is not Service.API_SERVER:
-            oauth = service is Service.OAUTH_SERVER and platform is Platform.AZURE
+        if (
+            platform in (Platform.AWS, Platform.AZURE)
+            and service is not ControlPlaneService.API_SERVER
+        ):
+            oauth = service is ControlPlaneService.OAUTH_SERVER and platform is Platform.AZURE
             strategies = [Strategy.ROUTE, *([Strategy.LOAD_BALANCER] if oauth else [])]
         elif platform is Platform.AWS:
             strategies.remove(Strategy.NODE_PORT)
         strategy = draw(st.sampled_from(strategies))
-        named = service is Service.API_SERVER or draw(st.booleans())
+        named = service is ControlPlaneService.API_SERVER or draw(st.booleans())
         balanced = strategy is not Strategy.NODE_PORT
         found.append(
             Publishing(
@@ -62,9 +70,9 @@ def entries(draw: st.DrawFn, platform: Platform) -> tuple[Publishing, ...]:
 def clusters(draw: st.DrawFn, platform: Platform | None = None) -> HostedCluster:
     """A cluster that breaks no rule."""
     on = platform or draw(st.sampled_from(Platform))
-    access = draw(st.sampled_from(Access)) if on in CLOUDS else Access.PUBLIC
-    if on is Platform.GCP and access is Access.PUBLIC:
-        access = Access.PRIVATE
+    access = draw(st.sampled_from(EndpointAccess)) if on in CLOUDS else EndpointAccess.PUBLIC
+    if on is Platform.GCP and access is EndpointAccess.PUBLIC:
+        access = EndpointAccess.PRIVATE
     shared = on is Platform.AZURE and draw(st.booleans())
     return HostedCluster(
         name="demo",
@@ -79,13 +87,13 @@ def clusters(draw: st.DrawFn, platform: Platform | None = None) -> HostedCluster
         advertise_address="172.20.0.1",
         allowed_cidrs=tuple(draw(st.sets(st.sampled_from(["203.0.113.0/24", "192.0.2.7/32"])))),
         azure_workload_identities=on is Platform.AZURE,
-        azure_private_type="" if access is Access.PUBLIC else "PrivateLink",
+        azure_private_type="" if access is EndpointAccess.PUBLIC else "PrivateLink",
         shared_ingress=shared,
         swift=shared and draw(st.booleans()),
     )
 
 
-def valid(cluster: HostedCluster, *, keep_sources: bool = False) -> Plan:
+def valid(cluster: HostedCluster, *, keep_sources: bool = False) -> PublishPlan:
     plan = make_plan(cluster, keep_sources=keep_sources)
     assert not plan.errors, plan.errors
     return plan
@@ -117,7 +125,9 @@ def test_every_object_has_a_purpose(cluster: HostedCluster, keep_sources: bool) 
 @given(clusters())
 def test_nodes_reach_what_they_need(cluster: HostedCluster) -> None:
     seen = {
-        each.service for each in valid(cluster).endpoints if From.GUEST_VPC in each.visible_from
+        each.service
+        for each in valid(cluster).endpoints
+        if Viewpoint.GUEST_VPC in each.visible_from
     }
     assert seen == set(USED)
 
@@ -141,9 +151,9 @@ def test_changes_lead_from_one_plan_to_the_other(data: st.DataObject, platform: 
     new = valid(data.draw(clusters(platform)), keep_sources=data.draw(st.booleans()))
     objects: tuple[Manifest, ...] = old.objects
     for step in changes(old, new):
-        if step.act in (Act.CREATE, Act.UPDATE, Act.DELETE):
+        if step.act in (ChangeKind.CREATE, ChangeKind.UPDATE, ChangeKind.DELETE):
             there = step.what in {key(each) for each in objects}
-            assert there is (step.act is not Act.CREATE)
+            assert there is (step.act is not ChangeKind.CREATE)
         objects = apply_steps(objects, [step])
         held = [claim for each in objects for claim in claims(each)]
         assert len(held) == len(set(held)), step

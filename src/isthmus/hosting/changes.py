@@ -8,17 +8,29 @@ the steps after it are what it would take to do it by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from isthmus.hosting.changes_refused import refusals
-from isthmus.hosting.changes_told import interruption, moves
-from isthmus.hosting.model import Plan
-from isthmus.hosting.shapes import Manifest, key
+from isthmus.hosting.endpoints import Reacher, needs, where_is
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    EndpointAccess,
+    HostedCluster,
+    PlannedEndpoint,
+    Platform,
+    Publishing,
+    PublishPlan,
+)
+from isthmus.hosting.shapes import CLUSTER_IP, LOAD_BALANCER, NODE_PORT, Manifest, key
+
+Name = tuple[str, str, str]
+Objects = dict[Name, Manifest]
+
+_LEFT = "nothing leads to it any more"
 
 
-class Act(Enum):
+class ChangeKind(Enum):
     """What a step does."""
 
     REFUSE = "refuse"
@@ -29,47 +41,45 @@ class Act(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ChangeStep:
     """One thing to do. ``what`` is an object, ``Kind/name``, or the service whose clients move.
 
     ``manifest`` is the object as it will be, or as it was before it is deleted. ``interrupts`` says
     who cannot do what, and for how long; empty where nobody notices.
     """
 
-    act: Act
+    act: ChangeKind
     what: str
     says: str
     interrupts: str = ""
     manifest: Manifest | None = None
 
 
-Name = tuple[str, str, str]
-Objects = dict[Name, Manifest]
-
-_LEFT = "nothing leads to it any more"
-
-
-def changes(old: Plan, new: Plan) -> tuple[Step, ...]:
+def changes(old: PublishPlan, new: PublishPlan) -> tuple[ChangeStep, ...]:
     """The steps from one plan to the other, in order; none where nothing changes."""
-    refused = [Step(act=Act.REFUSE, what=what, says=says) for what, says in refusals(old, new)]
+    refused = [
+        ChangeStep(act=ChangeKind.REFUSE, what=what, says=says) for what, says in refusals(old, new)
+    ]
     before, after = _named(old.objects), _named(new.objects)
     made, updated, deleted = _split(_in_order(before, after))
     later = {step.what for step in updated}
-    early: list[Step] = []
-    late: list[Step] = []
+    early: list[ChangeStep] = []
+    late: list[ChangeStep] = []
     for move in moves(old, new):
-        step = Step(act=Act.MOVE, what=move.what, says=move.says, interrupts=move.interrupts)
+        step = ChangeStep(
+            act=ChangeKind.MOVE, what=move.what, says=move.says, interrupts=move.interrupts
+        )
         (late if move.after & later else early).append(step)
     return (*refused, *made, *early, *updated, *late, *deleted)
 
 
-def apply_steps(objects: Iterable[Manifest], steps: Iterable[Step]) -> tuple[Manifest, ...]:
+def apply_steps(objects: Iterable[Manifest], steps: Iterable[ChangeStep]) -> tuple[Manifest, ...]:
     """The objects that there are after some steps."""
     found = _named(objects)
     for step in steps:
         if step.manifest is None:
             continue
-        if step.act is Act.DELETE:
+        if step.act is ChangeKind.DELETE:
             del found[_name(step.manifest)]
         else:
             found[_name(step.manifest)] = step.manifest
@@ -94,7 +104,7 @@ def claims(manifest: Manifest) -> frozenset[str]:
     return frozenset(f"node port {each['nodePort']}" for each in ports if "nodePort" in each)
 
 
-def _in_order(before: Objects, after: Objects) -> Iterator[Step]:
+def _in_order(before: Objects, after: Objects) -> Iterator[ChangeStep]:
     """New and changed objects as soon as what they claim is free; what is left goes last."""
     now = dict(before)
     waiting = [name for name in after if after[name] != before.get(name)]
@@ -124,11 +134,11 @@ def _holders(now: Objects, after: Objects, name: Name) -> list[tuple[Name, str]]
     ]
 
 
-def _step(old: Manifest | None, new: Manifest) -> Step:
+def _step(old: Manifest | None, new: Manifest) -> ChangeStep:
     if old is None:
-        return Step(act=Act.CREATE, what=key(new), says="it is new", manifest=new)
-    return Step(
-        act=Act.UPDATE,
+        return ChangeStep(act=ChangeKind.CREATE, what=key(new), says="it is new", manifest=new)
+    return ChangeStep(
+        act=ChangeKind.UPDATE,
         what=key(new),
         says="it is changed where it is",
         interrupts=interruption(old, new),
@@ -136,9 +146,9 @@ def _step(old: Manifest | None, new: Manifest) -> Step:
     )
 
 
-def _gone(manifest: Manifest, why: str) -> Step:
-    return Step(
-        act=Act.DELETE,
+def _gone(manifest: Manifest, why: str) -> ChangeStep:
+    return ChangeStep(
+        act=ChangeKind.DELETE,
         what=key(manifest),
         says=why,
         interrupts=interruption(manifest, None),
@@ -146,19 +156,204 @@ def _gone(manifest: Manifest, why: str) -> Step:
     )
 
 
-def _split(steps: Iterable[Step]) -> tuple[list[Step], list[Step], list[Step]]:
+def _split(
+    steps: Iterable[ChangeStep],
+) -> tuple[list[ChangeStep], list[ChangeStep], list[ChangeStep]]:
     """What comes before clients move, what changes under them, and what goes after them.
 
     As soon as something had to go early, what follows has to follow it.
     """
-    made: list[Step] = []
-    updated: list[Step] = []
-    deleted: list[Step] = []
+    made: list[ChangeStep] = []
+    updated: list[ChangeStep] = []
+    deleted: list[ChangeStep] = []
     for step in steps:
-        if not updated and not deleted and step.act is Act.CREATE:
+        if not updated and not deleted and step.act is ChangeKind.CREATE:
             made.append(step)
-        elif step.act is Act.DELETE and step.says == _LEFT:
+        elif step.act is ChangeKind.DELETE and step.says == _LEFT:
             deleted.append(step)
         else:
             updated.append(step)
     return made, updated, deleted
+
+
+def refusals(old: PublishPlan, new: PublishPlan) -> Iterator[tuple[str, str]]:
+    """The field that cannot change so, and why."""
+    for plan, which in ((old, "old"), (new, "new")):
+        if plan.errors:
+            yield "document", f"the {which} document has errors, so nothing follows from it"
+    yield from _another(old.cluster, new.cluster)
+    yield from _services(old.cluster, new.cluster)
+    yield from _topology(old.cluster, new.cluster)
+
+
+def _another(old: HostedCluster, new: HostedCluster) -> Iterator[tuple[str, str]]:
+    if (old.name, old.namespace, old.control_plane) != (
+        new.name,
+        new.namespace,
+        new.control_plane,
+    ):
+        yield (
+            "metadata",
+            f"{new.namespace}/{new.name} is another cluster than {old.namespace}/{old.name}",
+        )
+    if old.platform is not new.platform:
+        yield (
+            "spec.platform.type",
+            f"a cluster on {old.platform.value} cannot become one on {new.platform.value}",
+        )
+
+
+def _services(old: HostedCluster, new: HostedCluster) -> Iterator[tuple[str, str]]:
+    if Platform.IBMCLOUD in (old.platform, new.platform):
+        return
+    before, after = _said(old), _said(new)
+    if before != after:
+        changed = sorted({entry[0] for entry in before ^ after})
+        yield (
+            "spec.services",
+            f"the CRD lets it change on IBMCloud only, and {', '.join(changed)} would change:"
+            " make the cluster anew, or apply the steps where no HyperShift looks after it",
+        )
+
+
+def _said(cluster: HostedCluster) -> frozenset[tuple[str, ...]]:
+    return frozenset(_entry(each) for each in cluster.services)
+
+
+def _entry(publishing: Publishing) -> tuple[str, ...]:
+    return (
+        publishing.service.value,
+        publishing.strategy.value,
+        publishing.hostname,
+        publishing.node_address,
+        str(publishing.node_port),
+    )
+
+
+def _topology(old: HostedCluster, new: HostedCluster) -> Iterator[tuple[str, str]]:
+    both_azure = old.platform is new.platform is Platform.AZURE
+    if both_azure and (old.access is EndpointAccess.PUBLIC) != (
+        new.access is EndpointAccess.PUBLIC
+    ):
+        yield (
+            "spec.platform.azure.topology",
+            f"{old.access.value} cannot become {new.access.value}: Azure goes between"
+            " PublicAndPrivate and Private only",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Clients of a service that need another address, which ``after`` make."""
+
+    what: str
+    says: str
+    interrupts: str
+    after: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    who: str
+    meanwhile: str
+
+
+_CLIENTS: Mapping[tuple[Reacher, ControlPlaneService], _Clients] = {
+    (Reacher.NODE, ControlPlaneService.API_SERVER): _Clients(
+        "the API server proxies of nodes",
+        "nodes that still have the old address cannot report, and count as not ready",
+    ),
+    (Reacher.NODE, ControlPlaneService.KONNECTIVITY): _Clients(
+        "the agents of nodes",
+        "no logs, exec, webhooks or aggregated APIs by nodes whose agent has the old address",
+    ),
+    (Reacher.NODE, ControlPlaneService.IGNITION): _Clients(
+        "what new nodes boot with", "nodes that boot with the old address do not join"
+    ),
+    (Reacher.NODE, ControlPlaneService.OAUTH_SERVER): _Clients(
+        "pods of the guest that log users in", "they cannot, while they have the old address"
+    ),
+    (Reacher.USER, ControlPlaneService.API_SERVER): _Clients(
+        "kubeconfigs", "whoever has the old one cannot connect"
+    ),
+    (Reacher.USER, ControlPlaneService.OAUTH_SERVER): _Clients(
+        "the addresses at which users log in, and the redirect URIs at identity providers",
+        "nobody can log in",
+    ),
+}
+
+
+def moves(old: PublishPlan, new: PublishPlan) -> Iterator[Move]:
+    """Clients that have to be told, those of nodes first."""
+    after = {(each.who, each.service): each.endpoint for each in needs(new)}
+    for need in needs(old):
+        clients = _CLIENTS[need.who, need.service]
+        before, then = need.endpoint, after.get((need.who, need.service))
+        if before is None:
+            continue
+        for says in _told(clients.who, before, then):
+            yield Move(
+                what=need.service.value,
+                says=says,
+                interrupts=clients.meanwhile,
+                after=frozenset({then.by, then.through} if then is not None else ()),
+            )
+
+
+def _told(who: str, before: PlannedEndpoint, then: PlannedEndpoint | None) -> Iterator[str]:
+    if then is None:
+        yield f"{who}: from {where_is(before)} to nowhere"
+        return
+    if where_is(before) != where_is(then):
+        yield f"{who}: from {where_is(before)} to {where_is(then)}"
+    if then.address == before.address and _listener(then) != _listener(before):
+        yield f"the DNS record of {then.address}: from {_listener(before)} to {_listener(then)}"
+
+
+def _listener(endpoint: PlannedEndpoint) -> str:
+    return endpoint.through or endpoint.by
+
+
+def interruption(old: Manifest, new: Manifest | None) -> str:
+    """Who notices that an object is changed, or gone (``new`` is None)."""
+    match old["kind"]:
+        case "Route":
+            return _of_route(old, new)
+        case "Service":
+            return _of_service(old, new)
+        case _:
+            return "" if new is None else _of_policy(old, new)
+
+
+def _of_route(old: Manifest, new: Manifest | None) -> str:
+    host = old["spec"].get("host", "the name that OpenShift made up")
+    if new is None or new["spec"].get("host") != old["spec"].get("host"):
+        return f"{host} leads nowhere"
+    if new["metadata"].get("labels") != old["metadata"].get("labels"):
+        return f"another router serves {host}: it leads nowhere until DNS says so"
+    return ""
+
+
+def _of_service(old: Manifest, new: Manifest | None) -> str:
+    kind, spec = old["spec"]["type"], old["spec"]
+    after = new["spec"] if new is not None else {}
+    if kind == LOAD_BALANCER and after.get("type") != LOAD_BALANCER:
+        return "its load balancer goes, with its address and every connection through it"
+    if kind == NODE_PORT and after.get("type") not in (LOAD_BALANCER, NODE_PORT):
+        return "its node port is closed"
+    if new is None:
+        return "" if kind != CLUSTER_IP else "pods that use it lose it"
+    if spec["ports"] != after["ports"]:
+        return "its port changes: whoever has the old one cannot connect"
+    if spec.get("loadBalancerSourceRanges") != after.get("loadBalancerSourceRanges"):
+        return "connections from addresses that are not allowed any more are cut"
+    if spec.get("externalTrafficPolicy") != after.get("externalTrafficPolicy"):
+        return "nodes without a pod of it answer no more, or do again"
+    return ""
+
+
+def _of_policy(old: Manifest, new: Manifest) -> str:
+    """Silent where everybody is let in afterwards."""
+    if old == new or all("from" not in rule for rule in new["spec"]["ingress"]):
+        return ""
+    return "whoever is not let in any more cannot connect"

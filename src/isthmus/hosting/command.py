@@ -1,14 +1,15 @@
 """``isthmus publish``: how a hosted control plane is reached, planned before anything is made.
 
-The plan is made by hosting/, which is imported when a command runs; printing is publish_output.py.
+The plan is made by plan.py, printing is command_output.py; both are imported when a command runs.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +17,7 @@ from isthmus.errors import ConfigError
 from isthmus.frame.cli.texts import filled
 
 if TYPE_CHECKING:
-    from isthmus.hosting.model import HostedCluster, Plan
+    from isthmus.hosting.model import HostedCluster, PublishPlan
 
 FINE, WARNED, WRONG = 0, 1, 2
 #: What ``render`` can write besides the files of the plan's own parts.
@@ -78,7 +79,7 @@ def plan(
       isthmus publish plan cluster.yaml --svg picture.svg
       isthmus publish plan cluster.yaml --from cluster.old.yaml
     """
-    from isthmus.hosting.changes import Act, changes
+    from isthmus.hosting.changes import ChangeKind, changes
     from isthmus.hosting.command_output import plan_json, print_plan
 
     new = _sound(file, keep_sources)
@@ -89,7 +90,7 @@ def plan(
         print_plan(new, file, steps)
     else:
         click.echo(json.dumps(plan_json(new, steps), indent=2))
-    refused = any(step.act is Act.REFUSE for step in steps or ())
+    refused = any(step.act is ChangeKind.REFUSE for step in steps or ())
     return WARNED if refused else FINE
 
 
@@ -133,6 +134,17 @@ def check(file: str, ignore: tuple[str, ...], keep_sources: bool, output: str | 
     return WARNED if Weight.WARNING in weights else FINE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RenderOptions:
+    part: str | None
+    directory: str | None
+    image: str | None
+    replicas: int
+    addresses: tuple[str, ...]
+    nodes_from: str
+    keep_sources: bool
+
+
 @command.command(short_help="Write manifests, configurations and a lab")
 @click.argument("file", callback=filled)
 @click.option(
@@ -166,16 +178,7 @@ def check(file: str, ignore: tuple[str, ...], keep_sources: bool, output: str | 
     help="Let the nodes of the lab come from this address, such as a NAT gateway's",
 )
 @_KEEP_SOURCES
-def render(
-    file: str,
-    part: str | None,
-    directory: str | None,
-    image: str | None,
-    replicas: int,
-    addresses: tuple[str, ...],
-    nodes_from: str,
-    keep_sources: bool,
-) -> int:
+def render(file: str, **given: Any) -> int:
     """Write manifests, configurations and a lab
 
     What cannot be written yet, because the platform has not chosen an address, is said on standard
@@ -187,28 +190,30 @@ def render(
       isthmus publish render cluster.yaml --part lab.yaml > lab.yaml
       isthmus publish render cluster.yaml --directory out --address kube-apiserver=192.0.2.7
     """
+    from isthmus.hosting.endpoints import with_addresses
     from isthmus.hosting.lab_topology import lab_topology
-    from isthmus.hosting.own_parts import OBJECTS, own_parts
-    from isthmus.hosting.own_parts_konnectivity import Choices
-    from isthmus.hosting.reach import with_addresses
+    from isthmus.hosting.own_parts import OBJECTS, PartChoices, own_parts
 
-    found = with_addresses(_sound(file, keep_sources), dict(map(_given, addresses)))
-    choices = Choices(replicas=replicas)
-    if image is not None:
-        choices = Choices(replicas=replicas, image=image)
+    options = _RenderOptions(**given)
+    found = with_addresses(
+        _sound(file, options.keep_sources), dict(map(_endpoint_address, options.addresses))
+    )
+    choices = PartChoices(replicas=options.replicas)
+    if options.image is not None:
+        choices = PartChoices(replicas=options.replicas, image=options.image)
     parts = own_parts(found, choices)
     files, missing = dict(parts.files), list(parts.missing)
     try:
-        files[LAB] = lab_topology(found, nodes_from=nodes_from)
+        files[LAB] = lab_topology(found, nodes_from=options.nodes_from)
     except ConfigError as error:
-        if part == LAB or nodes_from:
+        if options.part == LAB or options.nodes_from:
             raise
         missing.append(f"{LAB}: {error}")  # what no lab can have may still be published
-    if directory is not None:
+    if options.directory is not None:
         for why in missing:
             click.echo(f"isthmus: {why}", err=True)
-        return _write(Path(directory), files)
-    name = part or OBJECTS
+        return _write(Path(options.directory), files)
+    name = options.part or OBJECTS
     if name not in files:
         said = "".join(f"; {why}" for why in missing)
         raise ConfigError(f"--part: there is no {name!r}, but there are {', '.join(files)}{said}")
@@ -247,7 +252,7 @@ def _read(file: str) -> HostedCluster:
     return read(text, file)
 
 
-def _sound(file: str, keep_sources: bool) -> Plan:
+def _sound(file: str, keep_sources: bool) -> PublishPlan:
     """The plan of a document that has no errors.
 
     Raises:
@@ -263,23 +268,24 @@ def _sound(file: str, keep_sources: bool) -> Plan:
 
 
 def _check_rules(names: tuple[str, ...]) -> None:
-    from isthmus.hosting import cidrs, rules, surprises
+    from isthmus.hosting.plan import RULES
+    from isthmus.hosting.rules_endpoints import ENDPOINT_RULES
     from isthmus.settings.checks import nearest
 
-    known = [*(rule.name for rule in rules.RULES), *cidrs.RULES, *surprises.RULES]
+    known = [*(rule.name for rule in RULES), *ENDPOINT_RULES]
     for name in names:
         if name not in known:
             raise ConfigError(f"--ignore: there is no rule {name!r}{nearest(name, known)}")
 
 
-def _given(text: str) -> tuple[str, str]:
+def _endpoint_address(text: str) -> tuple[str, str]:
     name, equals, address = text.partition("=")
     if not (name and equals and address):
         raise ConfigError(f"--address takes ENDPOINT=HOST[:PORT], not {text!r}")
     return name, address
 
 
-def _draw(plan: Plan, path: str) -> None:
+def _draw(plan: PublishPlan, path: str) -> None:
     from isthmus.hosting.picture import svg
 
     _save(Path(path), svg(plan), "--svg=")

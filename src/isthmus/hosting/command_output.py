@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.hosting.changes import Step
-from isthmus.hosting.model import Endpoint, Finding, From, Plan, Weight
-from isthmus.hosting.reach import Need, needs
+from isthmus.hosting.changes import ChangeStep
+from isthmus.hosting.endpoints import ReachNeed, needs
+from isthmus.hosting.model import PlanFinding, PlannedEndpoint, PublishPlan, Viewpoint, Weight
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,7 @@ _WIDE = 110
 _COLOURS = {Weight.ERROR: "red", Weight.WARNING: "yellow", Weight.NOTE: "cyan"}
 
 
-def sentence(finding: Finding, file: str) -> str:
+def sentence(finding: PlanFinding, file: str) -> str:
     """A finding as one line, with its place first as compilers say it."""
     place = f"{file}:{finding.place.line}" if finding.place.line else file
     where = f"{finding.place.field}: " if finding.place.field else ""
@@ -26,7 +26,7 @@ def sentence(finding: Finding, file: str) -> str:
     return f"{place}: {finding.weight.value}: {where}{finding.says}{do} ({finding.rule})"
 
 
-def finding_json(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: PlanFinding) -> dict[str, Any]:
     """A finding for machines."""
     return {
         "rule": finding.rule,
@@ -39,7 +39,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     }
 
 
-def plan_json(plan: Plan, steps: Sequence[Step] | None) -> dict[str, Any]:
+def plan_json(plan: PublishPlan, steps: Sequence[ChangeStep] | None) -> dict[str, Any]:
     """A plan for machines; ``steps`` None says that it was not compared with another."""
     cluster = plan.cluster
     found: dict[str, Any] = {
@@ -58,7 +58,7 @@ def plan_json(plan: Plan, steps: Sequence[Step] | None) -> dict[str, Any]:
     return found
 
 
-def _endpoint_json(endpoint: Endpoint) -> dict[str, Any]:
+def _endpoint_json(endpoint: PlannedEndpoint) -> dict[str, Any]:
     return {
         "service": endpoint.service.value,
         "name": endpoint.name,
@@ -68,12 +68,12 @@ def _endpoint_json(endpoint: Endpoint) -> dict[str, Any]:
         "object": endpoint.by,
         "through": endpoint.through,
         "sni": endpoint.sni,
-        "visibleFrom": [each.value for each in From if each in endpoint.visible_from],
+        "visibleFrom": [each.value for each in Viewpoint if each in endpoint.visible_from],
         "restricted": endpoint.restricted,
     }
 
 
-def _need_json(need: Need) -> dict[str, Any]:
+def _need_json(need: ReachNeed) -> dict[str, Any]:
     return {
         "who": need.who.value,
         "service": need.service.value,
@@ -84,7 +84,7 @@ def _need_json(need: Need) -> dict[str, Any]:
     }
 
 
-def step_json(step: Step) -> dict[str, Any]:
+def step_json(step: ChangeStep) -> dict[str, Any]:
     """One step from an old plan to a new one, for machines."""
     return {
         "act": step.act.value,
@@ -94,7 +94,7 @@ def step_json(step: Step) -> dict[str, Any]:
     }
 
 
-def print_plan(plan: Plan, file: str, steps: Sequence[Step] | None) -> None:
+def print_plan(plan: PublishPlan, file: str, steps: Sequence[ChangeStep] | None) -> None:
     """A plan for people: who sees what, who must reach what, what is to be known."""
     from rich.console import Console
 
@@ -112,12 +112,12 @@ def print_plan(plan: Plan, file: str, steps: Sequence[Step] | None) -> None:
         print_findings(plan.findings, file)
 
 
-def _seen(plan: Plan, *, wide: bool) -> Table:
+def _seen(plan: PublishPlan, *, wide: bool) -> Table:
     """Who can reach which endpoint; objects are left out of a narrow terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    from isthmus.hosting.table import HEADINGS, rows
+    from isthmus.hosting.endpoints import HEADINGS, rows
 
     service, strategy, address, by, through, *places = HEADINGS
     found = Table(box=None, pad_edge=False)
@@ -138,7 +138,7 @@ def _seen(plan: Plan, *, wide: bool) -> Table:
     return found
 
 
-def _reach(plan: Plan) -> Table:
+def _reach(plan: PublishPlan) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -153,7 +153,7 @@ def _reach(plan: Plan) -> Table:
     return found
 
 
-def print_steps(steps: Sequence[Step]) -> None:
+def print_steps(steps: Sequence[ChangeStep]) -> None:
     """What it takes to come from an old plan, in order."""
     from rich.console import Console
     from rich.table import Table
@@ -172,7 +172,7 @@ def print_steps(steps: Sequence[Step]) -> None:
     console.print(table)
 
 
-def print_findings(findings: Iterable[Finding], file: str, *, err: bool = False) -> None:
+def print_findings(findings: Iterable[PlanFinding], file: str, *, err: bool = False) -> None:
     """A line for each finding."""
     for each in findings:
         colour = _COLOURS[each.weight]

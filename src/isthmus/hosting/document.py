@@ -2,29 +2,29 @@
 
 HyperShift's own names; its defaults are filled in. What is not understood, and every field that
 HyperShift does not have, is an error with its place, and all errors come at once. What may be
-published how is not decided here: rules.py does that. Text comes in; opening the file is for the
+published how is decided in rules_*.py. Text comes in; opening the file is for the
 caller. Imports yaml, which takes its time: import this module only where there is a document.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from ipaddress import ip_network
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import yaml
 
 from isthmus.errors import ConfigError
-from isthmus.hosting import words
-from isthmus.hosting.fields import MAX_ITEMS, Known
+from isthmus.hosting import document_fields as fields
 from isthmus.hosting.model import (
-    Access,
+    ControlPlaneService,
+    DocumentPlace,
+    EndpointAccess,
     HostedCluster,
-    Place,
     Platform,
     Publishing,
-    Service,
     Strategy,
 )
 from isthmus.settings.located import Located, compose_all, near, short
@@ -40,13 +40,19 @@ _SERVICE_NETWORK = ("172.31.0.0/16",)
 _ADVERTISED = {4: "172.20.0.1", 6: "fd00::1"}
 # What HyperShift's webhook publishes of a cluster on KubeVirt that leaves it out.
 _KUBEVIRT_SERVICES = {
-    Service.API_SERVER: Strategy.LOAD_BALANCER,
-    Service.OAUTH_SERVER: Strategy.ROUTE,
-    Service.KONNECTIVITY: Strategy.ROUTE,
-    Service.IGNITION: Strategy.ROUTE,
+    ControlPlaneService.API_SERVER: Strategy.LOAD_BALANCER,
+    ControlPlaneService.OAUTH_SERVER: Strategy.ROUTE,
+    ControlPlaneService.KONNECTIVITY: Strategy.ROUTE,
+    ControlPlaneService.IGNITION: Strategy.ROUTE,
 }
 _MAX_NETWORKS = 2  # one for each family
 _SECTIONS = ("loadBalancer", "nodePort", "route")
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+MAX_FIELDS = 20_000  # anchors let a short text say much more
+MAX_ITEMS = 5_000
 
 
 class _GcpAccess(Enum):
@@ -74,7 +80,7 @@ def read(text: str, name: str) -> HostedCluster:
     """
     roots = compose_all(text, name, expected=f"a {KIND} is expected")
     root = _the_one(roots, name)
-    known = Known(root)
+    known = DocumentFields(root)
     cluster = _cluster(known)
     root.errors.raise_any()
     return cluster
@@ -114,14 +120,14 @@ class _Azure(NamedTuple):
     swift: bool = False
 
 
-def _cluster(known: Known) -> HostedCluster:
+def _cluster(known: DocumentFields) -> HostedCluster:
     _check_version(known)
     known.check_words()
     for path in ("metadata.name", "spec.platform.type"):
         if path not in known:
             known.missing(path)
-    name = known.text("metadata.name", words.object_name)
-    namespace = known.text("metadata.namespace", words.namespace, DEFAULT_NAMESPACE)
+    name = known.text("metadata.name", fields.object_name)
+    namespace = known.text("metadata.namespace", fields.namespace, DEFAULT_NAMESPACE)
     platform = known.member("spec.platform.type", Platform) or Platform.NONE
     services = _services(known)
     azure = _azure(known, platform)
@@ -134,7 +140,7 @@ def _cluster(known: Known) -> HostedCluster:
         access=said or _default_access(platform, swift=azure.swift),
         has_access=said is not None,
         services=services + _filled_in(known, services) * (platform is Platform.KUBEVIRT),
-        base_domain=known.text("spec.dns.baseDomain", words.domain),
+        base_domain=known.text("spec.dns.baseDomain", fields.domain),
         azure_private_type=azure.private_type,
         azure_workload_identities=azure.workload_identities,
         swift=azure.swift,
@@ -147,7 +153,7 @@ def _cluster(known: Known) -> HostedCluster:
     return replace(cluster, places=known.places())
 
 
-def _azure(known: Known, platform: Platform) -> _Azure:
+def _azure(known: DocumentFields, platform: Platform) -> _Azure:
     below = "spec.platform.azure"
     configured = f"{below}.azureAuthenticationConfig.azureAuthenticationConfigType"
     authentication = known.member(configured, _AzureAuthentication)
@@ -163,7 +169,7 @@ def _azure(known: Known, platform: Platform) -> _Azure:
     )
 
 
-def _with_networks(known: Known, cluster: HostedCluster) -> HostedCluster:
+def _with_networks(known: DocumentFields, cluster: HostedCluster) -> HostedCluster:
     services = _networks(known, "service") or _SERVICE_NETWORK
     api = "spec.networking.apiServer"
     advertised = _ADVERTISED[ip_network(services[0]).version]
@@ -172,28 +178,28 @@ def _with_networks(known: Known, cluster: HostedCluster) -> HostedCluster:
         service_cidrs=services,
         cluster_cidrs=_networks(known, "cluster") or _CLUSTER_NETWORK,
         machine_cidrs=_networks(known, "machine"),
-        advertise_address=known.text(f"{api}.advertiseAddress", words.address, advertised),
+        advertise_address=known.text(f"{api}.advertiseAddress", fields.address, advertised),
         api_port=known.integer(f"{api}.port", 6443, 1, 65535),
-        allowed_cidrs=known.texts(f"{api}.allowedCIDRBlocks", words.network),
+        allowed_cidrs=known.texts(f"{api}.allowedCIDRBlocks", fields.network),
     )
 
 
-def _with_configuration(known: Known, cluster: HostedCluster) -> HostedCluster:
+def _with_configuration(known: DocumentFields, cluster: HostedCluster) -> HostedCluster:
     below = "spec.configuration"
-    said = known.text(f"{below}.network.serviceNodePortRange", words.port_range, "30000-32767")
+    said = known.text(f"{below}.network.serviceNodePortRange", fields.port_range, "30000-32767")
     low, _, high = said.partition("-")
     no_proxy = known.text(f"{below}.proxy.noProxy", str)
     return replace(
         cluster,
         node_port_range=(int(low), int(high)),
         named_certificates=_named_certificates(known),
-        http_proxy=known.secret(f"{below}.proxy.httpProxy", words.proxy),
-        https_proxy=known.secret(f"{below}.proxy.httpsProxy", words.proxy),
+        http_proxy=known.secret(f"{below}.proxy.httpProxy", fields.proxy),
+        https_proxy=known.secret(f"{below}.proxy.httpsProxy", fields.proxy),
         no_proxy=tuple(part.strip() for part in no_proxy.split(",") if part.strip()),
     )
 
 
-def _check_version(known: Known) -> None:
+def _check_version(known: DocumentFields) -> None:
     node = known.get("apiVersion")
     if node is None:
         known.missing("apiVersion")
@@ -203,12 +209,12 @@ def _check_version(known: Known) -> None:
         node.error(f"must be {API_VERSION}, not {short(version)}")
 
 
-def _services(known: Known) -> tuple[Publishing, ...]:
+def _services(known: DocumentFields) -> tuple[Publishing, ...]:
     entries = [_publishing(known, path) for path in known.items("spec.services")]
     return tuple(entry for entry in entries if entry is not None)
 
 
-def _publishing(known: Known, path: str) -> Publishing | None:
+def _publishing(known: DocumentFields, path: str) -> Publishing | None:
     inside = f"{path}.servicePublishingStrategy"
     for wanted in (f"{path}.service", f"{inside}.type"):
         if wanted not in known:
@@ -216,14 +222,14 @@ def _publishing(known: Known, path: str) -> Publishing | None:
     has = frozenset(section for section in _SECTIONS if f"{inside}.{section}" in known)
     if "nodePort" in has and f"{inside}.nodePort.address" not in known:
         known.missing(f"{inside}.nodePort.address")
-    service = known.member(f"{path}.service", Service)
+    service = known.member(f"{path}.service", ControlPlaneService)
     strategy = known.member(f"{inside}.type", Strategy)
     section = "loadBalancer" if strategy is Strategy.LOAD_BALANCER else "route"
     hostnames = {
-        each: known.text(f"{inside}.{each}.hostname", words.hostname)
+        each: known.text(f"{inside}.{each}.hostname", fields.hostname)
         for each in ("loadBalancer", "route")
     }
-    address = known.text(f"{inside}.nodePort.address", words.node_address)
+    address = known.text(f"{inside}.nodePort.address", fields.node_address)
     port = known.integer(f"{inside}.nodePort.port", 0, -(2**31), 65535)
     if service is None or strategy is None:
         return None
@@ -238,10 +244,10 @@ def _publishing(known: Known, path: str) -> Publishing | None:
     )
 
 
-def _filled_in(known: Known, services: tuple[Publishing, ...]) -> tuple[Publishing, ...]:
+def _filled_in(known: DocumentFields, services: tuple[Publishing, ...]) -> tuple[Publishing, ...]:
     """What the webhook adds; their place is the whole list."""
     there = {each.service for each in services}
-    place = Place(known.place("spec.services").line, "spec.services")
+    place = DocumentPlace(known.place("spec.services").line, "spec.services")
     return tuple(
         Publishing(service=service, strategy=strategy, place=place)
         for service, strategy in _KUBEVIRT_SERVICES.items()
@@ -249,25 +255,25 @@ def _filled_in(known: Known, services: tuple[Publishing, ...]) -> tuple[Publishi
     )
 
 
-def _access(known: Known, platform: Platform) -> Access | None:
+def _access(known: DocumentFields, platform: Platform) -> EndpointAccess | None:
     """What the document says about the topology, where its platform has one."""
     if platform is Platform.AWS:
-        return known.member("spec.platform.aws.endpointAccess", Access)
+        return known.member("spec.platform.aws.endpointAccess", EndpointAccess)
     if platform is Platform.GCP:
         said = known.member("spec.platform.gcp.endpointAccess", _GcpAccess)
-        return Access(said.value) if said else None
+        return EndpointAccess(said.value) if said else None
     if platform is Platform.AZURE:
-        return known.member("spec.platform.azure.topology", Access)
+        return known.member("spec.platform.azure.topology", EndpointAccess)
     return None
 
 
-def _default_access(platform: Platform, *, swift: bool) -> Access:
+def _default_access(platform: Platform, *, swift: bool) -> EndpointAccess:
     if platform is Platform.GCP:
-        return Access.PRIVATE
-    return Access.PUBLIC_AND_PRIVATE if swift else Access.PUBLIC
+        return EndpointAccess.PRIVATE
+    return EndpointAccess.PUBLIC_AND_PRIVATE if swift else EndpointAccess.PUBLIC
 
 
-def _networks(known: Known, kind: str) -> tuple[str, ...]:
+def _networks(known: DocumentFields, kind: str) -> tuple[str, ...]:
     below = f"spec.networking.{kind}Network"
     node, items, found = known.get(below), known.items(below), []
     if node is not None and len(items) > _MAX_NETWORKS:
@@ -276,17 +282,131 @@ def _networks(known: Known, kind: str) -> tuple[str, ...]:
     for path in items:
         if f"{path}.cidr" not in known:
             known.missing(f"{path}.cidr")
-        found.append(known.text(f"{path}.cidr", words.network))
+        found.append(known.text(f"{path}.cidr", fields.network))
     return tuple(filter(None, found))
 
 
-def _named_certificates(known: Known) -> tuple[str, ...]:
+def _named_certificates(known: DocumentFields) -> tuple[str, ...]:
     below = "spec.configuration.apiServer.servingCerts.namedCertificates"
     return tuple(name for path in known.items(below) for name in known.texts(f"{path}.names", str))
 
 
-def _has_annotation(known: Known, name: str) -> bool:
+def _has_annotation(known: DocumentFields, name: str) -> bool:
     """Whether the document has an annotation that says something."""
     node = known.get("metadata.annotations")
     found = node.entries(most=MAX_ITEMS).get(name) if node is not None else None
     return found is not None and bool(found.value.text())
+
+
+class DocumentFields:
+    """The fields of one document that say something: null is as if the field were not there."""
+
+    def __init__(self, root: Located) -> None:
+        self.root = root
+        self._found: dict[str, Located] = {}
+        self._items: dict[str, list[str]] = {}
+        self._read = 0
+        self._full = False
+        self._walk(root, fields.DOCUMENT)
+
+    def _walk(self, node: Located, tree: fields.Tree) -> None:
+        if isinstance(tree, list):
+            items = [item for item in node.items(most=MAX_ITEMS) if self._keep(item)]
+            self._items[node.path] = [item.path for item in items]
+            for item in items:
+                self._walk(item, tree[0])
+        elif tree is not None:
+            for name, value in node.mapping(tuple(tree)).items():
+                if value.kind != "nothing" and self._keep(value):
+                    self._walk(value, tree[name])
+
+    def _keep(self, node: Located) -> bool:
+        if self._has_room(1):
+            self._found[node.path] = node
+        return not self._full
+
+    def _has_room(self, more: int) -> bool:
+        """Count values; the first one too many is an error, and nothing is read after it."""
+        self._read += more
+        if self._read > MAX_FIELDS and not self._full:
+            self._full = True
+            self.root.error(f"says more than {MAX_FIELDS} things")
+        return not self._full
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._found
+
+    def get(self, path: str) -> Located | None:
+        """The field, unless it is not there."""
+        return self._found.get(path)
+
+    def items(self, path: str) -> list[str]:
+        """The paths of the mappings in a list."""
+        return self._items.get(path, [])
+
+    def places(self) -> dict[str, DocumentPlace]:
+        """Where every field is."""
+        return {path: DocumentPlace(_line(node), path) for path, node in self._found.items()}
+
+    def place(self, path: str) -> DocumentPlace:
+        """Where a field is, or would be: the line of the nearest one above it that there is."""
+        return DocumentPlace(_line(self._nearest(path)), path)
+
+    def missing(self, path: str) -> None:
+        """Note that a field has to be there."""
+        node = self._nearest(path)
+        Located(node.node, path, node.errors).error("is missing")
+
+    def _nearest(self, path: str) -> Located:
+        while path and path not in self._found:
+            path, _, _ = path.rpartition(".")
+        return self._found.get(path, self.root)
+
+    def text(self, path: str, parse: Callable[[str], str], default: str = "") -> str:
+        """A text that is understood."""
+        node = self.get(path)
+        read = None if node is None else node.read(parse)
+        return default if read is None else read
+
+    def secret(self, path: str, parse: Callable[[str], str]) -> str:
+        """A text that is understood, and not quoted when it is not: it may have a password."""
+        node = self.get(path)
+        text = None if node is None else node.text()
+        if node is None or text is None:
+            return ""
+        try:
+            return parse(text)
+        except ValueError as error:
+            node.error(str(error))
+            return ""
+
+    def integer(self, path: str, default: int, low: int, high: int) -> int:
+        """A whole number in a range."""
+        node = self.get(path)
+        return default if node is None else node.integer(low, high)
+
+    def check_words(self) -> None:
+        """Look at fields that have one of a few words, and that nothing here depends on."""
+        for path, words in fields.WORDS.items():
+            node = self.get(path)
+            if node is not None:
+                node.word(words)
+
+    def member(self, path: str, kind: type[E]) -> E | None:
+        """One of the words of an enumeration."""
+        node = self.get(path)
+        return None if node is None else node.member(kind)
+
+    def texts(self, path: str, parse: Callable[[str], T]) -> tuple[T, ...]:
+        """What a list of texts says, without the wrong ones."""
+        node = self.get(path)
+        items = [] if node is None or self._full else node.items(most=MAX_ITEMS)
+        if not self._has_room(len(items)):
+            return ()
+        self._found |= {item.path: item for item in items}
+        values = [item.read(parse) for item in items]
+        return tuple(value for value in values if value is not None)
+
+
+def _line(node: Located) -> int:
+    return int(node.node.start_mark.line) + 1

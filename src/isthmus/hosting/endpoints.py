@@ -1,17 +1,27 @@
-"""Every way to reach a part of the control plane, read off the objects that make it.
+"""Every way to reach a part of the control plane, and which of them nodes and users take.
 
-So an endpoint cannot be promised that nothing makes: what is said here is what the Services and
-Routes of objects.py will do.
+Endpoints are read off the Services and Routes of objects.py, so that none can be promised that
+nothing makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
 
-from isthmus.hosting.model import Endpoint, HostedCluster, Platform, Service, Strategy
+from isthmus.errors import ConfigError
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    HostedCluster,
+    PlannedEndpoint,
+    Platform,
+    PublishPlan,
+    Strategy,
+    Viewpoint,
+)
 from isthmus.hosting.objects import PRIVATE_ROUTER, ROUTER, objects
-from isthmus.hosting.objects_api import PRIVATE
-from isthmus.hosting.objects_others import ROUTE_PORT
+from isthmus.hosting.objects_services import PRIVATE, ROUTE_PORT
 from isthmus.hosting.shapes import (
     DNS_ANNOTATION,
     LOAD_BALANCER,
@@ -32,11 +42,40 @@ from isthmus.hosting.visibility import (
     is_private,
     seen_at_node,
 )
+from isthmus.values import HostPort
 
-_ORDER = tuple(Service)
+_ORDER = tuple(ControlPlaneService)
+
+#: What the names that only the guest's own network knows end in.
+INTERNAL = ".hypershift.local"
+
+_NODES: Mapping[ControlPlaneService, str] = {
+    ControlPlaneService.API_SERVER: "kubelets, and pods by the node's own address",
+    ControlPlaneService.KONNECTIVITY: "agents, for kube-apiserver's way back",
+    ControlPlaneService.IGNITION: "machines that start for the first time",
+    ControlPlaneService.OAUTH_SERVER: "pods that log users in, such as the console",
+}
+_USERS: Mapping[ControlPlaneService, str] = {
+    ControlPlaneService.API_SERVER: "kubectl, and whatever has a kubeconfig",
+    ControlPlaneService.OAUTH_SERVER: "users that log in",
+}
+
+#: What the cells of a row are, in order; the last four are where somebody stands.
+HEADINGS = (
+    "service",
+    "strategy",
+    "address",
+    "object",
+    "through",
+    *(place.value for place in Viewpoint),
+)
+
+YES, NO = "yes", "no"
+HELD = "allowed CIDRs"
+NOT_PUBLISHED = "not published"
 
 
-def endpoints(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[Endpoint, ...]:
+def endpoints(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[PlannedEndpoint, ...]:
     """The endpoints of a cluster whose document has no errors.
 
     By service; what everybody sees comes before what the guest's own network sees, and last what
@@ -45,17 +84,17 @@ def endpoints(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[En
     return endpoints_of(cluster, objects(cluster, keep_sources=keep_sources))
 
 
-def endpoints_of(cluster: HostedCluster, made: Iterable[Made]) -> tuple[Endpoint, ...]:
+def endpoints_of(cluster: HostedCluster, made: Iterable[Made]) -> tuple[PlannedEndpoint, ...]:
     """As ``endpoints()``, of objects that are made already."""
     found = [endpoint for each in made for endpoint in _of_one(cluster, each)]
     return tuple(sorted(found, key=_rank))
 
 
-def _rank(endpoint: Endpoint) -> tuple[int, int]:
+def _rank(endpoint: PlannedEndpoint) -> tuple[int, int]:
     return _ORDER.index(endpoint.service), -len(endpoint.visible_from)
 
 
-def _of_one(cluster: HostedCluster, made: Made) -> Iterator[Endpoint]:
+def _of_one(cluster: HostedCluster, made: Made) -> Iterator[PlannedEndpoint]:
     if made.service is None:
         return
     if made.manifest["kind"] == "Route":
@@ -70,13 +109,15 @@ def _of_one(cluster: HostedCluster, made: Made) -> Iterator[Endpoint]:
         yield _inside(made, made.service)
 
 
-def _of_balancer(cluster: HostedCluster, made: Made, service: Service) -> Endpoint:
+def _of_balancer(
+    cluster: HostedCluster, made: Made, service: ControlPlaneService
+) -> PlannedEndpoint:
     metadata, spec = made.manifest["metadata"], made.manifest["spec"]
     internal = is_internal(made.manifest)
     address = metadata.get("annotations", {}).get(DNS_ANNOTATION, "")
     if metadata["name"] == PRIVATE:
         address = api_name(cluster)
-    return Endpoint(
+    return PlannedEndpoint(
         service=service,
         name=metadata["name"],
         strategy=Strategy.LOAD_BALANCER,
@@ -88,11 +129,13 @@ def _of_balancer(cluster: HostedCluster, made: Made, service: Service) -> Endpoi
     )
 
 
-def _of_node_port(cluster: HostedCluster, made: Made, service: Service) -> Endpoint:
+def _of_node_port(
+    cluster: HostedCluster, made: Made, service: ControlPlaneService
+) -> PlannedEndpoint:
     publishing = cluster.publishing(service)
     address = publishing.node_address if publishing else ""
     spec = made.manifest["spec"]
-    return Endpoint(
+    return PlannedEndpoint(
         service=service,
         name=made.manifest["metadata"]["name"],
         strategy=Strategy.NODE_PORT,
@@ -104,13 +147,15 @@ def _of_node_port(cluster: HostedCluster, made: Made, service: Service) -> Endpo
     )
 
 
-def _of_route(cluster: HostedCluster, made: Made, service: Service) -> Iterator[Endpoint]:
+def _of_route(
+    cluster: HostedCluster, made: Made, service: ControlPlaneService
+) -> Iterator[PlannedEndpoint]:
     internal = is_internal(made.manifest)
     if internal and not is_private(cluster):
         return  # nothing has an address for that name: see its purpose
     host, through = made.manifest["spec"].get("host", ""), _through(cluster, made)
     held = through in (f"Service/{ROUTER}", SHARED_INGRESS)
-    yield Endpoint(
+    yield PlannedEndpoint(
         service=service,
         name=made.manifest["metadata"]["name"],
         strategy=Strategy.ROUTE,
@@ -135,15 +180,177 @@ def _through(cluster: HostedCluster, made: Made) -> str:
     return INGRESS
 
 
-def _inside(made: Made, service: Service) -> Endpoint:
+def _inside(made: Made, service: ControlPlaneService) -> PlannedEndpoint:
     metadata = made.manifest["metadata"]
     name = f"{metadata['name']}.{metadata['namespace']}.svc"
-    return Endpoint(
+    return PlannedEndpoint(
         service=service,
         name=name,
         strategy=Strategy.NONE,
         address=name,
         port=made.manifest["spec"]["ports"][0]["port"],
         by=made.key,
-        visible_from=IN_MANAGEMENT if service is Service.API_SERVER else IN_CLUSTER,
+        visible_from=IN_MANAGEMENT if service is ControlPlaneService.API_SERVER else IN_CLUSTER,
     )
+
+
+class Reacher(Enum):
+    """Who has to reach something."""
+
+    NODE = "node"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachNeed:
+    """Something that must be reached; ``endpoint`` None says that there is no way to it."""
+
+    who: Reacher
+    service: ControlPlaneService
+    stands: Viewpoint
+    why: str
+    endpoint: PlannedEndpoint | None
+
+    @property
+    def at(self) -> str:
+        """Where it is, or which object will know."""
+        if self.endpoint is None:
+            return "nowhere"
+        return where_is(self.endpoint)
+
+
+def way(
+    plan: PublishPlan, service: ControlPlaneService, stands: Viewpoint
+) -> PlannedEndpoint | None:
+    """The endpoint that somebody takes who stands there; None where none is to be seen.
+
+    Nodes take the name of their own network where there is one, as HyperShift's do; everybody
+    else the name that is meant for people.
+    """
+    inside = stands is not Viewpoint.INTERNET and is_private(plan.cluster)
+    seen = [each for each in plan.endpoints if each.service is service]
+    seen = [each for each in seen if stands in each.visible_from]
+
+    def least(endpoint: PlannedEndpoint) -> tuple[bool, int]:
+        internal = endpoint.address.endswith(INTERNAL)
+        return internal is not inside, len(endpoint.visible_from)
+
+    return min(seen, key=least, default=None)
+
+
+def needs(plan: PublishPlan) -> tuple[ReachNeed, ...]:
+    """All that nodes and users must be able to reach, the nodes' first.
+
+    A user who finds nothing on the internet has to come from the guest's network.
+    """
+    published = {each.service for each in plan.endpoints}
+    found = [
+        ReachNeed(
+            who=Reacher.NODE,
+            service=service,
+            stands=Viewpoint.GUEST_VPC,
+            why=why,
+            endpoint=way(plan, service, Viewpoint.GUEST_VPC),
+        )
+        for service, why in _NODES.items()
+        if service in published
+    ]
+    for service, why in _USERS.items():
+        if service in published:
+            outside = way(plan, service, Viewpoint.INTERNET)
+            stands = Viewpoint.GUEST_VPC if outside is None else Viewpoint.INTERNET
+            endpoint = outside or _for_people(plan, service)
+            found.append(
+                ReachNeed(
+                    who=Reacher.USER, service=service, stands=stands, why=why, endpoint=endpoint
+                )
+            )
+    return tuple(found)
+
+
+def _for_people(plan: PublishPlan, service: ControlPlaneService) -> PlannedEndpoint | None:
+    """What a user takes in the guest's network: a name of the document's, if there is one."""
+    seen = [each for each in plan.endpoints if each.service is service]
+    seen = [each for each in seen if Viewpoint.GUEST_VPC in each.visible_from]
+    return min(seen, key=lambda each: each.address.endswith(INTERNAL), default=None)
+
+
+def where_is(endpoint: PlannedEndpoint) -> str:
+    """An endpoint's address for those who read it."""
+    if endpoint.target is not None:
+        return str(endpoint.target)
+    port = f" port {endpoint.port}" if endpoint.port else ""
+    return f"{endpoint.address or 'an address'}{port} that {endpoint.by} will have"
+
+
+def with_addresses(plan: PublishPlan, given: Mapping[str, str]) -> PublishPlan:
+    """The plan with addresses that became known: by the name of an endpoint, HOST or HOST:PORT.
+
+    Raises:
+        ConfigError: there is no such endpoint, or the address is none.
+    """
+    known = {each.name for each in plan.endpoints}
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"there is no endpoint {name!r}, but there are {', '.join(sorted(known))}"
+            )
+    return replace(
+        plan,
+        endpoints=tuple(
+            _at(each, given[each.name]) if each.name in given else each for each in plan.endpoints
+        ),
+    )
+
+
+def _at(endpoint: PlannedEndpoint, text: str) -> PlannedEndpoint:
+    try:
+        at = HostPort(text, endpoint.port) if endpoint.port else HostPort.parse(text)
+    except ValueError:
+        try:
+            at = HostPort.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{endpoint.name}={text}: {error}") from None
+    return replace(endpoint, address=at.host, port=at.port)
+
+
+def rows(plan: PublishPlan) -> tuple[tuple[str, ...], ...]:
+    """One row for each endpoint of a plan, with a cell for each of HEADINGS."""
+    return tuple(
+        (
+            each.service.value,
+            strategy_text(each),
+            address_text(each),
+            each.by,
+            each.through,
+            *(seen_text(each, place) for place in Viewpoint),
+        )
+        for each in plan.endpoints
+    )
+
+
+def seen_text(endpoint: PlannedEndpoint, place: Viewpoint) -> str:
+    """Whether somebody who stands there can reach an endpoint.
+
+    Where the allowed CIDR blocks hold, they hold for the management cluster's own pods too: those
+    reach the Service by its cluster address, which is an endpoint of its own.
+    """
+    if place not in endpoint.visible_from:
+        return NO
+    return HELD if endpoint.restricted else YES
+
+
+def strategy_text(endpoint: PlannedEndpoint) -> str:
+    """How it is published, if it is."""
+    return NOT_PUBLISHED if endpoint.strategy is Strategy.NONE else endpoint.strategy.value
+
+
+def address_text(endpoint: PlannedEndpoint) -> str:
+    """Where an endpoint is, as far as it is known before anything is made."""
+    if endpoint.target is not None:
+        return str(endpoint.target)
+    if endpoint.address:
+        return f"{endpoint.address}, port chosen later"
+    if endpoint.port:
+        return f"chosen later, port {endpoint.port}"
+    return "chosen later"

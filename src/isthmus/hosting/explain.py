@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from isthmus.hosting.cidrs import NOT_HERE, why_not
-from isthmus.hosting.differences import differences
-from isthmus.hosting.matrix import UNUSED
-from isthmus.hosting.model import Endpoint, From, HostedCluster, Plan, Platform, Service, Strategy
+from isthmus.hosting.endpoints import where_is
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    HostedCluster,
+    PlannedEndpoint,
+    Platform,
+    PublishPlan,
+    Strategy,
+    Viewpoint,
+)
 from isthmus.hosting.objects import makes
-from isthmus.hosting.reach import where_is
+from isthmus.hosting.rules import UNUSED
+from isthmus.hosting.rules_endpoints import NOT_HERE, why_not
 from isthmus.hosting.visibility import (
+    DESIGNED,
     INGRESS,
     SHARED_INGRESS,
     WITH_ACCESS,
+    VisibleServices,
     behind_shared_ingress,
     is_private,
     is_public,
     is_published,
     labels_routes,
+    listed,
     uses_router,
 )
 
+_SHOWN: Mapping[tuple[bool, bool], str] = {
+    (False, False): "to nobody",
+    (True, False): "to everybody",
+    (False, True): "to the guest's own network",
+    (True, True): "to everybody, and to the guest's own network by a way of its own",
+}
 
-def explain(plan: Plan) -> str:
+_LISTED = frozenset(one for each in DESIGNED.values() for one in each.public | each.private)
+
+_WHY: Mapping[ControlPlaneService, str] = {
+    ControlPlaneService.API_SERVER: "its strategy decides",
+    ControlPlaneService.OIDC: "the entry has no effect any more",
+    ControlPlaneService.OAUTH_SERVER: (
+        "as soon as a cluster is private it has Routes of the private router, and where it is not"
+        " public it has no others"
+    ),
+    ControlPlaneService.KONNECTIVITY: (
+        "its strategy decides: a load balancer of it is always public"
+    ),
+    ControlPlaneService.IGNITION: "nodes cannot start without it",
+    ControlPlaneService.OVN_SB_DB: "the entry has no effect any more",
+}
+
+
+def explain(plan: PublishPlan) -> str:
     """Tell it for somebody who wants to know why; ends with a newline."""
     if plan.errors:
         return "".join(f"{line}\n" for line in _wrong(plan))
     lines = [*_topology(plan.cluster), *_router(plan), ""]
-    for service in Service:
+    for service in ControlPlaneService:
         lines += _service(plan, service)
     lines += _designed(plan)
     lines += _said(plan)
     return "".join(f"{line}\n" for line in lines).rstrip("\n") + "\n"
 
 
-def _wrong(plan: Plan) -> Iterator[str]:
+def _wrong(plan: PublishPlan) -> Iterator[str]:
     yield f"Nothing follows from {plan.cluster.name} before its errors are gone:"
     for each in plan.errors:
         yield f"  {each.says}"
@@ -57,7 +90,7 @@ def _topology(cluster: HostedCluster) -> Iterator[str]:
     )
 
 
-def _router(plan: Plan) -> Iterator[str]:
+def _router(plan: PublishPlan) -> Iterator[str]:
     cluster = plan.cluster
     if all(each.strategy is not Strategy.ROUTE for each in plan.endpoints):
         return
@@ -79,7 +112,7 @@ def _router(plan: Plan) -> Iterator[str]:
         yield "Routes for the guest's own network are served by the control plane's own router."
 
 
-def _service(plan: Plan, service: Service) -> Iterator[str]:
+def _service(plan: PublishPlan, service: ControlPlaneService) -> Iterator[str]:
     publishing = plan.cluster.publishing(service)
     if publishing is None:
         return
@@ -99,7 +132,7 @@ def _service(plan: Plan, service: Service) -> Iterator[str]:
     yield ""
 
 
-def _seen(endpoint: Endpoint) -> str:
+def _seen(endpoint: PlannedEndpoint) -> str:
     by = f"by {endpoint.by}" + (f" through {_article(endpoint)}" if endpoint.through else "")
     only = " within the allowed CIDR blocks" if endpoint.restricted else ""
     if endpoint.strategy is Strategy.NONE:
@@ -107,19 +140,19 @@ def _seen(endpoint: Endpoint) -> str:
     return f"Seen from {_places(endpoint)}{only}, {by}."
 
 
-def _article(endpoint: Endpoint) -> str:
+def _article(endpoint: PlannedEndpoint) -> str:
     named = endpoint.through.startswith("Service/")
     return endpoint.through if named else f"the {endpoint.through}"
 
 
-def _places(endpoint: Endpoint) -> str:
-    if From.INTERNET in endpoint.visible_from:
+def _places(endpoint: PlannedEndpoint) -> str:
+    if Viewpoint.INTERNET in endpoint.visible_from:
         return "everywhere"
-    names = [f"the {place.value}" for place in From if place in endpoint.visible_from]
+    names = [f"the {place.value}" for place in Viewpoint if place in endpoint.visible_from]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _designed(plan: Plan) -> Iterator[str]:
+def _designed(plan: PublishPlan) -> Iterator[str]:
     found = differences(plan)
     if found:
         yield "Where HyperShift differs today from its networking design of 2022:"
@@ -128,9 +161,42 @@ def _designed(plan: Plan) -> Iterator[str]:
         yield ""
 
 
-def _said(plan: Plan) -> Iterator[str]:
+def _said(plan: PublishPlan) -> Iterator[str]:
     found = [each for each in plan.findings if each.rule != NOT_HERE]  # said with the endpoint
     if found:
         yield "To be known:"
         for each in found:
             yield f"  {each.weight.value}: {each.says}"
+
+
+def differences(plan: PublishPlan) -> tuple[str, ...]:
+    """A sentence for each service that is shown to others than the design says.
+
+    The design has topologies only: of a platform without any it says nothing.
+    """
+    if plan.cluster.platform not in WITH_ACCESS:
+        return ()
+    then, now = DESIGNED[plan.cluster.access], listed(plan.endpoints)
+    return tuple(
+        f"{service.value} {_meant(then, service)},"
+        f" and is shown {_SHOWN[_in(now, service)]}: {_why(plan, service)}."
+        for service in ControlPlaneService
+        if _in(then, service) != _in(now, service)
+    )
+
+
+def _meant(then: VisibleServices, service: ControlPlaneService) -> str:
+    if service not in _LISTED:
+        return "was not listed"
+    return f"was to be shown {_SHOWN[_in(then, service)]}"
+
+
+def _in(lists: VisibleServices, service: ControlPlaneService) -> tuple[bool, bool]:
+    return service in lists.public, service in lists.private
+
+
+def _why(plan: PublishPlan, service: ControlPlaneService) -> str:
+    publishing = plan.cluster.publishing(service)
+    if publishing is not None and publishing.strategy is Strategy.NODE_PORT:
+        return "its node port is where the nodes of the management cluster are"
+    return _WHY[service]

@@ -1,34 +1,56 @@
 """A plan as a topology of ``isthmus lab``: to be tried before it is used.
 
-Networks are the internet, the guest's, the management cluster's and the control plane's; the wall
-between them is what the plan says about who sees what. kube-apiserver and the other services are
-small servers; what is Isthmus' own runs with the plan's own flags and files. Where addresses and
-networks come from is said in lab_topology_ground.py, what the wall lets through in
-lab_topology_walls.py, what has to be seen in lab_topology_steps.py.
+Networks are the internet, the guest's, the management cluster's and the control plane's.
+kube-apiserver and the other services are small servers; what is Isthmus' own runs with
+the plan's own flags and files. Where addresses come from is in lab_topology_hosts.py.
+
+The wall between the networks lets through what the *objects* of the plan say: a load balancer lets
+in whom its Service does, which is everybody, the source ranges that it has, or nobody of the
+internet if it is an internal one. What the steps expect is what the *endpoints* say: if the two
+disagree, the lab does not hold.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from typing import Any
 
 from isthmus.errors import ConfigError
-from isthmus.hosting import lab_topology_fronts as doors
-from isthmus.hosting import lab_topology_steps as seen
-from isthmus.hosting.lab_topology_fronts import CONTROL_PLANE, HOSTS
-from isthmus.hosting.lab_topology_ground import INTERNET, Ground, inside, is_allowed, outside
-from isthmus.hosting.lab_topology_walls import Stander, expected_blocks, rules
-from isthmus.hosting.model import Endpoint, From, Plan, Service, Strategy
-from isthmus.hosting.own_parts_konnectivity import (
-    Choices,
+from isthmus.hosting.endpoints import Reacher, needs, way
+from isthmus.hosting.lab_topology_hosts import (
+    CONTROL_PLANE,
+    HOSTS,
+    INTERNET,
+    Front,
+    LabNetworks,
+    complete,
+    front_host,
+    fronts,
+    inside,
+    is_allowed,
+    outside,
+    routes,
+    routes_file,
+)
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    PlannedEndpoint,
+    PublishPlan,
+    Strategy,
+    Viewpoint,
+)
+from isthmus.hosting.own_parts import (
+    PartChoices,
     agent_flags,
     command_line,
+    proxy_plan,
     server_flags,
 )
 from isthmus.hosting.own_parts_names import advertise_address, service_addresses
-from isthmus.hosting.own_parts_node import proxy_plan
-from isthmus.hosting.reach import Who, needs, way
+from isthmus.hosting.shapes import Manifest, is_internal, key
+from isthmus.hosting.visibility import INGRESS, SHARED_INGRESS
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.rules import Bounds
 from isthmus.programs.apiserver_proxy.settings_file import write
@@ -42,8 +64,14 @@ _PROXY_FILE = "apiserver-proxy.yaml"
 _SERVER_FILES = {"cert": "{server_cert}", "key": "{server_key}", "ca_cert": "{ca_cert}"}
 _FAST = {"sync_interval_s": ("100ms",), "sync_interval_cap_s": ("1s",)}
 
+LabStep = dict[str, Any]
+#: Long enough for an agent that was too early the first time, and for a check of the apiserver.
+SOON_S, CHECKED_S = 20, 10
 
-def lab_topology(plan: Plan, *, nodes_from: str = "") -> str:
+AllowRule = dict[str, Any]
+
+
+def lab_topology(plan: PublishPlan, *, nodes_from: str = "") -> str:
     """Write the topology of a plan without errors, for ``isthmus lab run FILE``.
 
     ``nodes_from`` is the address that others see of the nodes, a NAT gateway's for example. Without
@@ -52,21 +80,21 @@ def lab_topology(plan: Plan, *, nodes_from: str = "") -> str:
     Raises:
         ConfigError: the lab cannot have such addresses; one sentence.
     """
-    return to_yaml([_Builder(doors.complete(plan), nodes_from).document()])
+    return to_yaml([_Builder(complete(plan), nodes_from).document()])
 
 
 class _Builder:
     """The parts of one topology, made in the order in which they need each other."""
 
-    def __init__(self, plan: Plan, nodes_from: str) -> None:
+    def __init__(self, plan: PublishPlan, nodes_from: str) -> None:
         self.plan = plan
         cluster = plan.cluster
         self.version = _version(plan)
         given = (*cluster.machine_cidrs, *cluster.cluster_cidrs, *cluster.service_cidrs)
-        self.ground = Ground(self.version, given, cluster.allowed_cidrs)
+        self.ground = LabNetworks(self.version, given, cluster.allowed_cidrs)
         self._make_networks()
         self.node = self._node(nodes_from)
-        self.fronts = doors.fronts(plan, self.ground)
+        self.fronts = fronts(plan, self.ground)
         self.standers = [self.node, *self._others()]
         self.services = {
             host: self.ground.next_address(CONTROL_PLANE)
@@ -97,13 +125,13 @@ class _Builder:
         )
         return network.version == self.version and network.prefixlen > 0 and for_hosts
 
-    def _node(self, nodes_from: str) -> Stander:
+    def _node(self, nodes_from: str) -> LabVisitor:
         """The node; what it needs is to be reached, or the plan does not work."""
         blocks = self.plan.cluster.allowed_cidrs
         wanted = [
             each.endpoint
             for each in needs(self.plan)
-            if each.who is Who.NODE and each.endpoint is not None
+            if each.who is Reacher.NODE and each.endpoint is not None
         ]
         if nodes_from and not is_address(nodes_from):
             raise ConfigError(f"--nodes-from takes an address, not {nodes_from!r}")
@@ -111,15 +139,15 @@ class _Builder:
         held = [each for each in wanted if each.restricted]
         if not all(is_allowed(own, expected_blocks(self.plan, each)) for each in held):
             nodes_from = nodes_from or inside(blocks, self.version, narrow=True)
-        return Stander(
+        return LabVisitor(
             host="node",
             network=self.ground.place("nat", nodes_from) if nodes_from else GUEST,
-            stands=From.GUEST_VPC,
+            stands=Viewpoint.GUEST_VPC,
             address=nodes_from or own,
             must=frozenset(wanted),
         )
 
-    def _others(self) -> list[Stander]:
+    def _others(self) -> list[LabVisitor]:
         """A user on the internet, another whom CIDR blocks shut out, and two neighbours."""
         blocks, version = self.plan.cluster.allowed_cidrs, self.version
         held = any(each.restricted for each in self.plan.endpoints)
@@ -131,14 +159,16 @@ class _Builder:
             if address and address != self.node.address:
                 network = self.ground.place("internet", address)
                 found.append(
-                    Stander(host=host, network=network, stands=From.INTERNET, address=address)
+                    LabVisitor(
+                        host=host, network=network, stands=Viewpoint.INTERNET, address=address
+                    )
                 )
         for host, network, stands in (
-            ("operator", MANAGEMENT, From.MANAGEMENT),
-            ("component", CONTROL_PLANE, From.SAME_CLUSTER),
+            ("operator", MANAGEMENT, Viewpoint.MANAGEMENT),
+            ("component", CONTROL_PLANE, Viewpoint.SAME_CLUSTER),
         ):
             address = self.ground.next_address(network)
-            found.append(Stander(host=host, network=network, stands=stands, address=address))
+            found.append(LabVisitor(host=host, network=network, stands=stands, address=address))
         return found
 
     def document(self) -> dict[str, Any]:
@@ -157,7 +187,7 @@ class _Builder:
                 "tunnel": {"protocol": "http-connect", "tcp": "konnectivity-server-local:8090"}
             },
             "files": self._files(),
-            "steps": list(seen.steps(plan, self.standers)),
+            "steps": list(steps(plan, self.standers)),
         }
         return {key: value for key, value in found.items() if value}
 
@@ -175,14 +205,14 @@ class _Builder:
                 for each in self.plan.endpoints
                 if each.strategy is Strategy.NONE
                 and HOSTS[each.service] == host
-                and each.service is not Service.KONNECTIVITY
+                and each.service is not ControlPlaneService.KONNECTIVITY
             ]
             found[host] = {"at": {CONTROL_PLANE: address}, "serve": {"https": sorted(set(ports))}}
-        found[HOSTS[Service.KONNECTIVITY]]["processes"] = {"server": list(_server())}
+        found[HOSTS[ControlPlaneService.KONNECTIVITY]]["processes"] = {"server": list(_server())}
         return found
 
     def _front_hosts(self) -> dict[str, Any]:
-        return {front.host: doors.front_host(front, self.plan) for front in self.fronts}
+        return {front.host: front_host(front, self.plan) for front in self.fronts}
 
     def _people(self) -> dict[str, Any]:
         return {
@@ -195,7 +225,7 @@ class _Builder:
         """The node with its agent and its own address for kube-apiserver, and a pod behind it."""
         cluster, pods = self.plan.cluster, self.ground.next_address
         own = HostPort(advertise_address(cluster), cluster.api_port)
-        tunnel = _needed(self.plan, Service.KONNECTIVITY)
+        tunnel = _needed(self.plan, ControlPlaneService.KONNECTIVITY)
         node: dict[str, Any] = {"at": {self.node.network: self.node.address, PODS: pods(PODS)}}
         node["services"] = [
             {"address": str(HostPort(address, 443)), "to": str(own)}
@@ -228,7 +258,7 @@ class _Builder:
         for each in self.plan.endpoints:
             if each.strategy is Strategy.NONE:
                 found[each.address] = self.services[HOSTS[each.service]]
-        found["konnectivity-server-local"] = self.services[HOSTS[Service.KONNECTIVITY]]
+        found["konnectivity-server-local"] = self.services[HOSTS[ControlPlaneService.KONNECTIVITY]]
         found["apiserver.node.internal"] = advertise_address(cluster)
         for address in service_addresses(cluster)[:1]:
             found["kubernetes.default.svc"] = address
@@ -236,7 +266,7 @@ class _Builder:
 
     def _files(self) -> dict[str, str]:
         found = {
-            doors.routes_file(front): doors.routes(front, self.plan)
+            routes_file(front): routes(front, self.plan)
             for front in self.fronts
             if front.shares_by_name
         }
@@ -244,14 +274,14 @@ class _Builder:
         return found
 
 
-def _version(plan: Plan) -> int:
+def _version(plan: PublishPlan) -> int:
     """The version of IP of the lab: as the node ports have it, or else the Services."""
     literal = [each.address for each in plan.endpoints if is_address(each.address)]
     networks = [str(ip_network(each, strict=False)[0]) for each in plan.cluster.service_cidrs]
     return next((ip_address(each).version for each in (*literal, *networks)), 4)
 
 
-def _about(plan: Plan) -> str:
+def _about(plan: PublishPlan) -> str:
     text = (
         "Hosts: kube-apiserver, with the server in its pod, and other services of the control"
         " plane; their load balancers, node ports and routers; a node of the guest cluster with a"
@@ -263,8 +293,8 @@ def _about(plan: Plan) -> str:
     return text
 
 
-def _needed(plan: Plan, service: Service) -> Endpoint:
-    found = way(plan, service, From.GUEST_VPC)
+def _needed(plan: PublishPlan, service: ControlPlaneService) -> PlannedEndpoint:
+    found = way(plan, service, Viewpoint.GUEST_VPC)
     if found is None:
         raise ConfigError(f"nodes have no way to {service.value}, so there is nothing to try")
     return found
@@ -279,7 +309,7 @@ def _server() -> tuple[str, ...]:
     }
     files["server_ca_cert"] = ("{client_ca_cert}",)
     flags = {
-        **server_flags(Choices(replicas=1)),
+        **server_flags(PartChoices(replicas=1)),
         **files,
         "server_id": ("server",),
         "health_bind_address": ("127.0.0.1",),
@@ -287,18 +317,160 @@ def _server() -> tuple[str, ...]:
     return command_line("server", ServerSettings, flags)
 
 
-def _agent(endpoint: Endpoint) -> tuple[str, ...]:
+def _agent(endpoint: PlannedEndpoint) -> tuple[str, ...]:
     """The plan's own agent, with the lab's certificates and less patience."""
     files = {each: (f"{{{each}}}",) for each in ("ca_cert", "agent_cert", "agent_key")}
     flags = {**agent_flags(endpoint), **files, **_FAST, "agent_id": ("node",)}
     return command_line("agent", AgentSettings, flags)
 
 
-def _proxy(plan: Plan) -> str:
+def _proxy(plan: PublishPlan) -> str:
     """The plan's own proxy of a node, which looks more often, and goes by no other proxy."""
-    endpoint = _needed(plan, Service.API_SERVER)
+    endpoint = _needed(plan, ControlPlaneService.API_SERVER)
     found = proxy_plan(plan, endpoint, ca="{ca_cert}")
     check = replace(found.check, interval_s=0.5, bounds=Bounds(fall=3, rise=1))
     # The port of a shared ingress that reads PROXY headers is not there either.
     at = (HostPort(endpoint.address, endpoint.port),)
     return write(replace(found, check=check, upstreams=at, through=None, proxy_protocol=None))
+
+
+def reaches(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -> bool:
+    """Whether an endpoint is to be seen from there, and lets this address in."""
+    if stander.stands not in endpoint.visible_from:
+        return False
+    return not endpoint.restricted or is_allowed(stander.address, expected_blocks(plan, endpoint))
+
+
+def steps(plan: PublishPlan, standers: Sequence[LabVisitor]) -> Iterator[LabStep]:
+    """The tunnel, the node's own address, and then everybody at every endpoint."""
+    yield {"agents": "server", "are": ["node"], "within_s": SOON_S}
+    yield {"from": "kube-apiserver", "get": "pod:8080", "fails": "unreachable"}
+    yield {
+        "from": "kube-apiserver",
+        "get": "pod:8080",
+        "through": "tunnel",
+        "answers": "from pod",
+    }
+    yield from _at_the_node(plan)
+    for endpoint in plan.endpoints:
+        yield from _at(plan, endpoint, standers)
+
+
+def _at_the_node(plan: PublishPlan) -> Iterator[LabStep]:
+    own = HostPort(advertise_address(plan.cluster), plan.cluster.api_port)
+    targets = [f"https://{own}/"]
+    if service_addresses(plan.cluster):
+        targets.append("https://kubernetes.default.svc/")
+    asking = {"get": targets, "answers": "from kube-apiserver", "within_s": CHECKED_S}
+    yield {"from": ["node", "pod"], **asking}
+
+
+def _at(
+    plan: PublishPlan, endpoint: PlannedEndpoint, standers: Sequence[LabVisitor]
+) -> Iterator[LabStep]:
+    may = [each.host for each in standers if reaches(plan, endpoint, each)]
+    may += [each.host for each in standers if endpoint in each.must and each.host not in may]
+    others = [each.host for each in standers if each.host not in may]
+    target = HostPort(endpoint.address, endpoint.port)
+    # The server wants a certificate of those who come: that the node's agent is there says more.
+    what: LabStep = {"connect": str(target)}
+    if endpoint.service is not ControlPlaneService.KONNECTIVITY:
+        what = {"get": f"https://{target}/", "answers": f"from {HOSTS[endpoint.service]}"}
+    if may:
+        yield {"from": may, **what}
+    if others:
+        yield {"from": others, "connect": str(target), "fails": "unreachable"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabVisitor:
+    """Somebody in the lab who tries to reach things; ``address`` is what others see of them.
+
+    ``must`` are endpoints that have to be reached, whatever the CIDR blocks say.
+    """
+
+    host: str
+    network: str
+    stands: Viewpoint
+    address: str
+    must: frozenset[PlannedEndpoint] = frozenset()
+
+
+def rules(
+    plan: PublishPlan, standers: Sequence[LabVisitor], found: Sequence[Front]
+) -> Iterator[AllowRule]:
+    """Standers to fronts, to Services inside, and fronts to what is behind them."""
+    for front in found:
+        for stander in standers:
+            ports = [each.port for each in front.endpoints if lets_in(plan, each, stander)]
+            if stander.network != front.network:
+                yield from _rule(stander.host, front.host, ports)
+    inside = [each for each in plan.endpoints if each.strategy is Strategy.NONE]
+    for stander in standers:
+        for each in inside:
+            if stander.network != CONTROL_PLANE and stander.stands in each.visible_from:
+                yield from _rule(stander.host, HOSTS[each.service], [each.port])
+    behind = {each.service: each.port for each in inside}
+    for front in found:
+        ports_of: dict[str, list[int]] = {}
+        for each in front.endpoints:
+            ports_of.setdefault(HOSTS[each.service], []).append(behind[each.service])
+        for host, ports in ports_of.items():
+            yield from _rule(front.host, host, ports)
+
+
+def _rule(source: str, target: str, ports: Iterable[int]) -> Iterator[AllowRule]:
+    listed = sorted(set(ports))
+    if listed:
+        yield {"from": source, "to": target, "port": listed}
+
+
+def lets_in(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -> bool:
+    """Whether the object that has an endpoint's address takes connections from there."""
+    blocks = plan.cluster.allowed_cidrs
+    at = endpoint.through or endpoint.by
+    if at == INGRESS:
+        return True
+    if at == SHARED_INGRESS:
+        return not blocks or is_allowed(stander.address, blocks)
+    service = _object(plan, at)
+    if stander.stands is Viewpoint.INTERNET and not _is_outside(endpoint, service):
+        return False
+    sources = source_blocks(plan, service)
+    return not sources or is_allowed(stander.address, sources)
+
+
+def source_blocks(plan: PublishPlan, service: Manifest) -> tuple[str, ...]:
+    """From where a Service takes connections; empty is from everywhere."""
+    ranges = service["spec"].get("loadBalancerSourceRanges")
+    if ranges:
+        return tuple(ranges)
+    if "externalTrafficPolicy" in service["spec"]:  # a NetworkPolicy holds for it
+        return (*plan.cluster.allowed_cidrs, *plan.cluster.machine_cidrs)
+    return ()
+
+
+def expected_blocks(plan: PublishPlan, endpoint: PlannedEndpoint) -> tuple[str, ...]:
+    """From where an endpoint that says that it is restricted is to be reached."""
+    blocks = plan.cluster.allowed_cidrs
+    by_policy = any(
+        key(each) == endpoint.by and "externalTrafficPolicy" in each["spec"]
+        for each in plan.objects
+    )
+    return (*blocks, *plan.cluster.machine_cidrs) if by_policy else blocks
+
+
+def _object(plan: PublishPlan, name: str) -> Manifest:
+    return next(each for each in plan.objects if key(each) == name)
+
+
+def _is_outside(endpoint: PlannedEndpoint, service: Manifest) -> bool:
+    """Whether the internet has a way to the address of a Service."""
+    match service["spec"]["type"]:
+        case "LoadBalancer":
+            return not is_internal(service)
+        case "NodePort":
+            known = is_address(endpoint.address)
+            return not known or ip_address(endpoint.address).is_global
+        case _:
+            return False

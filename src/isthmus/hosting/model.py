@@ -14,7 +14,7 @@ from typing import Any
 from isthmus.values import HostPort
 
 
-class Service(Enum):
+class ControlPlaneService(Enum):
     """A part of the control plane that is reached from elsewhere."""
 
     API_SERVER = "APIServer"
@@ -49,7 +49,7 @@ class Platform(Enum):
     NONE = "None"
 
 
-class Access(Enum):
+class EndpointAccess(Enum):
     """From where the endpoints are to be reached: the topology of the seed."""
 
     PUBLIC = "Public"
@@ -57,7 +57,7 @@ class Access(Enum):
     PRIVATE = "Private"
 
 
-class From(Enum):
+class Viewpoint(Enum):
     """Where somebody stands who wants to reach an endpoint."""
 
     INTERNET = "internet"
@@ -67,7 +67,7 @@ class From(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DocumentPlace:
     """Where a document says something: its line, from 1, and the field's path."""
 
     line: int = 0
@@ -78,14 +78,14 @@ class Place:
 class Publishing:
     """One entry of spec.services. ``node_port`` 0 means that Kubernetes chooses."""
 
-    service: Service
+    service: ControlPlaneService
     strategy: Strategy
     hostname: str = ""
     node_address: str = ""
     node_port: int = 0
     has: frozenset[str] = frozenset()
     """Which of loadBalancer, nodePort and route the entry has."""
-    place: Place = Place()
+    place: DocumentPlace = DocumentPlace()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class HostedCluster:
     namespace: str
     control_plane: str
     platform: Platform
-    access: Access
+    access: EndpointAccess
     has_access: bool = False
     services: tuple[Publishing, ...] = ()
     service_cidrs: tuple[str, ...] = ()
@@ -122,9 +122,9 @@ class HostedCluster:
     shared_ingress: bool = False
     cluster_id: str = ""
     region: str = ""  # of AWS: its nodes have names there
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, DocumentPlace] = field(default_factory=dict)
 
-    def publishing(self, service: Service) -> Publishing | None:
+    def publishing(self, service: ControlPlaneService) -> Publishing | None:
         """The first entry for a service."""
         return next((each for each in self.services if each.service is service), None)
 
@@ -138,7 +138,7 @@ class Weight(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class PlanFinding:
     """Something wrong or surprising, where it is, and what to do.
 
     ``rule`` is its stable name, listed in the documents; ``missed_by`` says who lets it through
@@ -149,12 +149,12 @@ class Finding:
     weight: Weight
     says: str
     do: str = ""
-    place: Place = Place()
+    place: DocumentPlace = DocumentPlace()
     missed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class PlannedEndpoint:
     """One way to reach a part of the control plane.
 
     ``address`` is a host that is known now, or empty where the platform chooses it later, and then
@@ -163,7 +163,7 @@ class Endpoint:
     is no object of this plan. ``restricted`` says that the allowed CIDR blocks hold for it.
     """
 
-    service: Service
+    service: ControlPlaneService
     name: str
     strategy: Strategy
     address: str = ""
@@ -171,7 +171,7 @@ class Endpoint:
     by: str = ""
     sni: str = ""
     through: str = ""
-    visible_from: frozenset[From] = frozenset()
+    visible_from: frozenset[Viewpoint] = frozenset()
     restricted: bool = False
 
     @property
@@ -181,7 +181,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PublishPlan:
     """A document that was checked, and what follows from it.
 
     ``objects`` are manifests in the order in which they are applied. A plan with errors has
@@ -189,11 +189,11 @@ class Plan:
     """
 
     cluster: HostedCluster
-    findings: tuple[Finding, ...] = ()
-    endpoints: tuple[Endpoint, ...] = ()
+    findings: tuple[PlanFinding, ...] = ()
+    endpoints: tuple[PlannedEndpoint, ...] = ()
     objects: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[PlanFinding, ...]:
         """What forbids it."""
         return tuple(each for each in self.findings if each.weight is Weight.ERROR)

@@ -1,25 +1,45 @@
 """Everything that the management cluster gets, in the order in which it is applied.
 
 First who may connect, then what there is to connect to, then the names it is found by.
-objects_api.py and objects_others.py know the services, network_policies.py who may connect.
+The services' own objects are in objects_services.py.
+
+Pods of the namespace reach each other; everybody else only what is published, on its own port and
+by the way on which it is published. A control plane whose API server has a Route can be reached
+through its router and in no other way. Guest nodes that are pods themselves (KubeVirt) live in the
+same namespace and count as everybody else.
+
+A NetworkPolicy sees the address that a packet has when it reaches the pod. Load balancers and node
+ports put their own there, unless traffic stays on the node: see ``keep_sources``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isthmus.hosting.model import HostedCluster, Service
-from isthmus.hosting.network_policies import limited, network_policies
-from isthmus.hosting.objects_api import api_objects
-from isthmus.hosting.objects_others import other_objects
+from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform
+from isthmus.hosting.objects_services import (
+    API_SERVER,
+    OAUTH,
+    OAUTH_PORT,
+    PORT,
+    TUNNEL_PORT,
+    api_objects,
+    ignition_name,
+    other_objects,
+    service_port,
+)
 from isthmus.hosting.shapes import (
     CLUSTER_IP,
     LOAD_BALANCER,
-    Door,
+    NODE_PORT,
+    ROUTER_LABEL,
     Made,
+    Manifest,
+    ServiceTemplate,
     balancer_annotations,
+    is_internal,
     service,
 )
 from isthmus.hosting.visibility import (
@@ -33,6 +53,15 @@ from isthmus.hosting.visibility import (
 ROUTER = "router"
 PRIVATE_ROUTER = "private-router"
 _ROUTER_PODS = {"app": PRIVATE_ROUTER}
+
+_ROUTER_PORT = 8443
+_IGNITION_PORT = 8443
+_VIRTUAL_MACHINES = {"matchLabels": {"kubevirt.io": "virt-launcher"}}
+_NOT_MACHINES = {
+    "matchExpressions": [{"key": "kubevirt.io", "operator": "NotIn", "values": ["virt-launcher"]}]
+}
+
+Peer = Mapping[str, Any]
 
 
 def objects(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[Made, ...]:
@@ -63,13 +92,13 @@ def _router_services(cluster: HostedCluster) -> Iterator[Made]:
         return
     if behind_shared_ingress(cluster):
         # Swift brings the guest's own network to the router's pods.
-        made = service(cluster, PRIVATE_ROUTER, _router_door(CLUSTER_IP))
+        made = service(cluster, PRIVATE_ROUTER, _router_template(CLUSTER_IP))
         yield Made(manifest=made, purpose="leads the guest's own network to the router")
         return
     if is_private(cluster):
         cloud = balancer_annotations(cluster.platform, internal=True)
         made = service(
-            cluster, PRIVATE_ROUTER, replace(_router_door(LOAD_BALANCER), annotations=cloud)
+            cluster, PRIVATE_ROUTER, replace(_router_template(LOAD_BALANCER), annotations=cloud)
         )
         yield Made(manifest=made, purpose="leads the guest's own network to the router")
     if is_public(cluster) and labels_routes(cluster):
@@ -77,12 +106,14 @@ def _router_services(cluster: HostedCluster) -> Iterator[Made]:
         more: dict[str, Any] = {}
         if cluster.allowed_cidrs:
             more["loadBalancerSourceRanges"] = list(cluster.allowed_cidrs)
-        door = replace(_router_door(LOAD_BALANCER), annotations=cloud, more=more)
-        yield Made(manifest=service(cluster, ROUTER, door), purpose="leads everybody to the router")
+        template = replace(_router_template(LOAD_BALANCER), annotations=cloud, more=more)
+        yield Made(
+            manifest=service(cluster, ROUTER, template), purpose="leads everybody to the router"
+        )
 
 
-def _router_door(type_: str) -> Door:
-    return Door(
+def _router_template(type_: str) -> ServiceTemplate:
+    return ServiceTemplate(
         port=443,
         target="https",
         port_name="https",
@@ -97,6 +128,185 @@ def purposes(cluster: HostedCluster, *, keep_sources: bool = False) -> dict[str,
     return {each.key: each.purpose for each in objects(cluster, keep_sources=keep_sources)}
 
 
-def makes(cluster: HostedCluster, wanted: Service) -> tuple[Made, ...]:
+def makes(cluster: HostedCluster, wanted: ControlPlaneService) -> tuple[Made, ...]:
     """The objects of one service."""
     return tuple(each for each in objects(cluster) if each.service is wanted)
+
+
+def _namespace(label: str, value: str) -> Peer:
+    return {"namespaceSelector": {"matchLabels": {label: value}}}
+
+
+#: The ingress of an OpenShift management cluster, in pods or on its nodes.
+_INGRESS = (
+    _namespace("network.openshift.io/policy-group", "ingress"),
+    _namespace("policy-group.network.openshift.io/host-network", ""),
+)
+_SHARED_INGRESS = (_namespace("kubernetes.io/metadata.name", "hypershift-sharedingress"),)
+_MONITORING = (_namespace("network.openshift.io/policy-group", "monitoring"),)
+_OPERATOR = (_namespace("kubernetes.io/metadata.name", "hypershift"),)
+
+
+def limited(cluster: HostedCluster, made: Made) -> bool:
+    """Tell whether the allowed CIDR blocks hold for a Service by a policy, and only by that.
+
+    Not where private clients come to the same pods: they have the load balancer's address.
+    """
+    if not cluster.allowed_cidrs or made.service is None or made.manifest["kind"] != "Service":
+        return False
+    spec = made.manifest["spec"]
+    return (
+        spec["type"] in (LOAD_BALANCER, NODE_PORT)
+        and "loadBalancerSourceRanges" not in spec
+        and not is_private(cluster)
+    )
+
+
+def network_policies(
+    cluster: HostedCluster, made: Iterable[Made], *, keep_sources: bool = False
+) -> tuple[Made, ...]:
+    """The policies for a control plane that gets these Services and Routes."""
+    found = tuple(made)
+    policies = [*_always(cluster)]
+    for each in (
+        ControlPlaneService.API_SERVER,
+        ControlPlaneService.KONNECTIVITY,
+        ControlPlaneService.OAUTH_SERVER,
+        ControlPlaneService.IGNITION,
+    ):
+        own = [one for one in found if one.service is each]
+        policies += _published(cluster, each, own, keep_sources=keep_sources)
+    if uses_router(cluster):
+        pods = {"app": "private-router"}
+        policy = _policy(cluster, "router", pods, [_ROUTER_PORT], None)
+        policies.append(Made(manifest=policy, purpose="lets everybody reach the router"))
+    if cluster.platform is Platform.KUBEVIRT:
+        policies += _machines(cluster, found)
+    return tuple(policies)
+
+
+def _always(cluster: HostedCluster) -> Iterator[Made]:
+    inside = _NOT_MACHINES if cluster.platform is Platform.KUBEVIRT else {}
+    yield Made(
+        manifest=_policy(cluster, "same-namespace", {}, [], [{"podSelector": inside}]),
+        purpose="lets the control plane's pods reach each other, and nobody else reach them",
+    )
+    yield Made(
+        manifest=_policy(cluster, "monitoring", {}, [], _MONITORING),
+        purpose="lets the management cluster's monitoring in",
+    )
+    ports, pods = (
+        _ports(cluster, ControlPlaneService.API_SERVER),
+        _pods(cluster, ControlPlaneService.API_SERVER),
+    )
+    yield Made(
+        manifest=_policy(cluster, "operator", pods, ports, _OPERATOR),
+        purpose="lets the operator look after kube-apiserver",
+    )
+
+
+def _published(
+    cluster: HostedCluster,
+    service: ControlPlaneService,
+    made: Sequence[Made],
+    *,
+    keep_sources: bool,
+) -> Iterator[Made]:
+    pods, ports = _pods(cluster, service), _ports(cluster, service)
+    peers: Sequence[Peer] | None
+    name = f"published-{service.value.lower()}"
+    services = [each for each in made if each.manifest["kind"] == "Service"]
+    if any(each.manifest["spec"]["type"] != CLUSTER_IP for each in services):
+        blocks = keep_sources and any(limited(cluster, each) for each in services)
+        peers = _blocks(cluster) if blocks else None
+        who = "the allowed CIDR blocks and the machine network" if blocks else "everybody"
+        policy = _policy(cluster, name, pods, ports, peers)
+        yield Made(manifest=policy, purpose=f"lets {who} reach {service.value}")
+        return
+    routes = [each.manifest for each in made if each.manifest["kind"] == "Route"]
+    peers = _route_peers(cluster, routes)
+    if peers:
+        policy = _policy(cluster, name, pods, ports, peers)
+        yield Made(manifest=policy, purpose=f"lets the ingress in to {service.value}")
+
+
+def _route_peers(cluster: HostedCluster, routes: Sequence[Manifest]) -> Sequence[Peer]:
+    """Who brings connections for these Routes; the control plane's own router is no stranger."""
+    outside = [each for each in routes if not is_internal(each)]
+    if not outside:
+        return ()
+    if behind_shared_ingress(cluster):
+        return _SHARED_INGRESS
+    labelled = all(ROUTER_LABEL in each["metadata"].get("labels", {}) for each in outside)
+    return () if labelled and uses_router(cluster) else _INGRESS
+
+
+def _machines(cluster: HostedCluster, made: Sequence[Made]) -> Iterator[Made]:
+    """Guest nodes are pods of this namespace: they get to what nodes need, not to etcd."""
+    published = dict.fromkeys(each.service for each in made if each.service is not None)
+    for each in published:
+        name = f"guest-nodes-{each.value.lower()}"
+        pods, ports = _pods(cluster, each), _ports(cluster, each)
+        peers = [{"podSelector": _VIRTUAL_MACHINES}]
+        yield Made(
+            manifest=_policy(cluster, name, pods, ports, peers),
+            purpose=f"lets guest nodes, which are pods here, reach {each.value}",
+        )
+    yield Made(
+        manifest=_policy(cluster, "guest-nodes", _VIRTUAL_MACHINES["matchLabels"], [], None),
+        purpose="leaves guest nodes, which are pods here, as open as other machines",
+    )
+
+
+def _blocks(cluster: HostedCluster) -> list[Peer]:
+    allowed = dict.fromkeys((*cluster.allowed_cidrs, *cluster.machine_cidrs))
+    return [{"ipBlock": {"cidr": each}} for each in allowed]
+
+
+def _pods(cluster: HostedCluster, service: ControlPlaneService) -> Mapping[str, str]:
+    match service:
+        case ControlPlaneService.OAUTH_SERVER:
+            return {"app": OAUTH}
+        case ControlPlaneService.IGNITION:
+            return {"app": ignition_name(cluster)}
+        case _:  # konnectivity-server is a container in kube-apiserver's pod
+            return {"app": API_SERVER}
+
+
+def _ports(cluster: HostedCluster, service: ControlPlaneService) -> list[int]:
+    """Where the pods listen, which is what a policy speaks of."""
+    match service:
+        case ControlPlaneService.API_SERVER:
+            own = cluster.api_port if cluster.api_port != 443 else PORT
+            return list(dict.fromkeys((service_port(cluster), own)))
+        case ControlPlaneService.KONNECTIVITY:
+            return [TUNNEL_PORT]
+        case ControlPlaneService.OAUTH_SERVER:
+            return [OAUTH_PORT]
+        case _:
+            return [_IGNITION_PORT]
+
+
+def _policy(
+    cluster: HostedCluster,
+    name: str,
+    pods: Mapping[str, str],
+    ports: Sequence[int],
+    peers: Sequence[Peer] | None,
+) -> Manifest:
+    """Let peers, or everybody, in to these pods; on these ports, or on all."""
+    rule: dict[str, Any] = {}
+    if peers is not None:
+        rule["from"] = [dict(each) for each in peers]
+    if ports:
+        rule["ports"] = [{"protocol": "TCP", "port": each} for each in ports]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name, "namespace": cluster.control_plane},
+        "spec": {
+            "podSelector": {"matchLabels": dict(pods)} if pods else {},
+            "policyTypes": ["Ingress"],
+            "ingress": [rule],
+        },
+    }

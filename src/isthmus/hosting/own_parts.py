@@ -1,32 +1,111 @@
 """Isthmus' own parts of a plan, filled in: files by their names, and what cannot be written yet.
 
-Each part is in a module of its own, own_parts_*.py. What publishes the services, Services and
-Routes, is made by objects.py.
+The server beside kube-apiserver and the nodes' agents, a node's own way to kube-apiserver, and the
+control plane's own router, in place of HyperShift's haproxy. Flags are those of the programs by
+their attributes, manifests those of ``isthmus manifest``; only what a plan decides is filled in
+here. The Services and Routes that publish a service are made by objects.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.hosting.model import Endpoint, From, Plan, Service
-from isthmus.hosting.own_parts_konnectivity import (
-    Choices,
-    agent_command,
-    agent_daemon_set,
-    server_command,
-    server_files,
+from isthmus import __version__
+from isthmus.hosting.endpoints import way
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    HostedCluster,
+    PlannedEndpoint,
+    Platform,
+    PublishPlan,
+    Viewpoint,
 )
-from isthmus.hosting.own_parts_names import certificates, components_no_proxy, no_proxy
-from isthmus.hosting.own_parts_node import node_files
-from isthmus.hosting.own_parts_router import router_files
-from isthmus.hosting.own_parts_routes import routes_document, shared_addresses
-from isthmus.hosting.reach import way
-from isthmus.hosting.visibility import SHARED_INGRESS
+from isthmus.hosting.objects import PRIVATE_ROUTER
+from isthmus.hosting.own_parts_names import (
+    advertise_address,
+    certificates,
+    components_no_proxy,
+    no_proxy,
+)
+from isthmus.hosting.own_parts_routes import (
+    NamedRoute,
+    SharedAddress,
+    routes_document,
+    shared_addresses,
+)
+from isthmus.hosting.visibility import SHARED_INGRESS, is_private
+from isthmus.manifests import containers, pods, volumes
+from isthmus.manifests.agent import AgentPlan, agent_manifest
+from isthmus.manifests.apiserver_proxy import (
+    CONFIG,
+    ProxyManifestPlan,
+    apiserver_proxy_manifest,
+)
+from isthmus.manifests.arguments import arguments, for_pod
+from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests.server import server_manifest
+from isthmus.manifests.server_plan import ServerPlan
+from isthmus.manifests.settings import DAEMON_SET, STATIC_POD, ManifestSettings
+from isthmus.manifests.settings_apiserver_proxy import ApiserverProxyManifestSettings
+from isthmus.manifests.settings_server import (
+    CONFIG_MAP,
+    EGRESS,
+    SERVICES,
+    ServerManifestSettings,
+    with_defaults,
+)
+from isthmus.manifests.settings_sidecar import PATCH
+from isthmus.manifests.volumes import File
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.apiserver_proxy.plan import CheckPlan, ProxyPlan, ThroughPlan
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.apiserver_proxy.settings_file import write
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
+from isthmus.values import HostPort
+from isthmus.wire.proxy_protocol import Tlv
 
 OBJECTS = "objects.yaml"
+
+Typed = Mapping[str, tuple[str, ...]]
+
+#: Where an agent on a node finds its files, and what they are in the guest cluster.
+AGENT_SECRET, CA_CONFIG_MAP = "konnectivity-agent", "konnectivity-ca-bundle"
+_AGENT_FILES: Typed = {
+    "ca_cert": ("/etc/konnectivity/ca/ca.crt",),
+    "agent_cert": ("/etc/konnectivity/agent/tls.crt",),
+    "agent_key": ("/etc/konnectivity/agent/tls.key",),
+}
+# HyperShift's, where they are not our defaults.
+_AGENT: Typed = {
+    "agent_identifiers": ("default-route=true",),
+    "health_server_host": ("127.0.0.1",),
+    "health_server_port": ("2041",),
+    "keepalive_time_s": ("30s",),
+    "probe_interval_s": ("5s",),
+    "sync_interval_s": ("5s",),
+    "sync_interval_cap_s": ("30s",),
+}
+
+#: The authorities of kube-apiserver's certificate, beside the configuration.
+CA = "/etc/kubernetes/apiserver-proxy-config/ca.crt"
+#: What a shared ingress tells clusters apart by, and where it listens for nodes.
+CLUSTER_ID_TLV = 0x20
+SHARED_INGRESS_PORT = 6443
+_IBM_PATH = "/livez?exclude=etcd&exclude=log"
+
+#: Where the Services of a plan lead: a port of this name.
+PORT_NAME, PORT = "https", 8443
+ROUTES_CONFIG_MAP = "router-routes"
+_CONFIG = "/etc/isthmus/router/routes.yaml"
+_SERVICE = "Service/"
+_SPARE_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +116,22 @@ class OwnParts:
     missing: tuple[str, ...] = ()
 
 
-def own_parts(plan: Plan, choices: Choices | None = None) -> OwnParts:
+def own_parts(plan: PublishPlan, choices: PartChoices | None = None) -> OwnParts:
     """Fill in everything that a plan without errors decides.
 
     Raises:
         ConfigError: a choice is wrong; one sentence.
     """
-    choices = choices or Choices()
+    choices = choices or PartChoices()
     files = {OBJECTS: to_yaml(plan.objects), **server_files(plan, choices)}
     missing: list[str] = []
-    for service, write in _FOR_NODES.items():
-        endpoint = way(plan, service, From.GUEST_VPC)
+    for service, write_files in _FOR_NODES.items():
+        endpoint = way(plan, service, Viewpoint.GUEST_VPC)
         why = _why_not(plan, service, endpoint)
         if endpoint is None or why:
             missing.append(why)
         else:
-            files |= write(plan, choices, endpoint)
+            files |= write_files(plan, choices, endpoint)
     for shared in shared_addresses(plan):
         files[f"sni-routes.{shared.name}.yaml"] = routes_document(shared)
     files |= router_files(plan, choices)
@@ -60,7 +139,9 @@ def own_parts(plan: Plan, choices: Choices | None = None) -> OwnParts:
     return OwnParts(files=files, missing=tuple(missing))
 
 
-def _why_not(plan: Plan, service: Service, endpoint: Endpoint | None) -> str:
+def _why_not(
+    plan: PublishPlan, service: ControlPlaneService, endpoint: PlannedEndpoint | None
+) -> str:
     """Why nodes cannot be told where a service is; empty when they can."""
     if endpoint is None:
         return f"nodes have no way to {service.value}"
@@ -69,23 +150,17 @@ def _why_not(plan: Plan, service: Service, endpoint: Endpoint | None) -> str:
             f"the address of {service.value} is known when {endpoint.by} has it: say it with"
             f" --address {endpoint.name}=HOST{'' if endpoint.port else ':PORT'}"
         )
-    told_by_id = service is Service.API_SERVER and endpoint.through == SHARED_INGRESS
+    told_by_id = service is ControlPlaneService.API_SERVER and endpoint.through == SHARED_INGRESS
     if told_by_id and not plan.cluster.cluster_id:
         return "a shared ingress tells clusters apart by spec.clusterID, which is not given"
     return ""
 
 
-def _agents(plan: Plan, choices: Choices, endpoint: Endpoint) -> dict[str, str]:
+def _agents(plan: PublishPlan, choices: PartChoices, endpoint: PlannedEndpoint) -> dict[str, str]:
     return {"konnectivity-agent.yaml": agent_daemon_set(plan, choices, endpoint)}
 
 
-_FOR_NODES: dict[Service, Callable[[Plan, Choices, Endpoint], dict[str, str]]] = {
-    Service.KONNECTIVITY: _agents,
-    Service.API_SERVER: node_files,
-}
-
-
-def names_document(plan: Plan) -> dict[str, Any]:
+def names_document(plan: PublishPlan) -> dict[str, Any]:
     """Names of certificates, and what is reached without a proxy."""
     return {
         "certificates": [
@@ -106,10 +181,235 @@ def names_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def command_lines(plan: Plan, choices: Choices | None = None) -> dict[str, tuple[str, ...]]:
+def command_lines(
+    plan: PublishPlan, choices: PartChoices | None = None
+) -> dict[str, tuple[str, ...]]:
     """The words that start a server and an agent; no agent where it could not find its server."""
-    found = {"server": server_command(choices or Choices())}
-    endpoint = way(plan, Service.KONNECTIVITY, From.GUEST_VPC)
+    found = {"server": server_command(choices or PartChoices())}
+    endpoint = way(plan, ControlPlaneService.KONNECTIVITY, Viewpoint.GUEST_VPC)
     if endpoint is not None and endpoint.target is not None:
         found["agent"] = agent_command(endpoint)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartChoices:
+    """What a document does not say: the image of Isthmus, and how many kube-apiservers there are.
+
+    HyperShift runs three where the control plane is highly available, which is its default.
+    """
+
+    image: str = f"isthmus:{__version__}"
+    replicas: int = 3
+
+
+def server_flags(choices: PartChoices) -> Typed:
+    """The flags of each server, by attribute; how it is published changes nothing at it."""
+    return with_defaults({"server_count": (str(choices.replicas),)})
+
+
+def agent_flags(endpoint: PlannedEndpoint) -> Typed:
+    """The flags of an agent that comes to this endpoint, which must have an address."""
+    found = {
+        "proxy_server_host": (endpoint.address,),
+        "proxy_server_port": (str(endpoint.port),),
+        **_AGENT,
+        **_AGENT_FILES,
+    }
+    if endpoint.sni and endpoint.sni != endpoint.address:
+        found["proxy_server_name"] = (endpoint.sni,)
+    return found
+
+
+def command_line(program: str, settings: type[object], flags: Typed) -> tuple[str, ...]:
+    """The words that start a program with these flags."""
+    return ("isthmus", program, *arguments(options_of(settings), flags))
+
+
+def server_command(choices: PartChoices) -> tuple[str, ...]:
+    """The words that start a server."""
+    return command_line("server", ServerSettings, server_flags(choices))
+
+
+def agent_command(endpoint: PlannedEndpoint) -> tuple[str, ...]:
+    """The words that start an agent of a node."""
+    return command_line("agent", AgentSettings, agent_flags(endpoint))
+
+
+def server_files(plan: PublishPlan, choices: PartChoices) -> dict[str, str]:
+    """The patch of kube-apiserver's Deployment, and what the control plane's namespace gets.
+
+    Raises:
+        ConfigError: a choice is wrong; one sentence.
+    """
+    return {
+        "konnectivity-server.patch.yaml": _server(plan, choices, PATCH),
+        "konnectivity-egress.yaml": _server(plan, choices, CONFIG_MAP),
+        "konnectivity-local.yaml": _local(_server(plan, choices, SERVICES)),
+    }
+
+
+def egress_selector(plan: PublishPlan, choices: PartChoices) -> str:
+    """kube-apiserver's EgressSelectorConfiguration."""
+    return _server(plan, choices, EGRESS)
+
+
+def _local(text: str) -> str:
+    """The Service for kube-apiserver and the sidecars; that for agents is one of the plan's."""
+    return text.split("---\n", 1)[0]
+
+
+def _server(plan: PublishPlan, choices: PartChoices, output: str) -> str:
+    manifest = ServerManifestSettings(
+        output=output, namespace=plan.cluster.control_plane, image=choices.image
+    )
+    manifest.validate()
+    flags = server_flags(choices)
+    settings = load(ServerSettings, flags, {})
+    settings.validate()
+    return server_manifest(ServerPlan(manifest=manifest, settings=settings, given=flags))
+
+
+def agent_daemon_set(plan: PublishPlan, choices: PartChoices, endpoint: PlannedEndpoint) -> str:
+    """The agents of the guest cluster, one on each node.
+
+    Raises:
+        ConfigError: a choice is wrong; one sentence.
+    """
+    cluster = plan.cluster
+    manifest = ManifestSettings(
+        form=DAEMON_SET,
+        name="konnectivity-agent",
+        image=choices.image,
+        secret=AGENT_SECRET,
+        ca_config_map=CA_CONFIG_MAP,
+        dns_policy="Default",  # the cluster's own DNS may need the tunnel first
+        https_proxy=cluster.https_proxy,
+        no_proxy=no_proxy(cluster) if cluster.https_proxy else (),
+    )
+    flags = agent_flags(endpoint)
+    settings = load(AgentSettings, flags, {})
+    settings.validate()
+    return agent_manifest(AgentPlan(manifest=manifest, settings=settings, given=flags))
+
+
+def proxy_plan(plan: PublishPlan, endpoint: PlannedEndpoint, *, ca: str = CA) -> ProxyPlan:
+    """What the proxy of each node does; the endpoint must have an address."""
+    cluster = plan.cluster
+    shared = endpoint.through == SHARED_INGRESS
+    port = SHARED_INGRESS_PORT if shared else endpoint.port
+    upstream = HostPort(endpoint.address, port)
+    path = _IBM_PATH if cluster.platform is Platform.IBMCLOUD else CheckPlan().path
+    return ProxyPlan(
+        listen=((advertise_address(cluster), cluster.api_port),),
+        upstreams=(upstream,),
+        check=CheckPlan(path=path, ca=ca),
+        proxy_protocol=(Tlv(CLUSTER_ID_TLV, cluster.cluster_id.encode()),) if shared else None,
+        through=_through(cluster, endpoint),
+    )
+
+
+def _through(cluster: HostedCluster, endpoint: PlannedEndpoint) -> ThroughPlan | None:
+    """The cluster's proxy, for nodes that have no private way to kube-apiserver.
+
+    As HyperShift's: an address that is not the internet's is not a private way.
+    """
+    private = is_private(cluster) and Viewpoint.INTERNET not in endpoint.visible_from
+    if not cluster.https_proxy or private:
+        return None
+    return ThroughPlan(
+        proxy=ProxyAddress.parse(cluster.https_proxy, variable="httpsProxy"),
+        no_proxy=cluster.no_proxy,
+        networks=(*cluster.service_cidrs[:1], *cluster.cluster_cidrs[:1]),
+    )
+
+
+def node_files(
+    plan: PublishPlan, choices: PartChoices, endpoint: PlannedEndpoint
+) -> dict[str, str]:
+    """The proxy's configuration, and the static pod that runs it.
+
+    Raises:
+        ConfigError: a choice is wrong; one sentence.
+    """
+    manifest = ApiserverProxyManifestSettings(form=STATIC_POD, image=choices.image)
+    manifest.validate()
+    flags = {"config": (CONFIG,)}
+    settings = load(ApiserverProxySettings, flags, {})
+    settings.validate()
+    pod = ProxyManifestPlan(manifest=manifest, settings=settings, given=flags)
+    return {
+        "apiserver-proxy.yaml": write(proxy_plan(plan, endpoint)),
+        "kube-apiserver-proxy.yaml": apiserver_proxy_manifest(pod),
+    }
+
+
+def router_routes(plan: PublishPlan) -> SharedAddress | None:
+    """The names of all addresses that the router has; None where there is no router."""
+    found = [each for each in shared_addresses(plan) if each.through.startswith(_SERVICE)]
+    if not found:
+        return None
+    merged: dict[ControlPlaneService, NamedRoute] = {}
+    for route in (route for each in found for route in each.routes):
+        before = merged.get(route.service)
+        hosts = (*(before.hosts if before else ()), *route.hosts)
+        merged[route.service] = NamedRoute(
+            service=route.service, hosts=tuple(dict.fromkeys(hosts)), backend=route.backend
+        )
+    default = next((each.default for each in found if each.default), "")
+    return SharedAddress(
+        through=f"{_SERVICE}{PRIVATE_ROUTER}", routes=tuple(merged.values()), default=default
+    )
+
+
+def router_files(plan: PublishPlan, choices: PartChoices) -> dict[str, str]:
+    """The router's ConfigMap and Deployment; nothing where there is no router."""
+    shared = router_routes(plan)
+    if shared is None:
+        return {}
+    space = plan.cluster.control_plane
+    config: Manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": ROUTES_CONFIG_MAP, "namespace": space},
+        "data": {"routes.yaml": routes_document(shared)},
+    }
+    return {"router.yaml": to_yaml([config, _deployment(space, choices)])}
+
+
+def _deployment(namespace: str, choices: PartChoices) -> Manifest:
+    flags = {"config": (_CONFIG,), "listen": (f":{PORT}",)}
+    settings = load(SniRouterSettings, flags, {})
+    settings.validate()
+    file = File.named("--config", _CONFIG)
+    volume = volumes.config_map("routes", ROUTES_CONFIG_MAP, {file.path.name: file})
+    container = containers.container(
+        "sni-router",
+        choices.image,
+        for_pod(["sni-router", *arguments(options_of(SniRouterSettings), flags)]),
+        security=containers.unprivileged_anybody(),
+        volumes=[volume],
+        ports={PORT_NAME: PORT, "health": settings.health_port},
+        probes=containers.probes(port=settings.health_port, host=settings.health_bind_address),
+        resources=containers.resources(),
+    )
+    pod = Pod(
+        name=PRIVATE_ROUTER,
+        namespace=namespace,
+        containers=[container],
+        volumes=[volume],
+        grace_s=int(settings.graceful_shutdown_timeout_s) + _SPARE_S,
+        extra={"automountServiceAccountToken": False},
+    )
+    made = pods.deployment(pod, replicas=min(choices.replicas, 2))
+    labels: dict[str, Any] = made["spec"]["template"]["metadata"]["labels"]
+    made["spec"]["template"]["metadata"]["labels"] = {**labels, "app": PRIVATE_ROUTER}
+    return made
+
+
+_FOR_NODES: dict[
+    ControlPlaneService, Callable[[PublishPlan, PartChoices, PlannedEndpoint], dict[str, str]]
+] = {
+    ControlPlaneService.KONNECTIVITY: _agents,
+    ControlPlaneService.API_SERVER: node_files,
+}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
-from isthmus.hosting.model import HostedCluster, Plan, Platform, Service
+from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform, PublishPlan
 from isthmus.programs.apiserver_proxy.plan import ADVERTISED
 from isthmus.programs.sidecar.settings_presets import ETCD, KUBE_APISERVER, NAMESPACE, PRESETS
 from isthmus.values import is_address
@@ -22,7 +22,7 @@ _FIRST_REGION = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class CertificateNames:
     """A serving certificate: who shows it, and the subject alternative names that it needs."""
 
     name: str
@@ -44,14 +44,14 @@ def service_addresses(cluster: HostedCluster) -> tuple[str, ...]:
     return tuple(str(ip_network(cidr, strict=False)[1]) for cidr in cluster.service_cidrs)
 
 
-def certificates(plan: Plan) -> tuple[Certificate, ...]:
+def certificates(plan: PublishPlan) -> tuple[CertificateNames, ...]:
     """The certificates of everything that is published, as far as names are known."""
     cluster, published = plan.cluster, {each.service for each in plan.endpoints}
     found = [
         _certificate(
             plan,
             "kube-apiserver",
-            Service.API_SERVER,
+            ControlPlaneService.API_SERVER,
             ["localhost", *_inside("kubernetes", "default"), *_inside("openshift", "default")],
             _in_namespace(cluster, "kube-apiserver"),
             [f"api.{cluster.name}.hypershift.local", "127.0.0.1", "::1"],
@@ -69,33 +69,33 @@ def certificates(plan: Plan) -> tuple[Certificate, ...]:
         _certificate(
             plan,
             "konnectivity-cluster",
-            Service.KONNECTIVITY,
+            ControlPlaneService.KONNECTIVITY,
             _in_namespace(cluster, "konnectivity-server"),
         ),
         _certificate(
             plan,
             "oauth-openshift",
-            Service.OAUTH_SERVER,
+            ControlPlaneService.OAUTH_SERVER,
             _in_namespace(cluster, "oauth-openshift"),
         ),
         _certificate(
             plan,
             "ignition-server",
-            Service.IGNITION,
+            ControlPlaneService.IGNITION,
             _in_namespace(cluster, "ignition-server"),
             _in_namespace(cluster, "ignition-server-proxy"),
         ),
     ]
     needed = {
-        "oauth-openshift": Service.OAUTH_SERVER in published,
-        "ignition-server": Service.IGNITION in published,
+        "oauth-openshift": ControlPlaneService.OAUTH_SERVER in published,
+        "ignition-server": ControlPlaneService.IGNITION in published,
     }
     return tuple(each for each in found if needed.get(each.name, True))
 
 
 def _certificate(
-    plan: Plan, name: str, service: Service | None, *wanted: Iterable[str]
-) -> Certificate:
+    plan: PublishPlan, name: str, service: ControlPlaneService | None, *wanted: Iterable[str]
+) -> CertificateNames:
     outside = [
         text
         for each in plan.endpoints
@@ -103,7 +103,7 @@ def _certificate(
         for text in (each.address, each.sni)
     ]
     texts = dict.fromkeys(text for group in (*wanted, outside) for text in group if text)
-    return Certificate(
+    return CertificateNames(
         name=name,
         shown_by=service.value if service else "the server, to kube-apiserver and sidecars",
         names=tuple(text for text in texts if not is_address(text)),

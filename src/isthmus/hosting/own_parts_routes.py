@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.hosting.model import Endpoint, Plan, Service, Strategy
+from isthmus.hosting.model import ControlPlaneService, PlannedEndpoint, PublishPlan, Strategy
 from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
 from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort
 
 _SERVICE = "Service/"
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
-_ROUTE_NAMES: Mapping[Service, str] = {
-    Service.API_SERVER: "kube-apiserver",
-    Service.KONNECTIVITY: "konnectivity-server",
-    Service.OAUTH_SERVER: "oauth-openshift",
-    Service.IGNITION: "ignition-server",
+_ROUTE_NAMES: Mapping[ControlPlaneService, str] = {
+    ControlPlaneService.API_SERVER: "kube-apiserver",
+    ControlPlaneService.KONNECTIVITY: "konnectivity-server",
+    ControlPlaneService.OAUTH_SERVER: "oauth-openshift",
+    ControlPlaneService.IGNITION: "ignition-server",
 }
 
 
@@ -26,7 +26,7 @@ _ROUTE_NAMES: Mapping[Service, str] = {
 class NamedRoute:
     """Where connections for some names of one service go."""
 
-    service: Service
+    service: ControlPlaneService
     hosts: tuple[str, ...]
     backend: HostPort
 
@@ -55,12 +55,12 @@ class SharedAddress:
         return _NOT_IN_A_NAME.sub("-", text).strip("-")
 
 
-def shared_addresses(plan: Plan) -> tuple[SharedAddress, ...]:
+def shared_addresses(plan: PublishPlan) -> tuple[SharedAddress, ...]:
     """Every address that names share, in the order of the endpoints.
 
     Names that nobody knows yet are left out.
     """
-    grouped: dict[str, dict[Service, list[Endpoint]]] = {}
+    grouped: dict[str, dict[ControlPlaneService, list[PlannedEndpoint]]] = {}
     for each in plan.endpoints:
         if each.sni and each.service in _ROUTE_NAMES:
             grouped.setdefault(each.through or each.by, {}).setdefault(each.service, []).append(
@@ -69,7 +69,9 @@ def shared_addresses(plan: Plan) -> tuple[SharedAddress, ...]:
     return tuple(_shared(plan, through, found) for through, found in grouped.items())
 
 
-def _shared(plan: Plan, through: str, found: Mapping[Service, list[Endpoint]]) -> SharedAddress:
+def _shared(
+    plan: PublishPlan, through: str, found: Mapping[ControlPlaneService, list[PlannedEndpoint]]
+) -> SharedAddress:
     routes = tuple(
         NamedRoute(
             service=service,
@@ -80,12 +82,12 @@ def _shared(plan: Plan, through: str, found: Mapping[Service, list[Endpoint]]) -
     )
     # Pods ask for kubernetes.default.svc, or for an address: through the node's proxy, that is
     # what a router sees. One of many clusters has to be told in another way.
-    alone = through.startswith(_SERVICE) and Service.API_SERVER in found
-    default = _ROUTE_NAMES[Service.API_SERVER] if alone else ""
+    alone = through.startswith(_SERVICE) and ControlPlaneService.API_SERVER in found
+    default = _ROUTE_NAMES[ControlPlaneService.API_SERVER] if alone else ""
     return SharedAddress(through=through, routes=routes, default=default)
 
 
-def backend(plan: Plan, service: Service) -> HostPort:
+def backend(plan: PublishPlan, service: ControlPlaneService) -> HostPort:
     """Where a service is in the management cluster: its Service, by the whole name."""
     for each in plan.endpoints:
         if each.service is service and each.strategy is Strategy.NONE and each.target:
@@ -94,7 +96,7 @@ def backend(plan: Plan, service: Service) -> HostPort:
 
 
 def routes_document(
-    shared: SharedAddress, backends: Mapping[Service, HostPort] | None = None
+    shared: SharedAddress, backends: Mapping[ControlPlaneService, HostPort] | None = None
 ) -> str:
     """The configuration of the router; ``backends`` stand in for those of the plan."""
     found = backends or {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.hosting.model import From, Plan
+from isthmus.hosting.model import PublishPlan, Viewpoint
 from isthmus.hosting.picture_layout import (
     CARD_X,
     CHIP_HEIGHT,
@@ -33,7 +33,7 @@ _WALL, _HOLE, _PIECE = 12.0, 6.0, 16.0
 _ROW = 17.0
 
 
-def svg(plan: Plan) -> str:
+def svg(plan: PublishPlan) -> str:
     """Draw the endpoint visibility of a plan; of one with errors, the errors."""
     seen = view(plan)
     placed = layout(seen)
@@ -64,14 +64,14 @@ def _about(seen: View) -> str:
 def _gate_about(gate: Gate) -> str:
     what = ", ".join(f"{each.service} at {each.address} ({each.by})" for each in gate.items)
     by = f" through {gate.through}" if gate.through else ""
-    places = ", ".join(place.value for place in From if place in gate.seen)
+    places = ", ".join(place.value for place in Viewpoint if place in gate.seen)
     hold = f"; {gate.hold.value}" if gate.hold.value else ""
     return f"{what}{by}: seen from {places}{hold}"
 
 
 def _drawn(placed: Layout) -> Iterator[str]:
     for head in placed.heads:
-        kind = "area inner" if head.stand.place is From.SAME_CLUSTER else "area"
+        kind = "area inner" if head.stand.place is Viewpoint.SAME_CLUSTER else "area"
         yield group("place", head.stand.place.value)
         yield rect(kind, head.box.x, head.box.y, head.box.width, head.box.height, rx=12)
         yield from _written(head.box)
@@ -107,7 +107,7 @@ def _way_in(card: Card) -> Iterator[str]:
     kind = KIND[farthest]
     yield path(f"bar {kind}", f"M{num(rail_x(farthest))} {num(y)}H{num(CARD_X - 8)}")
     yield path(f"head {kind}", f"M{num(CARD_X - 1)} {num(y)}l-9 -5v10z")
-    for place in From:
+    for place in Viewpoint:
         if place in card.gate.seen:
             yield circle("ring", rail_x(place), y, 6.5)
             yield circle(f"dot {KIND[place]}", rail_x(place), y, 4.5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from isthmus.hosting.model import From
+from isthmus.hosting.model import Viewpoint
 from isthmus.hosting.picture_view import Gate, Hold, Item, Stand, View
 from isthmus.text.svg import text_width, wrap
 
@@ -24,16 +24,16 @@ TITLE_SIZE, NAME_SIZE, TEXT_SIZE, MONO_SIZE, CHIP_SIZE = 20.0, 14.5, 12.0, 12.0,
 CHIP_HEIGHT = 19.0
 
 # The gates lie in these, the second one in the first.
-_WITHIN: Mapping[From, int] = {From.MANAGEMENT: 0, From.SAME_CLUSTER: 1}
-_DEPTH: Mapping[From, int] = {place: depth for depth, place in enumerate(From)}
+_WITHIN: Mapping[Viewpoint, int] = {Viewpoint.MANAGEMENT: 0, Viewpoint.SAME_CLUSTER: 1}
+_DEPTH: Mapping[Viewpoint, int] = {place: depth for depth, place in enumerate(Viewpoint)}
 
 
-def rail_x(place: From) -> float:
+def rail_x(place: Viewpoint) -> float:
     """Where the rail of a place runs."""
     return left_of(place) + INTO
 
 
-def left_of(place: From) -> float:
+def left_of(place: Viewpoint) -> float:
     """Where a place begins."""
     return MARGIN + STEP * _DEPTH[place]
 

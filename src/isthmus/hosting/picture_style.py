@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus.hosting.model import From
+from isthmus.hosting.model import Viewpoint
 from isthmus.text.svg import MONO, SANS
 
 #: The class of everything that has to do with a place.
-KIND: Mapping[From, str] = {
-    From.INTERNET: "net",
-    From.GUEST_VPC: "guest",
-    From.MANAGEMENT: "host",
-    From.SAME_CLUSTER: "own",
+KIND: Mapping[Viewpoint, str] = {
+    Viewpoint.INTERNET: "net",
+    Viewpoint.GUEST_VPC: "guest",
+    Viewpoint.MANAGEMENT: "host",
+    Viewpoint.SAME_CLUSTER: "own",
 }
 # Every one is told from the others, on both grounds, by eyes that see few colours.
 _BY_DAY = {"net": "#d9480f", "guest": "#1971c2", "host": "#7d4cc9", "own": "#5c6b7f"}

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from isthmus.hosting.endpoints import address_text
 from isthmus.hosting.model import (
-    Endpoint,
-    From,
+    ControlPlaneService,
     HostedCluster,
-    Plan,
-    Service,
+    PlannedEndpoint,
+    PublishPlan,
     Strategy,
+    Viewpoint,
     Weight,
 )
-from isthmus.hosting.table import address_text
 from isthmus.hosting.visibility import WITH_ACCESS, is_published
 
 MAX_CIDRS = 6
@@ -46,7 +46,7 @@ class Sign(Enum):
 class Stand:
     """A place where somebody may stand, and who that is."""
 
-    place: From
+    place: Viewpoint
     name: str
     who: str
     ranges: tuple[str, ...] = ()
@@ -73,14 +73,14 @@ class Gate:
     """Endpoints that the same people reach in the same way; ``through`` is what they share."""
 
     items: tuple[Item, ...]
-    seen: frozenset[From]
+    seen: frozenset[Viewpoint]
     through: str = ""
     hold: Hold = Hold.NOT_ASKED
 
     @property
-    def farthest(self) -> From:
+    def farthest(self) -> Viewpoint:
         """The place farthest out from which it is reached."""
-        return min(self.seen, key=tuple(From).index, default=From.SAME_CLUSTER)
+        return min(self.seen, key=tuple(Viewpoint).index, default=Viewpoint.SAME_CLUSTER)
 
     @property
     def inside(self) -> bool:
@@ -100,7 +100,7 @@ class View:
     errors: tuple[str, ...]
 
 
-def view(plan: Plan) -> View:
+def view(plan: PublishPlan) -> View:
     """Say what is to be drawn."""
     gates = tuple(sorted(_gates(plan), key=_rank))
     cluster = plan.cluster
@@ -119,9 +119,9 @@ def _title(cluster: HostedCluster) -> str:
     return f"Who reaches its control plane: {cluster.platform.value}{access}"
 
 
-def _gates(plan: Plan) -> Iterator[Gate]:
+def _gates(plan: PublishPlan) -> Iterator[Gate]:
     """Put those together that share an address, or that are not published to the same people."""
-    found: dict[tuple[object, ...], list[Endpoint]] = {}
+    found: dict[tuple[object, ...], list[PlannedEndpoint]] = {}
     for number, each in enumerate(plan.endpoints):
         alone = not each.through and each.strategy is not Strategy.NONE
         key = (number if alone else each.through, each.visible_from, each.restricted)
@@ -135,7 +135,7 @@ def _gates(plan: Plan) -> Iterator[Gate]:
         )
 
 
-def _item(endpoint: Endpoint) -> Item:
+def _item(endpoint: PlannedEndpoint) -> Item:
     inside = endpoint.strategy is Strategy.NONE
     name = endpoint.by.partition("/")[2]  # in its own namespace it is known by that
     return Item(
@@ -146,33 +146,33 @@ def _item(endpoint: Endpoint) -> Item:
     )
 
 
-def _hold(cluster: HostedCluster, endpoint: Endpoint) -> Hold:
+def _hold(cluster: HostedCluster, endpoint: PlannedEndpoint) -> Hold:
     if not cluster.allowed_cidrs or not is_published(endpoint):
         return Hold.NOT_ASKED
     return Hold.HELD if endpoint.restricted else Hold.OPEN
 
 
 def _rank(gate: Gate) -> tuple[bool, int]:
-    return gate.inside, tuple(From).index(gate.farthest)
+    return gate.inside, tuple(Viewpoint).index(gate.farthest)
 
 
-_WHO: Mapping[From, str] = {
-    From.INTERNET: "everybody",
-    From.GUEST_VPC: "nodes and users",
-    From.MANAGEMENT: "the operator, other namespaces",
-    From.SAME_CLUSTER: "the control plane's own pods",
+_WHO: Mapping[Viewpoint, str] = {
+    Viewpoint.INTERNET: "everybody",
+    Viewpoint.GUEST_VPC: "nodes and users",
+    Viewpoint.MANAGEMENT: "the operator, other namespaces",
+    Viewpoint.SAME_CLUSTER: "the control plane's own pods",
 }
 
 
 def _stands(cluster: HostedCluster, gates: Sequence[Gate]) -> Iterator[Stand]:
     reached = {place for gate in gates for place in gate.seen}
-    for place in From:
-        namespace = place is From.SAME_CLUSTER
+    for place in Viewpoint:
+        namespace = place is Viewpoint.SAME_CLUSTER
         yield Stand(
             place=place,
             name=f"namespace {cluster.control_plane}" if namespace else place.value,
             who=_WHO[place] if place in reached or not gates else "no way in from here",
-            ranges=_first(cluster.machine_cidrs) if place is From.GUEST_VPC else (),
+            ranges=_first(cluster.machine_cidrs) if place is Viewpoint.GUEST_VPC else (),
             reaches=place in reached,
         )
 
@@ -182,7 +182,7 @@ def _first(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts if more <= 0 else (*texts[:MAX_CIDRS], f"and {more} more")
 
 
-def _notes(plan: Plan, gates: Sequence[Gate]) -> Iterator[tuple[Sign, str]]:
+def _notes(plan: PublishPlan, gates: Sequence[Gate]) -> Iterator[tuple[Sign, str]]:
     if gates:
         yield Sign.DOT, "a dot: the endpoint is reached from there"
     if any(gate.hold is Hold.HELD for gate in gates):
@@ -197,11 +197,11 @@ def _notes(plan: Plan, gates: Sequence[Gate]) -> Iterator[tuple[Sign, str]]:
         yield Sign.ALARM, f"{counted}: isthmus publish check says which"
 
 
-def _reached(plan: Plan) -> frozenset[Service]:
+def _reached(plan: PublishPlan) -> frozenset[ControlPlaneService]:
     return frozenset(each.service for each in plan.endpoints)
 
 
-def _errors(plan: Plan) -> Iterator[str]:
+def _errors(plan: PublishPlan) -> Iterator[str]:
     for each in plan.errors[:MAX_ERRORS]:
         line = f"line {each.place.line}: " if each.place.line else ""
         yield f"{line}{each.says}"

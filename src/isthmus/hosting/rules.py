@@ -1,43 +1,188 @@
-"""What may be published how: every rule, in one table, and the check that asks all of them.
+"""What a rule is, and what rules share: places in the document, and what publishes which service.
 
-The rules are HyperShift's own (its CRD's and its controller's), those that its CRD leaves out, and
-things that nobody refuses and that surprise whoever gets them. Whether allowed CIDR blocks hold for
-what is published is said in cidrs.py.
+The table of services and strategies is what the control plane operator does. What a platform or a
+topology forbids on top of it is in rules_platforms.py.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Final, NamedTuple
 
-from isthmus.hosting import (
-    rules_names,
-    rules_networks,
-    rules_platforms,
-    rules_ports,
-    rules_services,
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    DocumentPlace,
+    HostedCluster,
+    PlanFinding,
+    Platform,
+    Publishing,
+    Strategy,
+    Weight,
 )
-from isthmus.hosting.model import Finding, HostedCluster
-from isthmus.hosting.rule import Rule
+from isthmus.text.addresses import reached
 
-#: Every rule, in the order of the documents.
-RULES: Final[tuple[Rule, ...]] = (
-    *rules_services.RULES,
-    *rules_names.RULES,
-    *rules_ports.RULES,
-    *rules_platforms.RULES,
-    *rules_networks.RULES,
+CRD = "the CRD"
+CONTROLLER = "the controller"
+BOTH = "the CRD and the controller"
+
+_SECTIONS = {
+    Strategy.LOAD_BALANCER: "loadBalancer",
+    Strategy.NODE_PORT: "nodePort",
+    Strategy.ROUTE: "route",
+}
+
+#: Services that HyperShift still lists and does nothing about.
+UNUSED: Final = frozenset({ControlPlaneService.OIDC, ControlPlaneService.OVN_SB_DB})
+#: Services that have to be published.
+REQUIRED: Final = (
+    ControlPlaneService.API_SERVER,
+    ControlPlaneService.OAUTH_SERVER,
+    ControlPlaneService.KONNECTIVITY,
+    ControlPlaneService.IGNITION,
 )
 
 
-def check(cluster: HostedCluster) -> tuple[Finding, ...]:
-    """Everything that is wrong or surprising, in the order of the document's lines."""
-    found = [finding for rule in RULES for finding in rule.findings(cluster)]
-    return tuple(sorted(found, key=lambda finding: finding.place.line))
+class RuleBreak(NamedTuple):
+    """One place where a rule does not hold."""
+
+    says: str
+    do: str
+    place: DocumentPlace
 
 
-def table() -> str:
-    """The rules as a table of Markdown, for the documents."""
-    lines = ["| rule | weight | what holds | missed today by |", "|---|---|---|---|"]
-    for rule in RULES:
-        lines.append(f"| `{rule.name}` | {rule.weight.value} | {rule.means} | {rule.missed_by} |")
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRule:
+    """Something that a cluster has to obey, or that is worth saying.
+
+    ``name`` never changes once published; ``means`` is a sentence for the table of the documents.
+    """
+
+    name: str
+    weight: Weight
+    means: str
+    missed_by: str = ""
+    find: Callable[[HostedCluster], Iterator[RuleBreak]]
+
+    def findings(self, cluster: HostedCluster) -> list[PlanFinding]:
+        """Every place where it does not hold."""
+        return [
+            PlanFinding(
+                rule=self.name,
+                weight=self.weight,
+                says=broken.says,
+                do=broken.do,
+                place=broken.place,
+                missed_by=self.missed_by,
+            )
+            for broken in self.find(cluster)
+        ]
+
+
+def place(cluster: HostedCluster, path: str) -> DocumentPlace:
+    """Where a field is, or would be: the line of the nearest one above it that there is."""
+    above = path
+    while above and above not in cluster.places:
+        above = above.rpartition(".")[0] if not above.endswith("]") else above.rpartition("[")[0]
+    known = cluster.places.get(above)
+    return DocumentPlace(known.line if known else 0, path)
+
+
+def in_entry(cluster: HostedCluster, entry: Publishing, inside: str = "") -> DocumentPlace:
+    """Where a field of an entry of spec.services is."""
+    below = entry.place.field or "spec.services"
+    path = f"{below}.servicePublishingStrategy{inside}"
+    found = place(cluster, path)
+    return found if found.line else DocumentPlace(entry.place.line, path)
+
+
+def of_section(cluster: HostedCluster, entry: Publishing, field: str) -> DocumentPlace:
+    """Where a field of the section of an entry's strategy is."""
+    return in_entry(cluster, entry, f".{section(entry.strategy)}.{field}")
+
+
+def section(strategy: Strategy) -> str:
+    """The name of the section that goes with a strategy; empty when it has none."""
+    return _SECTIONS.get(strategy, "")
+
+
+def entries(cluster: HostedCluster, *services: ControlPlaneService) -> list[Publishing]:
+    """The entries for these services."""
+    return [entry for entry in cluster.services if entry.service in services]
+
+
+def words(values: Iterable[Strategy | ControlPlaneService]) -> str:
+    """Names for a sentence: A, B or C."""
+    *first, last = [each.value for each in values]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def contains(cidr: str, address: str) -> bool:
+    """Whether an address is in a range."""
+    return any(each in ip_network(cidr) for each in reached(address))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two ranges have addresses in common."""
+    left, right = _network(one), _network(other)
+    return left.version == right.version and bool(left.overlaps(right))
+
+
+def _network(cidr: str) -> IPv4Network | IPv6Network:
+    return ip_network(cidr)
+
+
+class StrategyVerdict(Enum):
+    """What becomes of a service with a strategy."""
+
+    PUBLISHED = "published"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+_YES: Final = StrategyVerdict.PUBLISHED
+_NO: Final = StrategyVerdict.REFUSED
+_IGNORED: Final = StrategyVerdict.IGNORED
+
+
+#: Service → strategy → verdict. OAuthServer by LoadBalancer is published on Azure alone.
+MATRIX: Final[Mapping[ControlPlaneService, Mapping[Strategy, StrategyVerdict]]] = {
+    service: dict(zip(Strategy, verdicts, strict=True))
+    for service, verdicts in {
+        #                       LoadBalancer NodePort  Route     None      S3
+        ControlPlaneService.API_SERVER: (_YES, _YES, _YES, _NO, _NO),
+        ControlPlaneService.KONNECTIVITY: (_YES, _YES, _YES, _NO, _NO),
+        ControlPlaneService.OAUTH_SERVER: (_YES, _YES, _YES, _NO, _NO),
+        ControlPlaneService.IGNITION: (_NO, _YES, _YES, _NO, _NO),
+        ControlPlaneService.OIDC: (_IGNORED,) * 5,
+        ControlPlaneService.OVN_SB_DB: (_IGNORED,) * 5,
+    }.items()
+}
+
+
+def verdict(
+    service: ControlPlaneService, strategy: Strategy, platform: Platform
+) -> StrategyVerdict:
+    """What the control plane operator does."""
+    is_oauth_balancer = (service, strategy) == (
+        ControlPlaneService.OAUTH_SERVER,
+        Strategy.LOAD_BALANCER,
+    )
+    if is_oauth_balancer and platform is not Platform.AZURE:
+        return StrategyVerdict.REFUSED
+    return MATRIX[service][strategy]
+
+
+def possible(service: ControlPlaneService, platform: Platform) -> tuple[Strategy, ...]:
+    """The strategies that publish a service, for a sentence that says what to write instead."""
+    published = StrategyVerdict.PUBLISHED
+    return tuple(each for each in Strategy if verdict(service, each, platform) is published)
+
+
+def required(platform: Platform) -> tuple[ControlPlaneService, ...]:
+    """The services that have to be listed: IBM Cloud brings its nodes up without Ignition."""
+    if platform is Platform.IBMCLOUD:
+        return tuple(each for each in REQUIRED if each is not ControlPlaneService.IGNITION)
+    return REQUIRED

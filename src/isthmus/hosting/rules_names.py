@@ -7,15 +7,15 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from isthmus.hosting.model import (
-    Access,
+    ControlPlaneService,
+    EndpointAccess,
     HostedCluster,
     Platform,
     Publishing,
-    Service,
     Strategy,
     Weight,
 )
-from isthmus.hosting.rule import BOTH, CRD, Broken, Rule, entries, of_section
+from isthmus.hosting.rules import BOTH, CRD, PlanRule, RuleBreak, entries, of_section
 
 _RESERVED = ".hypershift.local"
 _NAMED = (Strategy.LOAD_BALANCER, Strategy.ROUTE)
@@ -23,28 +23,30 @@ _NAMED = (Strategy.LOAD_BALANCER, Strategy.ROUTE)
 
 def _api_routes(cluster: HostedCluster) -> list[Publishing]:
     return [
-        entry for entry in entries(cluster, Service.API_SERVER) if entry.strategy is Strategy.ROUTE
+        entry
+        for entry in entries(cluster, ControlPlaneService.API_SERVER)
+        if entry.strategy is Strategy.ROUTE
     ]
 
 
 def _without_hostname(cluster: HostedCluster, *, needed: bool) -> list[Publishing]:
     """The apiserver's Routes without a host name, where that fails or where it merely surprises."""
-    fails = cluster.platform is Platform.AWS or cluster.access is not Access.PRIVATE
+    fails = cluster.platform is Platform.AWS or cluster.access is not EndpointAccess.PRIVATE
     return [entry for entry in _api_routes(cluster) if not entry.hostname and fails is needed]
 
 
-def _api_hostname(cluster: HostedCluster) -> Iterator[Broken]:
+def _api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _without_hostname(cluster, needed=True):
-        yield Broken(
+        yield RuleBreak(
             "APIServer is a Route without a hostname, and is never published",
             "add route.hostname, or use LoadBalancer",
             of_section(cluster, entry, "hostname"),
         )
 
 
-def _private_api_hostname(cluster: HostedCluster) -> Iterator[Broken]:
+def _private_api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _without_hostname(cluster, needed=False):
-        yield Broken(
+        yield RuleBreak(
             "APIServer is a private Route without a hostname: its only name is"
             f" api.{cluster.name}{_RESERVED}, which the guest's network alone resolves",
             "add route.hostname if users come from elsewhere",
@@ -56,12 +58,12 @@ def _named(cluster: HostedCluster) -> list[Publishing]:
     return [entry for entry in cluster.services if entry.hostname and entry.strategy in _NAMED]
 
 
-def _twice(cluster: HostedCluster) -> Iterator[Broken]:
+def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     first: dict[str, Publishing] = {}
     for entry in _named(cluster):
         other = first.setdefault(entry.hostname.lower(), entry)
         if other is not entry:
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.hostname} is the hostname of {other.service.value} too"
                 f" ({other.place.field})",
                 "give each service a name of its own",
@@ -69,23 +71,23 @@ def _twice(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _reserved(cluster: HostedCluster) -> Iterator[Broken]:
+def _reserved(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _named(cluster):
         if entry.hostname.lower().endswith(_RESERVED):
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.hostname} is in {_RESERVED[1:]}, where HyperShift makes names of its own",
                 "use a domain of yours",
                 of_section(cluster, entry, "hostname"),
             )
 
 
-def _in_certificate(cluster: HostedCluster) -> Iterator[Broken]:
+def _in_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _named_api(cluster):
         if (
             entry.strategy is Strategy.LOAD_BALANCER
             and entry.hostname in cluster.named_certificates
         ):
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.hostname} is in a named certificate too, which would hide the"
                 " apiserver's own",
                 "take it out of spec.configuration.apiServer.servingCerts.namedCertificates",
@@ -93,13 +95,13 @@ def _in_certificate(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _in_wider_certificate(cluster: HostedCluster) -> Iterator[Broken]:
+def _in_wider_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _named_api(cluster):
         host = entry.hostname.lower()
         exact = entry.strategy is Strategy.LOAD_BALANCER and entry.hostname
         for name in cluster.named_certificates:
             if name != exact and _covers(name.lower(), host):
-                yield Broken(
+                yield RuleBreak(
                     f"{entry.hostname} is covered by the named certificate for {name}, which is"
                     " shown instead of the apiserver's own",
                     "use a name that the certificate does not cover",
@@ -108,7 +110,7 @@ def _in_wider_certificate(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 def _named_api(cluster: HostedCluster) -> list[Publishing]:
-    return [entry for entry in _named(cluster) if entry.service is Service.API_SERVER]
+    return [entry for entry in _named(cluster) if entry.service is ControlPlaneService.API_SERVER]
 
 
 def _covers(name: str, host: str) -> bool:
@@ -117,14 +119,19 @@ def _covers(name: str, host: str) -> bool:
     return name == host or (name.startswith("*.") and same_length and fnmatchcase(host, name))
 
 
-def _beside_labelled(cluster: HostedCluster) -> Iterator[Broken]:
+def _beside_labelled(cluster: HostedCluster) -> Iterator[RuleBreak]:
     own_router = any(entry.hostname for entry in _api_routes(cluster))
-    public = cluster.access is not Access.PRIVATE
+    public = cluster.access is not EndpointAccess.PRIVATE
     if not own_router or not public or cluster.platform is Platform.IBMCLOUD:
         return
-    for entry in entries(cluster, Service.OAUTH_SERVER, Service.KONNECTIVITY, Service.IGNITION):
+    for entry in entries(
+        cluster,
+        ControlPlaneService.OAUTH_SERVER,
+        ControlPlaneService.KONNECTIVITY,
+        ControlPlaneService.IGNITION,
+    ):
         if entry.strategy is Strategy.ROUTE and not entry.hostname:
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.service.value} is a Route without a hostname, but the apiserver's hostname"
                 " gives the control plane a router of its own: a name below the management"
                 " cluster's domain does not lead there",
@@ -134,48 +141,48 @@ def _beside_labelled(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 RULES: Final = (
-    Rule(
+    PlanRule(
         name="api-route-hostname",
         weight=Weight.ERROR,
         means="a Route to the APIServer has a hostname, unless it is private and not on AWS",
         missed_by=f"{CRD}, where the check is commented out; the controller, but on AWS",
         find=_api_hostname,
     ),
-    Rule(
+    PlanRule(
         name="hostname-once",
         weight=Weight.ERROR,
         means="each hostname is of one service, capitals or not",
         missed_by=f"{CRD}, where the check is commented out",
         find=_twice,
     ),
-    Rule(
+    PlanRule(
         name="named-certificate",
         weight=Weight.ERROR,
         means="the hostname of the APIServer's LoadBalancer is in no named certificate",
         find=_in_certificate,
     ),
-    Rule(
+    PlanRule(
         name="named-certificate-wider",
         weight=Weight.WARNING,
         means="no named certificate covers the APIServer's hostname by a wildcard, or as a Route",
         missed_by=f"{CRD}, which compares letter by letter, and LoadBalancers only",
         find=_in_wider_certificate,
     ),
-    Rule(
+    PlanRule(
         name="hostname-reserved",
         weight=Weight.WARNING,
         means="no hostname is in hypershift.local",
         missed_by=BOTH,
         find=_reserved,
     ),
-    Rule(
+    PlanRule(
         name="route-hostnames-mixed",
         weight=Weight.WARNING,
         means="beside a public Route with a hostname to the APIServer, the others have one too",
         missed_by=BOTH,
         find=_beside_labelled,
     ),
-    Rule(
+    PlanRule(
         name="private-api-hostname",
         weight=Weight.NOTE,
         means="a private Route to the APIServer without a hostname is for the guest alone",

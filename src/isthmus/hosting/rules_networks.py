@@ -7,8 +7,23 @@ from ipaddress import ip_address, ip_network
 from itertools import combinations
 from typing import Final
 
-from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Weight
-from isthmus.hosting.rule import BOTH, CONTROLLER, CRD, Broken, Rule, contains, overlap, place
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    EndpointAccess,
+    HostedCluster,
+    Platform,
+    Weight,
+)
+from isthmus.hosting.rules import (
+    BOTH,
+    CONTROLLER,
+    CRD,
+    PlanRule,
+    RuleBreak,
+    contains,
+    overlap,
+    place,
+)
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 
 MAX_ALLOWED_CIDRS = 500
@@ -30,20 +45,20 @@ def _networks(cluster: HostedCluster) -> Iterator[tuple[str, str]]:
             yield f"spec.networking.{kind}Network[{index}].cidr", cidr
 
 
-def _overlapping(cluster: HostedCluster) -> Iterator[Broken]:
+def _overlapping(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for (path, cidr), (other, theirs) in combinations(_networks(cluster), 2):
         if overlap(cidr, theirs):
-            yield Broken(
+            yield RuleBreak(
                 f"{theirs} overlaps with {cidr} ({path})",
                 "give machines, pods and services ranges of their own",
                 place(cluster, other),
             )
 
 
-def _small_services(cluster: HostedCluster) -> Iterator[Broken]:
+def _small_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for index, cidr in enumerate(cluster.service_cidrs):
         if ip_network(cidr).num_addresses < MIN_SERVICE_ADDRESSES:
-            yield Broken(
+            yield RuleBreak(
                 f"{cidr} has fewer than {MIN_SERVICE_ADDRESSES} addresses, and kube-apiserver does"
                 " not start with it",
                 "use a larger one, such as 172.31.0.0/16",
@@ -51,7 +66,7 @@ def _small_services(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _families(cluster: HostedCluster) -> Iterator[Broken]:
+def _families(cluster: HostedCluster) -> Iterator[RuleBreak]:
     first = [(path, cidr) for path, cidr in _networks(cluster) if "[0]" in path]
     if not first:
         return
@@ -59,29 +74,29 @@ def _families(cluster: HostedCluster) -> Iterator[Broken]:
     version = ip_network(cidr).version
     for other, theirs in first[:-1]:
         if ip_network(theirs).version != version:
-            yield Broken(
+            yield RuleBreak(
                 f"{theirs} is not IPv{version} as {cidr} is ({path})",
                 "put the same family first in every list",
                 place(cluster, other),
             )
 
 
-def _advertised_family(cluster: HostedCluster) -> Iterator[Broken]:
+def _advertised_family(cluster: HostedCluster) -> Iterator[RuleBreak]:
     address = cluster.advertise_address
     cidr = cluster.service_cidrs[0] if cluster.service_cidrs else ""
     if address and cidr and ip_address(address).version != ip_network(cidr).version:
-        yield Broken(
+        yield RuleBreak(
             f"the advertise address {address} is not of the family of {cidr}",
             f"use an IPv{ip_network(cidr).version} address",
             place(cluster, f"{_API}.advertiseAddress"),
         )
 
 
-def _advertised(cluster: HostedCluster) -> Iterator[Broken]:
+def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
     address = cluster.advertise_address
     for path, cidr in _networks(cluster):
         if address and contains(cidr, address):
-            yield Broken(
+            yield RuleBreak(
                 f"the advertise address {address} is in {cidr} ({path}), and every node has it on"
                 " its lo",
                 f"set {_API}.advertiseAddress to an address that is in none of the networks",
@@ -89,9 +104,9 @@ def _advertised(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _port_443(cluster: HostedCluster) -> Iterator[Broken]:
+def _port_443(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.api_port == 443:
-        yield Broken(
+        yield RuleBreak(
             "port 443 is there for old clusters only: nodes and the apiserver's pods then differ"
             " about the port",
             "leave it out, 6443 is the default",
@@ -99,30 +114,30 @@ def _port_443(cluster: HostedCluster) -> Iterator[Broken]:
         )
 
 
-def _too_many(cluster: HostedCluster) -> Iterator[Broken]:
+def _too_many(cluster: HostedCluster) -> Iterator[RuleBreak]:
     count = len(cluster.allowed_cidrs)
     if count > MAX_ALLOWED_CIDRS:
-        yield Broken(
+        yield RuleBreak(
             f"{count} ranges are allowed, and at most {MAX_ALLOWED_CIDRS} can be",
             "merge neighbours",
             place(cluster, _ALLOWED),
         )
 
 
-def _allowed_twice(cluster: HostedCluster) -> Iterator[Broken]:
+def _allowed_twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     seen: set[str] = set()
     for index, cidr in enumerate(cluster.allowed_cidrs):
         if cidr in seen:
-            yield Broken(
+            yield RuleBreak(
                 f"{cidr} is there twice", "remove one", place(cluster, f"{_ALLOWED}[{index}]")
             )
         seen.add(cidr)
 
 
-def _allows_all(cluster: HostedCluster) -> Iterator[Broken]:
+def _allows_all(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for index, cidr in enumerate(cluster.allowed_cidrs):
         if ip_network(cidr).prefixlen == 0:
-            yield Broken(
+            yield RuleBreak(
                 f"{cidr} is everybody: the list restricts nothing",
                 "remove it, or the whole list",
                 place(cluster, f"{_ALLOWED}[{index}]"),
@@ -132,13 +147,13 @@ def _allows_all(cluster: HostedCluster) -> Iterator[Broken]:
 def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
     """The proxy between nodes and the apiserver; private clusters of AWS and Azure have none."""
     has_private = cluster.platform in (Platform.AWS, Platform.AZURE)
-    if not cluster.https_proxy or (has_private and cluster.access is not Access.PUBLIC):
+    if not cluster.https_proxy or (has_private and cluster.access is not EndpointAccess.PUBLIC):
         return None
     first = {*cluster.service_cidrs[:1], *cluster.cluster_cidrs[:1]}
     # So does HyperShift: these entries exempt the apiserver, whatever its name.
     if any("kubernetes" in entry or entry in first for entry in cluster.no_proxy):
         return None
-    api = cluster.publishing(Service.API_SERVER)
+    api = cluster.publishing(ControlPlaneService.API_SERVER)
     host = (api.hostname or api.node_address) if api else ""
     rules = ProxyRules.from_environment(
         {"HTTPS_PROXY": cluster.https_proxy, "NO_PROXY": ",".join(cluster.no_proxy)}
@@ -146,10 +161,10 @@ def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
     return rules.proxy_for(host, 443)
 
 
-def _credentials(cluster: HostedCluster) -> Iterator[Broken]:
+def _credentials(cluster: HostedCluster) -> Iterator[RuleBreak]:
     proxy = _proxy(cluster)
     if proxy and proxy.user is not None:
-        yield Broken(
+        yield RuleBreak(
             "the proxy's URL has credentials, which HyperShift's proxy on the nodes takes for a"
             " part of the host's name",
             "use a proxy that knows nodes by their addresses, or list the apiserver in noProxy",
@@ -157,10 +172,10 @@ def _credentials(cluster: HostedCluster) -> Iterator[Broken]:
         )
 
 
-def _proxy_by_tls(cluster: HostedCluster) -> Iterator[Broken]:
+def _proxy_by_tls(cluster: HostedCluster) -> Iterator[RuleBreak]:
     proxy = _proxy(cluster)
     if proxy and proxy.scheme == "https":
-        yield Broken(
+        yield RuleBreak(
             "the proxy is dialed by TLS, which HyperShift's proxy on the nodes does not do",
             "use the proxy's http:// address, or list the apiserver in noProxy",
             place(cluster, _PROXY),
@@ -168,75 +183,75 @@ def _proxy_by_tls(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 RULES: Final = (
-    Rule(
+    PlanRule(
         name="networks-overlap",
         weight=Weight.ERROR,
         means="machine, cluster and service networks do not overlap",
         missed_by=f"{CRD}, which compares letter by letter",
         find=_overlapping,
     ),
-    Rule(
+    PlanRule(
         name="service-network-size",
         weight=Weight.ERROR,
         means="service networks have 8 addresses at least",
         missed_by=BOTH,
         find=_small_services,
     ),
-    Rule(
+    PlanRule(
         name="networks-family",
         weight=Weight.ERROR,
         means="the first machine, cluster and service networks are of one family",
         missed_by=CRD,
         find=_families,
     ),
-    Rule(
+    PlanRule(
         name="advertise-address-family",
         weight=Weight.ERROR,
         means="the advertise address is of the service network's family",
         missed_by=CRD,
         find=_advertised_family,
     ),
-    Rule(
+    PlanRule(
         name="advertise-address-inside",
         weight=Weight.ERROR,
         means="the advertise address, 172.20.0.1 or fd00::1 by default, is in none of the networks",
         missed_by=f"{CRD}; {CONTROLLER}, but for the first network of each list",
         find=_advertised,
     ),
-    Rule(
+    PlanRule(
         name="allowed-cidrs-count",
         weight=Weight.ERROR,
         means="at most 500 ranges are allowed",
         find=_too_many,
     ),
-    Rule(
+    PlanRule(
         name="allowed-cidrs-once",
         weight=Weight.ERROR,
         means="each allowed range is there once",
         find=_allowed_twice,
     ),
-    Rule(
+    PlanRule(
         name="allowed-cidrs-all",
         weight=Weight.WARNING,
         means="no allowed range is 0.0.0.0/0 or ::/0",
         missed_by=BOTH,
         find=_allows_all,
     ),
-    Rule(
+    PlanRule(
         name="api-port-443",
         weight=Weight.WARNING,
         means="the apiserver's port on the nodes is not 443",
         missed_by=BOTH,
         find=_port_443,
     ),
-    Rule(
+    PlanRule(
         name="proxy-credentials",
         weight=Weight.WARNING,
         means="an httpsProxy on the way to the apiserver has no credentials in its URL",
         missed_by=BOTH,
         find=_credentials,
     ),
-    Rule(
+    PlanRule(
         name="proxy-by-tls",
         weight=Weight.WARNING,
         means="an httpsProxy on the way to the apiserver is not dialed by TLS",

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from isthmus.hosting.matrix import Verdict, verdict
 from isthmus.hosting.model import (
-    Access,
+    ControlPlaneService,
+    EndpointAccess,
     HostedCluster,
     Platform,
     Publishing,
-    Service,
     Strategy,
     Weight,
 )
-from isthmus.hosting.rule import BOTH, CRD, Broken, Rule, entries, in_entry, place, words
+from isthmus.hosting.rules import (
+    BOTH,
+    CRD,
+    PlanRule,
+    RuleBreak,
+    StrategyVerdict,
+    entries,
+    in_entry,
+    place,
+    verdict,
+    words,
+)
 
 _PRIVATE = "spec.platform.azure.private"
 _SECTIONS = {
@@ -32,13 +42,15 @@ _BARE = (Platform.AGENT, Platform.NONE)
 
 
 def _not_by(
-    cluster: HostedCluster, services: tuple[Service, ...], allowed: tuple[Strategy, ...]
-) -> Iterator[Broken]:
+    cluster: HostedCluster, services: tuple[ControlPlaneService, ...], allowed: tuple[Strategy, ...]
+) -> Iterator[RuleBreak]:
     """Entries of these services by another strategy, unless no platform could do it anyway."""
     for entry in entries(cluster, *services):
-        can_be = verdict(entry.service, entry.strategy, cluster.platform) is Verdict.PUBLISHED
+        can_be = (
+            verdict(entry.service, entry.strategy, cluster.platform) is StrategyVerdict.PUBLISHED
+        )
         if can_be and entry.strategy not in allowed:
-            yield Broken(
+            yield RuleBreak(
                 f"{cluster.platform.value} does not publish {entry.service.value} by"
                 f" {entry.strategy.value}",
                 f"use {words(allowed)}",
@@ -46,78 +58,82 @@ def _not_by(
             )
 
 
-def _aws_others(cluster: HostedCluster) -> Iterator[Broken]:
+def _aws_others(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AWS:
-        others = (Service.KONNECTIVITY, Service.OAUTH_SERVER, Service.IGNITION)
+        others = (
+            ControlPlaneService.KONNECTIVITY,
+            ControlPlaneService.OAUTH_SERVER,
+            ControlPlaneService.IGNITION,
+        )
         yield from _not_by(cluster, others, (Strategy.ROUTE,))
 
 
-def _aws_api(cluster: HostedCluster) -> Iterator[Broken]:
+def _aws_api(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AWS:
         allowed = (Strategy.LOAD_BALANCER, Strategy.ROUTE)
-        yield from _not_by(cluster, (Service.API_SERVER,), allowed)
+        yield from _not_by(cluster, (ControlPlaneService.API_SERVER,), allowed)
 
 
-def _azure_others(cluster: HostedCluster) -> Iterator[Broken]:
+def _azure_others(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AZURE:
-        others = (Service.KONNECTIVITY, Service.IGNITION)
+        others = (ControlPlaneService.KONNECTIVITY, ControlPlaneService.IGNITION)
         yield from _not_by(cluster, others, (Strategy.ROUTE,))
 
 
-def _azure_oauth(cluster: HostedCluster) -> Iterator[Broken]:
+def _azure_oauth(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AZURE:
         workload = cluster.azure_workload_identities
         allowed = (Strategy.LOAD_BALANCER, Strategy.ROUTE) if workload else (Strategy.ROUTE,)
-        yield from _not_by(cluster, (Service.OAUTH_SERVER,), allowed)
+        yield from _not_by(cluster, (ControlPlaneService.OAUTH_SERVER,), allowed)
 
 
-def _azure_no_type(cluster: HostedCluster) -> Iterator[Broken]:
-    wanted = cluster.platform is Platform.AZURE and cluster.access is not Access.PUBLIC
+def _azure_no_type(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    wanted = cluster.platform is Platform.AZURE and cluster.access is not EndpointAccess.PUBLIC
     if wanted and not cluster.azure_private_type and not cluster.swift:
-        yield Broken(
+        yield RuleBreak(
             f"topology {cluster.access.value} has no private connection",
             f"add {_PRIVATE} with type: PrivateLink",
             place(cluster, f"{_PRIVATE}.type"),
         )
 
 
-def _azure_public(cluster: HostedCluster) -> Iterator[Broken]:
+def _azure_public(cluster: HostedCluster) -> Iterator[RuleBreak]:
     azure = cluster.platform is Platform.AZURE
-    public = azure and cluster.has_access and cluster.access is Access.PUBLIC
+    public = azure and cluster.has_access and cluster.access is EndpointAccess.PUBLIC
     if public and cluster.azure_private_type:
-        yield Broken(
+        yield RuleBreak(
             "topology Public forbids a private connection",
             f"remove {_PRIVATE}, or make the topology PublicAndPrivate",
             place(cluster, _PRIVATE),
         )
 
 
-def _azure_no_topology(cluster: HostedCluster) -> Iterator[Broken]:
+def _azure_no_topology(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is not Platform.AZURE or cluster.has_access:
         return
     if cluster.azure_private_type and not cluster.swift:
-        yield Broken(
+        yield RuleBreak(
             "no topology is set, so the cluster is public and the private connection is not used",
             "add topology: PublicAndPrivate or Private",
             place(cluster, _PRIVATE),
         )
 
 
-def _other_section(cluster: HostedCluster) -> Iterator[Broken]:
+def _other_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for platform, name in _SECTIONS.items():
         path = f"spec.platform.{name}"
         if platform is not cluster.platform and path in cluster.places:
-            yield Broken(
+            yield RuleBreak(
                 f"the platform is {cluster.platform.value}, so nobody reads this",
                 f"remove it, or make the type {platform.value}",
                 place(cluster, path),
             )
 
 
-def _balancer(cluster: HostedCluster) -> Iterator[Broken]:
+def _balancer(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if cluster.platform in _BARE and _is_balancer(cluster, entry):
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.service.value} waits for a load balancer, which {cluster.platform.value}"
                 " does not bring along",
                 "have one on the management cluster, such as MetalLB, or use NodePort",
@@ -126,17 +142,20 @@ def _balancer(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 def _is_balancer(cluster: HostedCluster, entry: Publishing) -> bool:
-    can_be = verdict(entry.service, entry.strategy, cluster.platform) is Verdict.PUBLISHED
+    can_be = verdict(entry.service, entry.strategy, cluster.platform) is StrategyVerdict.PUBLISHED
     return can_be and entry.strategy is Strategy.LOAD_BALANCER
 
 
-def _not_private(cluster: HostedCluster) -> Iterator[Broken]:
-    if cluster.access is not Access.PRIVATE:
+def _not_private(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    if cluster.access is not EndpointAccess.PRIVATE:
         return
     for entry in cluster.services:
-        tunnel = (entry.service, entry.strategy) == (Service.KONNECTIVITY, Strategy.LOAD_BALANCER)
+        tunnel = (entry.service, entry.strategy) == (
+            ControlPlaneService.KONNECTIVITY,
+            Strategy.LOAD_BALANCER,
+        )
         if tunnel or entry.strategy is Strategy.NODE_PORT:
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.service.value} by {entry.strategy.value} is as public as before: Private"
                 " does not change its Service",
                 "use Route, or keep strangers out by a firewall",
@@ -145,66 +164,66 @@ def _not_private(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 RULES: Final = (
-    Rule(
+    PlanRule(
         name="aws-route",
         weight=Weight.ERROR,
         means="on AWS, OAuthServer, Konnectivity and Ignition are Routes",
         missed_by=CRD,
         find=_aws_others,
     ),
-    Rule(
+    PlanRule(
         name="aws-api-server",
         weight=Weight.ERROR,
         means="on AWS, the APIServer is a LoadBalancer or a Route",
         missed_by=CRD,
         find=_aws_api,
     ),
-    Rule(
+    PlanRule(
         name="azure-route",
         weight=Weight.ERROR,
         means="on Azure, Konnectivity and Ignition are Routes",
         find=_azure_others,
     ),
-    Rule(
+    PlanRule(
         name="azure-oauth",
         weight=Weight.ERROR,
         means="on Azure, OAuthServer is a Route, or with WorkloadIdentities a LoadBalancer",
         find=_azure_oauth,
     ),
-    Rule(
+    PlanRule(
         name="azure-private-type",
         weight=Weight.ERROR,
         means="on Azure, Private and PublicAndPrivate have a private.type, or Swift",
         find=_azure_no_type,
     ),
-    Rule(
+    PlanRule(
         name="azure-public-private",
         weight=Weight.ERROR,
         means="on Azure, topology Public has no private connection",
         find=_azure_public,
     ),
-    Rule(
+    PlanRule(
         name="azure-private-unused",
         weight=Weight.WARNING,
         means="on Azure, a private connection has a topology that uses it",
         missed_by=BOTH,
         find=_azure_no_topology,
     ),
-    Rule(
+    PlanRule(
         name="other-platform",
         weight=Weight.WARNING,
         means="only the platform's own section is there",
         missed_by=BOTH,
         find=_other_section,
     ),
-    Rule(
+    PlanRule(
         name="private-yet-public",
         weight=Weight.WARNING,
         means="with Private, nothing is a NodePort, and Konnectivity no LoadBalancer",
         missed_by=BOTH,
         find=_not_private,
     ),
-    Rule(
+    PlanRule(
         name="load-balancer-provider",
         weight=Weight.NOTE,
         means="with platform Agent or None, a LoadBalancer needs a provider of load balancers",

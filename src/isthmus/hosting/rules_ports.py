@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from isthmus.hosting.model import HostedCluster, Publishing, Strategy, Weight
-from isthmus.hosting.rule import BOTH, CONTROLLER, CRD, Broken, Rule, contains, of_section
+from isthmus.hosting.rules import BOTH, CONTROLLER, CRD, PlanRule, RuleBreak, contains, of_section
 from isthmus.text.addresses import reached, reached_address
 from isthmus.values import is_address
 
@@ -20,12 +20,12 @@ def _at_addresses(cluster: HostedCluster) -> list[Publishing]:
     return [entry for entry in _node_ports(cluster) if is_address(entry.node_address)]
 
 
-def _twice(cluster: HostedCluster) -> Iterator[Broken]:
+def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     first: dict[int, Publishing] = {}
     for entry in _node_ports(cluster):
         other = first.setdefault(entry.node_port, entry)
         if entry.node_port and other is not entry:
-            yield Broken(
+            yield RuleBreak(
                 f"port {entry.node_port} is that of {other.service.value} too"
                 f" ({other.place.field}), and a node port belongs to one Service, whatever the"
                 " address",
@@ -34,22 +34,22 @@ def _twice(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _out_of_range(cluster: HostedCluster) -> Iterator[Broken]:
+def _out_of_range(cluster: HostedCluster) -> Iterator[RuleBreak]:
     low, high = cluster.node_port_range
     for entry in _node_ports(cluster):
         if entry.node_port and not low <= entry.node_port <= high:
-            yield Broken(
+            yield RuleBreak(
                 f"port {entry.node_port} of {entry.service.value} is not a node port",
                 f"choose one from {low} to {high}, or leave it out and Kubernetes chooses",
                 of_section(cluster, entry, "port"),
             )
 
 
-def _in_services(cluster: HostedCluster) -> Iterator[Broken]:
+def _in_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _at_addresses(cluster):
         for cidr in cluster.service_cidrs:
             if contains(cidr, entry.node_address):
-                yield Broken(
+                yield RuleBreak(
                     f"{entry.node_address} is in the service network {cidr}, so nodes would look"
                     " for it in their own cluster",
                     "use an address of the management cluster's nodes",
@@ -57,11 +57,11 @@ def _in_services(cluster: HostedCluster) -> Iterator[Broken]:
                 )
 
 
-def _in_pods(cluster: HostedCluster) -> Iterator[Broken]:
+def _in_pods(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _at_addresses(cluster):
         for cidr in cluster.cluster_cidrs:
             if contains(cidr, entry.node_address):
-                yield Broken(
+                yield RuleBreak(
                     f"{entry.node_address} is in the pod network {cidr}, so nodes would look for"
                     " it in their own cluster",
                     "use an address of the management cluster's nodes, or other ranges",
@@ -69,11 +69,11 @@ def _in_pods(cluster: HostedCluster) -> Iterator[Broken]:
                 )
 
 
-def _nowhere(cluster: HostedCluster) -> Iterator[Broken]:
+def _nowhere(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _node_ports(cluster):
         address = entry.node_address
         if address == "localhost" or (is_address(address) and _means_itself(address)):
-            yield Broken(
+            yield RuleBreak(
                 f"{address} is a different machine for everybody who dials it",
                 "use an address of the management cluster's nodes",
                 of_section(cluster, entry, "address"),
@@ -84,11 +84,11 @@ def _means_itself(address: str) -> bool:
     return any(it.is_loopback or it.is_link_local or it.is_multicast for it in reached(address))
 
 
-def _advertised(cluster: HostedCluster) -> Iterator[Broken]:
+def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
     mine = cluster.advertise_address
     for entry in _at_addresses(cluster):
         if mine and reached_address(mine) == reached_address(entry.node_address):
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.node_address} is the advertise address too, which every node has on its"
                 f" lo: no node could reach {entry.service.value}",
                 "give spec.networking.apiServer.advertiseAddress an address that nobody else has",
@@ -96,10 +96,10 @@ def _advertised(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _chosen_later(cluster: HostedCluster) -> Iterator[Broken]:
+def _chosen_later(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _node_ports(cluster):
         if "nodePort" in entry.has and not entry.node_port:
-            yield Broken(
+            yield RuleBreak(
                 f"Kubernetes chooses the port of {entry.service.value}, and it is known only then",
                 "name a port if a firewall has to know it",
                 of_section(cluster, entry, "port"),
@@ -107,49 +107,49 @@ def _chosen_later(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 RULES: Final = (
-    Rule(
+    PlanRule(
         name="node-port-once",
         weight=Weight.ERROR,
         means="each node port is of one service",
         missed_by=f"{CRD}, where the check is commented out; {CONTROLLER}",
         find=_twice,
     ),
-    Rule(
+    PlanRule(
         name="node-port-range",
         weight=Weight.ERROR,
         means="node ports are in serviceNodePortRange, 30000-32767 by default",
         missed_by=f"{CRD}; {CONTROLLER}, but for the APIServer",
         find=_out_of_range,
     ),
-    Rule(
+    PlanRule(
         name="node-port-in-services",
         weight=Weight.ERROR,
         means="the address of a NodePort is in no service network",
         missed_by=CRD,
         find=_in_services,
     ),
-    Rule(
+    PlanRule(
         name="node-port-advertised",
         weight=Weight.ERROR,
         means="the address of a NodePort is not the advertise address",
         missed_by=BOTH,
         find=_advertised,
     ),
-    Rule(
+    PlanRule(
         name="node-port-in-pods",
         weight=Weight.WARNING,
         means="the address of a NodePort is in no pod network",
         missed_by=BOTH,
         find=_in_pods,
     ),
-    Rule(
+    PlanRule(
         name="node-port-nowhere",
         weight=Weight.WARNING,
         means="the address of a NodePort is not localhost, link-local or a group",
         missed_by=BOTH,
         find=_nowhere,
     ),
-    Rule(
+    PlanRule(
         name="node-port-chosen-later",
         weight=Weight.NOTE,
         means="a NodePort without a port gets one from Kubernetes",

@@ -5,52 +5,65 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from isthmus.hosting.matrix import UNUSED, Verdict, possible, required, verdict
 from isthmus.hosting.model import (
+    ControlPlaneService,
+    DocumentPlace,
     HostedCluster,
-    Place,
     Platform,
     Publishing,
-    Service,
     Strategy,
     Weight,
 )
-from isthmus.hosting.rule import BOTH, CRD, Broken, Rule, in_entry, place, section, words
+from isthmus.hosting.rules import (
+    BOTH,
+    CRD,
+    UNUSED,
+    PlanRule,
+    RuleBreak,
+    StrategyVerdict,
+    in_entry,
+    place,
+    possible,
+    required,
+    section,
+    verdict,
+    words,
+)
 
 _SERVICES = "spec.services"
 _SECTIONS = ("loadBalancer", "nodePort", "route")
 _MAX_NAMESPACE_CHARS = 63
 
 
-def _missing(cluster: HostedCluster) -> Iterator[Broken]:
+def _missing(cluster: HostedCluster) -> Iterator[RuleBreak]:
     there = {entry.service for entry in cluster.services}
     for service in required(cluster.platform):
         if service not in there:
-            yield Broken(
+            yield RuleBreak(
                 f"{service.value} is not published",
                 f"add an entry with service: {service.value}",
                 place(cluster, _SERVICES),
             )
 
 
-def _twice(cluster: HostedCluster) -> Iterator[Broken]:
-    first: dict[Service, Publishing] = {}
+def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    first: dict[ControlPlaneService, Publishing] = {}
     for entry in cluster.services:
         other = first.setdefault(entry.service, entry)
         if other is not entry:
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.service.value} is published at {other.place.field} already, and one of the"
                 " two has no effect",
                 "remove one of the two",
-                Place(entry.place.line, f"{entry.place.field}.service"),
+                DocumentPlace(entry.place.line, f"{entry.place.field}.service"),
             )
 
 
-def _refused(cluster: HostedCluster) -> Iterator[Broken]:
+def _refused(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         service, strategy = entry.service, entry.strategy
-        if verdict(service, strategy, cluster.platform) is Verdict.REFUSED:
-            yield Broken(
+        if verdict(service, strategy, cluster.platform) is StrategyVerdict.REFUSED:
+            yield RuleBreak(
                 f"{service.value} cannot be published by {strategy.value}"
                 f" on {cluster.platform.value}",
                 f"use {words(possible(service, cluster.platform))}",
@@ -58,41 +71,41 @@ def _refused(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _foreign_section(cluster: HostedCluster) -> Iterator[Broken]:
+def _foreign_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         for name in _SECTIONS:
             if name in entry.has and name != section(entry.strategy):
-                yield Broken(
+                yield RuleBreak(
                     f"{name} has no meaning with type {entry.strategy.value}",
                     f"remove it, or make the type {name[0].upper()}{name[1:]}",
                     in_entry(cluster, entry, f".{name}"),
                 )
 
 
-def _no_node_port(cluster: HostedCluster) -> Iterator[Broken]:
+def _no_node_port(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if entry.strategy is Strategy.NODE_PORT and "nodePort" not in entry.has:
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.service.value} has no address for its NodePort",
                 "add nodePort with the address by which the management cluster's nodes are reached",
                 in_entry(cluster, entry, ".nodePort"),
             )
 
 
-def _ignored(cluster: HostedCluster) -> Iterator[Broken]:
+def _ignored(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if entry.service in UNUSED and not _is_s3_elsewhere(cluster, entry.strategy):
-            yield Broken(
+            yield RuleBreak(
                 f"nothing publishes {entry.service.value} any more: the entry has no effect",
                 "remove it",
                 entry.place,
             )
 
 
-def _s3(cluster: HostedCluster) -> Iterator[Broken]:
+def _s3(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if entry.service in UNUSED and _is_s3_elsewhere(cluster, entry.strategy):
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.service.value} is to be in a bucket of S3, which {cluster.platform.value}"
                 " does not have",
                 "remove it, and serve the issuer's documents at spec.issuerURL yourself",
@@ -104,10 +117,10 @@ def _is_s3_elsewhere(cluster: HostedCluster, strategy: Strategy) -> bool:
     return strategy is Strategy.S3 and cluster.platform is not Platform.AWS
 
 
-def _filled_in(cluster: HostedCluster) -> Iterator[Broken]:
+def _filled_in(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if entry.place.field == _SERVICES:
-            yield Broken(
+            yield RuleBreak(
                 f"{entry.service.value} is not listed: HyperShift's webhook makes it a"
                 f" {entry.strategy.value}",
                 "list it, so that the file says what the cluster has",
@@ -115,10 +128,10 @@ def _filled_in(cluster: HostedCluster) -> Iterator[Broken]:
             )
 
 
-def _long_namespace(cluster: HostedCluster) -> Iterator[Broken]:
+def _long_namespace(cluster: HostedCluster) -> Iterator[RuleBreak]:
     name = cluster.control_plane
     if len(name) > _MAX_NAMESPACE_CHARS:
-        yield Broken(
+        yield RuleBreak(
             f"the control plane's namespace would be {name}, of {len(name)} characters",
             f"shorten the name: {_MAX_NAMESPACE_CHARS} characters are possible"
             " with the namespace in front",
@@ -127,7 +140,7 @@ def _long_namespace(cluster: HostedCluster) -> Iterator[Broken]:
 
 
 RULES: Final = (
-    Rule(
+    PlanRule(
         name="required-services",
         weight=Weight.ERROR,
         means="APIServer, OAuthServer, Konnectivity and Ignition are published (IBM Cloud:"
@@ -135,53 +148,53 @@ RULES: Final = (
         missed_by="the CRD, which counts entries; the controller, but on AWS",
         find=_missing,
     ),
-    Rule(
+    PlanRule(
         name="service-once",
         weight=Weight.ERROR,
         means="each service has one entry",
         missed_by=BOTH,
         find=_twice,
     ),
-    Rule(
+    PlanRule(
         name="strategy-possible",
         weight=Weight.ERROR,
         means="the control plane operator can publish the service by this strategy",
         missed_by=f"{CRD}; the control plane operator fails later",
         find=_refused,
     ),
-    Rule(
+    PlanRule(
         name="section-of-type",
         weight=Weight.ERROR,
         means="loadBalancer, nodePort and route are there with their own type only",
         find=_foreign_section,
     ),
-    Rule(
+    PlanRule(
         name="node-port-section",
         weight=Weight.ERROR,
         means="a NodePort has its nodePort section",
         find=_no_node_port,
     ),
-    Rule(
+    PlanRule(
         name="control-plane-namespace",
         weight=Weight.ERROR,
         means="the control plane's namespace, NAMESPACE-NAME, has at most 63 characters",
         missed_by=CRD,
         find=_long_namespace,
     ),
-    Rule(
+    PlanRule(
         name="s3-on-aws",
         weight=Weight.WARNING,
         means="S3 is used on AWS only",
         missed_by=BOTH,
         find=_s3,
     ),
-    Rule(
+    PlanRule(
         name="unused-service",
         weight=Weight.NOTE,
         means="OIDC and OVNSbDb are not listed: they have no effect",
         find=_ignored,
     ),
-    Rule(
+    PlanRule(
         name="filled-in-service",
         weight=Weight.NOTE,
         means="on KubeVirt, a service that is not listed is added by HyperShift's webhook",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.hosting.model import HostedCluster, Platform, Publishing, Service, Strategy
+from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform, Publishing, Strategy
 
 Manifest = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ class Made:
 
     manifest: Manifest
     purpose: str
-    service: Service | None = None
+    service: ControlPlaneService | None = None
 
     @property
     def key(self) -> str:
@@ -53,7 +53,7 @@ def key(manifest: Manifest) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class ServiceTemplate:
     """What a Service says besides its name: how it is reached and what is behind it."""
 
     port: int
@@ -67,14 +67,19 @@ class Door:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def service(cluster: HostedCluster, name: str, door: Door) -> Manifest:
+def service(cluster: HostedCluster, name: str, template: ServiceTemplate) -> Manifest:
     """A Service in the control plane's namespace."""
-    port: dict[str, Any] = {"name": door.port_name} if door.port_name else {}
-    port |= {"port": door.port, "protocol": "TCP", "targetPort": door.target}
-    if door.node_port:
-        port["nodePort"] = door.node_port
-    spec = {"type": door.type, **door.more, "selector": dict(door.selector), "ports": [port]}
-    metadata = _metadata(cluster, name, door.labels, door.annotations)
+    port: dict[str, Any] = {"name": template.port_name} if template.port_name else {}
+    port |= {"port": template.port, "protocol": "TCP", "targetPort": template.target}
+    if template.node_port:
+        port["nodePort"] = template.node_port
+    spec = {
+        "type": template.type,
+        **template.more,
+        "selector": dict(template.selector),
+        "ports": [port],
+    }
+    metadata = _metadata(cluster, name, template.labels, template.annotations)
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
@@ -155,7 +160,7 @@ def is_internal(manifest: Manifest) -> bool:
 
 
 def published_as(publishing: Publishing) -> Mapping[str, Any]:
-    """The parts of a Door that follow from the strategy alone."""
+    """The parts of a ServiceTemplate that follow from the strategy alone."""
     match publishing.strategy:
         case Strategy.LOAD_BALANCER:
             named = {DNS_ANNOTATION: publishing.hostname} if publishing.hostname else {}

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from isthmus.hosting.model import (
-    Access,
-    Endpoint,
-    From,
+    ControlPlaneService,
+    EndpointAccess,
     HostedCluster,
+    PlannedEndpoint,
     Platform,
-    Service,
     Strategy,
+    Viewpoint,
 )
 from isthmus.text.addresses import reached_address
 from isthmus.values import is_address
@@ -25,16 +25,16 @@ from isthmus.values import is_address
 INGRESS = "ingress of the management cluster"
 SHARED_INGRESS = "shared ingress"
 
-EVERYWHERE = frozenset(From)
-GUEST_SIDE = frozenset({From.GUEST_VPC, From.MANAGEMENT, From.SAME_CLUSTER})
-IN_CLUSTER = frozenset({From.SAME_CLUSTER})
+EVERYWHERE = frozenset(Viewpoint)
+GUEST_SIDE = frozenset({Viewpoint.GUEST_VPC, Viewpoint.MANAGEMENT, Viewpoint.SAME_CLUSTER})
+IN_CLUSTER = frozenset({Viewpoint.SAME_CLUSTER})
 #: The operator looks after kube-apiserver from its own namespace.
-IN_MANAGEMENT = frozenset({From.MANAGEMENT, From.SAME_CLUSTER})
+IN_MANAGEMENT = frozenset({Viewpoint.MANAGEMENT, Viewpoint.SAME_CLUSTER})
 
 #: Platforms whose documents say from where the endpoints are reached.
 WITH_ACCESS = frozenset({Platform.AWS, Platform.AZURE, Platform.GCP})
-_PUBLIC = frozenset({Access.PUBLIC, Access.PUBLIC_AND_PRIVATE})
-_PRIVATE = frozenset({Access.PUBLIC_AND_PRIVATE, Access.PRIVATE})
+_PUBLIC = frozenset({EndpointAccess.PUBLIC, EndpointAccess.PUBLIC_AND_PRIVATE})
+_PRIVATE = frozenset({EndpointAccess.PUBLIC_AND_PRIVATE, EndpointAccess.PRIVATE})
 
 
 def is_public(cluster: HostedCluster) -> bool:
@@ -56,7 +56,7 @@ def behind_shared_ingress(cluster: HostedCluster) -> bool:
 
 def names_api_server(cluster: HostedCluster) -> bool:
     """Tell whether kube-apiserver has a Route with a name of its own."""
-    found = cluster.publishing(Service.API_SERVER)
+    found = cluster.publishing(ControlPlaneService.API_SERVER)
     return found is not None and found.strategy is Strategy.ROUTE and bool(found.hostname)
 
 
@@ -82,7 +82,7 @@ def uses_router(cluster: HostedCluster) -> bool:
     return is_private(cluster) or labels_routes(cluster)
 
 
-def seen_at_node(address: str) -> frozenset[From]:
+def seen_at_node(address: str) -> frozenset[Viewpoint]:
     """From where a port of a management node is seen.
 
     A name may stand for any address, so it counts as one of the internet.
@@ -92,12 +92,14 @@ def seen_at_node(address: str) -> frozenset[From]:
     return EVERYWHERE
 
 
-def is_published(endpoint: Endpoint) -> bool:
+def is_published(endpoint: PlannedEndpoint) -> bool:
     """Tell whether an endpoint is for anybody outside the management cluster."""
-    return bool(endpoint.visible_from & {From.INTERNET, From.GUEST_VPC})
+    return bool(endpoint.visible_from & {Viewpoint.INTERNET, Viewpoint.GUEST_VPC})
 
 
-def seen_from(endpoints: Iterable[Endpoint], service: Service, where: From) -> tuple[Endpoint, ...]:
+def seen_from(
+    endpoints: Iterable[PlannedEndpoint], service: ControlPlaneService, where: Viewpoint
+) -> tuple[PlannedEndpoint, ...]:
     """The endpoints of a service that somebody there can reach."""
     return tuple(
         each for each in endpoints if each.service is service and where in each.visible_from
@@ -105,35 +107,37 @@ def seen_from(endpoints: Iterable[Endpoint], service: Service, where: From) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
+class VisibleServices:
     """What a topology shows to everybody, and what to the guest's own network only."""
 
-    public: frozenset[Service]
-    private: frozenset[Service]
+    public: frozenset[ControlPlaneService]
+    private: frozenset[ControlPlaneService]
 
 
-_API, _OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
-_TUNNEL, _OVN = Service.KONNECTIVITY, Service.OVN_SB_DB
+_API, _OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
+_TUNNEL, _OVN = ControlPlaneService.KONNECTIVITY, ControlPlaneService.OVN_SB_DB
 
 #: HyperShift's networking proposal of 2022, "Endpoints topology". Ignition is not in it.
-DESIGNED: Mapping[Access, Lists] = {
-    Access.PUBLIC: Lists(frozenset({_API, _TUNNEL, _OVN, _OAUTH}), frozenset()),
-    Access.PUBLIC_AND_PRIVATE: Lists(frozenset({_API, _OAUTH}), frozenset({_API, _TUNNEL, _OVN})),
-    Access.PRIVATE: Lists(frozenset({_OAUTH}), frozenset({_API, _TUNNEL, _OVN})),
+DESIGNED: Mapping[EndpointAccess, VisibleServices] = {
+    EndpointAccess.PUBLIC: VisibleServices(frozenset({_API, _TUNNEL, _OVN, _OAUTH}), frozenset()),
+    EndpointAccess.PUBLIC_AND_PRIVATE: VisibleServices(
+        frozenset({_API, _OAUTH}), frozenset({_API, _TUNNEL, _OVN})
+    ),
+    EndpointAccess.PRIVATE: VisibleServices(frozenset({_OAUTH}), frozenset({_API, _TUNNEL, _OVN})),
 }
 
 
-def listed(endpoints: Iterable[Endpoint]) -> Lists:
+def listed(endpoints: Iterable[PlannedEndpoint]) -> VisibleServices:
     """The same two lists, of what a plan has.
 
     What everybody sees is seen from the guest's network too: only what is made for that network
     alone counts as private.
     """
     found = tuple(endpoints)
-    public = {each.service for each in found if From.INTERNET in each.visible_from}
+    public = {each.service for each in found if Viewpoint.INTERNET in each.visible_from}
     private = {
         each.service
         for each in found
-        if From.GUEST_VPC in each.visible_from and From.INTERNET not in each.visible_from
+        if Viewpoint.GUEST_VPC in each.visible_from and Viewpoint.INTERNET not in each.visible_from
     }
-    return Lists(frozenset(public), frozenset(private))
+    return VisibleServices(frozenset(public), frozenset(private))

@@ -16,7 +16,7 @@ from kube.api import Api, CallFailedError
 from kube.documents import contains, make_namespace
 
 from isthmus.hosting.document import read
-from isthmus.hosting.model import Plan
+from isthmus.hosting.model import PublishPlan
 from isthmus.hosting.own_parts import own_parts
 from isthmus.hosting.plan import make_plan
 from tests.unit.hosting.every_plan import every_plan
@@ -34,7 +34,7 @@ WHOLE = (
 )
 
 
-def plan(name: str) -> Plan:
+def plan(name: str) -> PublishPlan:
     return make_plan(read((EXAMPLES / name).read_text(), name))
 
 

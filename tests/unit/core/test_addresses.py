@@ -13,7 +13,7 @@ from isthmus.dial.rules_networks import ClusterNetwork, Networks, Nowhere
 from isthmus.dial.rules_policy import Effect, Match, Policy, PolicyRule, Question, decide
 from isthmus.dial.settings_destinations import parse_destinations
 from isthmus.dial.settings_endpoint_lists import ALLOW, DENY, parse_entries
-from isthmus.hosting.rule import contains
+from isthmus.hosting.rules import contains
 from isthmus.net.rules_near import host_of
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.apiserver_proxy.plan import ProxyPlan

@@ -6,20 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from isthmus.hosting.model import (
-    Access,
+    ControlPlaneService,
+    EndpointAccess,
     HostedCluster,
     Platform,
     Publishing,
-    Service,
     Strategy,
 )
 
-USED = (Service.API_SERVER, Service.OAUTH_SERVER, Service.KONNECTIVITY, Service.IGNITION)
-Entries = Mapping[Service, Publishing | Strategy]
+USED = (
+    ControlPlaneService.API_SERVER,
+    ControlPlaneService.OAUTH_SERVER,
+    ControlPlaneService.KONNECTIVITY,
+    ControlPlaneService.IGNITION,
+)
+Entries = Mapping[ControlPlaneService, Publishing | Strategy]
 LB, NODE_PORT, ROUTE = Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE
 
 
-def published(service: Service, strategy: Strategy, **said: Any) -> Publishing:
+def published(service: ControlPlaneService, strategy: Strategy, **said: Any) -> Publishing:
     """An entry with a name, or an address and a port, of its own."""
     more: dict[str, Any] = {}
     if strategy in (LB, ROUTE):
@@ -27,22 +32,22 @@ def published(service: Service, strategy: Strategy, **said: Any) -> Publishing:
         more["has"] = frozenset({"route" if strategy is ROUTE else "loadBalancer"})
     if strategy is NODE_PORT:
         more["node_address"] = "nodes.example.com"
-        more["node_port"] = 30000 + list(Service).index(service)
+        more["node_port"] = 30000 + list(ControlPlaneService).index(service)
         more["has"] = frozenset({"nodePort"})
     return Publishing(service=service, strategy=strategy, **{**more, **said})
 
 
 def cluster(
     platform: Platform = Platform.AWS,
-    access: Access = Access.PUBLIC,
+    access: EndpointAccess = EndpointAccess.PUBLIC,
     services: Entries | None = None,
     **said: Any,
 ) -> HostedCluster:
     """A cluster that breaks no rule: a load balancer for APIServer, Routes for the rest."""
-    entries: dict[Service, Publishing | Strategy] = dict.fromkeys(USED, ROUTE)
-    entries[Service.API_SERVER] = LB
+    entries: dict[ControlPlaneService, Publishing | Strategy] = dict.fromkeys(USED, ROUTE)
+    entries[ControlPlaneService.API_SERVER] = LB
     entries.update(services or {})
-    private = platform is Platform.AZURE and access is not Access.PUBLIC
+    private = platform is Platform.AZURE and access is not EndpointAccess.PUBLIC
     fields: dict[str, Any] = {
         "service_cidrs": ("172.31.0.0/16",),
         "cluster_cidrs": ("10.132.0.0/14",),

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from isthmus.hosting.document import read
 from isthmus.hosting.model import (
-    Access,
-    Finding,
+    ControlPlaneService,
+    DocumentPlace,
+    EndpointAccess,
     HostedCluster,
-    Place,
-    Plan,
+    PlanFinding,
     Platform,
     Publishing,
-    Service,
+    PublishPlan,
     Strategy,
     Weight,
 )
@@ -23,22 +23,22 @@ from isthmus.hosting.plan import make_plan
 EXAMPLES = Path(__file__).parents[3] / "examples" / "publishing"
 
 
-def example(name: str) -> Plan:
+def example(name: str) -> PublishPlan:
     path = EXAMPLES / f"{name}.yaml"
     return make_plan(read(path.read_text(encoding="utf-8"), path.name))
 
 
-def published(service: Service, strategy: Strategy, hostname: str = "") -> Publishing:
+def published(service: ControlPlaneService, strategy: Strategy, hostname: str = "") -> Publishing:
     return Publishing(service=service, strategy=strategy, hostname=hostname)
 
 
 ROUTES = tuple(
     published(service, Strategy.ROUTE, f"{service.value.lower()}.summer.example.com")
     for service in (
-        Service.API_SERVER,
-        Service.OAUTH_SERVER,
-        Service.KONNECTIVITY,
-        Service.IGNITION,
+        ControlPlaneService.API_SERVER,
+        ControlPlaneService.OAUTH_SERVER,
+        ControlPlaneService.KONNECTIVITY,
+        ControlPlaneService.IGNITION,
     )
 )
 SUMMER = HostedCluster(
@@ -46,9 +46,9 @@ SUMMER = HostedCluster(
     namespace="clusters",
     control_plane="clusters-summer",
     platform=Platform.AWS,
-    access=Access.PUBLIC_AND_PRIVATE,
+    access=EndpointAccess.PUBLIC_AND_PRIVATE,
     has_access=True,
-    services=(*ROUTES, published(Service.OVN_SB_DB, Strategy.NONE)),
+    services=(*ROUTES, published(ControlPlaneService.OVN_SB_DB, Strategy.NONE)),
     service_cidrs=("172.31.0.0/16",),
     cluster_cidrs=("10.132.0.0/14",),
     machine_cidrs=("10.0.0.0/16",),
@@ -59,7 +59,7 @@ LONG = replace(
     SUMMER,
     name="a" * 63,
     control_plane="b" * 63,
-    access=Access.PRIVATE,
+    access=EndpointAccess.PRIVATE,
     services=tuple(
         replace(each, hostname=".".join((each.service.value[:2].lower() * 30,) * 4))
         if each.hostname
@@ -71,23 +71,23 @@ LONG = replace(
 KUBEVIRT = replace(
     SUMMER,
     platform=Platform.KUBEVIRT,
-    access=Access.PUBLIC,
+    access=EndpointAccess.PUBLIC,
     has_access=False,
     services=(
-        published(Service.API_SERVER, Strategy.LOAD_BALANCER),
+        published(ControlPlaneService.API_SERVER, Strategy.LOAD_BALANCER),
         *(replace(each, hostname="") for each in ROUTES[1:]),
     ),
     allowed_cidrs=(),
 )
 NASTY = "\"><script>alert('&')</script>\x00\x1b"
-WRONG = Plan(
+WRONG = PublishPlan(
     cluster=replace(SUMMER, name=NASTY),
     findings=tuple(
-        Finding(
+        PlanFinding(
             rule=f"rule-{number}",
             weight=Weight.ERROR,
             says=f"this is wrong with {NASTY}, and it takes some words to say so",
-            place=Place(line=number),
+            place=DocumentPlace(line=number),
         )
         for number in range(1, 10)
     ),
@@ -103,13 +103,13 @@ PLANS = {
     "long": make_plan(LONG),
     "kubevirt": make_plan(KUBEVIRT),
     "shared-ingress": make_plan(
-        replace(SUMMER, platform=Platform.AZURE, access=Access.PUBLIC, shared_ingress=True)
+        replace(SUMMER, platform=Platform.AZURE, access=EndpointAccess.PUBLIC, shared_ingress=True)
     ),
     "swift": make_plan(
         replace(
             SUMMER,
             platform=Platform.AZURE,
-            access=Access.PRIVATE,
+            access=EndpointAccess.PRIVATE,
             azure_private_type="Swift",
             swift=True,
         )

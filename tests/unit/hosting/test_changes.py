@@ -8,21 +8,31 @@ from itertools import product
 import pytest
 from clusters import LB, NODE_PORT, ROUTE, USED, Entries, cluster, published
 
-from isthmus.hosting.changes import Act, Step, apply_steps, changes, claims
-from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Strategy
+from isthmus.hosting.changes import ChangeKind, ChangeStep, apply_steps, changes, claims
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    EndpointAccess,
+    HostedCluster,
+    Platform,
+    Strategy,
+)
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.shapes import Manifest, key
 
-API, OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
-TUNNEL, IGNITION = Service.KONNECTIVITY, Service.IGNITION
-PUBLIC, BOTH, PRIVATE = Access.PUBLIC, Access.PUBLIC_AND_PRIVATE, Access.PRIVATE
+API, OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
+TUNNEL, IGNITION = ControlPlaneService.KONNECTIVITY, ControlPlaneService.IGNITION
+PUBLIC, BOTH, PRIVATE = (
+    EndpointAccess.PUBLIC,
+    EndpointAccess.PUBLIC_AND_PRIVATE,
+    EndpointAccess.PRIVATE,
+)
 
 
-def steps(old: HostedCluster, new: HostedCluster) -> tuple[Step, ...]:
+def steps(old: HostedCluster, new: HostedCluster) -> tuple[ChangeStep, ...]:
     return changes(make_plan(old), make_plan(new))
 
 
-def told(found: tuple[Step, ...]) -> list[str]:
+def told(found: tuple[ChangeStep, ...]) -> list[str]:
     return [f"{each.act.value} {each.what}" for each in found]
 
 
@@ -41,9 +51,11 @@ def test_nothing_changes_into_itself() -> None:
     assert steps(cluster(), cluster()) == ()
 
 
-@pytest.mark.parametrize(("old", "new"), list(product(Access, repeat=2)))
+@pytest.mark.parametrize(("old", "new"), list(product(EndpointAccess, repeat=2)))
 @pytest.mark.parametrize("strategy", [LB, ROUTE])
-def test_every_topology_becomes_every_other(old: Access, new: Access, strategy: Strategy) -> None:
+def test_every_topology_becomes_every_other(
+    old: EndpointAccess, new: EndpointAccess, strategy: Strategy
+) -> None:
     services = {API: strategy}
     check(cluster(access=old, services=services), cluster(access=new, services=services))
 
@@ -91,17 +103,19 @@ def test_going_private_moves_nodes_after_the_way_is_there() -> None:
 
 def test_a_strategy_cannot_change_where_hypershift_looks_after_it() -> None:
     found = steps(cluster(), cluster(services={API: ROUTE}))
-    assert found[0].act is Act.REFUSE
+    assert found[0].act is ChangeKind.REFUSE
     assert found[0].what == "spec.services"
     assert "APIServer would change" in found[0].says
     ibm = steps(cluster(Platform.IBMCLOUD), cluster(Platform.IBMCLOUD, services={API: ROUTE}))
-    assert Act.REFUSE not in {each.act for each in ibm}
+    assert ChangeKind.REFUSE not in {each.act for each in ibm}
     assert "move APIServer" in told(ibm)
 
 
 def test_a_port_changes_under_the_same_name() -> None:
     found = steps(cluster(), cluster(services={API: ROUTE}))
-    moved = [each.says for each in found if each.act is Act.MOVE and each.what == "APIServer"]
+    moved = [
+        each.says for each in found if each.act is ChangeKind.MOVE and each.what == "APIServer"
+    ]
     assert "kubeconfigs: from apiserver.example.com:6443 to apiserver.example.com:443" in moved
     assert (
         "the DNS record of apiserver.example.com: from Service/kube-apiserver to Service/router"
@@ -120,11 +134,11 @@ def test_a_port_changes_under_the_same_name() -> None:
     ],
 )
 def test_azure_does_not_go_between_public_and_the_rest(
-    old: Access, new: Access, refused: bool
+    old: EndpointAccess, new: EndpointAccess, refused: bool
 ) -> None:
     found = steps(cluster(Platform.AZURE, old), cluster(Platform.AZURE, new))
     assert (found[0].what == "spec.platform.azure.topology") is refused
-    assert any(each.act is not Act.REFUSE for each in found)
+    assert any(each.act is not ChangeKind.REFUSE for each in found)
     check(cluster(Platform.AZURE, old), cluster(Platform.AZURE, new))
 
 
@@ -180,7 +194,7 @@ def test_a_name_that_a_plan_has_twice_takes_nothing_from_anybody() -> None:
     new = make_plan(cluster(services={API: ROUTE, OAUTH: twice}))
     assert not new.errors
     found = changes(make_plan(old), new)
-    assert Act.DELETE not in {each.act for each in found}
+    assert ChangeKind.DELETE not in {each.act for each in found}
     made = apply_steps(make_plan(old).objects, found)
     assert sorted(made, key=key) == sorted(new.objects, key=key)
 
@@ -188,7 +202,7 @@ def test_a_name_that_a_plan_has_twice_takes_nothing_from_anybody() -> None:
 def test_other_blocks_cut_connections_and_nothing_else() -> None:
     old = cluster(allowed_cidrs=("203.0.113.0/24",))
     (step,) = steps(old, replace(old, allowed_cidrs=("198.51.100.0/24",)))
-    assert (step.act, step.what) == (Act.UPDATE, "Service/kube-apiserver")
+    assert (step.act, step.what) == (ChangeKind.UPDATE, "Service/kube-apiserver")
     assert "not allowed any more" in step.interrupts
 
 
@@ -199,7 +213,7 @@ def test_keeping_sources_is_a_change_too() -> None:
         allowed_cidrs=("203.0.113.0/24",),
     )
     found = changes(make_plan(given), make_plan(given, keep_sources=True))
-    assert {each.act for each in found} == {Act.UPDATE}
+    assert {each.act for each in found} == {ChangeKind.UPDATE}
     assert found[0].what == "NetworkPolicy/published-apiserver"
     assert found[0].interrupts == "whoever is not let in any more cannot connect"
     assert "answer no more" in found[-1].interrupts
@@ -207,15 +221,19 @@ def test_keeping_sources_is_a_change_too() -> None:
 
 def test_what_is_new_comes_before_what_changes() -> None:
     acts = [each.act for each in steps(cluster(), cluster(access=BOTH))]
-    assert Act.CREATE in acts
-    assert acts.index(Act.UPDATE) > max(i for i, act in enumerate(acts) if act is Act.CREATE)
-    assert acts.index(Act.DELETE) > max(i for i, act in enumerate(acts) if act is Act.UPDATE)
+    assert ChangeKind.CREATE in acts
+    assert acts.index(ChangeKind.UPDATE) > max(
+        i for i, act in enumerate(acts) if act is ChangeKind.CREATE
+    )
+    assert acts.index(ChangeKind.DELETE) > max(
+        i for i, act in enumerate(acts) if act is ChangeKind.UPDATE
+    )
 
 
 def test_steps_that_nobody_notices_say_so() -> None:
     found = steps(cluster(), cluster(access=BOTH))
     for each in found:
-        if each.act is Act.CREATE:
+        if each.act is ChangeKind.CREATE:
             assert each.interrupts == ""
-        if each.act is Act.MOVE:
+        if each.act is ChangeKind.MOVE:
             assert each.manifest is None and each.interrupts

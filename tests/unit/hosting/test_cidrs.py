@@ -5,27 +5,31 @@ from __future__ import annotations
 import pytest
 from clusters import LB, NODE_PORT, ROUTE, USED, cluster, published
 
-from isthmus.hosting.cidrs import FIELD, RULES
 from isthmus.hosting.model import (
-    Access,
-    Finding,
+    ControlPlaneService,
+    DocumentPlace,
+    EndpointAccess,
     HostedCluster,
-    Place,
+    PlanFinding,
     Platform,
-    Service,
     Strategy,
     Weight,
 )
 from isthmus.hosting.plan import make_plan
+from isthmus.hosting.rules_endpoints import ENDPOINT_RULES, FIELD
 from isthmus.hosting.visibility import is_published
 
-API, OAUTH, TUNNEL = Service.API_SERVER, Service.OAUTH_SERVER, Service.KONNECTIVITY
+API, OAUTH, TUNNEL = (
+    ControlPlaneService.API_SERVER,
+    ControlPlaneService.OAUTH_SERVER,
+    ControlPlaneService.KONNECTIVITY,
+)
 BLOCKS = ("203.0.113.0/24", "2001:db8::/32")
-BOTH, PRIVATE = Access.PUBLIC_AND_PRIVATE, Access.PRIVATE
+BOTH, PRIVATE = EndpointAccess.PUBLIC_AND_PRIVATE, EndpointAccess.PRIVATE
 
 
-def found(cluster: HostedCluster, rule: str) -> list[Finding]:
-    assert rule in RULES
+def found(cluster: HostedCluster, rule: str) -> list[PlanFinding]:
+    assert rule in ENDPOINT_RULES
     return [each for each in make_plan(cluster).findings if each.rule == rule]
 
 
@@ -34,26 +38,26 @@ def where(cluster: HostedCluster) -> set[str]:
 
 
 HELD = [
-    (Platform.AWS, Access.PUBLIC, LB, {"kube-apiserver"}),
+    (Platform.AWS, EndpointAccess.PUBLIC, LB, {"kube-apiserver"}),
     (Platform.AWS, BOTH, LB, {"kube-apiserver"}),
     (Platform.AWS, PRIVATE, LB, set()),
     (Platform.AWS, PRIVATE, ROUTE, set()),
     (Platform.AWS, BOTH, ROUTE, {"kube-apiserver", "oauth"}),
     (
         Platform.AGENT,
-        Access.PUBLIC,
+        EndpointAccess.PUBLIC,
         ROUTE,
         {"kube-apiserver", "oauth", "konnectivity-server", "ignition-server"},
     ),
-    (Platform.AGENT, Access.PUBLIC, NODE_PORT, set()),
-    (Platform.AZURE, Access.PUBLIC, LB, {"kube-apiserverlb"}),
-    (Platform.IBMCLOUD, Access.PUBLIC, ROUTE, set()),
+    (Platform.AGENT, EndpointAccess.PUBLIC, NODE_PORT, set()),
+    (Platform.AZURE, EndpointAccess.PUBLIC, LB, {"kube-apiserverlb"}),
+    (Platform.IBMCLOUD, EndpointAccess.PUBLIC, ROUTE, set()),
 ]
 
 
 @pytest.mark.parametrize(("platform", "access", "strategy", "names"), HELD)
 def test_they_hold_here_and_everything_else_is_warned_of(
-    platform: Platform, access: Access, strategy: Strategy, names: set[str]
+    platform: Platform, access: EndpointAccess, strategy: Strategy, names: set[str]
 ) -> None:
     given = cluster(platform, access, {API: strategy}, allowed_cidrs=BLOCKS)
     assert where(given) == names
@@ -71,7 +75,7 @@ def test_they_hold_here_and_everything_else_is_warned_of(
 
 def test_without_blocks_nothing_is_said() -> None:
     for given in (cluster(), cluster(services={API: ROUTE})):
-        assert not {each.rule for each in make_plan(given).findings} & set(RULES)
+        assert not {each.rule for each in make_plan(given).findings} & set(ENDPOINT_RULES)
         assert where(given) == set()
 
 
@@ -84,17 +88,17 @@ def test_other_load_balancers_do_not_have_them() -> None:
 
 
 def test_the_place_is_that_of_the_entry() -> None:
-    entry = published(OAUTH, ROUTE, place=Place(17, "spec.services[1]"))
+    entry = published(OAUTH, ROUTE, place=DocumentPlace(17, "spec.services[1]"))
     given = cluster(services={OAUTH: entry}, allowed_cidrs=BLOCKS)
     warnings = found(given, "cidrs-not-here")
-    assert Place(17, "spec.services[1]") in {each.place for each in warnings}
+    assert DocumentPlace(17, "spec.services[1]") in {each.place for each in warnings}
 
 
 def test_nodes_come_by_what_is_restricted() -> None:
-    given = cluster(allowed_cidrs=BLOCKS, places={FIELD: Place(9, FIELD)})
+    given = cluster(allowed_cidrs=BLOCKS, places={FIELD: DocumentPlace(9, FIELD)})
     (warning,) = found(given, "cidrs-for-nodes")
     assert "nodes come to APIServer like" in warning.says
-    assert warning.place == Place(9, FIELD)
+    assert warning.place == DocumentPlace(9, FIELD)
     routed = cluster(services={API: ROUTE}, allowed_cidrs=BLOCKS)
     (warning,) = found(routed, "cidrs-for-nodes")
     assert "APIServer, Konnectivity, Ignition" in warning.says
@@ -122,7 +126,7 @@ def test_sources_that_are_kept_make_them_hold_on_node_ports() -> None:
     plan = make_plan(given, keep_sources=True)
     published_ones = [each for each in plan.endpoints if is_published(each)]
     assert published_ones and all(each.restricted for each in published_ones)
-    assert not {each.rule for each in plan.findings} & set(RULES)
+    assert not {each.rule for each in plan.findings} & set(ENDPOINT_RULES)
     for each in plan.objects:
         if each["kind"] == "Service":
             assert each["spec"]["externalTrafficPolicy"] == "Local"

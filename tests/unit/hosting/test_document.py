@@ -9,10 +9,15 @@ import pytest
 import yaml
 
 from isthmus.errors import ConfigError
-from isthmus.hosting.document import read
-from isthmus.hosting.fields import MAX_FIELDS
-from isthmus.hosting.known_fields import DOCUMENT, Tree, paths
-from isthmus.hosting.model import Access, Place, Platform, Service, Strategy
+from isthmus.hosting.document import MAX_FIELDS, read
+from isthmus.hosting.document_fields import DOCUMENT, Tree, paths
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    DocumentPlace,
+    EndpointAccess,
+    Platform,
+    Strategy,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from publishing_cases import AZURE, EXAMPLES, GCP, KUBEVIRT, LINK, REMOVED, TOPOLOGY, changed
@@ -36,11 +41,11 @@ def test_an_example_is_read() -> None:
     cluster = read(text, "c.yaml")
     assert (cluster.name, cluster.namespace) == ("spring", "clusters")
     assert cluster.control_plane == "clusters-spring"
-    assert (cluster.platform, cluster.access) == (Platform.AWS, Access.PUBLIC)
+    assert (cluster.platform, cluster.access) == (Platform.AWS, EndpointAccess.PUBLIC)
     assert cluster.has_access
     assert cluster.machine_cidrs == ("10.0.0.0/16",)
     assert cluster.allowed_cidrs == ("198.51.100.0/24", "203.0.113.0/24", "192.0.2.10/32")
-    api = cluster.publishing(Service.API_SERVER)
+    api = cluster.publishing(ControlPlaneService.API_SERVER)
     assert api is not None
     assert (api.strategy, api.hostname) == (Strategy.LOAD_BALANCER, "api.spring.example.com")
     assert api.has == {"loadBalancer"}
@@ -62,7 +67,7 @@ def test_defaults_are_filled_in() -> None:
     assert cluster.cluster_cidrs == ("10.132.0.0/14",)
     assert (cluster.advertise_address, cluster.api_port) == ("172.20.0.1", 6443)
     assert cluster.node_port_range == (30000, 32767)
-    assert (cluster.access, cluster.has_access) == (Access.PUBLIC, False)
+    assert (cluster.access, cluster.has_access) == (EndpointAccess.PUBLIC, False)
     assert "spec.networking" not in cluster.places
 
 
@@ -73,14 +78,14 @@ def test_an_ipv6_cluster_advertises_an_ipv6_address() -> None:
 
 
 def test_platforms_have_their_own_topologies() -> None:
-    def access(document: object) -> Access:
+    def access(document: object) -> EndpointAccess:
         return read(yaml.safe_dump(document), "c.yaml").access
 
-    assert access(GCP) is Access.PRIVATE
-    assert access(AZURE) is Access.PUBLIC
-    assert access(changed(AZURE, {TOPOLOGY: "Private"})) is Access.PRIVATE
+    assert access(GCP) is EndpointAccess.PRIVATE
+    assert access(AZURE) is EndpointAccess.PUBLIC
+    assert access(changed(AZURE, {TOPOLOGY: "Private"})) is EndpointAccess.PRIVATE
     swift = {TOPOLOGY: REMOVED, LINK: {"type": "Swift"}}
-    assert access(changed(AZURE, swift)) is Access.PUBLIC_AND_PRIVATE
+    assert access(changed(AZURE, swift)) is EndpointAccess.PUBLIC_AND_PRIVATE
 
 
 def test_managed_azure_shares_an_ingress() -> None:
@@ -94,7 +99,7 @@ def test_managed_azure_shares_an_ingress() -> None:
 def test_kubevirt_gets_what_it_leaves_out() -> None:
     document = changed(KUBEVIRT, {"spec.services": KUBEVIRT["spec"]["services"][1:]})
     cluster = read(yaml.safe_dump(document), "c.yaml")
-    api = cluster.publishing(Service.API_SERVER)
+    api = cluster.publishing(ControlPlaneService.API_SERVER)
     assert api is not None
     assert (api.strategy, api.place.field) == (Strategy.LOAD_BALANCER, "spec.services")
     assert len(cluster.services) == 4
@@ -250,4 +255,6 @@ def test_known_fields_are_paths_too() -> None:
 
 
 def test_places_are_values() -> None:
-    assert read(SMALL, "c.yaml").places["spec.platform.type"] == Place(4, "spec.platform.type")
+    assert read(SMALL, "c.yaml").places["spec.platform.type"] == DocumentPlace(
+        4, "spec.platform.type"
+    )

@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 from clusters import LB, NODE_PORT, ROUTE, USED, cluster, published
 
-from isthmus.hosting import cidrs, surprises
 from isthmus.hosting.explain import explain
-from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Weight
-from isthmus.hosting.plan import make_plan
-from isthmus.hosting.rules import RULES
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    EndpointAccess,
+    HostedCluster,
+    Platform,
+    Weight,
+)
+from isthmus.hosting.plan import RULES, make_plan
+from isthmus.hosting.rules_endpoints import ENDPOINT_RULES
 
-API, OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
+API, OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
 
 
 def said(given: HostedCluster) -> list[str]:
@@ -32,7 +37,7 @@ def said(given: HostedCluster) -> list[str]:
             ],
         ),
         (
-            cluster(Platform.GCP, Access.PRIVATE, has_access=False),
+            cluster(Platform.GCP, EndpointAccess.PRIVATE, has_access=False),
             [
                 "demo is on GCP and Private, which is the default on GCP:"
                 " it has endpoints for the guest's own network.",
@@ -59,7 +64,7 @@ def test_why_there_is_a_router(given: HostedCluster, lines: list[str]) -> None:
 
 
 def test_every_endpoint_is_there_with_who_sees_it() -> None:
-    given = cluster(access=Access.PUBLIC_AND_PRIVATE, allowed_cidrs=("203.0.113.0/24",))
+    given = cluster(access=EndpointAccess.PUBLIC_AND_PRIVATE, allowed_cidrs=("203.0.113.0/24",))
     lines = said(given)
     assert lines[lines.index("  apiserver.example.com:6443") + 1] == (
         "    Seen from everywhere within the allowed CIDR blocks, by Service/kube-apiserver."
@@ -76,7 +81,7 @@ def test_every_endpoint_is_there_with_who_sees_it() -> None:
 
 def test_what_is_ignored_is_said() -> None:
     assert "OVNSbDb: accepted and ignored; nothing is made for it." in said(
-        cluster(services={Service.OVN_SB_DB: ROUTE})
+        cluster(services={ControlPlaneService.OVN_SB_DB: ROUTE})
     )
 
 
@@ -87,7 +92,7 @@ def test_errors_are_all_that_is_said() -> None:
 
 
 def test_oauth_by_a_private_load_balancer_is_a_surprise() -> None:
-    given = cluster(Platform.AZURE, Access.PUBLIC_AND_PRIVATE, {OAUTH: LB})
+    given = cluster(Platform.AZURE, EndpointAccess.PUBLIC_AND_PRIVATE, {OAUTH: LB})
     (found,) = [
         each for each in make_plan(given).findings if each.rule == "private-although-public"
     ]
@@ -97,7 +102,9 @@ def test_oauth_by_a_private_load_balancer_is_a_surprise() -> None:
 
 
 def test_azures_internal_port_is_a_surprise() -> None:
-    rules = {each.rule for each in make_plan(cluster(Platform.AZURE, Access.PRIVATE)).findings}
+    rules = {
+        each.rule for each in make_plan(cluster(Platform.AZURE, EndpointAccess.PRIVATE)).findings
+    }
     assert "other-port-in-private" in rules
     rules = {each.rule for each in make_plan(cluster(Platform.AZURE)).findings}
     assert "other-port-in-private" not in rules
@@ -105,14 +112,14 @@ def test_azures_internal_port_is_a_surprise() -> None:
 
 @pytest.mark.parametrize(("length", "surprised"), [(46, False), (47, True)])
 def test_a_name_that_openshift_cannot_make_up(length: int, surprised: bool) -> None:
-    entry = published(Service.IGNITION, ROUTE, hostname="")
-    given = cluster(services={Service.IGNITION: entry}, control_plane="n" * length)
+    entry = published(ControlPlaneService.IGNITION, ROUTE, hostname="")
+    given = cluster(services={ControlPlaneService.IGNITION: entry}, control_plane="n" * length)
     found = {each.rule for each in make_plan(given).findings}
     assert ("route-name-too-long" in found) is surprised
 
 
 def test_names_of_findings_are_of_one_kind() -> None:
-    names = [*(rule.name for rule in RULES), *cidrs.RULES, *surprises.RULES]
+    names = [*(rule.name for rule in RULES), *ENDPOINT_RULES]
     assert len(names) == len(set(names))
 
 
@@ -125,7 +132,9 @@ def test_node_ports_need_no_word_about_routes_or_topologies() -> None:
 
 def test_a_node_port_of_a_cloud_is_where_its_nodes_are() -> None:
     entry = published(API, NODE_PORT, node_address="10.1.2.3")
-    text = explain(make_plan(cluster(Platform.GCP, Access.PUBLIC_AND_PRIVATE, {API: entry})))
+    text = explain(
+        make_plan(cluster(Platform.GCP, EndpointAccess.PUBLIC_AND_PRIVATE, {API: entry}))
+    )
     assert "its node port is where the nodes of the management cluster are" in text
 
 

@@ -16,7 +16,7 @@ import yaml
 from isthmus.errors import ConfigError
 from isthmus.hosting.document import read
 from isthmus.hosting.model import Weight
-from isthmus.hosting.rules import check
+from isthmus.hosting.plan import check
 
 sys.path.insert(0, str(Path(__file__).parent))
 from publishing_cases import STRATEGY, changed, entry

@@ -9,27 +9,29 @@ import yaml
 
 from isthmus.errors import ConfigError
 from isthmus.hosting.lab_topology import lab_topology
-from isthmus.hosting.lab_topology_ground import Ground, inside, outside
-from isthmus.hosting.model import Access, Plan, Platform, Service
+from isthmus.hosting.lab_topology_hosts import LabNetworks, inside, outside
+from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, PublishPlan
 from isthmus.hosting.plan import make_plan
 from isthmus.lab.reading import read
 from isthmus.lab.topology import Expectation, Failing, Topology
 from tests.unit.hosting.clusters import LB, NODE_PORT, ROUTE, cluster, published
 from tests.unit.hosting.every_plan import every_plan
 
-API, OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
-TUNNEL, IGNITION = Service.KONNECTIVITY, Service.IGNITION
+API, OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
+TUNNEL, IGNITION = ControlPlaneService.KONNECTIVITY, ControlPlaneService.IGNITION
 # Reading takes its time; these differ most.
 SOME = [name for name in every_plan() if name.split("-")[0] in ("AWS", "Agent", "IBMCloud")]
 
 
-def plan_of(platform: Platform = Platform.AWS, access: Access = Access.PUBLIC, **said: Any) -> Plan:
+def plan_of(
+    platform: Platform = Platform.AWS, access: EndpointAccess = EndpointAccess.PUBLIC, **said: Any
+) -> PublishPlan:
     plan = make_plan(cluster(platform, access, **said))
     assert not plan.errors
     return plan
 
 
-def topology(plan: Plan, **said: Any) -> Topology:
+def topology(plan: PublishPlan, **said: Any) -> Topology:
     return read(lab_topology(plan, **said), name="plan", source="here")
 
 
@@ -60,7 +62,7 @@ def test_every_plan_is_a_topology(name: str) -> None:
 
 
 def test_what_nobody_on_the_internet_reaches() -> None:
-    found = topology(plan_of(access=Access.PRIVATE, services={API: ROUTE}))
+    found = topology(plan_of(access=EndpointAccess.PRIVATE, services={API: ROUTE}))
     names = [name for name, _ in found.names if name.endswith((".example.com", ".local"))]
     assert len(names) == 6
     for name in names:
@@ -96,7 +98,7 @@ def test_the_wall_is_by_the_objects_and_not_by_the_endpoints() -> None:
     objects = [yaml.safe_load(yaml.safe_dump(dict(each))) for each in plan.objects]
     for each in objects:
         each["spec"].pop("loadBalancerSourceRanges", None)
-    wide = Plan(cluster=plan.cluster, endpoints=plan.endpoints, objects=tuple(objects))
+    wide = PublishPlan(cluster=plan.cluster, endpoints=plan.endpoints, objects=tuple(objects))
     found = topology(wide)
     wider = {(each.source, each.target) for each in found.allows}
     assert ("stranger", "kube-apiserver-balancer") in wider - through
@@ -104,7 +106,7 @@ def test_the_wall_is_by_the_objects_and_not_by_the_endpoints() -> None:
 
 
 def test_blocks_that_hold_by_a_policy_let_the_machines_in() -> None:
-    entries: dict[Service, Any] = {
+    entries: dict[ControlPlaneService, Any] = {
         each: published(each, NODE_PORT, node_address="nodes.example.com")
         for each in (API, OAUTH, TUNNEL, IGNITION)
     }
@@ -116,7 +118,7 @@ def test_blocks_that_hold_by_a_policy_let_the_machines_in() -> None:
 
 
 def test_the_plans_own_parts_run() -> None:
-    found = topology(plan_of(services={API: ROUTE}, access=Access.PRIVATE))
+    found = topology(plan_of(services={API: ROUTE}, access=EndpointAccess.PRIVATE))
     commands = {one.name: " ".join(one.command) for one in found.processes}
     assert set(commands) == {"server", "agent", "apiserver-proxy", "private-router-sni"}
     assert "--proxy-server-host=konnectivity-server.apps.demo.hypershift.local" in commands["agent"]
@@ -127,13 +129,13 @@ def test_the_plans_own_parts_run() -> None:
 
 
 def test_what_the_platform_chooses_is_made_up() -> None:
-    services: dict[Service, Any] = {
+    services: dict[ControlPlaneService, Any] = {
         each: published(each, LB if each is API else ROUTE, hostname="")
         for each in (API, OAUTH, TUNNEL, IGNITION)
     }
     found = topology(plan_of(Platform.KUBEVIRT, services=services))
     assert expected(found, "user", "kube-apiserver.demo.lab.internal:6443") is True
-    ports: dict[Service, Any] = {
+    ports: dict[ControlPlaneService, Any] = {
         each: published(each, NODE_PORT, node_port=0) for each in (API, OAUTH, TUNNEL, IGNITION)
     }
     (node,) = [
@@ -144,7 +146,7 @@ def test_what_the_platform_chooses_is_made_up() -> None:
 
 
 def test_node_ports_may_be_in_the_machines_network() -> None:
-    entries: dict[Service, Any] = {
+    entries: dict[ControlPlaneService, Any] = {
         each: published(each, NODE_PORT, node_address="10.0.0.20")
         for each in (API, OAUTH, TUNNEL, IGNITION)
     }
@@ -175,7 +177,7 @@ def test_an_address_that_a_lab_cannot_have_is_one_sentence(nodes_from: str, says
 
 
 def test_networks_keep_clear_of_each_other() -> None:
-    ground = Ground(4, ("10.208.0.0/13", "10.216.0.0/14"))
+    ground = LabNetworks(4, ("10.208.0.0/13", "10.216.0.0/14"))
     ground.free_network("one")
     assert str(ground.networks["one"]) == "10.220.0.0/24"
     assert ground.place("near", "10.220.1.5") == "near"
@@ -189,15 +191,15 @@ def test_networks_keep_clear_of_each_other() -> None:
 
 def test_allowed_blocks_are_kept_clear_of_where_that_can_be() -> None:
     for avoided, free in (("10.208.0.0/12", "172.24.0.0/24"), ("0.0.0.0/0", "10.208.0.0/24")):
-        ground = Ground(4, (), (avoided,))
+        ground = LabNetworks(4, (), (avoided,))
         ground.free_network("one")
         assert str(ground.networks["one"]) == free
     with pytest.raises(ConfigError, match="leave no addresses"):
-        Ground(4, ("0.0.0.0/0",)).free_network("one")
+        LabNetworks(4, ("0.0.0.0/0",)).free_network("one")
 
 
 def test_a_small_machine_network_is_enough() -> None:
-    ground = Ground(4, ())
+    ground = LabNetworks(4, ())
     ground.network_of("tiny", "192.168.0.8/29")
     assert [ground.next_address("tiny") for _ in range(2)] == ["192.168.0.10", "192.168.0.11"]
 
@@ -225,7 +227,7 @@ def test_blocks_of_another_ip_are_said() -> None:
 
 
 def test_node_ports_that_there_are_not_enough_of_are_said() -> None:
-    ports: dict[Service, Any] = {
+    ports: dict[ControlPlaneService, Any] = {
         each: published(each, NODE_PORT, node_port=0) for each in (API, OAUTH, TUNNEL, IGNITION)
     }
     plan = plan_of(Platform.AGENT, services=ports, node_port_range=(31000, 31002))
@@ -241,7 +243,7 @@ def test_networks_that_are_not_for_hosts_are_left_out(cidr: str) -> None:
 
 
 def test_a_lab_has_one_version_of_ip() -> None:
-    entries: dict[Service, Any] = {
+    entries: dict[ControlPlaneService, Any] = {
         each: published(
             each, NODE_PORT, node_address="2001:db8::5" if each is OAUTH else "10.9.9.9"
         )
@@ -256,7 +258,7 @@ def test_a_lab_has_one_version_of_ip() -> None:
 
 def test_every_service_inside_has_somebody_behind_it() -> None:
     """On Azure kube-apiserver has two, and the second has a port of its own."""
-    plan = plan_of(Platform.AZURE, Access.PUBLIC_AND_PRIVATE)
+    plan = plan_of(Platform.AZURE, EndpointAccess.PUBLIC_AND_PRIVATE)
     inside = [each.port for each in plan.endpoints if each.by.startswith("Service/kube-apiserver")]
     assert set(inside) == {6443, 7443}
     document = yaml.safe_load(lab_topology(plan))
@@ -264,7 +266,7 @@ def test_every_service_inside_has_somebody_behind_it() -> None:
 
 
 def test_an_address_is_of_one_host() -> None:
-    entries: dict[Service, Any] = {
+    entries: dict[ControlPlaneService, Any] = {
         each: published(each, NODE_PORT, node_address="10.9.9.9") for each in (OAUTH, TUNNEL)
     }
     plan = plan_of(Platform.NONE, services=entries)

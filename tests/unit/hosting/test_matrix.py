@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from isthmus.hosting.matrix import MATRIX, Verdict, possible, required, verdict
-from isthmus.hosting.model import Platform, Service, Strategy
+from isthmus.hosting.model import ControlPlaneService, Platform, Strategy
+from isthmus.hosting.rules import MATRIX, StrategyVerdict, possible, required, verdict
 
 #: LoadBalancer, NodePort, Route, None, S3: y is published, n refused, - ignored, A on Azure only.
 TYPED = {
@@ -22,19 +22,23 @@ TYPED = {
 
 @pytest.mark.parametrize("platform", Platform, ids=lambda each: str(each.value))
 def test_the_matrix_is_as_it_was_typed(platform: Platform) -> None:
-    letters = {"y": Verdict.PUBLISHED, "n": Verdict.REFUSED, "-": Verdict.IGNORED}
+    letters = {
+        "y": StrategyVerdict.PUBLISHED,
+        "n": StrategyVerdict.REFUSED,
+        "-": StrategyVerdict.IGNORED,
+    }
     letters["A"] = letters["y" if platform is Platform.AZURE else "n"]
-    for service, (number, strategy) in product(Service, enumerate(Strategy)):
+    for service, (number, strategy) in product(ControlPlaneService, enumerate(Strategy)):
         wanted = letters[TYPED[service.value][number]]
         assert verdict(service, strategy, platform) is wanted, (service, strategy)
 
 
 def test_the_matrix_is_whole() -> None:
-    assert set(MATRIX) == set(Service)
+    assert set(MATRIX) == set(ControlPlaneService)
     assert all(set(row) == set(Strategy) for row in MATRIX.values())
 
 
 def test_every_required_service_can_be_published_everywhere() -> None:
     for platform in Platform:
         assert all(possible(service, platform) for service in required(platform))
-    assert Service.IGNITION not in required(Platform.IBMCLOUD)
+    assert ControlPlaneService.IGNITION not in required(Platform.IBMCLOUD)

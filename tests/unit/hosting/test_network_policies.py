@@ -9,10 +9,20 @@ from typing import Any, NamedTuple
 import pytest
 from clusters import LB, NODE_PORT, ROUTE, USED, cluster
 
-from isthmus.hosting.model import Access, HostedCluster, Platform, Service, Strategy
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    EndpointAccess,
+    HostedCluster,
+    Platform,
+    Strategy,
+)
 from isthmus.hosting.objects import objects
 
-API, OAUTH, TUNNEL = Service.API_SERVER, Service.OAUTH_SERVER, Service.KONNECTIVITY
+API, OAUTH, TUNNEL = (
+    ControlPlaneService.API_SERVER,
+    ControlPlaneService.OAUTH_SERVER,
+    ControlPlaneService.KONNECTIVITY,
+)
 NAME = "kubernetes.io/metadata.name"
 GROUP = "network.openshift.io/policy-group"
 
@@ -72,7 +82,9 @@ AGENT = cluster(Platform.AGENT, services=dict.fromkeys(USED, NODE_PORT))
 ROUTED = cluster(services={API: ROUTE})
 
 
-@pytest.mark.parametrize("given", [AGENT, ROUTED, cluster(), cluster(access=Access.PRIVATE)])
+@pytest.mark.parametrize(
+    "given", [AGENT, ROUTED, cluster(), cluster(access=EndpointAccess.PRIVATE)]
+)
 def test_nobody_else_reaches_what_is_not_published(given: HostedCluster) -> None:
     for who in (OUTSIDE, STRANGER, INGRESS, OPERATOR):
         assert not may(given, who, "etcd", 2379)
@@ -99,7 +111,7 @@ def test_a_load_balancer_opens_one_port() -> None:
 
 
 def test_a_private_cluster_opens_its_router() -> None:
-    given = cluster(access=Access.PRIVATE, services={API: ROUTE})
+    given = cluster(access=EndpointAccess.PRIVATE, services={API: ROUTE})
     assert may(given, OUTSIDE, "private-router", 8443)
     for app, port in (
         ("kube-apiserver", 6443),

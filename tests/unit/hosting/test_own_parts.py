@@ -9,10 +9,9 @@ import yaml
 
 from isthmus.dial import settings_connectivity as connectivity
 from isthmus.errors import ConfigError
-from isthmus.hosting.model import Access, Plan, Platform, Service
-from isthmus.hosting.own_parts import OwnParts, command_lines, own_parts
-from isthmus.hosting.own_parts_konnectivity import Choices
-from isthmus.hosting.own_parts_konnectivity import egress_selector as egress_of
+from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, PublishPlan
+from isthmus.hosting.own_parts import OwnParts, PartChoices, command_lines, own_parts
+from isthmus.hosting.own_parts import egress_selector as egress_of
 from isthmus.hosting.own_parts_names import advertise_address, certificates, no_proxy
 from isthmus.hosting.own_parts_routes import shared_addresses
 from isthmus.hosting.plan import make_plan
@@ -25,10 +24,12 @@ from tests.unit.hosting.clusters import LB, NODE_PORT, ROUTE, cluster, published
 from tests.unit.hosting.every_plan import every_plan
 
 ROUTER = "Service/private-router"
-API, TUNNEL = Service.API_SERVER, Service.KONNECTIVITY
+API, TUNNEL = ControlPlaneService.API_SERVER, ControlPlaneService.KONNECTIVITY
 
 
-def plan_of(platform: Platform = Platform.AWS, access: Access = Access.PUBLIC, **said: Any) -> Plan:
+def plan_of(
+    platform: Platform = Platform.AWS, access: EndpointAccess = EndpointAccess.PUBLIC, **said: Any
+) -> PublishPlan:
     plan = make_plan(cluster(platform, access, **said))
     assert not plan.errors
     return plan
@@ -47,7 +48,7 @@ def test_agents_come_to_the_address_that_nodes_see() -> None:
         "--proxy-server-host=konnectivity.example.com",
         "--proxy-server-port=443",
     ]
-    private = command_lines(plan_of(access=Access.PRIVATE))["agent"]
+    private = command_lines(plan_of(access=EndpointAccess.PRIVATE))["agent"]
     assert "--proxy-server-host=konnectivity-server.apps.demo.hypershift.local" in private
     ports = {each: published(each, NODE_PORT) for each in (API, TUNNEL)}
     nodes = command_lines(plan_of(Platform.AGENT, services=ports))["agent"]
@@ -55,7 +56,7 @@ def test_agents_come_to_the_address_that_nodes_see() -> None:
 
 
 def test_the_server_is_as_in_hypershift() -> None:
-    files = own_parts(plan_of(), Choices(replicas=5, image="example.com/isthmus:2")).files
+    files = own_parts(plan_of(), PartChoices(replicas=5, image="example.com/isthmus:2")).files
     args = arguments(files["konnectivity-server.patch.yaml"], 1)
     wanted = (
         "--mode=http-connect --server-port=8090 --agent-port=8091 --health-port=2041"
@@ -76,7 +77,7 @@ def test_only_the_plan_has_the_service_for_agents() -> None:
 
 def test_the_egress_selector_is_one() -> None:
     plan = plan_of()
-    text = egress_of(plan, Choices())
+    text = egress_of(plan, PartChoices())
     (config_map,) = yaml.safe_load_all(own_parts(plan).files["konnectivity-egress.yaml"])
     assert config_map["data"] == {"config.yaml": text}
     found = connectivity.read(text, name="here")
@@ -102,8 +103,8 @@ def test_every_document_is_read_back(name: str) -> None:
 
 def test_nodes_forward_to_what_is_private_where_there_is_such() -> None:
     for access, upstream in (
-        (Access.PUBLIC, "apiserver.example.com:443"),
-        (Access.PRIVATE, "api.demo.hypershift.local:443"),
+        (EndpointAccess.PUBLIC, "apiserver.example.com:443"),
+        (EndpointAccess.PRIVATE, "api.demo.hypershift.local:443"),
     ):
         text = own_parts(plan_of(access=access, services={API: ROUTE})).files[
             "apiserver-proxy.yaml"
@@ -118,14 +119,14 @@ def test_a_proxy_is_on_the_way_of_nodes_that_come_by_the_internet() -> None:
         "https_proxy": "http://proxy.example.net:3128",
         "no_proxy": (".example.net",),
     }
-    for access, goes in ((Access.PUBLIC, True), (Access.PRIVATE, False)):
+    for access, goes in ((EndpointAccess.PUBLIC, True), (EndpointAccess.PRIVATE, False)):
         parts = own_parts(plan_of(access=access, **said))
         proxy = apiserver_proxy_file.parse(parts.files["apiserver-proxy.yaml"], "here")
         assert (proxy.through is not None) is goes
         assert "value: http://proxy.example.net:3128" in parts.files["konnectivity-agent.yaml"]
-    rack: dict[Service, Any] = {
+    rack: dict[ControlPlaneService, Any] = {
         each: published(each, NODE_PORT, node_address="192.168.100.10")
-        for each in (API, Service.OAUTH_SERVER, TUNNEL, Service.IGNITION)
+        for each in (API, ControlPlaneService.OAUTH_SERVER, TUNNEL, ControlPlaneService.IGNITION)
     }
     # HyperShift knows no private way there, so that its nodes ask the proxy.
     parts = own_parts(plan_of(Platform.AGENT, services=rack, **said))
@@ -158,7 +159,7 @@ def test_a_shared_ingress_hears_which_cluster_it_is() -> None:
 
 
 def test_names_lead_to_services_and_pods_names_to_the_apiserver() -> None:
-    plan = plan_of(access=Access.PRIVATE, services={API: ROUTE})
+    plan = plan_of(access=EndpointAccess.PRIVATE, services={API: ROUTE})
     text = own_parts(plan).files["sni-routes.private-router.yaml"]
     table = sni_routes.parse(text, "here")
     for name, backend in (
@@ -178,13 +179,13 @@ def test_names_lead_to_services_and_pods_names_to_the_apiserver() -> None:
 def test_an_ingress_of_many_clusters_has_no_default() -> None:
     (shared,) = shared_addresses(plan_of())
     assert shared.through == "ingress of the management cluster" and not shared.default
-    assert {each.service for each in shared.routes} == set(Service) & {
-        Service.OAUTH_SERVER, TUNNEL, Service.IGNITION,
+    assert {each.service for each in shared.routes} == set(ControlPlaneService) & {
+        ControlPlaneService.OAUTH_SERVER, TUNNEL, ControlPlaneService.IGNITION,
     }  # fmt: skip
 
 
 def test_public_and_private_names_are_at_addresses_of_their_own() -> None:
-    plan = plan_of(access=Access.PUBLIC_AND_PRIVATE, services={API: ROUTE})
+    plan = plan_of(access=EndpointAccess.PUBLIC_AND_PRIVATE, services={API: ROUTE})
     hosts = {
         each.name: {host for route in each.routes for host in route.hosts}
         for each in shared_addresses(plan)
@@ -195,7 +196,7 @@ def test_public_and_private_names_are_at_addresses_of_their_own() -> None:
 
 
 def test_the_router_has_all_names_and_is_where_its_services_lead() -> None:
-    plan = plan_of(access=Access.PUBLIC_AND_PRIVATE, services={API: ROUTE})
+    plan = plan_of(access=EndpointAccess.PUBLIC_AND_PRIVATE, services={API: ROUTE})
     config, workload = yaml.safe_load_all(own_parts(plan).files["router.yaml"])
     table = sni_routes.parse(config["data"]["routes.yaml"], "here")
     names = ("apiserver.example.com", "api.demo.hypershift.local", "oauthserver.example.com")
@@ -212,7 +213,9 @@ def test_the_router_has_all_names_and_is_where_its_services_lead() -> None:
 
 # Reference: serving certificates of kube-apiserver and of both sides of konnectivity's server.
 def test_certificates_have_the_names_of_hypershift_and_of_the_plan() -> None:
-    found = {each.name: each for each in certificates(plan_of(access=Access.PUBLIC_AND_PRIVATE))}
+    found = {
+        each.name: each for each in certificates(plan_of(access=EndpointAccess.PUBLIC_AND_PRIVATE))
+    }
     api = found["kube-apiserver"]
     inside = "localhost kubernetes kubernetes.default.svc.cluster.local openshift.default.svc"
     assert {*inside.split(), "apiserver.example.com", "api.demo.hypershift.local"} < {*api.names}
@@ -261,7 +264,7 @@ def test_what_the_platform_chooses_is_said_and_not_guessed() -> None:
 
 def test_a_wrong_image_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"^--image takes an image"):
-        own_parts(plan_of(), Choices(image="no image"))
+        own_parts(plan_of(), PartChoices(image="no image"))
 
 
 def test_a_namespace_may_be_as_long_as_kubernetes_has_them() -> None:

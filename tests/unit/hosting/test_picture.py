@@ -20,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from picture_plans import KEPT, NASTY, PLANS, SUMMER
 
-from isthmus.hosting.model import Endpoint, From, Plan, Strategy
+from isthmus.hosting.model import PlannedEndpoint, PublishPlan, Strategy, Viewpoint
 from isthmus.hosting.picture import svg
 from isthmus.hosting.picture_layout import CARD_X, rail_x
 from isthmus.hosting.picture_style import KIND
@@ -91,7 +91,7 @@ def cards(root: ET.Element) -> list[Area]:
     return [of_rect(gate.find(f"{NS}rect[@class='card']")) for gate in groups(root, "gate")]
 
 
-def placed(plan: Plan, root: ET.Element) -> list[tuple[Gate, Area]]:
+def placed(plan: PublishPlan, root: ET.Element) -> list[tuple[Gate, Area]]:
     return list(zip(view(plan).gates, cards(root), strict=True))
 
 
@@ -100,12 +100,12 @@ def places(root: ET.Element) -> list[Area]:
 
 
 @pytest.fixture(params=PLANS)
-def plan(request: pytest.FixtureRequest) -> Plan:
+def plan(request: pytest.FixtureRequest) -> PublishPlan:
     return PLANS[request.param]
 
 
 @pytest.fixture
-def root(plan: Plan) -> ET.Element:
+def root(plan: PublishPlan) -> ET.Element:
     return ET.fromstring(svg(plan))
 
 
@@ -126,7 +126,7 @@ def test_the_document_shows_them_all() -> None:
     assert sorted(shown) == sorted(KEPT)
 
 
-def card_of(each: Endpoint, root: ET.Element) -> Area:
+def card_of(each: PlannedEndpoint, root: ET.Element) -> Area:
     """The one card that an endpoint is written on, with all that is to be said of it."""
     at = str(each.target) if each.target else f"port {each.port}"
     told = [each.service.value, each.through, at, each.by, each.strategy.value]
@@ -146,7 +146,7 @@ def is_in(part: str, texts: list[ET.Element]) -> bool:
 
 
 def test_every_endpoint_is_there_with_dots_for_those_who_reach_it(
-    plan: Plan, root: ET.Element
+    plan: PublishPlan, root: ET.Element
 ) -> None:
     dots = {
         (float(one.attrib["cx"]), float(one.attrib["cy"]))
@@ -159,7 +159,9 @@ def test_every_endpoint_is_there_with_dots_for_those_who_reach_it(
         assert on_it == {rail_x(place) for place in each.visible_from}, each
 
 
-def test_a_line_leads_from_the_farthest_rail_to_each_card(plan: Plan, root: ET.Element) -> None:
+def test_a_line_leads_from_the_farthest_rail_to_each_card(
+    plan: PublishPlan, root: ET.Element
+) -> None:
     bars = {}
     for one in of_class(root, "path", "bar"):
         x, y, end = map(float, re.findall(r"[\d.]+", one.attrib["d"].replace("h", "H")))
@@ -167,14 +169,14 @@ def test_a_line_leads_from_the_farthest_rail_to_each_card(plan: Plan, root: ET.E
             bars[y] = (one.attrib["class"], x, end)
     for gate, card in placed(plan, root):
         ((kind, x, end),) = [bar for y, bar in bars.items() if card.top <= y <= card.bottom]
-        farthest = min(gate.seen, key=tuple(From).index)
+        farthest = min(gate.seen, key=tuple(Viewpoint).index)
         assert (kind, x) == (f"bar {KIND[farthest]}", rail_x(farthest))
         assert CARD_X - 10 <= end <= CARD_X
 
 
-def test_rails_end_at_the_last_that_is_reached(plan: Plan, root: ET.Element) -> None:
+def test_rails_end_at_the_last_that_is_reached(plan: PublishPlan, root: ET.Element) -> None:
     rails = {one.attrib["class"]: one.attrib["d"] for one in of_class(root, "path", "rail")}
-    for place in From:
+    for place in Viewpoint:
         reached = [card for gate, card in placed(plan, root) if place in gate.seen]
         data = rails.get(f"rail {KIND[place]}")
         assert (data is not None) == bool(reached)
@@ -182,7 +184,7 @@ def test_rails_end_at_the_last_that_is_reached(plan: Plan, root: ET.Element) -> 
             assert reached[-1].top < float(data.rpartition("V")[2]) < reached[-1].bottom
 
 
-def test_walls_stand_where_the_blocks_hold(plan: Plan, root: ET.Element) -> None:
+def test_walls_stand_where_the_blocks_hold(plan: PublishPlan, root: ET.Element) -> None:
     walls = [of_rect(one) for one in of_class(root, "rect", "wall")]
     dots = [float(one.attrib["cx"]) for one in of_class(root, "circle", "ring")]
     for each in plan.endpoints:
@@ -235,7 +237,7 @@ def test_a_telephone_shows_it(root: ET.Element) -> None:
         assert size * scale >= SMALLEST_PX or text.attrib["class"] == "bang", text.text
 
 
-def test_says_in_words_what_it_shows(plan: Plan, root: ET.Element) -> None:
+def test_says_in_words_what_it_shows(plan: PublishPlan, root: ET.Element) -> None:
     assert root.attrib["role"] == "img"
     about = root.findtext(f"{NS}desc") or ""
     for each in plan.endpoints:

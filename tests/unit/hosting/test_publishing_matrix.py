@@ -9,28 +9,28 @@ from clusters import LB, NODE_PORT, ROUTE, cluster
 
 from isthmus.hosting.endpoints import endpoints
 from isthmus.hosting.model import (
-    Access,
-    Endpoint,
-    From,
+    ControlPlaneService,
+    EndpointAccess,
     HostedCluster,
-    Plan,
+    PlannedEndpoint,
     Platform,
-    Service,
+    PublishPlan,
     Strategy,
+    Viewpoint,
 )
 from isthmus.hosting.objects import makes
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.shapes import key
 
-API, OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
-TUNNEL, IGNITION = Service.KONNECTIVITY, Service.IGNITION
+API, OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
+TUNNEL, IGNITION = ControlPlaneService.KONNECTIVITY, ControlPlaneService.IGNITION
 CLOUDS = (Platform.AWS, Platform.AZURE, Platform.GCP)
 
 Sides = tuple[bool, bool]
 ONLY_PUBLIC, BOTH, ONLY_PRIVATE = (True, False), (True, True), (False, True)
 
 # Reference: the Services and Routes of the service alone; {} is filled by _of_platform().
-OBJECTS: dict[tuple[Service, Strategy], dict[Sides, str]] = {
+OBJECTS: dict[tuple[ControlPlaneService, Strategy], dict[Sides, str]] = {
     (API, LB): {
         ONLY_PUBLIC: "Service/kube-apiserver",
         BOTH: "Service/kube-apiserver Service/kube-apiserver-private",
@@ -68,7 +68,7 @@ OBJECTS: dict[tuple[Service, Strategy], dict[Sides, str]] = {
 }
 
 # Whether everybody sees it, and whether the guest's own network has a way of its own.
-SHOWN: dict[tuple[Service, Strategy], dict[Sides, Sides]] = {
+SHOWN: dict[tuple[ControlPlaneService, Strategy], dict[Sides, Sides]] = {
     (API, LB): {each: each for each in (ONLY_PUBLIC, BOTH, ONLY_PRIVATE)},
     (API, ROUTE): {each: each for each in (ONLY_PUBLIC, BOTH, ONLY_PRIVATE)},
     (OAUTH, ROUTE): {each: each for each in (ONLY_PUBLIC, BOTH, ONLY_PRIVATE)},
@@ -78,7 +78,7 @@ SHOWN: dict[tuple[Service, Strategy], dict[Sides, Sides]] = {
     (TUNNEL, LB): dict.fromkeys((ONLY_PUBLIC, BOTH, ONLY_PRIVATE), ONLY_PUBLIC),
 }
 
-PORTS: dict[tuple[Service, Strategy], int] = {
+PORTS: dict[tuple[ControlPlaneService, Strategy], int] = {
     (API, LB): 6443,
     (TUNNEL, LB): 8091,
     (OAUTH, LB): 443,
@@ -93,9 +93,9 @@ PORTS: dict[tuple[Service, Strategy], int] = {
 }
 
 
-def refused(service: Service, strategy: Strategy, platform: Platform) -> bool:
+def refused(service: ControlPlaneService, strategy: Strategy, platform: Platform) -> bool:
     """What HyperShift's operator, CRD or controller does not take."""
-    if service in (Service.OIDC, Service.OVN_SB_DB):
+    if service in (ControlPlaneService.OIDC, ControlPlaneService.OVN_SB_DB):
         return False
     if strategy in (Strategy.NONE, Strategy.S3):
         return True
@@ -108,15 +108,15 @@ def refused(service: Service, strategy: Strategy, platform: Platform) -> bool:
     return platform in (Platform.AWS, Platform.AZURE) and strategy is not ROUTE
 
 
-def cases() -> Iterator[tuple[Service, Strategy, Platform, Access]]:
-    for service in Service:
+def cases() -> Iterator[tuple[ControlPlaneService, Strategy, Platform, EndpointAccess]]:
+    for service in ControlPlaneService:
         for strategy in Strategy:
             for platform in Platform:
-                for access in Access:
+                for access in EndpointAccess:
                     # GCP has no Public, and the rest no topology, so no document says it.
-                    if platform is Platform.GCP and access is Access.PUBLIC:
+                    if platform is Platform.GCP and access is EndpointAccess.PUBLIC:
                         continue
-                    if platform not in CLOUDS and access is not Access.PUBLIC:
+                    if platform not in CLOUDS and access is not EndpointAccess.PUBLIC:
                         continue
                     yield service, strategy, platform, access
 
@@ -125,13 +125,13 @@ CASES = list(cases())
 
 
 def sides_of(found: HostedCluster) -> Sides:
-    public = found.platform not in CLOUDS or found.access is not Access.PRIVATE
-    private = found.platform in CLOUDS and found.access is not Access.PUBLIC
+    public = found.platform not in CLOUDS or found.access is not EndpointAccess.PRIVATE
+    private = found.platform in CLOUDS and found.access is not EndpointAccess.PUBLIC
     return public, private
 
 
-def expected(service: Service, strategy: Strategy, found: HostedCluster) -> set[str]:
-    if service in (Service.OIDC, Service.OVN_SB_DB):
+def expected(service: ControlPlaneService, strategy: Strategy, found: HostedCluster) -> set[str]:
+    if service in (ControlPlaneService.OIDC, ControlPlaneService.OVN_SB_DB):
         return set()
     names = set(OBJECTS[service, strategy][sides_of(found)].split())
     if (service, strategy, found.platform) == (API, LB, Platform.AZURE):
@@ -141,13 +141,13 @@ def expected(service: Service, strategy: Strategy, found: HostedCluster) -> set[
     return names
 
 
-def expected_port(service: Service, strategy: Strategy, platform: Platform) -> int:
+def expected_port(service: ControlPlaneService, strategy: Strategy, platform: Platform) -> int:
     if (service, strategy) == (API, LB):
         return {Platform.AZURE: 7443, Platform.IBMCLOUD: 2040}.get(platform, 6443)
     return PORTS[service, strategy]
 
 
-def published_of(plan: Plan, service: Service) -> list[Endpoint]:
+def published_of(plan: PublishPlan, service: ControlPlaneService) -> list[PlannedEndpoint]:
     return [
         each
         for each in plan.endpoints
@@ -161,8 +161,8 @@ def test_the_matrix_is_whole() -> None:
 
 @pytest.mark.parametrize("platform", Platform)
 @pytest.mark.parametrize("strategy", Strategy)
-@pytest.mark.parametrize("service", Service)
-def test_the_matrix(service: Service, strategy: Strategy, platform: Platform) -> None:
+@pytest.mark.parametrize("service", ControlPlaneService)
+def test_the_matrix(service: ControlPlaneService, strategy: Strategy, platform: Platform) -> None:
     for access in [case[3] for case in CASES if case[:3] == (service, strategy, platform)]:
         found = cluster(platform, access, {service: strategy})
         plan = make_plan(found)
@@ -175,32 +175,39 @@ def test_the_matrix(service: Service, strategy: Strategy, platform: Platform) ->
         assert {each.key for each in makes(found, service)} == expected(service, strategy, found)
         assert expected(service, strategy, found) <= {key(each) for each in plan.objects}
         own = published_of(plan, service)
-        if service in (Service.OIDC, Service.OVN_SB_DB):
+        if service in (ControlPlaneService.OIDC, ControlPlaneService.OVN_SB_DB):
             assert own == []
             continue
         assert {each.strategy for each in own} == {strategy}
         assert {each.port for each in own} == {expected_port(service, strategy, platform)}
-        everybody = any(From.INTERNET in each.visible_from for each in own)
-        apart = any(From.INTERNET not in each.visible_from for each in own)
+        everybody = any(Viewpoint.INTERNET in each.visible_from for each in own)
+        apart = any(Viewpoint.INTERNET not in each.visible_from for each in own)
         shown = SHOWN.get((service, strategy), {}).get(sides_of(found), ONLY_PUBLIC)
         assert (everybody, apart) == shown
 
 
 ROUTERS = [
-    (Platform.AWS, Access.PUBLIC, LB, ""),
-    (Platform.AWS, Access.PUBLIC, ROUTE, "Service/router"),
-    (Platform.AWS, Access.PUBLIC_AND_PRIVATE, LB, "Service/private-router"),
-    (Platform.AWS, Access.PUBLIC_AND_PRIVATE, ROUTE, "Service/private-router Service/router"),
-    (Platform.AWS, Access.PRIVATE, LB, "Service/private-router"),
-    (Platform.AWS, Access.PRIVATE, ROUTE, "Service/private-router"),
-    (Platform.AGENT, Access.PUBLIC, NODE_PORT, ""),
-    (Platform.AGENT, Access.PUBLIC, ROUTE, "Service/router"),
-    (Platform.IBMCLOUD, Access.PUBLIC, ROUTE, ""),
+    (Platform.AWS, EndpointAccess.PUBLIC, LB, ""),
+    (Platform.AWS, EndpointAccess.PUBLIC, ROUTE, "Service/router"),
+    (Platform.AWS, EndpointAccess.PUBLIC_AND_PRIVATE, LB, "Service/private-router"),
+    (
+        Platform.AWS,
+        EndpointAccess.PUBLIC_AND_PRIVATE,
+        ROUTE,
+        "Service/private-router Service/router",
+    ),
+    (Platform.AWS, EndpointAccess.PRIVATE, LB, "Service/private-router"),
+    (Platform.AWS, EndpointAccess.PRIVATE, ROUTE, "Service/private-router"),
+    (Platform.AGENT, EndpointAccess.PUBLIC, NODE_PORT, ""),
+    (Platform.AGENT, EndpointAccess.PUBLIC, ROUTE, "Service/router"),
+    (Platform.IBMCLOUD, EndpointAccess.PUBLIC, ROUTE, ""),
 ]
 
 
 @pytest.mark.parametrize(("platform", "access", "strategy", "routers"), ROUTERS)
-def test_the_routers(platform: Platform, access: Access, strategy: Strategy, routers: str) -> None:
+def test_the_routers(
+    platform: Platform, access: EndpointAccess, strategy: Strategy, routers: str
+) -> None:
     plan = make_plan(cluster(platform, access, {API: strategy}))
     names = {key(each) for each in plan.objects}
     assert names & {"Service/router", "Service/private-router"} == set(routers.split())

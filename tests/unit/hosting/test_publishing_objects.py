@@ -8,13 +8,17 @@ import pytest
 from clusters import LB, NODE_PORT, ROUTE, USED, cluster, published
 
 from isthmus.hosting.endpoints import endpoints
-from isthmus.hosting.model import Access, HostedCluster, Platform, Service
+from isthmus.hosting.model import ControlPlaneService, EndpointAccess, HostedCluster, Platform
 from isthmus.hosting.objects import objects, purposes
 from isthmus.hosting.shapes import Manifest, key
 from isthmus.hosting.visibility import INGRESS, SHARED_INGRESS
 
-API, OAUTH, TUNNEL = Service.API_SERVER, Service.OAUTH_SERVER, Service.KONNECTIVITY
-BOTH, PRIVATE = Access.PUBLIC_AND_PRIVATE, Access.PRIVATE
+API, OAUTH, TUNNEL = (
+    ControlPlaneService.API_SERVER,
+    ControlPlaneService.OAUTH_SERVER,
+    ControlPlaneService.KONNECTIVITY,
+)
+BOTH, PRIVATE = EndpointAccess.PUBLIC_AND_PRIVATE, EndpointAccess.PRIVATE
 AWS = "service.beta.kubernetes.io/aws-load-balancer-"
 
 
@@ -134,7 +138,7 @@ INTERNAL = "hypershift.openshift.io/internal-route"
 VISIBILITY = "hypershift.openshift.io/route-visibility"
 
 # HyperShift's own fixtures of TestReconcileInfrastructure: labels and hosts of its Routes.
-FIXTURES: list[tuple[Access, bool, dict[str, tuple[str, set[str]]]]] = [
+FIXTURES: list[tuple[EndpointAccess, bool, dict[str, tuple[str, set[str]]]]] = [
     (
         BOTH,
         True,
@@ -180,7 +184,7 @@ FIXTURES: list[tuple[Access, bool, dict[str, tuple[str, set[str]]]]] = [
 
 @pytest.mark.parametrize(("access", "api_route", "routes"), FIXTURES)
 def test_routes_are_as_in_hypershifts_fixtures(
-    access: Access, api_route: bool, routes: dict[str, tuple[str, set[str]]]
+    access: EndpointAccess, api_route: bool, routes: dict[str, tuple[str, set[str]]]
 ) -> None:
     found = objects(cluster(access=access, services={API: ROUTE if api_route else LB}))
     made = {
@@ -189,7 +193,7 @@ def test_routes_are_as_in_hypershifts_fixtures(
             set(each.manifest["metadata"].get("labels", {})),
         )
         for each in found
-        if each.manifest["kind"] == "Route" and each.service is not Service.IGNITION
+        if each.manifest["kind"] == "Route" and each.service is not ControlPlaneService.IGNITION
     }
     assert made == routes
 

@@ -12,18 +12,18 @@ import yaml
 
 from isthmus.errors import ConfigError
 from isthmus.hosting.document import read
-from isthmus.hosting.matrix import Verdict, verdict
 from isthmus.hosting.model import (
-    Access,
-    Finding,
+    ControlPlaneService,
+    EndpointAccess,
     HostedCluster,
+    PlanFinding,
     Platform,
     Publishing,
-    Service,
     Strategy,
     Weight,
 )
-from isthmus.hosting.rules import RULES, check, table
+from isthmus.hosting.plan import RULES, check, table
+from isthmus.hosting.rules import StrategyVerdict, verdict
 
 sys.path.insert(0, str(Path(__file__).parent))
 from publishing_cases import CASES, CLEAN, NEAR, changed
@@ -31,7 +31,7 @@ from publishing_cases import CASES, CLEAN, NEAR, changed
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "publishing.md"
 
 
-def found(document: dict[str, Any]) -> tuple[Finding, ...]:
+def found(document: dict[str, Any]) -> tuple[PlanFinding, ...]:
     return check(read(yaml.safe_dump(document, sort_keys=False), "c.yaml"))
 
 
@@ -100,14 +100,14 @@ def test_four_apiservers_are_four_entries_and_not_four_services() -> None:
 
 
 def test_a_cluster_that_was_never_a_document_is_checked_too() -> None:
-    api = Publishing(service=Service.API_SERVER, strategy=Strategy.ROUTE)
+    api = Publishing(service=ControlPlaneService.API_SERVER, strategy=Strategy.ROUTE)
     cluster = HostedCluster(
         name="a",
         namespace="b",
         control_plane="b-a",
         platform=Platform.NONE,
-        access=Access.PUBLIC,
-        services=(api, Publishing(service=Service.API_SERVER, strategy=Strategy.NONE)),
+        access=EndpointAccess.PUBLIC,
+        services=(api, Publishing(service=ControlPlaneService.API_SERVER, strategy=Strategy.NONE)),
     )
     findings = check(cluster)
     assert {each.rule for each in findings if each.weight is Weight.ERROR} == {
@@ -127,7 +127,7 @@ def test_no_finding_shows_a_password() -> None:
 def test_the_document_has_the_table_of_rules() -> None:
     between = re.search(r"<!-- rules -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL)
     assert between is not None
-    # python -c "from isthmus.hosting.rules import table; print(table(), end='')"
+    # python -c "from isthmus.hosting.plan import table; print(table(), end='')"
     assert between[1] == table()
 
 
@@ -153,8 +153,12 @@ def test_the_document_shows_what_is_said_of_a_wrong_one() -> None:
 
 
 def test_the_document_has_the_matrix() -> None:
-    words = {Verdict.PUBLISHED: "yes", Verdict.REFUSED: "no", Verdict.IGNORED: "no effect"}
-    for service in Service:
+    words = {
+        StrategyVerdict.PUBLISHED: "yes",
+        StrategyVerdict.REFUSED: "no",
+        StrategyVerdict.IGNORED: "no effect",
+    }
+    for service in ControlPlaneService:
         row = re.search(
             rf"^\|[^|]*\b{service.value}\b[^|]*\|(.*)\|$", PAGE.read_text(), re.MULTILINE
         )

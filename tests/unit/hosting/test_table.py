@@ -11,11 +11,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from picture_plans import PLANS
 
-from isthmus.hosting.model import Endpoint, From, Plan, Service, Strategy
-from isthmus.hosting.table import HEADINGS, address_text, rows
+from isthmus.hosting.endpoints import HEADINGS, address_text, rows
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    PlannedEndpoint,
+    PublishPlan,
+    Strategy,
+    Viewpoint,
+)
 
-ENDPOINT = Endpoint(
-    service=Service.API_SERVER, name="kube-apiserver", strategy=Strategy.NODE_PORT, by="Service/x"
+ENDPOINT = PlannedEndpoint(
+    service=ControlPlaneService.API_SERVER,
+    name="kube-apiserver",
+    strategy=Strategy.NODE_PORT,
+    by="Service/x",
 )
 
 
@@ -28,7 +37,7 @@ def test_every_endpoint_has_a_row(name: str) -> None:
     ]
     for row, each in zip(found, plan.endpoints, strict=True):
         seen = dict(zip(HEADINGS, row, strict=True))
-        for place in From:
+        for place in Viewpoint:
             assert (seen[place.value] != "no") == (place in each.visible_from)
 
 
@@ -66,5 +75,5 @@ def test_addresses_as_far_as_they_are_known(address: str, port: int, text: str) 
 
 
 def test_a_plan_with_errors_has_no_rows() -> None:
-    wrong: Plan = PLANS["wrong"]
+    wrong: PublishPlan = PLANS["wrong"]
     assert wrong.errors and not rows(wrong)

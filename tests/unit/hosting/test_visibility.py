@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from clusters import LB, NODE_PORT, ROUTE, cluster, published
 
-from isthmus.hosting.differences import differences
-from isthmus.hosting.model import Access, From, Platform, Service, Strategy
+from isthmus.hosting.explain import differences
+from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, Strategy, Viewpoint
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.visibility import (
     DESIGNED,
     EVERYWHERE,
     GUEST_SIDE,
-    Lists,
+    VisibleServices,
     is_private,
     is_public,
     labels_routes,
@@ -21,9 +21,17 @@ from isthmus.hosting.visibility import (
     uses_router,
 )
 
-PUBLIC, BOTH, PRIVATE = Access.PUBLIC, Access.PUBLIC_AND_PRIVATE, Access.PRIVATE
-API, OAUTH = Service.API_SERVER, Service.OAUTH_SERVER
-TUNNEL, IGNITION, OVN = Service.KONNECTIVITY, Service.IGNITION, Service.OVN_SB_DB
+PUBLIC, BOTH, PRIVATE = (
+    EndpointAccess.PUBLIC,
+    EndpointAccess.PUBLIC_AND_PRIVATE,
+    EndpointAccess.PRIVATE,
+)
+API, OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
+TUNNEL, IGNITION, OVN = (
+    ControlPlaneService.KONNECTIVITY,
+    ControlPlaneService.IGNITION,
+    ControlPlaneService.OVN_SB_DB,
+)
 
 
 @pytest.mark.parametrize("platform", Platform)
@@ -32,7 +40,7 @@ TUNNEL, IGNITION, OVN = Service.KONNECTIVITY, Service.IGNITION, Service.OVN_SB_D
     [(PUBLIC, True, False), (BOTH, True, True), (PRIVATE, False, True)],
 )
 def test_the_sides_of_each_platform(
-    platform: Platform, access: Access, public: bool, private: bool
+    platform: Platform, access: EndpointAccess, public: bool, private: bool
 ) -> None:
     found = cluster(platform, access)
     if platform not in (Platform.AWS, Platform.AZURE, Platform.GCP):
@@ -78,7 +86,7 @@ LABELS = [
 
 @pytest.mark.parametrize(("platform", "access", "strategy", "labels", "router"), LABELS)
 def test_whose_router_serves_routes(
-    platform: Platform, access: Access, strategy: Strategy, labels: bool, router: bool
+    platform: Platform, access: EndpointAccess, strategy: Strategy, labels: bool, router: bool
 ) -> None:
     found = cluster(platform, access, {API: strategy})
     assert (labels_routes(found), uses_router(found)) == (labels, router)
@@ -98,7 +106,7 @@ def test_a_route_without_a_name_makes_no_router() -> None:
     ],
 )
 def test_a_shared_ingress_takes_the_routers_place(
-    said: dict[str, bool], access: Access, router: bool
+    said: dict[str, bool], access: EndpointAccess, router: bool
 ) -> None:
     found = cluster(Platform.AZURE, access, {API: ROUTE}, **said)
     assert labels_routes(found)
@@ -114,24 +122,24 @@ def test_a_node_is_seen_where_its_address_is() -> None:
 
 def test_the_design_is_what_its_document_says() -> None:
     lists = {
-        PUBLIC: Lists(frozenset({API, TUNNEL, OVN, OAUTH}), frozenset()),
-        BOTH: Lists(frozenset({API, OAUTH}), frozenset({API, TUNNEL, OVN})),
-        PRIVATE: Lists(frozenset({OAUTH}), frozenset({API, TUNNEL, OVN})),
+        PUBLIC: VisibleServices(frozenset({API, TUNNEL, OVN, OAUTH}), frozenset()),
+        BOTH: VisibleServices(frozenset({API, OAUTH}), frozenset({API, TUNNEL, OVN})),
+        PRIVATE: VisibleServices(frozenset({OAUTH}), frozenset({API, TUNNEL, OVN})),
     }
     assert lists == DESIGNED
 
 
 # What AWS clusters show today; IGNITION was not in the design, OVN is in nothing any more.
 TODAY = {
-    PUBLIC: Lists(frozenset({API, TUNNEL, OAUTH, IGNITION}), frozenset()),
-    BOTH: Lists(frozenset({API, OAUTH}), frozenset({API, OAUTH, TUNNEL, IGNITION})),
-    PRIVATE: Lists(frozenset(), frozenset({API, OAUTH, TUNNEL, IGNITION})),
+    PUBLIC: VisibleServices(frozenset({API, TUNNEL, OAUTH, IGNITION}), frozenset()),
+    BOTH: VisibleServices(frozenset({API, OAUTH}), frozenset({API, OAUTH, TUNNEL, IGNITION})),
+    PRIVATE: VisibleServices(frozenset(), frozenset({API, OAUTH, TUNNEL, IGNITION})),
 }
 
 
 @pytest.mark.parametrize("strategy", [LB, ROUTE])
-@pytest.mark.parametrize("access", Access)
-def test_what_is_shown_today(access: Access, strategy: Strategy) -> None:
+@pytest.mark.parametrize("access", EndpointAccess)
+def test_what_is_shown_today(access: EndpointAccess, strategy: Strategy) -> None:
     plan = make_plan(cluster(Platform.AWS, access, {API: strategy, OVN: ROUTE}))
     assert not plan.errors
     assert listed(plan.endpoints) == TODAY[access]
@@ -141,7 +149,9 @@ def test_what_is_shown_today(access: Access, strategy: Strategy) -> None:
     ("access", "differ"),
     [(PUBLIC, {IGNITION, OVN}), (BOTH, {OAUTH, IGNITION, OVN}), (PRIVATE, {OAUTH, IGNITION, OVN})],
 )
-def test_every_difference_from_the_design_is_said(access: Access, differ: set[Service]) -> None:
+def test_every_difference_from_the_design_is_said(
+    access: EndpointAccess, differ: set[ControlPlaneService]
+) -> None:
     found = differences(make_plan(cluster(Platform.AWS, access)))
     assert {each.split()[0] for each in found} == {each.value for each in differ}
 
@@ -158,5 +168,5 @@ def test_private_was_to_keep_oauth_public() -> None:
 
 def test_what_everybody_sees_the_guest_sees_too() -> None:
     for each in make_plan(cluster()).endpoints:
-        if From.INTERNET in each.visible_from:
+        if Viewpoint.INTERNET in each.visible_from:
             assert each.visible_from == EVERYWHERE

@@ -1,0 +1,253 @@
+"""The Services and Routes that publish kube-apiserver, konnectivity, the OAuth server, Ignition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform, Publishing, Strategy
+from isthmus.hosting.shapes import (
+    BALANCE_ANNOTATION,
+    CLUSTER_IP,
+    COMPONENT_LABEL,
+    LOAD_BALANCER,
+    VISIBILITY_LABEL,
+    Made,
+    Manifest,
+    ServiceTemplate,
+    api_name,
+    balancer_annotations,
+    internal_labels,
+    internal_name,
+    published_as,
+    route,
+    router_labels,
+    service,
+)
+from isthmus.hosting.visibility import behind_shared_ingress, is_private, is_public, labels_routes
+
+TUNNEL = "konnectivity-server"
+TUNNEL_PORT = 8091
+OAUTH = "oauth-openshift"
+OAUTH_PORT = 6443
+IGNITION = "ignition-server-proxy"
+IGNITION_IBM = "ignition-server"
+IGNITION_ROUTE = "ignition-server"
+ROUTE_PORT = 443
+
+_TAKES: Mapping[ControlPlaneService, frozenset[Strategy]] = {
+    ControlPlaneService.KONNECTIVITY: frozenset(
+        {Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE}
+    ),
+    ControlPlaneService.OAUTH_SERVER: frozenset(
+        {Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE}
+    ),
+    ControlPlaneService.IGNITION: frozenset({Strategy.NODE_PORT, Strategy.ROUTE}),
+}
+
+API_SERVER = "kube-apiserver"
+PRIVATE = "kube-apiserver-private"
+INTERNAL = "kube-apiserver-internal"
+AZURE_BALANCER = "kube-apiserverlb"
+PODS = {"app": API_SERVER, COMPONENT_LABEL: API_SERVER}
+PORT = 6443
+IBM_PORT = 2040
+#: 6443 there belongs to the management cluster's own kube-apiserver.
+AZURE_BALANCER_PORT = 7443
+#: An IPv6 address as well, where the management cluster has any.
+DUAL_STACK = {"ipFamilyPolicy": "PreferDualStack"}
+
+
+def other_objects(cluster: HostedCluster) -> tuple[Made, ...]:
+    """Services, each before its Routes; nothing for what is not published."""
+    makers = {
+        ControlPlaneService.KONNECTIVITY: _tunnel,
+        ControlPlaneService.OAUTH_SERVER: _oauth,
+        ControlPlaneService.IGNITION: _ignition,
+    }
+    found: list[Made] = []
+    for each, make in makers.items():
+        publishing = cluster.publishing(each)
+        if publishing is not None and publishing.strategy in _TAKES[each]:
+            found += make(cluster, publishing)
+    return tuple(found)
+
+
+def ignition_name(cluster: HostedCluster) -> str:
+    """The Service of the Ignition server, and the app label of its pods."""
+    return IGNITION_IBM if cluster.platform is Platform.IBMCLOUD else IGNITION
+
+
+def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+    template = ServiceTemplate(
+        port=TUNNEL_PORT,
+        target=TUNNEL_PORT,
+        selector=PODS,
+        labels={"app": TUNNEL},
+        # An agent makes a server ready, so it has to reach one that is not.
+        more={"publishNotReadyAddresses": True},
+    )
+    made = service(cluster, TUNNEL, replace(template, **published_as(publishing)))
+    yield Made(
+        manifest=made, purpose="leads agents to konnectivity-server", service=publishing.service
+    )
+    if publishing.strategy is Strategy.ROUTE:
+        # An agent stays for days: new ones go where fewest are only if each has its turn.
+        yield _one_route(cluster, publishing, TUNNEL, TUNNEL, {BALANCE_ANNOTATION: "roundrobin"})
+
+
+def _oauth(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+    template = ServiceTemplate(
+        port=OAUTH_PORT,
+        target=OAUTH_PORT,
+        selector={"app": OAUTH, COMPONENT_LABEL: OAUTH},
+        labels={"app": OAUTH},
+        more=DUAL_STACK,
+    )
+    template = replace(template, **published_as(publishing))
+    if publishing.strategy is Strategy.LOAD_BALANCER:
+        cloud = balancer_annotations(cluster.platform, internal=is_private(cluster))
+        template = replace(template, port=ROUTE_PORT, annotations={**cloud, **template.annotations})
+    made = service(cluster, OAUTH, template)
+    yield Made(manifest=made, purpose="leads to the OAuth server", service=publishing.service)
+    if publishing.strategy is Strategy.ROUTE:
+        for each, purpose in _oauth_routes(cluster, publishing):
+            yield Made(manifest=each, purpose=purpose, service=publishing.service)
+
+
+def _oauth_routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[tuple[Manifest, str]]:
+    host = publishing.hostname
+    if is_public(cluster):
+        found = route(cluster, "oauth", host, OAUTH, labels=_public_labels(cluster))
+        yield found, "leads users to the OAuth server"
+    elif host:
+        labels = {**internal_labels(cluster), VISIBILITY_LABEL: "private"}
+        found = route(cluster, "oauth-private", host, OAUTH, labels=labels)
+        yield found, "leads users in the guest's own network to the OAuth server"
+    if is_private(cluster):
+        name = "oauth-internal"
+        found = route(
+            cluster, name, internal_name(cluster, name), OAUTH, labels=internal_labels(cluster)
+        )
+        yield found, "leads the guest's own components to the OAuth server"
+
+
+def _ignition(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+    name = ignition_name(cluster)
+    template = ServiceTemplate(
+        port=ROUTE_PORT, target="https", port_name="https", selector={"app": name}
+    )
+    made = service(cluster, name, replace(template, **published_as(publishing)))
+    yield Made(
+        manifest=made, purpose="leads new nodes to the Ignition server", service=publishing.service
+    )
+    if publishing.strategy is Strategy.ROUTE:
+        yield _one_route(cluster, publishing, IGNITION_ROUTE, name, {})
+
+
+def _public_labels(cluster: HostedCluster) -> Mapping[str, str]:
+    return router_labels(cluster) if labels_routes(cluster) else {}
+
+
+def _one_route(
+    cluster: HostedCluster,
+    publishing: Publishing,
+    name: str,
+    to: str,
+    annotations: Mapping[str, str],
+) -> Made:
+    """The Route of what only nodes use: theirs alone as soon as they have a way of their own."""
+    host, labels = publishing.hostname, _public_labels(cluster)
+    if is_private(cluster):
+        host, labels = internal_name(cluster, name), internal_labels(cluster)
+    found = route(cluster, name, host, to, labels=labels, annotations=annotations)
+    where = "in the guest's own network" if is_private(cluster) else "wherever they are"
+    return Made(
+        manifest=found, purpose=f"leads nodes, {where}, to {to}", service=publishing.service
+    )
+
+
+def api_objects(cluster: HostedCluster) -> tuple[Made, ...]:
+    """Services first; nothing where kube-apiserver is not published."""
+    publishing = cluster.publishing(ControlPlaneService.API_SERVER)
+    if publishing is None:
+        return ()
+    match publishing.strategy:
+        case Strategy.LOAD_BALANCER:
+            return tuple(_balancers(cluster, publishing))
+        case Strategy.NODE_PORT:
+            template = replace(_template(cluster), **published_as(publishing))
+            return (
+                _made(service(cluster, API_SERVER, template), "opens a port for it on every node"),
+            )
+        case Strategy.ROUTE:
+            return (_inside(cluster), *_routes(cluster, publishing))
+        case _:
+            return ()
+
+
+def service_port(cluster: HostedCluster) -> int:
+    """Where the Service listens inside the management cluster."""
+    return IBM_PORT if cluster.platform is Platform.IBMCLOUD else PORT
+
+
+def _template(cluster: HostedCluster) -> ServiceTemplate:
+    return ServiceTemplate(
+        port=service_port(cluster), target="client", selector=PODS, labels=PODS, more=DUAL_STACK
+    )
+
+
+def _made(manifest: Manifest, purpose: str) -> Made:
+    return Made(manifest=manifest, purpose=purpose, service=ControlPlaneService.API_SERVER)
+
+
+def _inside(cluster: HostedCluster) -> Made:
+    found = service(cluster, API_SERVER, replace(_template(cluster), type=CLUSTER_IP))
+    return _made(found, "leads the control plane, and its router, to kube-apiserver")
+
+
+def _balancers(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+    azure = cluster.platform is Platform.AZURE
+    if is_public(cluster):
+        found = service(
+            cluster, AZURE_BALANCER if azure else API_SERVER, _public(cluster, publishing)
+        )
+        yield _made(found, "gives kube-apiserver an address for everybody")
+    if azure or not is_public(cluster):
+        yield _inside(cluster)
+    if is_private(cluster):
+        template = replace(
+            _template(cluster),
+            port=AZURE_BALANCER_PORT if azure else service_port(cluster),
+            type=LOAD_BALANCER,
+            labels={},
+            annotations=balancer_annotations(cluster.platform, internal=True),
+        )
+        purpose = "gives kube-apiserver an address for the guest's own network"
+        yield _made(service(cluster, PRIVATE, template), purpose)
+
+
+def _public(cluster: HostedCluster, publishing: Publishing) -> ServiceTemplate:
+    template = replace(_template(cluster), **published_as(publishing))
+    cloud = balancer_annotations(cluster.platform, internal=False, both=is_private(cluster))
+    more: dict[str, Any] = dict(template.more)
+    if cluster.allowed_cidrs and not behind_shared_ingress(cluster):
+        more["loadBalancerSourceRanges"] = list(cluster.allowed_cidrs)
+    port = AZURE_BALANCER_PORT if cluster.platform is Platform.AZURE else template.port
+    return replace(template, port=port, annotations={**cloud, **template.annotations}, more=more)
+
+
+def _routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+    if is_public(cluster):
+        found = route(
+            cluster, API_SERVER, publishing.hostname, API_SERVER, labels=router_labels(cluster)
+        )
+        yield _made(found, f"leads {publishing.hostname or 'its name'} to kube-apiserver")
+    elif publishing.hostname:
+        labels = {**internal_labels(cluster), VISIBILITY_LABEL: "private"}
+        found = route(cluster, PRIVATE, publishing.hostname, API_SERVER, labels=labels)
+        purpose = f"leads {publishing.hostname} to kube-apiserver, in the guest's own network"
+        yield _made(found, purpose)
+    found = route(cluster, INTERNAL, api_name(cluster), API_SERVER, labels=internal_labels(cluster))
+    yield _made(found, "is where the router sends connections whose name it does not know")

@@ -1,0 +1,311 @@
+"""Rules about what a plan makes: who comes to an endpoint that nobody expects there, or does not.
+
+The document has one list of allowed CIDR blocks for the whole cluster, under the API server's
+networking. HyperShift copies it to the public load balancer of kube-apiserver and to that of the
+control plane's own router; a shared ingress has it for every name of the cluster. Nothing else
+knows of it. What is wrong with the document itself is in the other rules_*.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_network
+
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    DocumentPlace,
+    HostedCluster,
+    PlanFinding,
+    PlannedEndpoint,
+    Platform,
+    Strategy,
+    Viewpoint,
+    Weight,
+)
+from isthmus.hosting.objects_services import AZURE_BALANCER_PORT, PORT
+from isthmus.hosting.visibility import (
+    INGRESS,
+    SHARED_INGRESS,
+    is_private,
+    is_public,
+    is_published,
+    seen_from,
+)
+
+FIELD = "spec.networking.apiServer.allowedCIDRBlocks"
+NOT_HERE = "cidrs-not-here"
+
+#: Every finding of this module, by its name.
+ENDPOINT_RULES: Mapping[str, str] = {
+    NOT_HERE: "the allowed CIDR blocks do not hold for a published endpoint",
+    "cidrs-nowhere": "they hold for none",
+    "cidrs-for-all-names": "they hold for every Route, not for the API server's alone",
+    "cidrs-for-nodes": "nodes come by an endpoint for which they hold",
+    "cidrs-node-port": "a load balancer's Service has a node port, for which they do not hold",
+    "private-although-public": "an endpoint that users need is for the guest's own network only",
+    "other-port-in-private": "HyperShift and its load balancer are of two minds about a port",
+    "route-name-too-long": "OpenShift cannot make up a name for a Route without a hostname",
+    "nodes-by-ingress": "pods come to APIServer by an ingress that does not know whom they mean",
+}
+
+_USED_BY_NODES = (
+    ControlPlaneService.API_SERVER,
+    ControlPlaneService.KONNECTIVITY,
+    ControlPlaneService.IGNITION,
+)
+#: Where nodes are machines of one's own network, which come with their own addresses.
+_ON_PREMISES = frozenset({Platform.AGENT, Platform.NONE})
+
+#: A label of a name in DNS is at most 63 characters long (RFC 1035 §2.3.4).
+_MAX_LABEL_CHARS = 63
+
+Surprise = Callable[[HostedCluster, PlannedEndpoint], Iterator[tuple[Weight, str, str]]]
+
+
+def cidr_findings(
+    cluster: HostedCluster, endpoints: Sequence[PlannedEndpoint]
+) -> tuple[PlanFinding, ...]:
+    """What has to be said of the allowed CIDR blocks; nothing where there are none."""
+    if not cluster.allowed_cidrs:
+        return ()
+    published = [each for each in endpoints if is_published(each)]
+    held = [each for each in published if each.restricted]
+    found = [_not_here(cluster, each) for each in published if not each.restricted]
+    if not held:
+        found.insert(0, _nowhere(cluster))
+    found += _all_names(cluster, held)
+    found += _nodes(cluster, endpoints)
+    found += _node_ports(cluster, held)
+    return tuple(found)
+
+
+def _cidrs_place(cluster: HostedCluster) -> DocumentPlace:
+    return cluster.places.get(FIELD, DocumentPlace(field=FIELD))
+
+
+def why_not(endpoint: PlannedEndpoint) -> str:
+    """Why the blocks do not hold for an endpoint, as a clause."""
+    match endpoint.strategy:
+        case Strategy.NODE_PORT:
+            return "a node port has no list of sources"
+        case Strategy.ROUTE if endpoint.through == INGRESS:
+            return f"the {INGRESS} serves it, for other clusters too"
+        case Strategy.LOAD_BALANCER if Viewpoint.INTERNET in endpoint.visible_from:
+            return f"HyperShift does not copy them to {endpoint.by}"
+    return "they are never copied to what is for the guest's own network"
+
+
+def _not_here(cluster: HostedCluster, endpoint: PlannedEndpoint) -> PlanFinding:
+    publishing = cluster.publishing(endpoint.service)
+    who = "everybody" if Viewpoint.INTERNET in endpoint.visible_from else "the whole guest network"
+    if endpoint.strategy is Strategy.NODE_PORT:
+        who = "whoever reaches a node of the management cluster"
+    return PlanFinding(
+        rule=NOT_HERE,
+        weight=Weight.WARNING,
+        says=(
+            f"the allowed CIDR blocks do not hold for {endpoint.service.value} at {endpoint.by}:"
+            f" {why_not(endpoint)}; {who} can connect"
+        ),
+        do=_instead(cluster, endpoint),
+        place=publishing.place if publishing else DocumentPlace(),
+        missed_by="HyperShift",
+    )
+
+
+def _instead(cluster: HostedCluster, endpoint: PlannedEndpoint) -> str:
+    if (
+        Viewpoint.INTERNET not in endpoint.visible_from
+        and endpoint.strategy is not Strategy.NODE_PORT
+    ):
+        return "restrict it with the security groups of the guest's own network"
+    if endpoint.strategy is Strategy.ROUTE and cluster.platform is not Platform.IBMCLOUD:
+        return (
+            "give APIServer a Route with a hostname, so that all Routes go by a router of their own"
+        )
+    if endpoint.strategy is Strategy.ROUTE:
+        return f"restrict it at the {INGRESS}: no Route has a router of its own on IBM Cloud"
+    if is_private(cluster):  # where sources are not kept: see objects.limited
+        return "put a firewall before it"
+    return "put a firewall before it, or plan with --keep-sources and apply its NetworkPolicies"
+
+
+def _nowhere(cluster: HostedCluster) -> PlanFinding:
+    routed = "" if cluster.platform is Platform.IBMCLOUD else " or Route"
+    return PlanFinding(
+        rule="cidrs-nowhere",
+        weight=Weight.WARNING,
+        says="the allowed CIDR blocks hold for no endpoint of this cluster",
+        do=f"leave them out, or publish APIServer by a public LoadBalancer{routed}",
+        place=_cidrs_place(cluster),
+        missed_by="HyperShift",
+    )
+
+
+def _all_names(cluster: HostedCluster, held: Iterable[PlannedEndpoint]) -> Iterator[PlanFinding]:
+    routes = [each for each in held if each.strategy is Strategy.ROUTE]
+    others = [each for each in routes if each.service is not ControlPlaneService.API_SERVER]
+    if others:
+        names = ", ".join(dict.fromkeys(each.service.value for each in others))
+        yield PlanFinding(
+            rule="cidrs-for-all-names",
+            weight=Weight.NOTE,
+            says=f"the allowed CIDR blocks hold for {names} as well: {_which(others[0])}",
+            do="put the addresses of everybody who uses those among them",
+            place=_cidrs_place(cluster),
+        )
+
+
+def _which(endpoint: PlannedEndpoint) -> str:
+    if endpoint.through == SHARED_INGRESS:
+        return "the shared ingress has them for every name of the cluster"
+    return f"{endpoint.through} is the address of every Route"
+
+
+def _nodes(cluster: HostedCluster, endpoints: Sequence[PlannedEndpoint]) -> Iterator[PlanFinding]:
+    if is_private(cluster):
+        return
+    by_them = [
+        service.value
+        for service in _USED_BY_NODES
+        if (found := seen_from(endpoints, service, Viewpoint.GUEST_VPC))
+        and found[0].restricted
+        and not _lets_machines_in(cluster, found[0])
+    ]
+    if by_them:
+        yield PlanFinding(
+            rule="cidrs-for-nodes",
+            weight=Weight.WARNING,
+            says=(
+                f"nodes come to {', '.join(by_them)} like everybody else, and the allowed CIDR"
+                " blocks hold for them too; from which address they come is not in the document"
+            ),
+            do=(
+                "see that the addresses that nodes have outside, such as their NAT gateway's, are"
+                " among them, and try it in a lab with --nodes-from"
+            ),
+            place=_cidrs_place(cluster),
+            missed_by="HyperShift",
+        )
+
+
+def _lets_machines_in(cluster: HostedCluster, endpoint: PlannedEndpoint) -> bool:
+    """Whether the machine network is let in, where machines are seen by their own addresses."""
+    if not cluster.machine_cidrs:
+        return False
+    # A node port is restricted by a policy only, which knows the machine network.
+    if endpoint.strategy is Strategy.NODE_PORT:
+        return True
+    allowed = cluster.allowed_cidrs
+    return cluster.platform in _ON_PREMISES and all(
+        any(_within(machines, block) for block in allowed) for machines in cluster.machine_cidrs
+    )
+
+
+def _within(inner: str, outer: str) -> bool:
+    one, other = ip_network(inner), ip_network(outer)
+    return one.version == other.version and one.subnet_of(other)  # type: ignore[arg-type]
+
+
+def _node_ports(cluster: HostedCluster, held: Iterable[PlannedEndpoint]) -> Iterator[PlanFinding]:
+    balancers = {each.by for each in held if each.strategy is Strategy.LOAD_BALANCER}
+    balancers |= {each.through for each in held if each.through.startswith("Service/")}
+    for each in sorted(balancers):
+        yield PlanFinding(
+            rule="cidrs-node-port",
+            weight=Weight.NOTE,
+            says=(
+                f"{each} also opens a port on every node of the management cluster, for which the"
+                " allowed CIDR blocks do not hold"
+            ),
+            do="see that node ports of the management cluster cannot be reached from outside",
+            place=_cidrs_place(cluster),
+        )
+
+
+def _private_anyway(
+    cluster: HostedCluster, endpoint: PlannedEndpoint
+) -> Iterator[tuple[Weight, str, str]]:
+    hidden = (
+        endpoint.service is ControlPlaneService.OAUTH_SERVER
+        and Viewpoint.INTERNET not in endpoint.visible_from
+    )
+    balanced = endpoint.strategy is Strategy.LOAD_BALANCER
+    if hidden and balanced and is_public(cluster):
+        yield (
+            Weight.WARNING,
+            "users outside the guest's own network cannot log in: the load balancer of OAuthServer"
+            f" is internal as soon as the cluster is {cluster.access.value}",
+            "publish OAuthServer by Route",
+        )
+
+
+def _other_port(
+    cluster: HostedCluster, endpoint: PlannedEndpoint
+) -> Iterator[tuple[Weight, str, str]]:
+    private = (
+        Viewpoint.GUEST_VPC in endpoint.visible_from
+        and Viewpoint.INTERNET not in endpoint.visible_from
+    )
+    if private and cluster.platform is Platform.AZURE and endpoint.port == AZURE_BALANCER_PORT:
+        yield (
+            Weight.NOTE,
+            f"the internal load balancer of APIServer listens on {endpoint.port}, and HyperShift"
+            f" tells the proxies on nodes to use {PORT} there",
+            f"see that nodes use {endpoint.port}, as the configuration written for them here does",
+        )
+
+
+def _long_name(
+    cluster: HostedCluster, endpoint: PlannedEndpoint
+) -> Iterator[tuple[Weight, str, str]]:
+    made_up = endpoint.strategy is Strategy.ROUTE and not endpoint.address
+    label = f"{endpoint.name}-{cluster.control_plane}"
+    if made_up and len(label) >= _MAX_LABEL_CHARS:
+        yield (
+            Weight.WARNING,
+            f"{label} is too long for the name that OpenShift makes up for {endpoint.by};"
+            " HyperShift shortens it, this plan cannot",
+            f"give {endpoint.service.value} a hostname",
+        )
+
+
+def _nameless(
+    cluster: HostedCluster, endpoint: PlannedEndpoint
+) -> Iterator[tuple[Weight, str, str]]:
+    """A node's proxy passes on what pods send, and an ingress of many clusters goes by names."""
+    if endpoint.service is ControlPlaneService.API_SERVER and endpoint.through == INGRESS:
+        yield (
+            Weight.WARNING,
+            "pods cannot reach APIServer: they ask for kubernetes.default.svc, or give no name at"
+            f" all, and the {INGRESS} knows it as {endpoint.address or 'another name'} alone;"
+            f" on {cluster.platform.value} no Route has a router of its own",
+            "publish APIServer by LoadBalancer or NodePort",
+        )
+
+
+_TABLE: Mapping[str, Surprise] = {
+    "private-although-public": _private_anyway,
+    "other-port-in-private": _other_port,
+    "route-name-too-long": _long_name,
+    "nodes-by-ingress": _nameless,
+}
+
+
+def surprises(
+    cluster: HostedCluster, endpoints: Sequence[PlannedEndpoint]
+) -> tuple[PlanFinding, ...]:
+    """What is worth saying of what a plan makes, by endpoint."""
+    return tuple(
+        PlanFinding(
+            rule=rule, weight=weight, says=says, do=do, place=_entry_place(cluster, endpoint)
+        )
+        for endpoint in endpoints
+        for rule, look in _TABLE.items()
+        for weight, says, do in look(cluster, endpoint)
+    )
+
+
+def _entry_place(cluster: HostedCluster, endpoint: PlannedEndpoint) -> DocumentPlace:
+    found = cluster.publishing(endpoint.service)
+    return found.place if found else DocumentPlace()
