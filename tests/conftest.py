@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Tests start hundreds of programs: an environment without bytecode would compile the package, and
+# have every test rewritten, again and again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # No deadline: it would be an assertion on elapsed time. In CI the examples are always the same
 # ones, so that a change is judged by what it does and not by luck.
