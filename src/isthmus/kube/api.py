@@ -1,7 +1,6 @@
-"""What Isthmus asks of the Kubernetes API, as values and protocols, and how to open it.
+"""What Isthmus asks of the Kubernetes API, as values and protocols.
 
-Importing this module is cheap. ``open_kube`` imports lightkube and what is below it (client.py,
-resources.py), so a program that counts no Leases and reviews no tokens never pays for them.
+Importing this module is cheap; who answers is opened by opening.py.
 """
 
 from __future__ import annotations
@@ -10,13 +9,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from isthmus.dial.rules_service_names import Service, ServiceName
 from isthmus.kube.rules_leases import Doomed, Lease
 
-if TYPE_CHECKING:  # which knows our Change
+if TYPE_CHECKING:  # it imports lightkube
     from isthmus.kube.client import KubeClient
-    from isthmus.kube.service_api import Services
+
+
+T = TypeVar("T")
 
 
 class Change(Enum):
@@ -26,6 +28,49 @@ class Change(Enum):
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
     BOOKMARK = "BOOKMARK"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent(Generic[T]):
+    """One line of a watch; ``resource_version`` is where to go on from.
+
+    A bookmark only says how far the watch has come: there is no ``item``.
+    """
+
+    change: Change
+    item: T | None
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing(Generic[T]):
+    """All objects of a kind at one version, from which a watch goes on."""
+
+    items: Sequence[T]
+    resource_version: str
+
+
+class ObjectSource(Protocol[T]):
+    """Objects of one kind. Every call raises KubeError, and none waits for ever."""
+
+    async def list(self) -> Listing[T]:
+        """Read all of them."""
+
+    def watch(
+        self, *, after: str, timeout_s: float
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent[T]]]:
+        """Hear of every change after a version.
+
+        The API ends a watch now and then. A version too old for it is a KubeError with status
+        410, on entry or from the iterator: list again. Silence is for the caller to bound.
+        """
+
+
+class Services(ObjectSource[Service], Protocol):
+    """The Services of all namespaces. Every call raises KubeError, and none waits for ever."""
+
+    async def get(self, at: ServiceName) -> Service:
+        """Read one; status 404 when there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,20 +167,3 @@ class Kube(Protocol):
 
     async def close(self) -> None:
         """Drop every connection."""
-
-
-def open_kube(kubeconfig: str, *, qps: float = 0.0, burst: int = 0, server: str = "") -> Kube:
-    """Read the configuration and get ready to ask; nothing is sent yet.
-
-    An empty ``kubeconfig`` means the pod's own service account. ``qps`` 0 sets no limit of our
-    own: the API has its own fair queues, and Go's default of 5 per second makes five thousand
-    agents wait a quarter of an hour for their token reviews. ``burst`` 0 means 10, as in Go.
-    ``server`` is a URL to use instead of the kubeconfig's, which may then be empty.
-
-    Raises:
-        ConfigError: the configuration cannot be read or used; the sentence names --kubeconfig.
-    """
-    from isthmus.kube.client import KubeClient
-    from isthmus.kube.resources import LightKube
-
-    return LightKube(KubeClient(kubeconfig, qps=qps, burst=burst, server=server))

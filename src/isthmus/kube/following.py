@@ -7,15 +7,16 @@ is in listing.py; what is done with them is the caller's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from isthmus.errors import KubeError
-from isthmus.kube.api import Change
-from isthmus.kube.outage import Outage
+from isthmus.kube.api import Change, ObjectSource
+from isthmus.logs import log
+from isthmus.text.backoff import Backoff
 
 CAP_S = 30.0
 FIRST_RETRY_S = 0.5
@@ -25,43 +26,17 @@ _MIN_WATCH_S, _MAX_WATCH_S = 300.0, 600.0  # spread, or all programs would come 
 SILENCE_S = 150.0
 _GONE = 410
 
+_log = logging.getLogger("isthmus.kube")
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event(Generic[T]):
-    """One line of a watch; ``resource_version`` is where to go on from.
+class WatchTiming:
+    """How long a watch may be silent, and when what failed is tried again at first."""
 
-    A bookmark only says how far the watch has come: there is no ``item``.
-    """
-
-    change: Change
-    item: T | None
-    resource_version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Generic[T]):
-    """All objects of a kind at one version, from which a watch goes on."""
-
-    items: Sequence[T]
-    resource_version: str
-
-
-class Source(Protocol[T]):
-    """Objects of one kind. Every call raises KubeError, and none waits for ever."""
-
-    async def list(self) -> Listing[T]:
-        """Read all of them."""
-
-    def watch(
-        self, *, after: str, timeout_s: float
-    ) -> AbstractAsyncContextManager[AsyncIterator[Event[T]]]:
-        """Hear of every change after a version.
-
-        The API ends a watch now and then. A version too old for it is a KubeError with status
-        410, on entry or from the iterator: list again. Silence is for the caller to bound.
-        """
+    silence_s: float = SILENCE_S
+    first_retry_s: float = FIRST_RETRY_S
 
 
 class Follower(Generic[T]):
@@ -69,7 +44,7 @@ class Follower(Generic[T]):
 
     def __init__(
         self,
-        source: Source[T],
+        source: ObjectSource[T],
         doing: str,
         *,
         listed: Callable[[Sequence[T]], None],
@@ -138,3 +113,44 @@ class Follower(Generic[T]):
             except TimeoutError:
                 pass  # too quiet to be true: from here again
         return version
+
+
+class Outage:
+    """Counts the failures of one thing done again and again, and spaces the attempts."""
+
+    def __init__(self, doing: str, *, cap_s: float, first_s: float = FIRST_RETRY_S) -> None:
+        """``doing`` is a few words for the log, such as "renewing the lease"."""
+        self._doing = doing
+        self._backoff = Backoff(first_s=min(first_s, cap_s), cap_s=cap_s, chance=random.random)
+        self._failures = 0
+
+    def failed(self, error: KubeError) -> float:
+        """Say so, once per outage; give the delay before the next attempt."""
+        self._failures += 1
+        if self._failures == 1:
+            log(
+                _log,
+                logging.WARNING,
+                "the Kubernetes API fails",
+                doing=self._doing,
+                status=error.status,
+                reason=str(error),
+            )
+        return self._backoff.next_s()
+
+    def pause_s(self) -> float:
+        """Give the delay before trying again after something that was no failure."""
+        return self._backoff.next_s()
+
+    def worked(self) -> None:
+        """An attempt worked: an outage, if there was one, is over."""
+        if self._failures:
+            log(
+                _log,
+                logging.INFO,
+                "the Kubernetes API works again",
+                doing=self._doing,
+                failures=self._failures,
+            )
+        self._failures = 0
+        self._backoff.reset()

@@ -1,6 +1,6 @@
 """Lists of objects page by page, and watches of them, for any resource that lightkube knows.
 
-Imports lightkube's models: reached only through ``api.open_kube``.
+Imports lightkube's models: reached only through ``opening.open_kube``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from lightkube.core.resource import NamespacedResource
 from lightkube.models.meta_v1 import Status
 
 from isthmus.errors import KubeError
-from isthmus.kube.api import Change
+from isthmus.kube.api import Change, Listing, WatchEvent
 from isthmus.kube.client import TOO_LONG, KubeClient
-from isthmus.kube.following import Event, Listing
 
 PAGE = 500
 _MOST_OBJECTS = 100_000
@@ -87,7 +86,7 @@ class LightSource(Generic[T]):
     @contextlib.asynccontextmanager
     async def watch(
         self, *, after: str, timeout_s: float
-    ) -> AsyncIterator[AsyncIterator[Event[T]]]:
+    ) -> AsyncIterator[AsyncIterator[WatchEvent[T]]]:
         """Hear of every change after a version."""
         params = {
             **self._selectors,
@@ -107,7 +106,7 @@ class LightSource(Generic[T]):
             text = f"cannot list {self._what}: the answer of {self._client.server} makes no sense"
             raise KubeError(text) from exc
 
-    def _event(self, line: bytes) -> Event[T]:
+    def _event(self, line: bytes) -> WatchEvent[T]:
         """Read one line of a watch.
 
         Raises:
@@ -124,7 +123,7 @@ class LightSource(Generic[T]):
             )
         change = Change(event.type)
         found = msgspec.json.decode(event.object, type=_Object)
-        return Event(
+        return WatchEvent(
             change=change,
             item=None if change is Change.BOOKMARK else self._read(event.object),
             resource_version=found.metadata.version or "",

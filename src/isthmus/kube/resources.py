@@ -1,6 +1,7 @@
-"""Leases and token reviews as lightkube writes and reads them: values in, values out.
+"""Leases, token reviews and Services as lightkube writes and reads them: values in, values out.
 
-Imports lightkube: reached only through ``api.open_kube``.
+Imports lightkube: reached only through ``opening.open_kube``, and by who asks for
+``kubernetes_endpoints``.
 """
 
 from __future__ import annotations
@@ -12,17 +13,26 @@ from datetime import UTC, datetime
 import msgspec
 from lightkube.models.authentication_v1 import TokenReviewSpec
 from lightkube.models.coordination_v1 import LeaseList, LeaseSpec
+from lightkube.models.core_v1 import ServiceSpec
 from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions, Status
 from lightkube.resources.authentication_v1 import TokenReview
-from lightkube.resources.coordination_v1 import Lease as Resource
+from lightkube.resources.coordination_v1 import Lease as LeaseResource
+from lightkube.resources.core_v1 import Endpoints
+from lightkube.resources.core_v1 import Service as ServiceResource
+from lightkube.resources.discovery_v1 import EndpointSlice
 
+from isthmus.dial.rules_service_names import Service, ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, LeaseDraft, LeaseEvent, LeaseListing, TokenReviews, TokenStatus
 from isthmus.kube.client import KubeClient
+from isthmus.kube.listing import LightSource
 from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Doomed, Lease
-from isthmus.kube.service_resources import LightServices
+from isthmus.values import HostPort, is_address
 
 _MICROSECOND_S = 1e-6
+#: The Service of the API server itself.
+NAME, NAMESPACE = "kubernetes", "default"
+_FORBIDDEN, _MISSING = 403, 404
 
 
 class LightKube:
@@ -63,13 +73,13 @@ class LightLeases:
             "list Leases",
             LeaseList,
             "list",
-            Resource,
+            LeaseResource,
             namespace=self._namespace,
             params={"labelSelector": selector},
         )
         version = (found.metadata.resourceVersion if found.metadata else None) or ""
         return LeaseListing(
-            leases=[_value(item.metadata, item.spec) for item in found.items],
+            leases=[_lease(item.metadata, item.spec) for item in found.items],
             resource_version=version,
         )
 
@@ -85,7 +95,7 @@ class LightLeases:
             "allowWatchBookmarks": "true",
         }
         async with self._client.watch(
-            "watch Leases", _event, Resource, namespace=self._namespace, params=params
+            "watch Leases", _event, LeaseResource, namespace=self._namespace, params=params
         ) as events:
             yield events
 
@@ -108,7 +118,7 @@ class LightLeases:
             f"delete Lease {doomed.name}",
             msgspec.Raw,
             "delete",
-            Resource,
+            LeaseResource,
             namespace=self._namespace,
             name=doomed.name,
             body=DeleteOptions(apiVersion="v1", kind="DeleteOptions", preconditions=only),
@@ -116,12 +126,17 @@ class LightLeases:
 
     async def _call(self, verb: str, method: str, **request: object) -> Lease:
         written = await self._client.call(
-            f"{verb} a Lease", Resource, method, Resource, namespace=self._namespace, **request
+            f"{verb} a Lease",
+            LeaseResource,
+            method,
+            LeaseResource,
+            namespace=self._namespace,
+            **request,
         )
-        return _value(written.metadata, written.spec)
+        return _lease(written.metadata, written.spec)
 
-    def _resource(self, draft: LeaseDraft, version: str | None) -> Resource:
-        return Resource(
+    def _resource(self, draft: LeaseDraft, version: str | None) -> LeaseResource:
+        return LeaseResource(
             metadata=ObjectMeta(
                 name=draft.name,
                 namespace=self._namespace,
@@ -186,11 +201,11 @@ def _event(line: bytes) -> LeaseEvent:
             status=status.code or 0,
             reason=status.reason or "",
         )
-    found = msgspec.json.decode(event.object, type=Resource)
-    return LeaseEvent(change=Change(event.type), lease=_value(found.metadata, found.spec))
+    found = msgspec.json.decode(event.object, type=LeaseResource)
+    return LeaseEvent(change=Change(event.type), lease=_lease(found.metadata, found.spec))
 
 
-def _value(metadata: ObjectMeta | None, spec: LeaseSpec | None) -> Lease:
+def _lease(metadata: ObjectMeta | None, spec: LeaseSpec | None) -> Lease:
     meta, spec = metadata or ObjectMeta(), spec or LeaseSpec()
     renewed = spec.renewTime or spec.acquireTime
     return Lease(
@@ -208,3 +223,107 @@ def _micro_time(at: float) -> datetime:
     """Write a time as Go's MicroTime reads it: with six digits, which a whole second would lack."""
     time = datetime.fromtimestamp(at, UTC)
     return time if time.microsecond else datetime.fromtimestamp(at + _MICROSECOND_S, UTC)
+
+
+class LightServices(LightSource[Service]):
+    """The Services of all namespaces."""
+
+    def __init__(self, client: KubeClient) -> None:
+        super().__init__(client, ServiceResource, "Services", _read)
+
+    async def get(self, at: ServiceName) -> Service:
+        """Read one."""
+        found = await self._client.call(
+            f"read Service {at}",
+            ServiceResource,
+            "get",
+            ServiceResource,
+            namespace=at.namespace,
+            name=at.name,
+        )
+        return _service(found.metadata, found.spec)
+
+
+def _read(given: msgspec.Raw) -> Service:
+    found = msgspec.json.decode(given, type=ServiceResource)
+    return _service(found.metadata, found.spec)
+
+
+def _service(metadata: ObjectMeta | None, spec: ServiceSpec | None) -> Service:
+    meta, spec = metadata or ObjectMeta(), spec or ServiceSpec()
+    at = ServiceName(meta.namespace or "", meta.name or "")
+    if spec.type == "ExternalName":
+        return Service(at=at, external_name=spec.externalName or "")
+    # clusterIPs has both families and repeats clusterIP; old APIs have only that.
+    given = spec.clusterIPs or ([spec.clusterIP] if spec.clusterIP else [])
+    return Service(
+        at=at,
+        addresses=tuple(each for each in given if is_address(each)),  # "None" is headless
+        ports=tuple(
+            (port.name or "", port.port)
+            for port in spec.ports or ()
+            if (port.protocol or "TCP") == "TCP"
+        ),
+    )
+
+
+NAME, NAMESPACE = "kubernetes", "default"
+_FORBIDDEN, _MISSING = 403, 404
+
+
+async def kubernetes_endpoints(kubeconfig: str, *, timeout_s: float) -> tuple[HostPort, ...]:
+    """Ask for the EndpointSlice, or where that is not permitted the Endpoints.
+
+    Nodes may read the one, node proxies the other.
+
+    Raises:
+        ConfigError: the kubeconfig cannot be used.
+        KubeError: the API refuses both, or does not answer.
+    """
+    async with _client(kubeconfig, timeout_s) as client:
+        try:
+            return await _from_slice(client)
+        except KubeError as error:
+            if error.status not in (_FORBIDDEN, _MISSING):
+                raise
+        return await _from_endpoints(client)
+
+
+@contextlib.asynccontextmanager
+async def _client(kubeconfig: str, timeout_s: float) -> AsyncIterator[KubeClient]:
+    client = KubeClient(kubeconfig, timeout_s=timeout_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _from_slice(client: KubeClient) -> tuple[HostPort, ...]:
+    found = await client.call(
+        "read the EndpointSlice of kubernetes",
+        EndpointSlice,
+        "get",
+        EndpointSlice,
+        namespace=NAMESPACE,
+        name=NAME,
+    )
+    ports = [each.port for each in found.ports or () if each.port]
+    addresses = [address for each in found.endpoints or () for address in each.addresses]
+    return tuple(HostPort(address, port) for address in addresses for port in ports)
+
+
+async def _from_endpoints(client: KubeClient) -> tuple[HostPort, ...]:
+    found = await client.call(
+        "read the Endpoints of kubernetes",
+        Endpoints,
+        "get",
+        Endpoints,
+        namespace=NAMESPACE,
+        name=NAME,
+    )
+    return tuple(
+        HostPort(address.ip, port.port)
+        for subset in found.subsets or ()
+        for address in subset.addresses or ()
+        for port in subset.ports or ()
+    )

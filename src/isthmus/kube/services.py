@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 from isthmus.dial.rules_service_names import Service, ServiceName
 from isthmus.errors import KubeError
-from isthmus.kube.api import Change
+from isthmus.kube.api import Change, Services
 from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower
-from isthmus.kube.service_api import Services
 from isthmus.text.addresses import reached_address
 
 #: How long a lookup waits for the first listing, and how long what was read one by one is kept.

@@ -167,12 +167,26 @@ class _Review:
                 review.verdict.set_result(verdict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewLimits:
+    """How many tokens are asked about at once, how many wait, and what is remembered."""
+
+    max_at_once: int = 16
+    max_per_source: int = 8
+    max_waiting: int = 1024
+    max_waiting_per_source: int = 256
+    remember_s: float = 10.0
+    max_remembered: int = 16_384
+    max_rejections: int = 4096
+
+
+_LIMITS = ReviewLimits()
+
+
 class TokenReviewer:
     """Reviews tokens: a bounded number at once, fair by source, each at most once in a few seconds.
 
-    At most ``max_at_once`` are asked about at once, and ``max_per_source`` of one source; at most
-    ``max_waiting_per_source`` of one wait, and ``max_waiting`` of all. The same token is asked
-    about once, however many wait for it.
+    The same token is asked about once, however many wait for it.
     """
 
     def __init__(
@@ -180,26 +194,20 @@ class TokenReviewer:
         reviews: TokenReviews,
         expected: Expected,
         *,
-        max_at_once: int = 16,
-        max_per_source: int = 8,
-        max_waiting: int = 1024,
-        max_waiting_per_source: int = 256,
-        remember_s: float = 10.0,
-        max_remembered: int = 16_384,
-        max_rejections: int = 4096,
+        limits: ReviewLimits = _LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reviews = reviews
         self._expected = expected
         self._turns: Turns[_Review] = Turns(
-            most=max_at_once,
-            most_of_one=min(max_per_source, max_at_once),
-            waiting=max_waiting,
-            waiting_of_one=max_waiting_per_source,
+            most=limits.max_at_once,
+            most_of_one=min(limits.max_per_source, limits.max_at_once),
+            waiting=limits.max_waiting,
+            waiting_of_one=limits.max_waiting_per_source,
         )
-        self._accepted: _Memory[Accepted] = _Memory(remember_s, max_remembered, clock)
+        self._accepted: _Memory[Accepted] = _Memory(limits.remember_s, limits.max_remembered, clock)
         # Apart, so that no number of bad tokens makes a good one forgotten.
-        self._rejected: _Memory[Rejected] = _Memory(remember_s, max_rejections, clock)
+        self._rejected: _Memory[Rejected] = _Memory(limits.remember_s, limits.max_rejections, clock)
         self._waiting: dict[tuple[str, bytes], _Review] = {}
         self._asking: dict[bytes, _Review] = {}
 

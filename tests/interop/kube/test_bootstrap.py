@@ -23,8 +23,8 @@ from programs import COMMAND, ENVIRONMENT, Programs
 
 from isthmus.dial.settings_targets import parse_target
 from isthmus.errors import KubeError
-from isthmus.kube.endpoints import kubernetes_endpoints
 from isthmus.kube.kubeconfig import read_config
+from isthmus.kube.resources import kubernetes_endpoints
 from isthmus.tools.bootstrap.apiserver import apiserver_plan
 from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
 from isthmus.tools.pki.making import PkiFiles

@@ -15,11 +15,18 @@ from kube.build import Binaries
 from kube.cluster import plain_control_plane
 
 from isthmus.errors import KubeError
-from isthmus.kube.api import Kube, LeaseDraft, open_kube
-from isthmus.kube.counter import LeaseCounter
-from isthmus.kube.leases import LeaseKeeper, LeaseTiming
+from isthmus.kube.api import Kube, LeaseDraft
+from isthmus.kube.leases import LeaseCounter, LeaseKeeper, LeaseTiming
+from isthmus.kube.opening import open_kube
 from isthmus.kube.rules_leases import Doomed
-from isthmus.kube.tokens import Accepted, Expected, Rejected, TokenReviewer, Unavailable
+from isthmus.kube.tokens import (
+    Accepted,
+    Expected,
+    Rejected,
+    ReviewLimits,
+    TokenReviewer,
+    Unavailable,
+)
 from isthmus.values import ServerId
 
 pytestmark = pytest.mark.interop
@@ -274,7 +281,9 @@ def test_the_account_being_gone_ends_its_tokens(kube_api: Api) -> None:
 
     async def test(bed: Bed) -> None:
         reviews = TokenReviewer(
-            bed.kube.tokens, expected(service_account="leaving"), remember_s=0.0
+            bed.kube.tokens,
+            expected(service_account="leaving"),
+            limits=ReviewLimits(remember_s=0.0),
         )
         assert isinstance(await reviews.review(token), Accepted)
         bed.api.call("DELETE", path)

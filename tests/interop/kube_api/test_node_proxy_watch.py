@@ -18,7 +18,7 @@ from kube.controlplane import VISITOR_TOKEN
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import KubeError
-from isthmus.kube.api import open_kube
+from isthmus.kube.opening import open_kube
 from isthmus.programs.node_proxy.kube_api import sources_of
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
 from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, Update

@@ -18,7 +18,8 @@ from kube.controlplane import VISITOR_TOKEN
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import KubeError
-from isthmus.kube.api import Kube, open_kube
+from isthmus.kube.api import Kube
+from isthmus.kube.opening import open_kube
 from isthmus.kube.services import ServiceWatch
 
 pytestmark = pytest.mark.interop
@@ -106,7 +107,7 @@ def test_services_are_listed_and_watched(kube_api: Api) -> None:
 
 
 def test_a_long_list_comes_in_pages(kube_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.kube.service_resources._PAGE", 2)
+    monkeypatch.setattr("isthmus.kube.resources._PAGE", 2)
     tag = uuid.uuid4().hex[:8]
     for number in range(5):
         kube_api.call("POST", PATH, service(f"s{number}-{tag}", ports=PORTS))

@@ -13,8 +13,7 @@ import pytest
 from fakeapi import FakeApi, running, until, with_api
 
 from isthmus.frame.observe.leases import LeaseMetrics
-from isthmus.kube.counter import LeaseCounter
-from isthmus.kube.leases import LeaseKeeper
+from isthmus.kube.leases import LeaseCounter, LeaseKeeper
 from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Lease, addresses
 from isthmus.programs.agent.program import Agent
 from isthmus.programs.agent.settings import AgentSettings

@@ -18,8 +18,8 @@ from aiohttp import web
 from fakeapi import FakeApi, status, until, with_api
 
 from isthmus.errors import ConfigError, KubeError
-from isthmus.kube.api import open_kube
 from isthmus.kube.client import KubeClient
+from isthmus.kube.opening import open_kube
 from isthmus.kube.resources import LightKube
 from isthmus.tools.pki import making as pki
 
@@ -350,7 +350,7 @@ def test_requests_are_spaced_out_after_a_burst(
 
 def test_what_the_programs_import_does_not_load_lightkube() -> None:
     probe = (
-        "import sys, isthmus.kube.api, isthmus.kube.leases, isthmus.kube.counter,"
+        "import sys, isthmus.kube.api, isthmus.kube.leases, isthmus.kube.leases,"
         " isthmus.kube.tokens, isthmus.kube.rules_leases\n"
         "print(sorted({'lightkube', 'httpx2', 'msgspec', 'yaml'} & set(sys.modules)))"
     )

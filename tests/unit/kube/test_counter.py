@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 from fakeapi import FakeApi, running, status, until, with_api
 
-from isthmus.kube.counter import LeaseCounter
+from isthmus.kube.following import WatchTiming
+from isthmus.kube.leases import LeaseCounter
 
 LABELS = {"k8s-app": "konnectivity-server"}
 SELECTOR = "k8s-app=konnectivity-server"
@@ -44,8 +45,7 @@ class Counting:
             selector=SELECTOR,
             changed=self.counts.append,
             metrics=self.metrics,
-            silence_s=silence_s,
-            first_retry_s=0.005,
+            timing=WatchTiming(silence_s=silence_s, first_retry_s=0.005),
             now=lambda: time.time() + self.ahead_s,
         )
 

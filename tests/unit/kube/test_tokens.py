@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from isthmus.kube.tokens import (
     Expected,
     Rejected,
     Reviewed,
+    ReviewLimits,
     TokenReviewer,
     Unavailable,
     judge,
@@ -47,8 +50,14 @@ GOOD: dict[str, Any] = {
 WHO = Identity(USER, ("system:serviceaccounts", "system:authenticated"), kind="token")
 
 
-def reviewer(api: FakeApi, timeout_s: float = 20.0, **how: Any) -> TokenReviewer:
-    return TokenReviewer(api.open(timeout_s=timeout_s).tokens, EXPECTED, **how)
+def reviewer(
+    api: FakeApi,
+    timeout_s: float = 20.0,
+    clock: Callable[[], float] = time.monotonic,
+    **limits: Any,
+) -> TokenReviewer:
+    reviews = api.open(timeout_s=timeout_s).tokens
+    return TokenReviewer(reviews, EXPECTED, limits=ReviewLimits(**limits), clock=clock)
 
 
 def test_a_good_token_is_accepted_with_who_and_where(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ _ByAnswer = dict[tuple[str, str], int]
 
 
 class LeaseMetrics:
-    """Counts by the API's answer; see kube.leases.KeeperMetrics and kube.counter.CounterMetrics."""
+    """Counts by the API's answer; see kube.leases.KeeperMetrics and CounterMetrics."""
 
     def __init__(self) -> None:
         self.culled = 0

@@ -33,8 +33,9 @@ from isthmus.frame.revoking import Revoking
 from isthmus.frame.supervised import counted
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.frame.views import certificates, gate_views, link_view, memory_view, tally, totals
-from isthmus.kube.api import Kube, open_kube
-from isthmus.kube.counter import LeaseCounter
+from isthmus.kube.api import Kube
+from isthmus.kube.leases import LeaseCounter
+from isthmus.kube.opening import open_kube
 from isthmus.links.agent_side import Greeting
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer, log

@@ -10,7 +10,8 @@ import socket
 from pathlib import Path
 from typing import Protocol
 
-from isthmus.kube.api import Kube, open_kube
+from isthmus.kube.api import Kube
+from isthmus.kube.opening import open_kube
 from isthmus.programs.node_proxy.kernel.manifests import Manifests
 from isthmus.programs.node_proxy.kernel.manifests_watch import ManifestsWatch
 from isthmus.programs.node_proxy.kube_api import sources_of

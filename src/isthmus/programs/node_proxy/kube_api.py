@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.kube.api import Kube
-from isthmus.kube.following import Source
+from isthmus.kube.api import Kube, ObjectSource
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceObject, SliceObject
 
 K = TypeVar("K")
@@ -36,10 +35,10 @@ FoundCidrs = WatchedObject[str, tuple[str, ...]]
 class ClusterSources:
     """All that is watched: by kube-proxy's selectors, and only the node that we are on."""
 
-    services: Source[FoundService]
-    slices: Source[FoundSlice]
-    node: Source[FoundNode]
-    service_cidrs: Source[FoundCidrs]
+    services: ObjectSource[FoundService]
+    slices: ObjectSource[FoundSlice]
+    node: ObjectSource[FoundNode]
+    service_cidrs: ObjectSource[FoundCidrs]
 
 
 def sources_of(kube: Kube, node_name: str) -> ClusterSources:

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
-from isthmus.kube.api import Change
-from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower, Source
+from isthmus.kube.api import Change, ObjectSource
+from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower
 from isthmus.programs.node_proxy.kube_api import (
     ClusterSources,
     FoundCidrs,
@@ -79,7 +79,7 @@ class ClusterWatch:
 
     def _batches(
         self,
-        source: Source[WatchedObject[K, V]],
+        source: ObjectSource[WatchedObject[K, V]],
         doing: str,
         tell: Callable[[ObjectBatch[K, V]], None],
     ) -> Follower[WatchedObject[K, V]]:
@@ -98,7 +98,7 @@ class ClusterWatch:
 
     def _follow(
         self,
-        source: Source[V],
+        source: ObjectSource[V],
         doing: str,
         listed: Callable[[Sequence[V]], None],
         changed: Callable[[Change, V], None],

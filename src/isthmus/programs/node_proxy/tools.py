@@ -14,8 +14,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from isthmus.errors import ConfigError, KubeError
-from isthmus.kube.api import open_kube
-from isthmus.kube.following import Source
+from isthmus.kube.api import ObjectSource
+from isthmus.kube.opening import open_kube
 from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
 from isthmus.programs.node_proxy.kernel.manifests import Manifests, read_manifests
 from isthmus.programs.node_proxy.kernel.node_addresses import node_ips
@@ -142,7 +142,7 @@ async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
     )
 
 
-async def _service_cidrs(source: Source[FoundCidrs]) -> tuple[str, ...]:
+async def _service_cidrs(source: ObjectSource[FoundCidrs]) -> tuple[str, ...]:
     try:
         found = await source.list()
     except KubeError as error:

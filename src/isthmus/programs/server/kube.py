@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Mapping
 
 from isthmus.frame.observe.metrics import ServerMetrics
-from isthmus.kube.api import Kube, open_kube
-from isthmus.kube.counter import LeaseCounter
-from isthmus.kube.leases import LeaseKeeper
+from isthmus.kube.api import Kube
+from isthmus.kube.leases import LeaseCounter, LeaseKeeper
+from isthmus.kube.opening import open_kube
 from isthmus.kube.rules_leases import parse_labels, to_selector
 from isthmus.kube.tokens import Expected, TokenReviewer
 from isthmus.programs.server.agents import AgentDoor

@@ -19,7 +19,8 @@ from isthmus.frame.handed import Handed
 from isthmus.frame.model.names_view import LookupView, NamesView, WayView
 from isthmus.frame.model.snapshot import SidecarView
 from isthmus.frame.views import certificates, memory_view, totals
-from isthmus.kube.api import Kube, open_kube
+from isthmus.kube.api import Kube
+from isthmus.kube.opening import open_kube
 from isthmus.logs import log
 from isthmus.net.contexts import HotContext, watch
 from isthmus.net.poller import Poller

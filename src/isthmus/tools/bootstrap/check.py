@@ -220,7 +220,7 @@ class BootstrapCheck:
         name, asked = StepName.ENDPOINTS, self._asked
         if not asked.kubeconfig:
             return Step(name=name, state=State.SKIPPED, found="nobody to ask as (--kubeconfig)")
-        from isthmus.kube.endpoints import kubernetes_endpoints
+        from isthmus.kube.resources import kubernetes_endpoints
 
         try:
             found = asyncio.run(kubernetes_endpoints(asked.kubeconfig, timeout_s=asked.timeout_s))

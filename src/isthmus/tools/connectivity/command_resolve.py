@@ -75,7 +75,7 @@ async def _resolve(name: str, settings: SidecarSettings, output: str | None) -> 
 
     from isthmus.dial.rules_name_order import Way
     from isthmus.errors import DialError, DialFailure
-    from isthmus.kube.api import open_kube
+    from isthmus.kube.opening import open_kube
     from isthmus.net.poller import Poller
     from isthmus.programs.sidecar.dialer import SidecarDialer
 

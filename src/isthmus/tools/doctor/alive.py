@@ -183,7 +183,7 @@ def _leases(patient: Patient) -> int | None:
 
 
 async def _count(kubeconfig: str, namespace: str, selector: str, timeout_s: float) -> int:
-    from isthmus.kube.api import open_kube
+    from isthmus.kube.opening import open_kube
 
     kube = open_kube(kubeconfig)
     try:

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import cast
 
 from isthmus.kube.api import TokenReviews, TokenStatus
-from isthmus.kube.tokens import Expected, TokenReviewer
+from isthmus.kube.tokens import Expected, ReviewLimits, TokenReviewer
 from isthmus.links.server_side import AgentLink
 from isthmus.logs import OncePer
 from isthmus.programs.server.token_watch import LAST_S, MOST_PER_S, TokenWatch
@@ -35,7 +35,9 @@ class Reviews:
 def bed() -> tuple[ManualClock, Reviews, TokenWatch]:
     clock = ManualClock()
     reviews = Reviews(clock)
-    reviewer = TokenReviewer(cast(TokenReviews, reviews), EXPECTED, remember_s=0.0, clock=clock)
+    reviewer = TokenReviewer(
+        cast(TokenReviews, reviews), EXPECTED, limits=ReviewLimits(remember_s=0.0), clock=clock
+    )
     watch = TokenWatch(
         reviewer,
         every_s=EVERY_S,
