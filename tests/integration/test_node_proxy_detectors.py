@@ -10,7 +10,7 @@ from own_network import needs_root, own_network
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.backends import BACKENDS
-from isthmus.programs.node_proxy.rules.detecting import MODES, DetectorSettings, for_family
+from isthmus.programs.node_proxy.rules.detectors import MODES, DetectorSettings, for_family
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     ChosenEndpoints,

@@ -26,8 +26,11 @@ from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
 from isthmus.programs.node_proxy.kernel.nftables_kernel import found_in
 from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules
 from isthmus.programs.node_proxy.kernel.nftables_programs import NftProgram, version_of
-from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import LocalMatch, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.detectors import (
+    LocalMatch,
+    LocalTrafficDetector,
+    SourceRanges,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 

@@ -15,10 +15,10 @@ from nftables_bed import Space, backed, spaces, update
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
 from isthmus.programs.node_proxy.kernel.nfacct import read_counters
-from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.detectors import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.iptables import base
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS, JUMPS
-from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
 from isthmus.programs.node_proxy.rules.iptables.saved import parse_saved
 from isthmus.programs.node_proxy.rules.model import BackedPort, IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
@@ -136,7 +136,7 @@ def in_kernel(node: Node, ports: Sequence[BackedPort], settings: RuleSettings = 
     saved = parse_saved(node.saved())
     for table, chains in tables.items():
         found = {chain for chain in saved.table(table).chains if chain.startswith("KUBE-")}
-        extra = {names.CANARY, names.KUBELET_FIREWALL if table == "filter" else names.CANARY}
+        extra = {base.CANARY, base.KUBELET_FIREWALL if table == "filter" else base.CANARY}
         assert found - extra == chains.keys() - extra
         jumps = sum(jump.table == table for jump in JUMPS)
         assert saved.table(table).count == sum(map(len, chains.values())) + jumps
@@ -201,12 +201,12 @@ def test_changes_make_the_same_as_the_whole(node: Node) -> None:
 def test_another_run_removes_what_an_older_one_left(node: Node) -> None:
     settings = replace(SETTINGS, detector=SourceRanges(("10.1.0.0/16", "10.2.0.0/16")))
     node.sync(*some(), settings=settings)
-    assert names.MASQ_IF_NOT_LOCAL in node.saved()
+    assert base.MASQ_IF_NOT_LOCAL in node.saved()
     again = node.again()
     assert again.intact()  # of what it wrote itself: nothing yet
     assert again.sync(*some()[:1]).full
     in_kernel(again, some()[:1])
-    assert names.MASQ_IF_NOT_LOCAL not in node.saved()
+    assert base.MASQ_IF_NOT_LOCAL not in node.saved()
 
 
 def test_jumps_are_put_in_front_once(node: Node) -> None:
@@ -228,7 +228,7 @@ def test_only_ours_is_touched_and_removed(node: Node) -> None:
     node.sync(*some()[1:])
     assert [line for line in foreign if line not in node.saved().splitlines()] == []
     assert node.cleanup() == []
-    left = [line for line in node.saved().splitlines() if names.KUBELET_FIREWALL not in line]
+    left = [line for line in node.saved().splitlines() if base.KUBELET_FIREWALL not in line]
     assert left == foreign
     assert node.again().cleanup() == []
     assert node.sync(*some()).full
@@ -281,8 +281,8 @@ def test_a_chain_that_somebody_removed(node: Node) -> None:
     port = backed("plain", "172.30.0.1", ["10.2.0.1", "10.2.0.2"])
     node.sync(port)
     chains = parse_saved(node.saved()).table("nat").chains
-    endpoint = names.endpoint_chain("ns/plain:p80", "tcp", "10.2.0.1:8080")
-    balance = next(chain for chain in chains if chain.startswith(names.CLUSTER_PREFIX))
+    endpoint = base.endpoint_chain("ns/plain:p80", "tcp", "10.2.0.1:8080")
+    balance = next(chain for chain in chains if chain.startswith(base.CLUSTER_PREFIX))
     node.iptables("-t", "nat", "-F", balance)
     node.iptables("-t", "nat", "-F", endpoint)
     node.iptables("-t", "nat", "-X", endpoint)
@@ -318,7 +318,7 @@ def test_a_flush_is_noticed_and_healed(node: Node, flush: Sequence[tuple[str, st
 
 def test_a_stale_chain_that_another_uses_stays(node: Node) -> None:
     node.sync(*some())
-    endpoint = names.endpoint_chain("ns/plain:p80", "tcp", "10.2.0.1:8080")
+    endpoint = base.endpoint_chain("ns/plain:p80", "tcp", "10.2.0.1:8080")
     node.restore(f"*nat\n:OTHERS - [0:0]\n-A OTHERS -j {endpoint}\nCOMMIT\n")
     ports = some()[1:]
     with pytest.raises(ApplyError):  # nothing was read, and nothing is changed

@@ -24,8 +24,7 @@ from isthmus.programs.node_proxy.kernel.ipvs import IpvsBackend
 from isthmus.programs.node_proxy.kernel.ipvs_netlink import IpvsTable
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
 from isthmus.programs.node_proxy.rules.detectors import LocalMatch
-from isthmus.programs.node_proxy.rules.ipvs.kernel import sysctls
-from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, sysctls
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,

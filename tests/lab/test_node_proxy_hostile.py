@@ -20,7 +20,7 @@ from isthmus.programs.node_proxy.kernel import iptables_commands
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, KernelBackend
 from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
 from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
-from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import SourceRanges
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.reading import read_service, read_slice
 from isthmus.programs.node_proxy.rules.settings import RuleSettings

@@ -11,13 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
+from isthmus.programs.node_proxy.rules.detectors import (
+    NOTHING_LOCAL,
+    BridgePorts,
+    Interfaces,
+    SourceRanges,
+)
 from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, explain, merged
 from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet
 from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
-from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
@@ -27,9 +31,9 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
+from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
-from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 NODE, SECOND = "192.0.2.1", "192.0.2.2"
 LOCAL_PODS = [f"10.1.0.{each}" for each in range(3)]
@@ -141,8 +145,8 @@ def addresses(port: ServicePort) -> tuple[str, ...]:
 def both(
     view: ServiceView, settings: RuleSettings, packet: Packet
 ) -> tuple[PacketExplanation, PacketExplanation]:
-    first = IptablesRules(iptables.IptablesRenderer(settings).render(view).ruleset)
-    renderer = nftables.NftablesRenderer(settings)
+    first = IptablesRules(IptablesRenderer(settings).render(view).ruleset)
+    renderer = NftablesRenderer(settings)
     renderer.advance(view)
     second = NftablesRules(renderer.ruleset(), settings)
     return explain(first, packet, view), explain(second, packet, view)

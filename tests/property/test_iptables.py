@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.detecting import Interfaces, SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
-from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer
-from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
-from isthmus.programs.node_proxy.rules.iptables.saved import parse_saved
-from isthmus.programs.node_proxy.rules.iptables.syncing import cleanup_writes, full_writes
+from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer, TableWrite
+from isthmus.programs.node_proxy.rules.iptables.saved import (
+    cleanup_writes,
+    full_writes,
+    parse_saved,
+)
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
@@ -23,8 +24,8 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
+from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
-from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 ADDRESSES = st.sampled_from(["9.9.9.1", "9.9.9.2"])
 ENDPOINTS = st.builds(

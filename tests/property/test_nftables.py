@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.detecting import SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import SourceRanges
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     ChosenEndpoints,
@@ -21,15 +21,17 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
+from isthmus.programs.node_proxy.rules.nftables.base import Container, Element
 from isthmus.programs.node_proxy.rules.nftables.compiling import (
     ForeignRuleError,
     RuleValueError,
     compiled,
 )
-from isthmus.programs.node_proxy.rules.nftables.names import Container
-from isthmus.programs.node_proxy.rules.nftables.port_rules import Element
-from isthmus.programs.node_proxy.rules.nftables.renderer import NftablesRenderer
-from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRuleset
+from isthmus.programs.node_proxy.rules.nftables.ruleset import (
+    NftablesChanges,
+    NftablesRenderer,
+    NftablesRuleset,
+)
 from isthmus.programs.node_proxy.rules.nftables.text import difference, rebuilt
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 

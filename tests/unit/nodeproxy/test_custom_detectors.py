@@ -11,8 +11,11 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel import custom_detectors
 from isthmus.programs.node_proxy.kernel.custom_detectors import GROUP, find_detector
-from isthmus.programs.node_proxy.rules.detecting import DetectorSettings, SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.detectors import (
+    DetectorSettings,
+    LocalTrafficDetector,
+    SourceRanges,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily
 
 MODULE = '''

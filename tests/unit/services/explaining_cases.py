@@ -9,7 +9,7 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, WalkableRules
 from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
-from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
@@ -19,10 +19,10 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
 from isthmus.programs.node_proxy.rules.objects import family_of
+from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
-from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 NODE = "192.0.2.1"
 HERE, THERE = "10.180.0.2:80", "10.180.1.3:80"
@@ -63,8 +63,8 @@ def view_of(*ports: BackedPort, family: IpFamily = IpFamily.IPV4) -> ServiceView
 def rules_of(backend: str, view: ServiceView, settings: RuleSettings) -> WalkableRules:
     """The rules of a view by one of the backends."""
     if backend == "iptables":
-        return IptablesRules(iptables.IptablesRenderer(settings).render(view).ruleset)
-    renderer = nftables.NftablesRenderer(settings)
+        return IptablesRules(IptablesRenderer(settings).render(view).ruleset)
+    renderer = NftablesRenderer(settings)
     renderer.advance(view)
     return NftablesRules(renderer.ruleset(), settings)
 

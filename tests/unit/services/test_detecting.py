@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.node_proxy.rules.detecting import (
+from isthmus.programs.node_proxy.rules.detectors import (
     MODES,
+    NOTHING_LOCAL,
     BridgePorts,
     DetectorSettings,
     Interfaces,
+    LocalMatch,
+    LocalTrafficDetector,
     SourceRanges,
     for_family,
     needs_pod_cidrs,
     tidy_range,
-)
-from isthmus.programs.node_proxy.rules.detectors import (
-    NOTHING_LOCAL,
-    LocalMatch,
-    LocalTrafficDetector,
 )
 from isthmus.programs.node_proxy.rules.model import IpFamily
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from explaining_cases import HERE, THERE, backed, endpoint, view_of
 
-from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.differing import LineChange, line_changes, port_changes
+from isthmus.programs.node_proxy.rules.detectors import SourceRanges
 from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
-from isthmus.programs.node_proxy.rules.rendering import rendered
+from isthmus.programs.node_proxy.rules.rendering import (
+    LineChange,
+    line_changes,
+    port_changes,
+    rendered,
+)
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 SETTINGS = RuleSettings(family=IpFamily.IPV4, detector=SourceRanges(("10.180.0.0/16",)))

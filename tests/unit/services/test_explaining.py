@@ -22,18 +22,20 @@ from explaining_cases import (
 )
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import LocalMatch
-from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, Reason, explain, merged
-from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, PacketVerdict, walk
-from isthmus.programs.node_proxy.rules.explaining_iptables import parse_rule
-from isthmus.programs.node_proxy.rules.explaining_nftables_rule import RuleReader
-from isthmus.programs.node_proxy.rules.explaining_packet import (
+from isthmus.programs.node_proxy.rules.detectors import LocalMatch, SourceRanges
+from isthmus.programs.node_proxy.rules.explaining import (
     ExplainedNode,
+    PacketExplanation,
     PacketTarget,
+    Reason,
+    explain,
+    merged,
     packet_to,
     taken_for_local,
 )
+from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, PacketVerdict, walk
+from isthmus.programs.node_proxy.rules.explaining_iptables import parse_rule
+from isthmus.programs.node_proxy.rules.explaining_nftables import RuleReader
 from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, ServiceView
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 

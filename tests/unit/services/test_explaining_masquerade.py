@@ -10,8 +10,13 @@ from dataclasses import replace
 import pytest
 from explaining_cases import BACKENDS, HERE, NODE, THERE, backed, packet, rules_of, view_of
 
-from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.detectors import (
+    NOTHING_LOCAL,
+    BridgePorts,
+    Interfaces,
+    LocalTrafficDetector,
+    SourceRanges,
+)
 from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, Reason, explain
 from isthmus.programs.node_proxy.rules.explaining_flow import Origin, Packet, PacketVerdict
 from isthmus.programs.node_proxy.rules.model import IpFamily

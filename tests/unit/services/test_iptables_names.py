@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.iptables import base
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from isthmus.programs.node_proxy.rules.iptables import names
     [("ns1/svc1:p80tcp", "XPGD46QRK7WJZT7O"), ("ns5/svc5:p80tcp", "NUKIZ6OKUXPJNT4C")],
 )
 def test_suffixes(text: str, expected: str) -> None:
-    assert names.suffix(text) == expected
+    assert base.suffix(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ def test_suffixes(text: str, expected: str) -> None:
     ],
 )
 def test_endpoints(port: str, endpoint: str, expected: str) -> None:
-    assert names.endpoint_chain(port, "tcp", endpoint) == expected
+    assert base.endpoint_chain(port, "tcp", endpoint) == expected
 
 
 def test_names_fit() -> None:
-    longest = max((*names.PORT_PREFIXES,), key=len)
-    assert len(longest + names.suffix("x")) <= 28
+    longest = max((*base.PORT_PREFIXES,), key=len)
+    assert len(longest + base.suffix("x")) <= 28
 
 
 def test_nothing_ends_a_comment() -> None:
-    assert names.comment_text("ns/svc:p-80.x") == "ns/svc:p-80.x"
-    assert names.comment_text('a" -j ACCEPT\n-A b') == "a??-j?ACCEPT?-A?b"
+    assert base.comment_text("ns/svc:p-80.x") == "ns/svc:p-80.x"
+    assert base.comment_text('a" -j ACCEPT\n-A b') == "a??-j?ACCEPT?-A?b"

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
-from isthmus.programs.node_proxy.rules.iptables import names
-from isthmus.programs.node_proxy.rules.iptables.port_chains import probability
-from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer
-from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRuleset
+from isthmus.programs.node_proxy.rules.detectors import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.iptables import base
+from isthmus.programs.node_proxy.rules.iptables.ports import probability
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer, IptablesRuleset
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     Endpoint,
@@ -29,8 +28,8 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
+from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
-from isthmus.programs.node_proxy.rules.topology import categorize_endpoints
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "iptables"
 V4, V6 = IpFamily.IPV4, IpFamily.IPV6
@@ -238,7 +237,7 @@ def test_one_endpoint_among_many_is_two_chains() -> None:
     assert not change.filter
     assert len(change.nat.removed) == 1
     assert set(change.nat.removed) == before.keys() - after.keys()
-    balance = {f"KUBE-SVC-{names.suffix('ns1/many:p80tcp')}"}
+    balance = {f"KUBE-SVC-{base.suffix('ns1/many:p80tcp')}"}
     assert set(change.nat.chains) == balance | (after.keys() - before.keys())
     assert len(change.nat.chains) == 2
     assert change.nat.count == 51 + 2
@@ -257,11 +256,11 @@ def test_a_service_that_loses_its_endpoints_is_refused() -> None:
     renderer = IptablesRenderer(KUBE_PROXY)
     renderer.render(view([backed("ns1/svc1", "172.30.0.41", [("10.180.0.1", False)])]))
     change = renderer.render(view([backed("ns1/svc1", "172.30.0.41")]))
-    assert change.filter.chains == (names.SERVICES,)
+    assert change.filter.chains == (base.SERVICES,)
     assert "REJECT" in change.filter.text()
-    assert change.filter_back.chains == (names.SERVICES,)
+    assert change.filter_back.chains == (base.SERVICES,)
     assert change.filter_back.count == 0
-    assert change.nat.chains == (names.SERVICES,)
+    assert change.nat.chains == (base.SERVICES,)
     assert set(change.nat.removed) == {"KUBE-SVC-XPGD46QRK7WJZT7O", "KUBE-SEP-SXIVWICOYRO3J4NJ"}
     text = change.nat.text()
     assert text.index(":KUBE-SVC-XPGD46QRK7WJZT7O") < text.index("-X KUBE-SVC-XPGD46QRK7WJZT7O")

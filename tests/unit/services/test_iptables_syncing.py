@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.iptables import base
 from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, Jump
-from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer
-from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
-from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, parse_saved
-from isthmus.programs.node_proxy.rules.iptables.syncing import cleanup_writes, full_writes, put_back
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer, TableWrite
+from isthmus.programs.node_proxy.rules.iptables.saved import (
+    SavedRules,
+    cleanup_writes,
+    full_writes,
+    parse_saved,
+    put_back,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
@@ -60,7 +64,7 @@ def test_what_iptables_save_writes_is_read() -> None:
     assert "KUBE-SVC-AAAAAAAAAAAAAAAA" in nat.chains
     assert "KUBE-SVC-AAAAAAAAAAAAAAAA" not in nat.rules  # of no use, and there may be very many
     assert nat.used_by_others("nat") == {
-        names.SERVICES, names.MARK_MASQ, "KUBE-SEP-CCCCCCCCCCCCCCCC"
+        base.SERVICES, base.MARK_MASQ, "KUBE-SEP-CCCCCCCCCCCCCCCC"
     }  # fmt: skip
     assert not saved.incompatible
     assert saved.table("mangle").chains == frozenset()
@@ -85,7 +89,7 @@ def test_nothing_is_there() -> None:
     writes = full_writes(RULESET, SavedRules())
     assert [write.table for write in writes] == ["mangle", "filter", "nat"]
     assert sum(len(write.inserted) for write in writes) == len(JUMPS)
-    assert all(names.CANARY in write.chains for write in writes)
+    assert all(base.CANARY in write.chains for write in writes)
     assert table(writes, "filter").inserted[0] == (
         "-I INPUT -m conntrack --ctstate NEW -m comment --comment"
         ' "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES'
@@ -111,9 +115,9 @@ def test_stale_chains_go_but_for_those_that_others_use() -> None:
 def test_the_kubelets_chain_is_never_emptied_for_nothing() -> None:
     settings = RuleSettings(family=IpFamily.IPV4, localhost_node_ports=False)
     ruleset = IptablesRenderer(settings).render(ServiceView(family=IpFamily.IPV4, ports={})).ruleset
-    assert names.KUBELET_FIREWALL in table(full_writes(ruleset, SavedRules()), "filter").chains
+    assert base.KUBELET_FIREWALL in table(full_writes(ruleset, SavedRules()), "filter").chains
     there = parse_saved("*filter\n:KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL -j DROP\nCOMMIT\n")
-    assert names.KUBELET_FIREWALL not in table(full_writes(ruleset, there), "filter").chains
+    assert base.KUBELET_FIREWALL not in table(full_writes(ruleset, there), "filter").chains
 
 
 def test_cleanup_removes_ours_and_nobody_elses() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, PortProtocol
-from isthmus.programs.node_proxy.rules.nftables.names import (
+from isthmus.programs.node_proxy.rules.nftables.base import (
     Container,
     endpoint_base,
     is_port_chain,

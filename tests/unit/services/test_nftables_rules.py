@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.detecting import BridgePorts, Interfaces, SourceRanges
+from isthmus.programs.node_proxy.rules.detectors import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     ChosenEndpoints,
@@ -26,10 +26,9 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.nftables.names import Container
-from isthmus.programs.node_proxy.rules.nftables.port_rules import port_rules
-from isthmus.programs.node_proxy.rules.nftables.renderer import NftablesRenderer
-from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges
+from isthmus.programs.node_proxy.rules.nftables.base import Container
+from isthmus.programs.node_proxy.rules.nftables.ports import port_rules
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRenderer
 from isthmus.programs.node_proxy.rules.nftables.text import (
     ExistingTable,
     difference,

@@ -11,7 +11,8 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.model import Endpoint, IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.objects import SliceEndpoint, SliceObject, SlicePort
 from isthmus.programs.node_proxy.rules.reading import read_slice, slice_key
-from isthmus.programs.node_proxy.rules.slices import EndpointsByPort, SliceCache
+from isthmus.programs.node_proxy.rules.service_ports import EndpointsByPort
+from isthmus.programs.node_proxy.rules.tracker import SliceCache
 
 SVC = ServiceName("ns1", "svc1")
 FAR = 999

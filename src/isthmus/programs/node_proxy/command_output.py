@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from isthmus.frame.cli.texts import one_line
-from isthmus.programs.node_proxy.rules.differing import ADDED, REMOVED, LineChange, PortChange
 from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, PacketOutcome
 from isthmus.programs.node_proxy.rules.explaining_flow import (
     Origin,
@@ -18,6 +17,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     RuleStep,
 )
 from isthmus.programs.node_proxy.rules.model import IpFamily
+from isthmus.programs.node_proxy.rules.rendering import ADDED, REMOVED, LineChange, PortChange
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -162,7 +162,7 @@ def _explain(
     output: str | None,
     **given: tuple[str, ...],
 ) -> int:
-    from isthmus.programs.node_proxy.rules.explaining_packet import PacketTarget
+    from isthmus.programs.node_proxy.rules.explaining import PacketTarget
 
     destination = PacketTarget.parse(dst)
     snapshot = _look(given)
@@ -188,13 +188,13 @@ def _explained(
     snapshot: Snapshot, src: str, destination: Any, **how: Any
 ) -> tuple[PacketExplanation, list[str]]:
     """Walk, and say what the answer rests on."""
-    from isthmus.programs.node_proxy.rules.explaining import explain
-    from isthmus.programs.node_proxy.rules.explaining_flow import Origin
-    from isthmus.programs.node_proxy.rules.explaining_packet import (
+    from isthmus.programs.node_proxy.rules.explaining import (
         ExplainedNode,
+        explain,
         packet_to,
         taken_for_local,
     )
+    from isthmus.programs.node_proxy.rules.explaining_flow import Origin
     from isthmus.programs.node_proxy.rules.objects import family_of
     from isthmus.programs.node_proxy.tools import rules_of
 
@@ -256,7 +256,7 @@ def _diff(
     old: str, new: str, family_name: str | None, output: str | None, **given: tuple[str, ...]
 ) -> int:
     from isthmus.programs.node_proxy.command_output import difference_json, show_difference
-    from isthmus.programs.node_proxy.rules.differing import line_changes, port_changes
+    from isthmus.programs.node_proxy.rules.rendering import line_changes, port_changes
     from isthmus.programs.node_proxy.tools import look_at
 
     settings = _settings(given)

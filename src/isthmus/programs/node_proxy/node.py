@@ -20,8 +20,12 @@ from isthmus.programs.node_proxy.kernel.node_addresses import (
     ranges_of,
     within,
 )
-from isthmus.programs.node_proxy.rules.detecting import for_family, needs_pod_cidrs
-from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.detectors import (
+    NOTHING_LOCAL,
+    LocalTrafficDetector,
+    for_family,
+    needs_pod_cidrs,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.programs.node_proxy.rules.settings import RuleSettings

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.rules.detecting import tidy_range
+from isthmus.programs.node_proxy.rules.detectors import tidy_range
 from isthmus.programs.node_proxy.settings_kernel import IPTABLES, IPVS, NFTABLES, RULES
 from isthmus.programs.node_proxy.settings_local import LocalTrafficSettings
 from isthmus.settings.checks import check_choices

@@ -1,7 +1,7 @@
 """Settings of the node proxy about local traffic: how to tell packets of this node's own pods.
 
 The seed's flags, and kube-proxy's with their own meaning. What the detectors are is
-``isthmus.programs.node_proxy.rules.detecting``; whether other packages offer some is not known
+``isthmus.programs.node_proxy.rules.detectors``; whether other packages offer some is not known
 here.
 """
 
@@ -12,8 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.rules.detecting import MODES, DetectorSettings, tidy_range
-from isthmus.programs.node_proxy.rules.detectors import BRIDGE_MARK_BIT
+from isthmus.programs.node_proxy.rules.detectors import (
+    BRIDGE_MARK_BIT,
+    MODES,
+    DetectorSettings,
+    tidy_range,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings_kernel import NFTABLES, KernelSettings
 from isthmus.settings.checks import nearest

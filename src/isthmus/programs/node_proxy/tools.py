@@ -21,15 +21,14 @@ from isthmus.programs.node_proxy.kernel.manifests import Manifests, read_manifes
 from isthmus.programs.node_proxy.kernel.node_addresses import node_ips
 from isthmus.programs.node_proxy.kube_api import FoundCidrs, sources_of
 from isthmus.programs.node_proxy.node import HostFacts, rule_settings
-from isthmus.programs.node_proxy.rules.detecting import needs_pod_cidrs
-from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, needs_pod_cidrs
 from isthmus.programs.node_proxy.rules.explaining_flow import WalkableRules
 from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
-from isthmus.programs.node_proxy.rules.iptables import renderer as iptables
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
 from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions
 from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
-from isthmus.programs.node_proxy.rules.nftables import renderer as nftables
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
 from isthmus.programs.node_proxy.rules.objects import NodeObject, family_of
 from isthmus.programs.node_proxy.rules.rendering import Rendered, rendered
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
@@ -80,10 +79,10 @@ def rules_of(snapshot: Snapshot, family: IpFamily) -> WalkableRules:
     """The rules of a family to walk through; not of ipvs."""
     view, settings = snapshot.views[family], snapshot.rules[family]
     if snapshot.settings.mode == NFTABLES:
-        renderer = nftables.NftablesRenderer(settings)
+        renderer = NftablesRenderer(settings)
         renderer.advance(view)
         return NftablesRules(renderer.ruleset(), settings)
-    return IptablesRules(iptables.IptablesRenderer(settings).render(view).ruleset)
+    return IptablesRules(IptablesRenderer(settings).render(view).ruleset)
 
 
 def look(settings: NodeProxySettings) -> Snapshot:

@@ -9,8 +9,7 @@ import pytest
 
 from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
 from isthmus.programs.node_proxy.node import HostFacts, OwnNode
-from isthmus.programs.node_proxy.rules.detecting import SourceRanges
-from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL
+from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, SourceRanges
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.programs.node_proxy.settings import NodeProxySettings

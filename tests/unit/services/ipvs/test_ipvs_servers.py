@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.programs.node_proxy.rules.ipvs.kernel import kernel_version, sysctls
-from isthmus.programs.node_proxy.rules.ipvs.owning import owned
-from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, kernel_version, sysctls
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddDestination,
     AddServer,
@@ -21,12 +19,13 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
     RemoveDestination,
     RemoveServer,
     ServerKey,
+    TerminatingDestinations,
     VirtualServer,
     WeighDestination,
     difference,
+    owned,
 )
 from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet
-from isthmus.programs.node_proxy.rules.ipvs.terminating import TerminatingDestinations
 from isthmus.programs.node_proxy.rules.model import PortProtocol
 
 KEY = ServerKey("172.30.0.5", 80, PortProtocol.TCP)

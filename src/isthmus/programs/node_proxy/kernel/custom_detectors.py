@@ -15,8 +15,12 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.rules.detecting import MODES, DetectorSettings
-from isthmus.programs.node_proxy.rules.detectors import LocalMatch, LocalTrafficDetector
+from isthmus.programs.node_proxy.rules.detectors import (
+    MODES,
+    DetectorSettings,
+    LocalMatch,
+    LocalTrafficDetector,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.settings.checks import nearest
 

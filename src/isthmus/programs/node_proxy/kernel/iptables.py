@@ -9,16 +9,23 @@ from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.iptables_commands import IptablesCommands, IptablesPrograms
 from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
 from isthmus.programs.node_proxy.kernel.nfacct import ensure_counters
-from isthmus.programs.node_proxy.rules.iptables import names
+from isthmus.programs.node_proxy.rules.iptables import base
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS, Jump
-from isthmus.programs.node_proxy.rules.iptables.renderer import IptablesRenderer, IptablesRendering
 from isthmus.programs.node_proxy.rules.iptables.ruleset import (
     OWN_CHAINS,
+    IptablesRenderer,
+    IptablesRendering,
     IptablesRuleset,
     TableWrite,
 )
-from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, SavedTable, parse_saved
-from isthmus.programs.node_proxy.rules.iptables.syncing import cleanup_writes, full_writes, put_back
+from isthmus.programs.node_proxy.rules.iptables.saved import (
+    SavedRules,
+    SavedTable,
+    cleanup_writes,
+    full_writes,
+    parse_saved,
+    put_back,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
@@ -26,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 # By these chains one sees that somebody flushed a table: the chain is gone, or its rules are.
 _WITNESSES = (
-    ("mangle", names.CANARY, 0),
-    ("filter", names.FORWARD, 2),
-    ("nat", names.POSTROUTING, 3),
+    ("mangle", base.CANARY, 0),
+    ("filter", base.FORWARD, 2),
+    ("nat", base.POSTROUTING, 3),
 )
 
 

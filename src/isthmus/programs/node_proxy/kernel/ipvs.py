@@ -24,9 +24,13 @@ from isthmus.programs.node_proxy.kernel.commands import run
 from isthmus.programs.node_proxy.kernel.ipvs_rules import IpvsRules
 from isthmus.programs.node_proxy.kernel.ipvs_table import NoIpvsError, VirtualServers
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
-from isthmus.programs.node_proxy.rules.ipvs.kernel import kernel_version, sysctls
-from isthmus.programs.node_proxy.rules.ipvs.owning import owned
-from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, IpvsPlan, plan
+from isthmus.programs.node_proxy.rules.ipvs.plan import (
+    IpvsOptions,
+    IpvsPlan,
+    kernel_version,
+    plan,
+    sysctls,
+)
 from isthmus.programs.node_proxy.rules.ipvs.rules import rules
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddServer,
@@ -35,12 +39,13 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
     KernelServer,
     RemoveServer,
     ServerKey,
+    TerminatingDestinations,
     VirtualServer,
     Wanted,
     difference,
+    owned,
 )
 from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet, batch, undone
-from isthmus.programs.node_proxy.rules.ipvs.terminating import TerminatingDestinations
 from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 

@@ -15,9 +15,10 @@ import msgspec
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel.manifests_yaml import documents
-from isthmus.programs.node_proxy.rules.fields import Given, cut
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceObject, SliceObject
 from isthmus.programs.node_proxy.rules.reading import (
+    Given,
+    cut,
     read_node,
     read_service,
     read_service_cidrs,

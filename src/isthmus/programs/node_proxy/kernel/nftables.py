@@ -21,19 +21,18 @@ from isthmus.programs.node_proxy.kernel.nftables_kernel import NftTransactions, 
 from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules, has_table
 from isthmus.programs.node_proxy.kernel.nftables_programs import CrashError, NftProgram, version_of
 from isthmus.programs.node_proxy.rules.model import IpFamily, Update
-from isthmus.programs.node_proxy.rules.nftables.compiling import (
-    ForeignRuleError,
-    RuleValueError,
-    compiled,
-)
-from isthmus.programs.node_proxy.rules.nftables.names import (
+from isthmus.programs.node_proxy.rules.nftables.base import (
     MARKER_CHAIN,
     NFT_FAMILY,
     TABLE,
     bridge_table,
 )
-from isthmus.programs.node_proxy.rules.nftables.renderer import NftablesRenderer
-from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges
+from isthmus.programs.node_proxy.rules.nftables.compiling import (
+    ForeignRuleError,
+    RuleValueError,
+    compiled,
+)
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRenderer
 from isthmus.programs.node_proxy.rules.nftables.text import (
     ExistingTable,
     difference,

@@ -31,8 +31,7 @@ from collections.abc import Iterator
 from isthmus.net.rules_nft_encoding import FAMILIES, HOOKS, SUBSYSTEM, Batch
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.netlink import DUMP, Netlink, attribute, attributes
-from isthmus.programs.node_proxy.rules.nftables.base import hooked
-from isthmus.programs.node_proxy.rules.nftables.names import AFFINITY
+from isthmus.programs.node_proxy.rules.nftables.base import AFFINITY, hooked
 from isthmus.programs.node_proxy.rules.nftables.text import ExistingTable
 
 _NETLINK_NETFILTER = 12

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
 from isthmus.programs.node_proxy.kernel.netlink import DUMP, Netlink, attributes
-from isthmus.programs.node_proxy.rules.detecting import of_family
+from isthmus.programs.node_proxy.rules.detectors import of_family
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import family_of
 from isthmus.programs.node_proxy.settings import PRIMARY

@@ -1,5 +1,8 @@
-"""The node service proxy, pure: Services + endpoints + a local-traffic detector → rules.
+"""The node service proxy, pure: Services, endpoints and a local-traffic detector become rules.
 
-Values are in model.py, what is true on this node in settings.py and detectors.py. iptables/,
-nftables/ and ipvs/ turn a ``View`` into text; ``isthmus.nodeproxy`` brings it into the kernel.
+objects.py and reading.py have the objects of the API, tracker.py keeps them, model.py is what a
+packet can meet of them; settings.py and detectors.py say what is true on this node. iptables/,
+nftables/ and ipvs/ turn a ``ServiceView`` into rules, which
+``isthmus.programs.node_proxy.kernel`` brings into the kernel. rendering.py and explaining*.py show
+rules to people.
 """

@@ -24,7 +24,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     walk,
     within,
 )
-from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, words
+from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, quoted_words
 from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRuleset
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
@@ -125,7 +125,7 @@ class IptablesRules:
         self._tables = {table: dict(chains) for table, chains in ruleset.tables().items()}
         for jump in JUMPS:  # each is put in front
             rules = self._tables[jump.table].get(jump.source, ())
-            self._tables[jump.table][jump.source] = (words(jump.args), *rules)
+            self._tables[jump.table][jump.source] = (quoted_words(jump.args), *rules)
 
     def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
         """What becomes of a flow in the chains of a hook; see Rules."""

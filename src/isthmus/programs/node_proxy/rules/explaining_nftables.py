@@ -1,20 +1,276 @@
 """Walks a packet through our nftables ruleset, as the kernel would: base chains by priority.
 
-What single rules say is explaining_nftables_rule.py's to understand.
+Each rule is read word by word, doing to a flow what it says. Only what our own rules say is
+understood: a word that is none of ours is an error, never passed over.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from isthmus.programs.node_proxy.rules.explaining_flow import Flow, Hook, RuleEffect, RuleStep, walk
-from isthmus.programs.node_proxy.rules.explaining_nftables_rule import RuleReader
-from isthmus.programs.node_proxy.rules.nftables.names import AFFINITY
+from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy.rules.explaining_flow import (
+    Continuation,
+    Flow,
+    Hook,
+    PacketVerdict,
+    RuleEffect,
+    RuleStep,
+    named,
+    walk,
+    within,
+)
+from isthmus.programs.node_proxy.rules.explaining_iptables import remembering
+from isthmus.programs.node_proxy.rules.nftables.base import AFFINITY, NFT_FAMILY
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRuleset
 from isthmus.programs.node_proxy.rules.nftables.text import table_of
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+_TOKEN = re.compile(r'"[^"]*"|[{}]|[^\s{}]+')
+
+#: What a rule can ask of a packet.
+_FIELDS: Mapping[tuple[str, ...], Callable[[Flow], str]] = {
+    ("ip", "saddr"): lambda flow: flow.packet.source,
+    ("ip6", "saddr"): lambda flow: flow.packet.source,
+    ("ip", "daddr"): lambda flow: flow.packet.destination,
+    ("ip6", "daddr"): lambda flow: flow.packet.destination,
+    ("fib", "saddr", "type"): lambda flow: _type(flow, flow.packet.source),
+    ("fib", "daddr", "type"): lambda flow: _type(flow, flow.packet.destination),
+    ("meta", "l4proto"): lambda flow: flow.packet.protocol.value,
+    ("meta", "protocol"): lambda flow: NFT_FAMILY[flow.packet.family],
+    ("th", "dport"): lambda flow: str(flow.packet.port),
+    ("iifname",): lambda flow: flow.packet.interface,
+    ("meta", "iifname"): lambda flow: flow.packet.interface,
+    ("ct", "state"): lambda flow: "new",
+    ("ct", "status"): lambda flow: "dnat" if flow.translated else "",
+}
+_MARKS = (("mark",), ("meta", "mark"))
+_VERDICTS = {"reject": PacketVerdict.REFUSED, "drop": PacketVerdict.DROPPED}
+_WORDS = {PacketVerdict.REFUSED: "refuses it", PacketVerdict.DROPPED: "drops it"}
+
+ElementLookup = Callable[[str, str], str | int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleReading:
+    """A flow after a rule. One that the rule does not match has nothing in ``does``."""
+
+    flow: Flow
+    do: Continuation = Continuation.NEXT
+    target: str = ""
+    does: tuple[str, ...] = ()
+    marks: bool = False
+
+
+class RuleReader:
+    """Reads a rule once. ``has`` looks up elements: see ``NftablesRules``."""
+
+    def __init__(self, rule: str, has: ElementLookup) -> None:
+        self._rule = rule
+        self._words: list[str] = _TOKEN.findall(rule)
+        self._at = 0
+        self._has = has
+        self._remembers_s: int | None = None
+
+    def read(self, flow: Flow) -> Iterator[RuleReading]:
+        """Do what the rule says; several flows where chance decides.
+
+        Raises:
+            ConfigError: it says something that is none of ours.
+        """
+        now = RuleReading(flow=flow)
+        while self._at < len(self._words):
+            if self._take("numgen", "random", "mod") or self._take("dnat"):
+                yield from self._balance(now)
+                return
+            after = self._statement(now)
+            if after is None:
+                yield RuleReading(flow=self._noted(flow))
+                return
+            now = after
+            if now.do is not Continuation.NEXT:
+                break
+        yield now
+
+    # Words.
+
+    def _next(self) -> str:
+        if self._at >= len(self._words):
+            raise self._unknown("its end")
+        self._at += 1
+        return self._words[self._at - 1]
+
+    def _take(self, *words: str) -> bool:
+        """Go on behind these words, if they come next."""
+        end = self._at + len(words)
+        if tuple(self._words[self._at : end]) != words:
+            return False
+        self._at = end
+        return True
+
+    def _unknown(self, what: str) -> ConfigError:
+        return ConfigError(f"{what} cannot be explained, in the rule: {self._rule}")
+
+    def _listed(self) -> list[str]:
+        """What stands in braces, as texts between commas."""
+        if self._next() != "{":
+            raise self._unknown("what has no braces")
+        found = [""]
+        while (word := self._next()) != "}":
+            if word == ",":
+                found.append("")
+            else:
+                found[-1] = f"{found[-1]} {word}".strip()
+        return found
+
+    # Statements.
+
+    def _statement(self, now: RuleReading) -> RuleReading | None:
+        """Read one; None if it is a match that does not match."""
+        if self._take("comment"):
+            self._next()
+            return now
+        if self._take("update"):
+            self._next()
+            self._listed()
+            return _did(now, "remembers the client")
+        if self._take("masquerade"):
+            self._take("fully-random")
+            masqueraded = replace(now.flow, masqueraded=True)
+            does = "gives it this node's address as its source"
+            return replace(_did(now, does, masqueraded), do=Continuation.STOP)
+        for mark in _MARKS:
+            if self._take(*mark):
+                return self._marking(now, mark) if self._take("set") else self._marked(now)
+        fields = self._fields(now.flow)
+        return self._compared(now, fields) if fields else self._verdict(now, self._next())
+
+    def _verdict(self, now: RuleReading, word: str) -> RuleReading:
+        if word in _VERDICTS:
+            verdict = _VERDICTS[word]
+            ended = replace(now.flow, verdict=verdict)
+            return replace(_did(now, _WORDS[verdict], ended), do=Continuation.STOP)
+        match word:
+            case "return":
+                return replace(_did(now, "goes back"), do=Continuation.RETURN)
+            case "jump" | "goto":
+                target = self._next()
+                do = Continuation.JUMP if word == "jump" else Continuation.GOTO
+                return replace(_did(now, f"goes into {target}"), do=do, target=target)
+            case _:
+                raise self._unknown(word)
+
+    def _marking(self, now: RuleReading, mark: tuple[str, ...]) -> RuleReading:
+        self._take(*mark)
+        operation, bits = self._next(), int(self._next(), 0)
+        if operation == "or":
+            after = replace(now.flow, mark=now.flow.mark | bits)
+            return replace(_did(now, "marks it to be masqueraded", after), marks=True)
+        if operation == "xor":
+            return _did(now, "takes the mark off", replace(now.flow, mark=now.flow.mark ^ bits))
+        raise self._unknown(operation)
+
+    def _marked(self, now: RuleReading) -> RuleReading | None:
+        mark = now.flow.mark
+        if self._take("&") or self._take("and"):
+            mark &= int(self._next(), 0)
+        equal = not self._take("!=")
+        if equal:
+            self._take("==")
+        return now if (mark == int(self._next(), 0)) is equal else None
+
+    # Matches.
+
+    def _fields(self, flow: Flow) -> list[str]:
+        """The values of the fields that come next; with several, a dot is between two."""
+        found: list[str] = []
+        while True:
+            for words, get in _FIELDS.items():
+                if self._take(*words):
+                    found.append(get(flow))
+                    break
+            else:
+                if found:
+                    raise self._unknown("what follows a dot")
+                return found
+            if not self._take("."):
+                return found
+
+    def _compared(self, now: RuleReading, fields: list[str]) -> RuleReading | None:
+        key = " . ".join(fields)
+        if self._take("vmap"):
+            container = self._next().removeprefix("@")
+            value = self._has(container, key)
+            if not isinstance(value, str):
+                return None
+            found = replace(now, does=(*now.does, f"finds {key} in {container}"))
+            word, *target = value.split()
+            self._words[self._at : self._at] = target
+            return self._verdict(found, word)
+        equal = not self._take("!=")
+        word = self._next()
+        if word.startswith("@"):
+            value = self._has(word[1:], key)
+            if isinstance(value, int):
+                self._remembers_s = value
+                return None
+            return now if (value is not None) is equal else None
+        if word == "{":
+            self._at -= 1
+            among = self._listed()
+        else:
+            among = [word.strip('"')]
+        return now if any(_is(key, each) for each in among) is equal else None
+
+    def _noted(self, flow: Flow) -> Flow:
+        return flow if self._remembers_s is None else remembering(flow, self._remembers_s)
+
+    # Chance.
+
+    def _balance(self, now: RuleReading) -> Iterator[RuleReading]:
+        if self._take("to"):
+            yield _sent(now, self._next())
+            return
+        if self._words[self._at] in ("ip", "ip6"):
+            del self._words[self._at]
+            if not self._take("addr", ".", "port", "to", "numgen", "random", "mod"):
+                raise self._unknown("dnat")
+        self._next()  # how many there are
+        kind, among = self._next(), self._listed()
+        for each in among:
+            value = each.partition(" : ")[2]
+            share = replace(now, flow=replace(now.flow, chance=now.flow.chance / len(among)))
+            if kind == "map":
+                address, _, port = value.partition(" . ")
+                yield _sent(share, f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+            else:
+                chain = value.removeprefix("goto ")
+                yield replace(_did(share, f"goes into {chain}"), do=Continuation.GOTO, target=chain)
+
+
+def _sent(now: RuleReading, place: str) -> RuleReading:
+    address, _, port = place.rpartition(":")
+    sent = now.flow.to(address.strip("[]"), int(port))
+    return replace(_did(now, f"sends it to {place}", sent), do=Continuation.STOP)
+
+
+def _did(now: RuleReading, does: str, flow: Flow | None = None) -> RuleReading:
+    return replace(now, flow=flow or now.flow, does=(*now.does, does))
+
+
+def _type(flow: Flow, address: str) -> str:
+    return "local" if flow.packet.is_here(address) else "unicast"
+
+
+def _is(value: str, wanted: str) -> bool:
+    if value == wanted:
+        return True
+    if wanted.endswith("*"):
+        return named(value, wanted, "*")
+    return "/" in wanted and within(value, wanted)
+
 
 _HEAD = re.compile(r"type \w+ hook (?P<hook>\w+) priority (?P<priority>-?\d+) ;")
 

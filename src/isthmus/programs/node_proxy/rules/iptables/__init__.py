@@ -1,8 +1,7 @@
-"""Rules for iptables, pure: a ``View`` → a ``Ruleset`` → what iptables-restore reads.
+"""Rules for iptables, pure: a ``ServiceView`` → an ``IptablesRuleset`` → iptables-restore's input.
 
-names.py has the chains' names, ports.py and port_chains.py the rules of one port, base.py those
-that are always there, ruleset.py all together, renderer.py what changed since the last time, and
-saved.py and syncing.py what has to be written where something is in the kernel already. The rules
-are kube-proxy's (v1.36), word for word where it has them;
-``isthmus.programs.node_proxy.kernel.iptables`` applies them.
+base.py has the chains' names and the rules that are always there, ports.py the rules of one port,
+ruleset.py all together and what changed since the last time, and saved.py what has to be written
+where something is in the kernel already. The rules are kube-proxy's (v1.36), word for word where it
+has them; ``isthmus.programs.node_proxy.kernel.iptables`` applies them.
 """

@@ -1,15 +1,64 @@
-"""Rules that are there without any Service, and the jumps from the kernel's own chains to ours."""
+"""Names of chains, rules that are there without any Service, and the jumps of the kernel's chains.
+
+Names are hashed exactly as kube-proxy hashes them.
+"""
 
 from __future__ import annotations
 
 import re
+from base64 import b32encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from ipaddress import ip_address
 
-from isthmus.programs.node_proxy.rules.iptables import names
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+SERVICES = "KUBE-SERVICES"
+EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
+NODE_PORTS = "KUBE-NODEPORTS"
+POSTROUTING = "KUBE-POSTROUTING"
+MARK_MASQ = "KUBE-MARK-MASQ"
+MASQ_IF_NOT_LOCAL = "KUBE-MASQ-IF-NOT-LOCAL"
+FORWARD = "KUBE-FORWARD"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+CANARY = "KUBE-PROXY-CANARY"
+#: Shared with the kubelet: never removed.
+KUBELET_FIREWALL = "KUBE-FIREWALL"
+
+CLUSTER_PREFIX = "KUBE-SVC-"
+LOCAL_PREFIX = "KUBE-SVL-"
+EXTERNAL_PREFIX = "KUBE-EXT-"
+FIREWALL_PREFIX = "KUBE-FW-"
+ENDPOINT_PREFIX = "KUBE-SEP-"
+#: The prefixes of the chains that ports of Services have, all of them in nat.
+PORT_PREFIXES = (
+    CLUSTER_PREFIX,
+    LOCAL_PREFIX,
+    ENDPOINT_PREFIX,
+    FIREWALL_PREFIX,
+    EXTERNAL_PREFIX,
+)
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_./:-]")
+
+
+def suffix(text: str) -> str:
+    """The 16 characters that stand for a text: a chain's name has 28 at most."""
+    # Ten bytes are sixteen characters of base 32: the rest of the digest need not be encoded.
+    return b32encode(sha256(text.encode()).digest()[:10]).decode("ascii")
+
+
+def endpoint_chain(port: str, protocol: str, endpoint: str) -> str:
+    """The chain of one endpoint of one port; the endpoint is written ``ip:port``."""
+    return ENDPOINT_PREFIX + suffix(port + protocol + endpoint)
+
+
+def comment_text(name: str) -> str:
+    """A name as it can stand in a comment: what could end the comment or the line is a ``?``."""
+    return _UNSAFE.sub("?", name)
+
 
 #: The objects that packets are counted with where nfacct works, named as kube-proxy names them.
 INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
@@ -45,24 +94,24 @@ _FIREWALL = "kubernetes load balancer firewall"
 
 #: In the order in which they are put in front: the last one is looked at first.
 JUMPS = (
-    Jump("filter", "INPUT", names.EXTERNAL_SERVICES, _VISIBLE, new_only=True),
-    Jump("filter", "FORWARD", names.EXTERNAL_SERVICES, _VISIBLE, new_only=True),
-    Jump("filter", "INPUT", names.NODE_PORTS, "kubernetes health check service ports"),
-    Jump("filter", "FORWARD", names.SERVICES, _PORTALS, new_only=True),
-    Jump("filter", "OUTPUT", names.SERVICES, _PORTALS, new_only=True),
-    Jump("filter", "FORWARD", names.FORWARD, "kubernetes forwarding rules"),
-    Jump("filter", "INPUT", names.PROXY_FIREWALL, _FIREWALL, new_only=True),
-    Jump("filter", "OUTPUT", names.PROXY_FIREWALL, _FIREWALL, new_only=True),
-    Jump("filter", "FORWARD", names.PROXY_FIREWALL, _FIREWALL, new_only=True),
-    Jump("nat", "OUTPUT", names.SERVICES, _PORTALS),
-    Jump("nat", "PREROUTING", names.SERVICES, _PORTALS),
-    Jump("nat", "POSTROUTING", names.POSTROUTING, "kubernetes postrouting rules"),
-    Jump("filter", "INPUT", names.KUBELET_FIREWALL),
-    Jump("filter", "OUTPUT", names.KUBELET_FIREWALL),
+    Jump("filter", "INPUT", EXTERNAL_SERVICES, _VISIBLE, new_only=True),
+    Jump("filter", "FORWARD", EXTERNAL_SERVICES, _VISIBLE, new_only=True),
+    Jump("filter", "INPUT", NODE_PORTS, "kubernetes health check service ports"),
+    Jump("filter", "FORWARD", SERVICES, _PORTALS, new_only=True),
+    Jump("filter", "OUTPUT", SERVICES, _PORTALS, new_only=True),
+    Jump("filter", "FORWARD", FORWARD, "kubernetes forwarding rules"),
+    Jump("filter", "INPUT", PROXY_FIREWALL, _FIREWALL, new_only=True),
+    Jump("filter", "OUTPUT", PROXY_FIREWALL, _FIREWALL, new_only=True),
+    Jump("filter", "FORWARD", PROXY_FIREWALL, _FIREWALL, new_only=True),
+    Jump("nat", "OUTPUT", SERVICES, _PORTALS),
+    Jump("nat", "PREROUTING", SERVICES, _PORTALS),
+    Jump("nat", "POSTROUTING", POSTROUTING, "kubernetes postrouting rules"),
+    Jump("filter", "INPUT", KUBELET_FIREWALL),
+    Jump("filter", "OUTPUT", KUBELET_FIREWALL),
 )
 
 
-def words(arguments: Sequence[str]) -> str:
+def quoted_words(arguments: Sequence[str]) -> str:
     """Arguments as iptables-restore reads them, in quotes where they need them."""
     return " ".join(a if _PLAIN.fullmatch(a) else _quoted(a) for a in arguments)
 
@@ -79,7 +128,7 @@ def localhost_node_ports(settings: RuleSettings) -> bool:
 
 def forward(settings: RuleSettings) -> str:
     """KUBE-FORWARD of filter: what came by our rules may be forwarded, whatever the policy is."""
-    chain, mark = names.FORWARD, settings.mark
+    chain, mark = FORWARD, settings.mark
     counter = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.accounting else ""
     invalid = f"-A {chain} -m conntrack --ctstate INVALID{counter} -j DROP\n"
     return (
@@ -95,7 +144,7 @@ def kubelet_firewall() -> str:
     """KUBE-FIREWALL of filter, as the kubelet writes it too."""
     # route_localnet, which node ports on localhost need, lets neighbours reach 127.0.0.1.
     return (
-        f'-A {names.KUBELET_FIREWALL} -m comment --comment "block incoming localnet connections"'
+        f'-A {KUBELET_FIREWALL} -m comment --comment "block incoming localnet connections"'
         f" -d {LOCALHOST} ! -s {LOCALHOST}"
         " -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\n"
     )
@@ -103,7 +152,7 @@ def kubelet_firewall() -> str:
 
 def postrouting(settings: RuleSettings) -> str:
     """KUBE-POSTROUTING of nat: marked packets get the node's address."""
-    chain, mark = names.POSTROUTING, settings.mark
+    chain, mark = POSTROUTING, settings.mark
     fully = " --random-fully" if settings.random_fully else ""
     return (
         f"-A {chain} -m mark ! --mark {mark}/{mark} -j RETURN\n"
@@ -116,26 +165,26 @@ def postrouting(settings: RuleSettings) -> str:
 
 def mark_masq(settings: RuleSettings) -> str:
     """KUBE-MARK-MASQ of nat."""
-    return f"-A {names.MARK_MASQ} -j MARK --or-mark {settings.mark}\n"
+    return f"-A {MARK_MASQ} -j MARK --or-mark {settings.mark}\n"
 
 
 def masq_if_not_local(matches: Sequence[str]) -> str:
     """KUBE-MASQ-IF-NOT-LOCAL of nat, needed where local is any of several matches."""
-    chain = names.MASQ_IF_NOT_LOCAL
+    chain = MASQ_IF_NOT_LOCAL
     returns = "".join(f"-A {chain} {match} -j RETURN\n" for match in matches)
-    return f"{returns}-A {chain} -j {names.MARK_MASQ}\n"
+    return f"{returns}-A {chain} -j {MARK_MASQ}\n"
 
 
 def services_tail(settings: RuleSettings) -> str:
     """The last rules of KUBE-SERVICES of nat: what is for this node may be for a node port."""
-    start = f'-A {names.SERVICES} -m comment --comment "{_TAIL}"'
+    start = f'-A {SERVICES} -m comment --comment "{_TAIL}"'
     if settings.node_port_addresses is not None:
         taking = [ip for ip in settings.node_port_addresses if _takes_node_ports(ip, settings)]
-        return "".join(f"{start} -d {ip} -j {names.NODE_PORTS}\n" for ip in taking)
+        return "".join(f"{start} -d {ip} -j {NODE_PORTS}\n" for ip in taking)
     but = "" if localhost_node_ports(settings) else f" ! -d {LOCALHOST}"
     if settings.family is IpFamily.IPV6:
         but = " ! -d ::1/128"
-    return f"{start} -m addrtype --dst-type LOCAL{but} -j {names.NODE_PORTS}\n"
+    return f"{start} -m addrtype --dst-type LOCAL{but} -j {NODE_PORTS}\n"
 
 
 def _takes_node_ports(ip: str, settings: RuleSettings) -> bool:

@@ -1,15 +1,18 @@
 """Virtual servers and their destinations as values, and what leads from one set to another.
 
-How they travel to the kernel is ``isthmus.programs.node_proxy.kernel.ipvs_netlink``.
+The kernel keeps no note with a virtual server, and others may have some, too: ours are those that
+our own sets tell of. How servers travel to the kernel is
+``isthmus.programs.node_proxy.kernel.ipvs_netlink``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from ipaddress import ip_address, ip_network
 
+from isthmus.programs.node_proxy.rules.ipvs.sets import NODE_PORTS, IpSet
 from isthmus.programs.node_proxy.rules.model import PortProtocol
 
 
@@ -177,3 +180,83 @@ def _destinations(
         command = removal(key, each, present[each])
         if command is not None:
             yield command
+
+
+class TerminatingDestinations:
+    """Remembers which destinations wait, from the commands that were carried out."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[ServerKey, set[IpvsDestination]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def keys(self) -> list[ServerKey]:
+        """The virtual servers with destinations that wait."""
+        return list(self._waiting)
+
+    def done(self, commands: Iterable[IpvsCommand]) -> None:
+        """Take note of what was done."""
+        for command in commands:
+            match command:
+                case WeighDestination(weight=0):
+                    self._waiting.setdefault(command.key, set()).add(command.destination)
+                case AddDestination() | WeighDestination() | RemoveDestination():
+                    self._forget(command.key, command.destination)
+                case RemoveServer():
+                    self._waiting.pop(command.key, None)
+                case _:
+                    pass
+
+    def ended(
+        self, key: ServerKey, present: Mapping[IpvsDestination, DestinationState]
+    ) -> list[IpvsCommand]:
+        """Give the removals of those whose connections have ended, as the kernel has them now.
+
+        What the kernel does not have any more is forgotten.
+        """
+        commands: list[IpvsCommand] = []
+        for each in sorted(self._waiting.get(key, ())):
+            state = present.get(each)
+            if state is None:
+                self._forget(key, each)
+                continue
+            command = removal(key, each, state)
+            if command is not None:
+                commands.append(command)
+        return commands
+
+    def _forget(self, key: ServerKey, destination: IpvsDestination) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting.discard(destination)
+            if not waiting:
+                del self._waiting[key]
+
+
+_ADDRESSED = (IpSet.CLUSTER_IP, IpSet.EXTERNAL_IP, IpSet.EXTERNAL_IP_LOCAL, IpSet.LOAD_BALANCER)
+
+
+def owned(
+    present: Iterable[KernelServer], sets: Mapping[IpSet, frozenset[str]]
+) -> list[KernelServer]:
+    """Give those of the servers that entries of the sets are about."""
+    places = {entry for each in _ADDRESSED for entry in sets.get(each, ())}
+    ports = {
+        (protocol, _port(entry))
+        for protocol, (every, _) in NODE_PORTS.items()
+        for entry in sets.get(every, ())
+    }
+    return [each for each in present if _is_ours(each, places, ports)]
+
+
+def _is_ours(each: KernelServer, places: set[str], ports: set[tuple[PortProtocol, str]]) -> bool:
+    key = each.server.key
+    place = f"{key.address},{key.protocol.value}:{key.port}"
+    return place in places or (key.protocol, str(key.port)) in ports
+
+
+def _port(entry: str) -> str:
+    """The port of a node port's entry: a bare number, or the end of address and protocol."""
+    return entry.rpartition(":")[2]

@@ -1,26 +1,111 @@
-"""What the table has before any Service: containers, base chains, and the rules that look them up.
+"""What the table has before any Service, and the names of everything in it.
 
-In the order and with the priorities of kube-proxy, whose comments are kept too, so that listings
-of the two can be compared.
+Containers, base chains, and the rules that look them up, in the order and with the priorities of
+kube-proxy, whose comments are kept too, so that listings of the two can be compared. A name of a
+port's chain is a prefix, eight characters of a hash, and the text that was hashed; nft allows 256
+characters, of which kube-proxy leaves 16 for the prefix.
 """
 
 from __future__ import annotations
 
+from base64 import b32encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
 from ipaddress import ip_address
+from typing import NamedTuple
 
-from isthmus.programs.node_proxy.rules.detectors import BRIDGE_MARK_BIT
-from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.nftables.names import (
-    NFT_FAMILY,
-    NOT_LOCAL_CHAIN,
-    REJECT_CHAIN,
-    Container,
-    bridge_table,
-)
-from isthmus.programs.node_proxy.rules.nftables.port_rules import Element, local_matches
+from isthmus.programs.node_proxy.rules.detectors import BRIDGE_MARK_BIT, LocalMatch
+from isthmus.programs.node_proxy.rules.model import Endpoint, IpFamily, PortKey
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
+
+#: The one table per family. It is kube-proxy's name on purpose: the two never run side by side.
+TABLE = "kube-proxy"
+
+NFT_FAMILY = {IpFamily.IPV4: "ip", IpFamily.IPV6: "ip6"}
+
+SERVICE = "service-"
+LOCAL = "local-"
+EXTERNAL = "external-"
+FIREWALL = "firewall-"
+ENDPOINT = "endpoint-"
+AFFINITY = "affinity-"
+
+REJECT_CHAIN = "reject-chain"
+#: Ours alone, where several matches tell local traffic: one match needs no chain.
+NOT_LOCAL_CHAIN = "masq-if-not-local"
+#: Has one rule, always: if it has none, somebody flushed the table.
+MARKER_CHAIN = "nat-prerouting"
+
+_HASH_CHARS = 8
+_BASE_CHARS = 240
+_CUT = "..."
+_COMMENT_CHARS = 128
+
+
+class Container(StrEnum):
+    """The named sets and verdict maps; the value is the name."""
+
+    CLUSTER_IPS = "cluster-ips"
+    SERVICE_IPS = "service-ips"
+    SERVICE_NODE_PORTS = "service-nodeports"
+    NO_ENDPOINT_SERVICES = "no-endpoint-services"
+    NO_ENDPOINT_NODE_PORTS = "no-endpoint-nodeports"
+    FIREWALL_IPS = "firewall-ips"
+    HAIRPIN = "hairpin-connections"
+    NODE_PORT_IPS = "nodeport-ips"
+
+
+class Element(NamedTuple):
+    """One element of a set, or with ``value`` of a verdict map."""
+
+    container: Container
+    key: str
+    value: str = ""
+    comment: str = ""
+
+    def __str__(self) -> str:
+        comment = f' comment "{self.comment}"' if self.comment else ""
+        return f"{self.key}{comment} : {self.value}" if self.value else f"{self.key}{comment}"
+
+
+def bridge_table(family: IpFamily) -> str:
+    """The table of the bridge family in which packets of this one are marked."""
+    return f"isthmus-node-proxy-{NFT_FAMILY[family]}"
+
+
+def port_base(key: PortKey) -> str:
+    """What the names of a port's chains end with: ``HASH-namespace/name/protocol/port``."""
+    return _hashed(_text(key))
+
+
+def endpoint_base(key: PortKey, endpoint: Endpoint) -> str:
+    """What the names of an endpoint's chain and affinity set end with."""
+    # A colon is no character of a name in nft.
+    address = endpoint.ip.replace(":", ".")
+    return _hashed(f"{_text(key)}__{address}/{endpoint.port}")
+
+
+def comment(key: PortKey) -> str:
+    """What an element says of its port; names may be longer than nft lets comments be."""
+    return str(key)[:_COMMENT_CHARS]
+
+
+def is_port_chain(name: str) -> bool:
+    """Whether a chain belongs to a port of a Service; no other name has a slash."""
+    return "/" in name
+
+
+def _text(key: PortKey) -> str:
+    return f"{key.service.namespace}/{key.service.name}/{key.protocol.value}/{key.port}"
+
+
+def _hashed(text: str) -> str:
+    digest = b32encode(sha256(text.encode()).digest()[:5]).decode()
+    name = f"{digest[:_HASH_CHARS]}-{text}"
+    return name if len(name) <= _BASE_CHARS else name[: _BASE_CHARS - len(_CUT)] + _CUT
+
 
 _ADDRESS_PORT = "{addr} . inet_proto . inet_service : verdict"
 _PORT = "inet_proto . inet_service : verdict"
@@ -106,6 +191,12 @@ def base_rules(settings: RuleSettings) -> BaseRules:
         bridge=_bridge(settings) if matches else None,
         bridge_table=bridge_table(settings.family),
     )
+
+
+def local_matches(settings: RuleSettings) -> tuple[LocalMatch, ...]:
+    """What tells local traffic, each only once: all ports of bridges bear the same mark."""
+    found = settings.detector.matches(settings.family)
+    return tuple({match.nft: match for match in found}.values())
 
 
 def node_port_addresses(settings: RuleSettings) -> tuple[str, ...] | None:

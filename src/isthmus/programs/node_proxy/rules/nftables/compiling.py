@@ -26,16 +26,16 @@ from isthmus.net.rules_nft_encoding import (
     number,
     user_data,
 )
-from isthmus.programs.node_proxy.rules.nftables.compiling_fields import (
+from isthmus.programs.node_proxy.rules.nftables.compiling_rules import (
     PROTOCOLS,
     ForeignRuleError,
+    RuleCompiler,
     RuleValueError,
     address_bytes,
     concatenated,
     port_bytes,
     verdict_of,
 )
-from isthmus.programs.node_proxy.rules.nftables.compiling_rules import RuleCompiler
 
 __all__ = ["ForeignRuleError", "RuleValueError", "compiled"]
 

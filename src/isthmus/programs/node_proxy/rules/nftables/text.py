@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.nftables.names import (
+from isthmus.programs.node_proxy.rules.nftables.base import (
     NFT_FAMILY,
     REJECT_CHAIN,
     TABLE,
     Container,
+    Element,
     is_port_chain,
 )
-from isthmus.programs.node_proxy.rules.nftables.port_rules import Element
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRuleset
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
 
-from isthmus.programs.node_proxy.rules.detectors import LocalMatch
 from isthmus.programs.node_proxy.rules.model import BackedPort, Endpoint
-from isthmus.programs.node_proxy.rules.nftables.names import (
+from isthmus.programs.node_proxy.rules.nftables.base import (
     AFFINITY,
     ENDPOINT,
     EXTERNAL,
@@ -22,24 +20,13 @@ from isthmus.programs.node_proxy.rules.nftables.names import (
     REJECT_CHAIN,
     SERVICE,
     Container,
+    Element,
     comment,
     endpoint_base,
+    local_matches,
     port_base,
 )
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
-
-
-class Element(NamedTuple):
-    """One element of a set, or with ``value`` of a verdict map."""
-
-    container: Container
-    key: str
-    value: str = ""
-    comment: str = ""
-
-    def __str__(self) -> str:
-        comment = f' comment "{self.comment}"' if self.comment else ""
-        return f"{self.key}{comment} : {self.value}" if self.value else f"{self.key}{comment}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +95,6 @@ def port_rules(backed: BackedPort, settings: RuleSettings) -> NftablesPortRules:
         affinity=affinity,
         no_local=_no_local(it) if backed.backends.exist else (),
     )
-
-
-def local_matches(settings: RuleSettings) -> tuple[LocalMatch, ...]:
-    """What tells local traffic, each only once: all ports of bridges bear the same mark."""
-    found = settings.detector.matches(settings.family)
-    return tuple({match.nft: match for match in found}.values())
 
 
 def _no_local(it: _Port) -> tuple[str, ...]:
