@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from services_rig import make_objects
 
-from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
+from isthmus.programs.node_proxy.kernel.iptables import restore_input
 from isthmus.programs.node_proxy.rules.detectors import SourceRanges
 from isthmus.programs.node_proxy.rules.iptables.ruleset import NftablesRenderer as IptablesRenderer
 from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, SavedTable, full_writes

@@ -23,8 +23,7 @@ from stack import wait_until
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
-from isthmus.programs.node_proxy.kernel.nftables_kernel import found_in
-from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules
+from isthmus.programs.node_proxy.kernel.nftables_kernel import found_in, has_rules
 from isthmus.programs.node_proxy.kernel.nftables_programs import NftProgram, version_of
 from isthmus.programs.node_proxy.rules.detectors import (
     LocalMatch,

@@ -16,7 +16,7 @@ from nftables_bed import Space, backed, listing, spaces, update
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
-from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules, has_table
+from isthmus.programs.node_proxy.kernel.nftables_kernel import has_rules, has_table
 from isthmus.programs.node_proxy.rules.detectors import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.model import BackedPort, IpFamily, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from nftables_bed import Space, spaces
 
-from isthmus.programs.node_proxy.kernel import iptables_commands
+from isthmus.programs.node_proxy.kernel import commands as iptables_commands
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, KernelBackend
 from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
 from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend

@@ -19,7 +19,7 @@ from kube.controlplane import VISITOR_TOKEN
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.opening import open_kube
-from isthmus.programs.node_proxy.kube_api import sources_of
+from isthmus.programs.node_proxy.kube_resources import cluster_sources
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
 from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, Update
 from isthmus.programs.node_proxy.rules.objects import NodeObject
@@ -68,7 +68,7 @@ async def watching(kubeconfig: str) -> AsyncIterator[Seen]:
     kube = open_kube(kubeconfig)
     seen = Seen()
     watch = ClusterWatch(
-        sources_of(kube, "here"),
+        cluster_sources(kube.client, "here"),
         on_services=seen.tracker.hear_services,
         on_slices=seen.tracker.hear_slices,
         on_node=seen.on_node,
@@ -196,7 +196,7 @@ async def expect_gone(kubeconfig: str) -> None:
     """A watch from a version that the API has forgotten is refused in the way that we know."""
     kube = open_kube(kubeconfig)
     try:
-        sources = sources_of(kube, "here")
+        sources = cluster_sources(kube.client, "here")
         for source in (sources.services, sources.slices):
             with pytest.raises(KubeError) as caught:
                 async with (

@@ -11,7 +11,7 @@ from fakeapi import running, until
 from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluster
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.kube_api import sources_of
+from isthmus.programs.node_proxy.kube_resources import cluster_sources
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
@@ -28,7 +28,7 @@ class Told:
         self.nodes: list[NodeObject | None] = []
         self.cidrs: list[tuple[str, ...]] = []
         self.watch = ClusterWatch(
-            sources_of(api.kube(), "here"),
+            cluster_sources(api.kube().client, "here"),
             on_services=self._service,
             on_slices=self._slice,
             on_node=self.nodes.append,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.kernel.iptables_commands import (
+from isthmus.programs.node_proxy.kernel.commands import (
     IptablesCommands,
     IptablesPrograms,
     rule_meant,
 )
-from isthmus.programs.node_proxy.kernel.iptables_writing import restore_input
+from isthmus.programs.node_proxy.kernel.iptables import restore_input
 from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
 from isthmus.programs.node_proxy.rules.iptables.saved import SavedTable
 from isthmus.programs.node_proxy.rules.model import IpFamily

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from isthmus.programs.node_proxy.kernel.kube_proxy import processes, signs
+from isthmus.programs.node_proxy.kube_proxy import find_signs, processes
 
 LIMIT_S = 20.0
 
@@ -70,10 +70,7 @@ def test_one_in_another_network_is_none(program: str) -> None:
 
 def test_who_started_us_is_none(tmp_path: Path) -> None:
     script = tmp_path / "kube-proxy"
-    look = (
-        "from isthmus.programs.node_proxy.kernel.kube_proxy import processes;"
-        "print(list(processes()))"
-    )
+    look = "from isthmus.programs.node_proxy.kube_proxy import processes;print(list(processes()))"
     script.write_text(f"#!/bin/sh\n'{sys.executable}' -c '{look}'\ntrue\n")
     script.chmod(0o700)
     done = subprocess.run([script], capture_output=True, text=True, timeout=LIMIT_S, check=True)
@@ -98,7 +95,7 @@ def asked(pages: dict[str, str], redirect: str = "") -> list[str]:
         port = runner.addresses[0][1]
         try:
             async with asyncio.timeout(LIMIT_S):
-                told = await signs([port])
+                told = await find_signs([port])
         finally:
             await runner.cleanup()
         return [each.replace(str(port), "PORT") for each in told if "process" not in each]
@@ -127,8 +124,8 @@ def test_nobody_is_sent_elsewhere() -> None:
 
 
 def test_a_port_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.programs.node_proxy.kernel.kube_proxy._ANSWER_S", 0.05)
+    monkeypatch.setattr("isthmus.programs.node_proxy.kube_proxy._ANSWER_S", 0.05)
 
     with socket.create_server(("127.0.0.1", 0)) as nobody:
-        told = asyncio.run(signs([nobody.getsockname()[1]]))
+        told = asyncio.run(find_signs([nobody.getsockname()[1]]))
     assert [each for each in told if "process" not in each] == []

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.kernel.manifests import Manifests
-from isthmus.programs.node_proxy.kernel.manifests_watch import ManifestsWatch
+from isthmus.programs.node_proxy.kernel.manifests import Manifests, ManifestsWatch
 
 SERVICE = """\
 apiVersion: v1

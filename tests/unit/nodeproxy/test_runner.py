@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from isthmus.programs.node_proxy.kernel.runner import Frequency, Runner
+from isthmus.programs.node_proxy.family_sync import Frequency, Runner
 
 
 def frequency(now: float = 0.0) -> Frequency:

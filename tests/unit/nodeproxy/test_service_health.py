@@ -13,8 +13,7 @@ import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.net import http_site
-from isthmus.programs.node_proxy.kernel.health import ProxyHealth
-from isthmus.programs.node_proxy.kernel.service_health import WEIGHT_HEADER, ServiceHealthPorts
+from isthmus.programs.node_proxy.kernel.health import WEIGHT_HEADER, ProxyHealth, ServiceHealthPorts
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.testing.clock import ManualClock
 

@@ -5,16 +5,13 @@ What it takes to run is imported when a command runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
 from isthmus.programs.node_proxy import command_tools as node_proxy_tools
 from isthmus.programs.node_proxy.settings import NodeProxySettings
-from isthmus.settings.options import given_in_vain, options_of
-from isthmus.settings.parsing import load
+from isthmus.settings.options import options_of
 
 # Its value may be left out: the Node says it then.
 _BARE = "--node-cidr"
@@ -40,34 +37,14 @@ class _FlagGroup(FlagCommand, click.Group):
         self.format_commands(ctx, formatter)
 
 
-def read_settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
-    """What flags and file say; what has no effect is named on standard error."""
-    import os
-
-    settings = load(NodeProxySettings, given, os.environ)
-    vain = given_in_vain(NodeProxySettings, given)
-    if vain:
-        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
-    if settings.config:
-        from isthmus.programs.node_proxy.config import read_config
-        from isthmus.programs.node_proxy.settings_file import overruled
-
-        settings = read_config(settings)
-        lost = overruled([name for name, texts in given.items() if texts])
-        if lost:
-            click.echo(
-                f"isthmus: these flags are only used without --config: {', '.join(lost)}", err=True
-            )
-    settings.validate()
-    return settings
-
-
 def _run(**given: tuple[str, ...]) -> int:
     below = click.get_current_context().invoked_subcommand
     if below is not None:
         if any(given.values()):
             raise ConfigError(f"flags of node-proxy {below} go behind that word")
         return 0
+    from isthmus.programs.node_proxy.config import read_settings
+
     settings = read_settings(given)
     if settings.cleanup:
         return _clean(settings)

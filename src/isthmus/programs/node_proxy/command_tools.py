@@ -95,7 +95,7 @@ def _look(given: dict[str, tuple[str, ...]]) -> Snapshot:
 
 
 def _settings(given: dict[str, tuple[str, ...]]) -> NodeProxySettings:
-    from isthmus.programs.node_proxy.command import read_settings
+    from isthmus.programs.node_proxy.config import read_settings
 
     settings = read_settings(given)
     _say(settings.notes())

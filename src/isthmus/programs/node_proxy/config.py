@@ -1,20 +1,29 @@
-"""The file of ``isthmus node-proxy --config``, which is kube-proxy's: opened, written, followed."""
+"""Flags and the file of ``isthmus node-proxy --config``, which is kube-proxy's, as settings.
+
+The file is opened, written and followed here; what it says is settings_file.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import click
 
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.logs import log
 from isthmus.net.plain_file import read_part
 from isthmus.programs.node_proxy.kernel.manifests import Stamp, stamp_of
 from isthmus.programs.node_proxy.settings import NodeProxySettings
-from isthmus.programs.node_proxy.settings_file import document, parse, without_file
+from isthmus.programs.node_proxy.settings_file import document, overruled, parse, without_file
 from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.located import MAX_CHARS
+from isthmus.settings.options import given_in_vain
+from isthmus.settings.parsing import load
 
 LOOK_S = 1.0
 _log = logging.getLogger("isthmus.node_proxy")
@@ -22,6 +31,23 @@ _log = logging.getLogger("isthmus.node_proxy")
 
 class ConfigChanged(IsthmusError):
     """The file says something else than at the start: the program has to start again."""
+
+
+def read_settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
+    """What flags and file say; what has no effect is named on standard error."""
+    settings = load(NodeProxySettings, given, os.environ)
+    vain = given_in_vain(NodeProxySettings, given)
+    if vain:
+        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
+    if settings.config:
+        settings = read_config(settings)
+        lost = overruled([name for name, texts in given.items() if texts])
+        if lost:
+            click.echo(
+                f"isthmus: these flags are only used without --config: {', '.join(lost)}", err=True
+            )
+    settings.validate()
+    return settings
 
 
 def read_config(flags: NodeProxySettings) -> NodeProxySettings:

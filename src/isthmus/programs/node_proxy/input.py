@@ -12,9 +12,7 @@ from typing import Protocol
 
 from isthmus.kube.api import Kube
 from isthmus.kube.opening import open_kube
-from isthmus.programs.node_proxy.kernel.manifests import Manifests
-from isthmus.programs.node_proxy.kernel.manifests_watch import ManifestsWatch
-from isthmus.programs.node_proxy.kube_api import sources_of
+from isthmus.programs.node_proxy.kernel.manifests import Manifests, ManifestsWatch
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
 from isthmus.programs.node_proxy.rules.objects import (
     NodeObject,
@@ -84,9 +82,10 @@ class ApiInput:
         )
 
     async def run(self, listener: ObjectListener) -> None:
-        """Watch; see Input."""
+        from isthmus.programs.node_proxy.kube_resources import cluster_sources  # brings lightkube
+
         await ClusterWatch(
-            sources_of(self._kube, self.node_name),
+            cluster_sources(self._kube.client, self.node_name),
             on_services=listener.heard_services,
             on_slices=listener.heard_slices,
             on_node=listener.heard_node,

@@ -1,6 +1,6 @@
 """What a node service proxy watches, through lightkube, read straight into the values it needs.
 
-Imports lightkube: reached only through ``api.open_kube``.
+Imports lightkube, which takes its time: import this module only where it is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightkube.resources.networking_v1 import ServiceCIDR
 from isthmus.kube.client import KubeClient
 from isthmus.kube.listing import LightSource
 from isthmus.logs import log
-from isthmus.programs.node_proxy.kube_api import (
+from isthmus.programs.node_proxy.kube_watch import (
     ClusterSources,
     FoundCidrs,
     FoundNode,
@@ -46,7 +46,7 @@ _MOST_SAID = 1000
 _log = logging.getLogger("isthmus.kube")
 
 
-def light_cluster(client: KubeClient, node_name: str) -> ClusterSources:
+def cluster_sources(client: KubeClient, node_name: str) -> ClusterSources:
     """Give the sources, for one node."""
     said = _Said()
     own = {"fieldSelector": f"metadata.name={node_name}"}

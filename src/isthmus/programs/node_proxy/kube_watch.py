@@ -1,32 +1,58 @@
 """Services, EndpointSlices, our Node and the ranges of cluster IPs, followed for a node proxy.
 
 Each has its own list and watch, and is told of in batches: first of all that there is, then of
-every change. Nothing is kept here: that is the tracker's.
+every change. Nothing is kept here: that is the tracker's. The sources are kube_resources.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from isthmus.dial.rules_service_names import ServiceName
 from isthmus.kube.api import Change, ObjectSource
 from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower
-from isthmus.programs.node_proxy.kube_api import (
-    ClusterSources,
-    FoundCidrs,
-    FoundNode,
-    WatchedObject,
-)
 from isthmus.programs.node_proxy.rules.objects import (
     NodeObject,
     ObjectBatch,
     ServiceBatch,
+    ServiceObject,
     SliceBatch,
+    SliceObject,
 )
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K")
 V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedObject(Generic[K, V]):
+    """One object, as far as it could be read: who it is, and what it is.
+
+    Without a ``value`` it is nothing to us, as if it were not there; without a ``key`` nobody
+    knows who.
+    """
+
+    key: K | None
+    value: V | None
+
+
+FoundService = WatchedObject[ServiceName, ServiceObject]
+FoundSlice = WatchedObject[tuple[str, str], SliceObject]
+FoundNode = WatchedObject[str, NodeObject]
+FoundCidrs = WatchedObject[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSources:
+    """All that is watched: by kube-proxy's selectors, and only the node that we are on."""
+
+    services: ObjectSource[FoundService]
+    slices: ObjectSource[FoundSlice]
+    node: ObjectSource[FoundNode]
+    service_cidrs: ObjectSource[FoundCidrs]
 
 
 class ClusterWatch:

@@ -1,7 +1,8 @@
-"""The metrics of the node service proxy: what is counted, in kube-proxy's buckets.
+"""The metrics of the node service proxy: what is counted, in kube-proxy's buckets and by its names.
 
-How they are called is in node_proxy_families.py. What every program counts is in program.py; what
-speaks of links and tunnels is left out, since a node proxy has none.
+Which families there are depends on what programs the kernel, as in kube-proxy. What every program
+counts is in ``ProgramMetrics``; what speaks of links and tunnels is left out, since a node proxy
+has none.
 """
 
 from __future__ import annotations
@@ -10,9 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from isthmus.frame.observe.counters import Families, Family, Histogram
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import (
+    Families,
+    Family,
+    Histogram,
+    Samples,
+    by_name,
+    counter,
+    gauge,
+    histograms,
+    one,
+)
 from isthmus.frame.observe.program import ProgramMetrics
-from isthmus.programs.node_proxy.families import own_families, sli_families
 
 #: 1 ms, doubled up to 16.4 s.
 SYNC_BUCKETS_S = tuple(0.001 * 2**n for n in range(15))
@@ -89,7 +100,7 @@ class NodeProxyMetrics(ProgramMetrics):
         self.endpoints_pending: Callable[[], int] = lambda: 0
         self.packets: Callable[[], Mapping[str, float]] = _no_packets
         super().__init__(SYNC_BUCKETS_S)
-        self._slis = Families(sli_families(self))
+        self._slis = Families(_sli_families(self))
 
     def queued(self, family: str) -> None:
         """Note that a sync was asked for."""
@@ -159,4 +170,203 @@ class NodeProxyMetrics(ProgramMetrics):
         (self.full_syncs if full else self.partial_syncs).observe(family, seconds)
 
     def _own_families(self) -> list[Family]:
-        return own_families(self)
+        by_mode = {
+            "iptables": _iptables_families,
+            "ipvs": _ipvs_families,
+            "nftables": _nftables_families,
+        }
+        return [*_common_families(self), *by_mode[self.mode](self)]
+
+
+# The families, with kube-proxy's names, labels and types.
+
+_SYNC = "kubeproxy_sync_proxy_rules_"
+
+
+def _common_families(of: NodeProxyMetrics) -> list[Family]:
+    return [
+        _timings(f"{_SYNC}duration_seconds", "SyncProxyRules latency in seconds", of.syncs),
+        gauge(
+            f"{_SYNC}last_queued_timestamp_seconds",
+            "The last time a sync of proxy rules was queued",
+            by_name(of.last_queued),
+            ("ip_family",),
+            merge=Merge.MAX,
+        ),
+        gauge(
+            f"{_SYNC}last_timestamp_seconds",
+            "The last time proxy rules were successfully synced",
+            by_name(of.last_synced),
+            ("ip_family",),
+            merge=Merge.MIN,
+        ),
+        _timings(
+            "kubeproxy_network_programming_duration_seconds",
+            "In Cluster Network Programming Latency in seconds",
+            of.programming,
+        ),
+        _numbers(
+            f"{_SYNC}no_local_endpoints_total",
+            "Number of services with a Local traffic policy and no endpoints",
+            of.no_local_endpoints,
+            "traffic_policy",
+        ),
+        gauge(
+            f"{_SYNC}endpoint_changes_pending",
+            "Pending proxy rules Endpoint changes",
+            one(lambda: of.endpoints_pending()),
+            merge=Merge.SUM,
+        ),
+        counter(
+            f"{_SYNC}endpoint_changes_total",
+            "Cumulative proxy rules Endpoint changes",
+            one(lambda: of.endpoint_changes),
+        ),
+        gauge(
+            f"{_SYNC}service_changes_pending",
+            "Pending proxy rules Service changes",
+            one(lambda: of.services_pending()),
+            merge=Merge.SUM,
+        ),
+        counter(
+            f"{_SYNC}service_changes_total",
+            "Cumulative proxy rules Service changes",
+            one(lambda: of.service_changes),
+        ),
+        *(
+            counter(
+                f"kubeproxy_proxy_{path}_total",
+                f"Cumulative proxy {path} HTTP status",
+                by_name(codes),
+                ("code",),
+            )
+            for path, codes in (("healthz", of.healthz_codes), ("livez", of.livez_codes))
+        ),
+    ]
+
+
+def _iptables_families(of: NodeProxyMetrics) -> list[Family]:
+    sync = f"{_SYNC}iptables_"
+    return [
+        *_full_and_partial(of),
+        _restore_failures(of),
+        _counts(
+            f"{sync}partial_restore_failures_total",
+            "Cumulative proxy iptables partial restore failures",
+            of.partial_failures,
+        ),
+        _numbers(
+            f"{sync}total", "Total number of iptables rules owned by kube-proxy", of.rules, "table"
+        ),
+        _numbers(
+            f"{sync}last",
+            "Number of iptables rules written by kube-proxy in last sync",
+            of.rules_written,
+            "table",
+        ),
+        *_conntrack_families(of),
+        _packets(
+            of,
+            "ct_state_invalid_dropped_pkts",
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+            "packets dropped by iptables to work around conntrack problems",
+        ),
+        _packets(
+            of,
+            "localhost_nps_accepted_pkts",
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+            "Number of packets accepted on nodeports of loopback interface",
+        ),
+    ]
+
+
+def _ipvs_families(of: NodeProxyMetrics) -> list[Family]:
+    return [_restore_failures(of), *_conntrack_families(of)]
+
+
+def _nftables_families(of: NodeProxyMetrics) -> list[Family]:
+    failures = {"sync": of.failures, "cleanup": of.cleanup_failures}
+    return [
+        *_full_and_partial(of),
+        *(
+            _counts(
+                f"{_SYNC}nftables_{what}_failures_total",
+                f"Cumulative proxy nftables {what} failures",
+                counts,
+            )
+            for what, counts in failures.items()
+        ),
+        *_conntrack_families(of),
+    ]
+
+
+def _full_and_partial(of: NodeProxyMetrics) -> list[Family]:
+    return [
+        _timings(
+            f"kubeproxy_sync_{what}_proxy_rules_duration_seconds",
+            f"SyncProxyRules latency in seconds for {what} resyncs",
+            timings,
+        )
+        for what, timings in (("full", of.full_syncs), ("partial", of.partial_syncs))
+    ]
+
+
+def _restore_failures(of: NodeProxyMetrics) -> Family:
+    name = f"{_SYNC}iptables_restore_failures_total"
+    return _counts(name, "Cumulative proxy iptables restore failures", of.failures)
+
+
+def _conntrack_families(of: NodeProxyMetrics) -> list[Family]:
+    return [
+        _timings(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "ReconcileConntrackFlowsLatency latency in seconds",
+            of.conntrack,
+        ),
+        _counts(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+            "Cumulative conntrack flows deleted by conntrack reconciler",
+            of.flows_deleted,
+        ),
+    ]
+
+
+def _sli_families(of: NodeProxyMetrics) -> list[Family]:
+    """Everything of ``/metrics/slis``."""
+    return [
+        gauge(
+            "kubernetes_healthcheck",
+            "This metric records the result of a single healthcheck.",
+            lambda: ((("ping", "healthz"), 1),) if of.pings else (),
+            ("name", "type"),
+            merge=Merge.SAME,
+        ),
+        counter(
+            "kubernetes_healthchecks_total",
+            "This metric records the results of all healthcheck.",
+            lambda: ((("ping", "healthz", "success"), of.pings),) if of.pings else (),
+            ("name", "type", "status"),
+        ),
+    ]
+
+
+def _timings(name: str, help: str, of: FamilyTimings) -> Family:
+    return histograms(name, help, ("ip_family",), of.read)
+
+
+def _counts(name: str, help: str, counts: Mapping[str, int]) -> Family:
+    return counter(name, help, by_name(counts), ("ip_family",))
+
+
+def _numbers(name: str, help: str, numbers: Mapping[tuple[str, ...], float], label: str) -> Family:
+    """Numbers by a label and the IP family."""
+    labels = (label, "ip_family")
+    return gauge(name, help, lambda: list(numbers.items()), labels, merge=Merge.SAME)
+
+
+def _packets(of: NodeProxyMetrics, accounted: str, name: str, help: str) -> Family:
+    def read() -> Samples:
+        found = of.packets().get(accounted)
+        return () if found is None else (((), found),)
+
+    return counter(name, help, read)

@@ -20,13 +20,12 @@ from isthmus.frame import lifetime
 from isthmus.frame.health import Health
 from isthmus.logs import configure, log
 from isthmus.programs.node_proxy.backends import clean_others, start_backends
-from isthmus.programs.node_proxy.beside import KubeProxyWatch
 from isthmus.programs.node_proxy.config import ConfigChanged, follow_config
-from isthmus.programs.node_proxy.family import FamilySync, PendingUpdates
+from isthmus.programs.node_proxy.family_sync import FamilySync, PendingUpdates
 from isthmus.programs.node_proxy.input import ObjectInput, open_input
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
-from isthmus.programs.node_proxy.kernel.health import ProxyHealth
+from isthmus.programs.node_proxy.kernel.health import EVERY_ADDRESS, ProxyHealth, ServiceHealthPorts
 from isthmus.programs.node_proxy.kernel.nfacct import counters_work, read_counters
 from isthmus.programs.node_proxy.kernel.node_addresses import (
     AddressChanges,
@@ -34,8 +33,8 @@ from isthmus.programs.node_proxy.kernel.node_addresses import (
     has_loopback,
     ranges_of,
 )
-from isthmus.programs.node_proxy.kernel.service_health import EVERY_ADDRESS, ServiceHealthPorts
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, set_oom_score
+from isthmus.programs.node_proxy.kube_proxy import KubeProxyWatch
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.programs.node_proxy.node import ADDRESS_WAIT_S, HostFacts, OwnNode
 from isthmus.programs.node_proxy.ports import RETRY_S, OwnPorts
@@ -109,8 +108,7 @@ class NodeProxy:
             pending = PendingUpdates(self.tracker, self.metrics)
             for backend in backends:
                 self.families[backend.family] = FamilySync(
-                    backend, mode=settings.mode, min_s=settings.min_sync_period_s,
-                    period_s=settings.sync_period_s, pending=pending, rules=self.node.rules,
+                    backend, settings, pending=pending, rules=self.node.rules,
                     health=self.proxy_health, metrics=self.metrics, synced=self._synced,
                 )  # fmt: skip
             await self._ports.open(wait=not self._beside.alone.is_set())

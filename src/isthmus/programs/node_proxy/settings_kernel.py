@@ -21,7 +21,7 @@ _SYNCING = "Syncing"
 _IPVS = "ipvs"
 _CONNTRACK = "Connection tracking"
 _INERT = "Without effect here"
-_LOOKED_AT_S = 3600.0  # programs/node_proxy/kernel/runner.py
+_LOOKED_AT_S = 3600.0  # programs/node_proxy/family_sync.py
 # Who else uses what is called after one mode.
 _USERS = {
     "iptables_masquerade_bit": (IPTABLES, IPVS),

@@ -19,7 +19,7 @@ from isthmus.kube.opening import open_kube
 from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
 from isthmus.programs.node_proxy.kernel.manifests import Manifests, read_manifests
 from isthmus.programs.node_proxy.kernel.node_addresses import node_ips
-from isthmus.programs.node_proxy.kube_api import FoundCidrs, sources_of
+from isthmus.programs.node_proxy.kube_watch import FoundCidrs
 from isthmus.programs.node_proxy.node import HostFacts, rule_settings
 from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, needs_pod_cidrs
 from isthmus.programs.node_proxy.rules.explaining_flow import WalkableRules
@@ -115,6 +115,8 @@ def look_at(settings: NodeProxySettings, path: Path) -> Snapshot:
 
 
 async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
+    from isthmus.programs.node_proxy.kube_resources import cluster_sources  # brings lightkube
+
     try:
         kube = open_kube(settings.kubeconfig, server=settings.master)
     except ConfigError as error:
@@ -122,7 +124,7 @@ async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
             raise
         raise ConfigError("say --manifests or --kubeconfig: this is not a pod") from error
     try:
-        sources = sources_of(kube, name)
+        sources = cluster_sources(kube.client, name)
         async with asyncio.timeout(_LIST_S):
             services = await sources.services.list()
             slices = await sources.slices.list()

@@ -86,7 +86,7 @@ def _check_backend(mode: str, family: IpFamily) -> None:
 
         NftablesBackend(family).start()
         return
-    from isthmus.programs.node_proxy.kernel.iptables_commands import (
+    from isthmus.programs.node_proxy.kernel.commands import (
         IptablesCommands,
         IptablesPrograms,
     )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy import beside as node_proxy_beside
-from isthmus.programs.node_proxy.beside import KubeProxyWatch
+from isthmus.programs.node_proxy import kube_proxy as node_proxy_beside
+from isthmus.programs.node_proxy.kube_proxy import KubeProxyWatch
 
 SIGN = "process 7 is in this network namespace"
 LIMIT_S = 20.0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy import family as node_proxy_family
-from isthmus.programs.node_proxy.family import FamilySync, PendingUpdates, joined
+from isthmus.programs.node_proxy import family_sync as node_proxy_family
+from isthmus.programs.node_proxy.family_sync import FamilySync, PendingUpdates, joined
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
@@ -26,9 +26,11 @@ from isthmus.programs.node_proxy.rules.objects import (
 )
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 LIMIT_S = 20.0
+SETTINGS = NodeProxySettings(iptables_min_sync_period_s=0.0, iptables_sync_period_s=0.01)
 
 
 class Kernel:
@@ -85,9 +87,8 @@ class Bed:
         self.kernel = Kernel()
         self.synced: list[IpFamily] = []
         self.sync = FamilySync(
-            self.kernel, mode="iptables", min_s=0.0, period_s=0.01, pending=self.pending,
-            rules=lambda family: self.rules, health=self.health, metrics=self.metrics,
-            synced=self.synced.append,
+            self.kernel, SETTINGS, pending=self.pending, rules=lambda family: self.rules,
+            health=self.health, metrics=self.metrics, synced=self.synced.append,
         )  # fmt: skip
 
     def has(self, *objects: ServiceObject, slices: tuple[SliceObject, ...] = ()) -> None:

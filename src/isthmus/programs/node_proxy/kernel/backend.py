@@ -22,6 +22,13 @@ class ApplyError(IsthmusError):
         self.rule = rule
 
 
+class NoIpvsError(ApplyError):
+    """The kernel has no IPVS."""
+
+    def __init__(self) -> None:
+        super().__init__("the kernel has no IPVS")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
     """What a sync did. Counts are of rules, by table, and of Services, by traffic policy."""

@@ -20,6 +20,7 @@ from isthmus.programs.node_proxy.kernel.netlink import (
     ACK,
     DUMP,
     NESTED,
+    NETFILTER,
     Netlink,
     attribute,
     attributes,
@@ -27,7 +28,6 @@ from isthmus.programs.node_proxy.kernel.netlink import (
 from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, ServiceView
 
 # linux/netlink.h, nfnetlink.h, nfnetlink_conntrack.h
-_NETLINK_NETFILTER = 12
 _GET, _DELETE = 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8, with IPCTNL_MSG_CT_*
 _TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
@@ -89,7 +89,7 @@ def forget_stale_flows(view: ServiceView) -> int:
         ApplyError: the kernel refuses.
     """
     try:
-        with Netlink(_NETLINK_NETFILTER) as kernel:
+        with Netlink(NETFILTER) as kernel:
             table = _Table(kernel, view.family)
             stale = stale_flows(view, table.udp_flows())
             return sum(table.forget(flow) for flow in stale)

@@ -1,18 +1,30 @@
-"""Whether the proxy keeps up with what it is told, as ``/healthz`` and ``/livez`` answer it.
+"""Whether the proxy keeps up with what it is told, and the health check node ports of Services.
 
-A change that waits longer than the timeout for the kernel makes the proxy unhealthy; ``/healthz``
-also says whether load balancers should send anything to this node. Answers are values: the ports
-are served by programs/node_proxy/pages.py, and those of single Services by service_health.py.
+``ProxyHealth`` answers ``/healthz`` and ``/livez``, as values; ports.py serves them. A change that
+waits longer than the timeout for the kernel makes the proxy unhealthy; ``/healthz`` also says
+whether load balancers should send anything to this node.
+
+Load balancers ask at the health check node ports whether this node has endpoints: one port for
+every Service of type LoadBalancer with external traffic policy Local. One HTTP server answers on
+all of them, and tells them apart by the port that was asked.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from aiohttp import web
+
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.logs import log
+from isthmus.net.http_site import BACKLOG, HttpSite, Visitors
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 
@@ -117,3 +129,139 @@ def _written(when: float | None) -> str:
     if when is None:
         return _NEVER
     return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
+
+
+EVERY_ADDRESS = ("0.0.0.0", "::")
+WEIGHT_HEADER = "X-Load-Balancing-Endpoint-Weight"
+IDLE_S = 60.0
+SHUTDOWN_S = 2.0
+MAX_LINE_BYTES = 8190
+_log = logging.getLogger("isthmus.nodeproxy")
+#: A machine without IPv6 has no address "::"; the others will do.
+_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+class ServiceHealthPorts:
+    """Listens on the health check node ports of Services and answers from the last ``sync``.
+
+    Needs a running loop from ``sync`` on, and ``close`` at the end.
+    """
+
+    def __init__(self, health: ProxyHealth) -> None:
+        self._health = health
+        self._services: dict[int, ServiceName] = {}
+        self._local_ready: Mapping[ServiceName, int] = {}
+        self._open: dict[tuple[str, int], HttpSite] = {}
+        self._visitors = Visitors()  # of all ports together
+        self._failed: dict[tuple[str, int], str] = {}
+        self._server: web.Server | None = None
+
+    def __repr__(self) -> str:
+        return f"<ServiceHealthPorts {sorted({port for _, port in self._open})}>"
+
+    @property
+    def failed(self) -> Mapping[tuple[str, int], str]:
+        """The addresses and ports that could not be opened, and why; the next sync tries again."""
+        return self._failed
+
+    async def sync(
+        self,
+        ports: Mapping[ServiceName, int],
+        local_ready: Mapping[ServiceName, int],
+        *,
+        addresses: Sequence[str] = EVERY_ADDRESS,
+    ) -> None:
+        """Open and close ports so that every Service given has its own, on these addresses.
+
+        ``local_ready`` are the ready endpoints on this node; a Service that is not in it has
+        none. A port that cannot be opened is said once, and tried again at every call.
+        """
+        self._services = {port: service for service, port in ports.items()}
+        self._local_ready = dict(local_ready)
+        wanted = {(address, port) for address in addresses for port in self._services}
+        for place in [place for place in self._open if place not in wanted]:
+            await self._open.pop(place).close()
+        for place in [place for place in self._failed if place not in wanted]:
+            del self._failed[place]
+        for place in sorted(wanted - self._open.keys()):
+            self._listen(*place)
+
+    async def close(self) -> None:
+        """Stop listening and close every connection."""
+        for listener in self._open.values():
+            await listener.close()
+        self._open.clear()
+        self._services = {}
+        if self._server is not None:
+            await self._server.shutdown(SHUTDOWN_S)
+            self._server = None
+
+    def answer(self, service: ServiceName) -> ProbeAnswer:
+        """Answer for a Service: 200 if the node has endpoints of it and the proxy keeps up."""
+        count, healthy = self._local_ready.get(service, 0), self._health.healthy
+        body = {
+            "service": {"namespace": service.namespace, "name": service.name},
+            "localEndpoints": count,
+            "serviceProxyHealthy": healthy,
+        }
+        return ProbeAnswer(
+            200 if count and healthy else 503,
+            json.dumps(body, indent="\t"),
+            {WEIGHT_HEADER: str(count)},
+        )
+
+    def _listen(self, address: str, port: int) -> None:
+        try:
+            sock = _bound(address, port)
+        except OSError as exc:
+            self._say(address, port, exc)
+            return
+        self._open[address, port] = HttpSite(sock, self._server_of(), visitors=self._visitors)
+        if self._failed.pop((address, port), None) is not None:
+            log(_log, logging.INFO, "health check node port is open now", address=address,
+                port=port, service=str(self._services[port]))  # fmt: skip
+
+    def _server_of(self) -> web.Server:
+        if self._server is None:
+            self._server = web.Server(
+                self._handle,
+                access_log=None,
+                keepalive_timeout=IDLE_S,
+                max_line_size=MAX_LINE_BYTES,
+                max_field_size=MAX_LINE_BYTES,
+            )
+        return self._server
+
+    def _say(self, address: str, port: int, exc: OSError) -> None:
+        if exc.errno in _NO_FAMILY and address == "::":
+            return
+        reason = exc.strerror or str(exc)
+        if self._failed.get((address, port)) != reason:
+            log(_log, logging.ERROR, "health check node port cannot be opened; it is tried again",
+                address=address, port=port, service=str(self._services[port]),
+                error=reason)  # fmt: skip
+        self._failed[address, port] = reason
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        transport = request.transport
+        port = transport.get_extra_info("sockname")[1] if transport is not None else 0
+        service = self._services.get(port)
+        if service is None:  # the connection is older than the end of its port
+            response = web.Response(status=404, text="404 page not found\n")
+            response.force_close()
+            return response
+        answer = self.answer(service)
+        return web.Response(
+            status=answer.status,
+            text=answer.body,
+            content_type="application/json",
+            headers={"X-Content-Type-Options": "nosniff", **(answer.headers or {})},
+        )
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # create_server() makes IPv6 sockets IPv6-only, so that 0.0.0.0 and :: go together.
+    sock = socket.create_server((address, port), family=family, backlog=BACKLOG)
+    sock.setblocking(False)
+    return sock

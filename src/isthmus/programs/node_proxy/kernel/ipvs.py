@@ -1,7 +1,7 @@
 """ipvs mode: virtual servers of the kernel balance, ipsets and a few iptables rules masquerade.
 
-What has to be where is said by ``isthmus.services.ipvs``; the kernel's four doors are ipset.py,
-ipvs_rules.py, ipvs_netlink.py and ipvs_addresses.py. Nothing spans all four, so that a sync that
+What has to be where is said by ``isthmus.programs.node_proxy.rules.ipvs``; the kernel's four doors
+are in ipvs_programs.py and ipvs_netlink.py. Nothing spans all four, so that a sync that
 fails is taken back as far as it can be, and the next one looks at everything.
 """
 
@@ -13,16 +13,18 @@ import logging
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from isthmus.errors import ConfigError
 from isthmus.logs import log
-from isthmus.programs.node_proxy.kernel import ipset
-from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, NoIpvsError, SyncReport
 from isthmus.programs.node_proxy.kernel.commands import run
-from isthmus.programs.node_proxy.kernel.ipvs_rules import IpvsRules
-from isthmus.programs.node_proxy.kernel.ipvs_table import NoIpvsError, VirtualServers
+from isthmus.programs.node_proxy.kernel.ipvs_programs import (
+    MIN_IPSET,
+    IpvsRules,
+    IpvsSets,
+    restore_sets,
+)
 from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
 from isthmus.programs.node_proxy.rules.ipvs.plan import (
     IpvsOptions,
@@ -34,6 +36,7 @@ from isthmus.programs.node_proxy.rules.ipvs.plan import (
 from isthmus.programs.node_proxy.rules.ipvs.rules import rules
 from isthmus.programs.node_proxy.rules.ipvs.servers import (
     AddServer,
+    DestinationState,
     IpvsCommand,
     IpvsDestination,
     KernelServer,
@@ -50,7 +53,7 @@ from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, Upda
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 if TYPE_CHECKING:
-    from isthmus.programs.node_proxy.kernel.ipvs_addresses import ServiceAddresses
+    from isthmus.programs.node_proxy.kernel.ipvs_netlink import ServiceAddresses
 
 DEPRECATED = (
     "ipvs mode is deprecated in kube-proxy and may be removed in a future release;"
@@ -60,6 +63,22 @@ DEPRECATED = (
 _TRIAL = ServerKey("198.51.100.0", 20000, PortProtocol.TCP)
 _INSTEAD = "use --proxy-mode=nftables or --proxy-mode=iptables"
 _log = logging.getLogger("isthmus.nodeproxy")
+
+
+class VirtualServers(Protocol):
+    """A table of virtual servers, in a ``with`` block; blocks. The kernel's is ``IpvsTable``."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def servers(self, family: IpFamily) -> list[KernelServer]: ...
+
+    def destinations(self, key: ServerKey) -> Mapping[IpvsDestination, DestinationState]: ...
+
+    def apply(self, command: IpvsCommand) -> None: ...
+
+    def set_timeouts(self, *, tcp_s: int, tcp_fin_s: int, udp_s: int) -> None: ...
 
 
 class IpvsBackend:
@@ -78,6 +97,7 @@ class IpvsBackend:
         self._given = table
         self._kernel = kernel or Sysctls()
         self._rules = IpvsRules(family)
+        self._ipsets = IpvsSets(family)
         self._terminating = TerminatingDestinations()
         self._settings: RuleSettings | None = None
         self._text = ""
@@ -96,7 +116,7 @@ class IpvsBackend:
 
     @functools.cached_property
     def _device(self) -> ServiceAddresses:
-        from isthmus.programs.node_proxy.kernel.ipvs_addresses import ServiceAddresses
+        from isthmus.programs.node_proxy.kernel.ipvs_netlink import ServiceAddresses
 
         return ServiceAddresses(self.family)
 
@@ -160,7 +180,7 @@ class IpvsBackend:
         if self._device.node() != self._node:
             log(_log, logging.INFO, "addresses of this node changed", family=self.family.value)
             return False
-        return self._rules.present() and ipset.complete(self.family)
+        return self._rules.present() and self._ipsets.complete()
 
     def cleanup(self) -> list[str]:
         """Remove our virtual servers, addresses, rules and sets; those of others stay."""
@@ -171,7 +191,7 @@ class IpvsBackend:
         if shutil.which("ipset"):
             # Sets tell which servers are ours, and can go only when no rule matches them any more.
             servers = ("virtual servers", self._remove_servers)
-            steps = [servers, *steps, ("ipsets", partial(ipset.destroy, self.family))]
+            steps = [servers, *steps, ("ipsets", self._ipsets.destroy)]
         wrong: list[str] = []
         for what, work in steps:
             try:
@@ -184,22 +204,22 @@ class IpvsBackend:
     def _write(self, made: IpvsPlan, settings: RuleSettings, *, full: bool) -> bool:
         """Write what differs; tells whether rules were written."""
         entries = made.entries()
-        before = ipset.present(self.family) if full or self._sets is None else self._sets
+        before = self._ipsets.entries() if full or self._sets is None else self._sets
         lines = batch(self.family, entries, before, create=full)
         more = [line for line in lines if not line.startswith("del ")]
-        ipset.restore(more)
+        restore_sets(more)
         text = rules(made, settings).text()
         written = full or text != self._text
         if written:
             try:
                 self._rules.restore(text)
             except ApplyError:
-                ipset.restore(undone(more))
+                restore_sets(undone(more))
                 raise
         if full:
             self._rules.ensure_jumps()
         self._serve(made, before, full=full)
-        ipset.restore([line for line in lines if line.startswith("del ")])
+        restore_sets([line for line in lines if line.startswith("del ")])
         self._sets, self._text = entries, text
         return written
 
@@ -280,14 +300,12 @@ class IpvsBackend:
 
     def _look_for_programs(self) -> None:
         try:
-            found = ipset.version()
+            found = self._ipsets.version()
         except ApplyError as exc:
             raise ConfigError(f"--proxy-mode=ipvs: {exc}: install it, or {_INSTEAD}") from exc
-        if found < ipset.MIN_VERSION:
+        if found < MIN_IPSET:
             raise ConfigError(
-                "--proxy-mode=ipvs: ipset {}.{} is older than {}.{}".format(
-                    *found, *ipset.MIN_VERSION
-                )
+                "--proxy-mode=ipvs: ipset {}.{} is older than {}.{}".format(*found, *MIN_IPSET)
             )
         self._rules.check()
 
@@ -303,7 +321,7 @@ class IpvsBackend:
             log(_log, logging.ERROR, "the timeouts of IPVS cannot be set", error=exc)
 
     def _remove_servers(self) -> None:
-        sets = ipset.present(self.family)
+        sets = self._ipsets.entries()
         if not sets:
             return
         try:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 
 # linux/netlink.h
+NETFILTER = 12
 REQUEST, ACK, DUMP = 0x1, 0x4, 0x300
 NESTED = 0x8000
 _NOOP, _ERROR, _DONE = 1, 2, 3

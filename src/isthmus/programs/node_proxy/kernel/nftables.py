@@ -1,11 +1,11 @@
 """Programs the kernel by nftables: one table per family, with kube-proxy's names and shapes.
 
-What to write is decided in ``isthmus.services.nftables``; how it gets into the kernel is in
-nftables_kernel.py. A change is one small transaction, and nobody's rules are read for it; nft runs
-only for what a detector of another package says in words that we do not know. A full sync writes
-everything at once. It reads names first, so that what is there already, also by a kube-proxy that
-ran before us, stays hooked into the kernel, and clients stay with the endpoints that they are bound
-to. Only a table that is not fit for that is replaced.
+What to write is decided in ``isthmus.programs.node_proxy.rules.nftables``; how it gets into the
+kernel is in nftables_kernel.py. A change is one small transaction, and nobody's rules are read for
+it; nft runs only for what a detector of another package says in words that we do not know. A full
+sync writes everything at once. It reads names first, so that what is there already, also by a
+kube-proxy that ran before us, stays hooked into the kernel, and clients stay with the endpoints
+that they are bound to. Only a table that is not fit for that is replaced.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from collections.abc import Callable
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
-from isthmus.programs.node_proxy.kernel.nftables_kernel import NftTransactions, found_in
-from isthmus.programs.node_proxy.kernel.nftables_looks import has_rules, has_table
+from isthmus.programs.node_proxy.kernel.nftables_kernel import (
+    NftTransactions,
+    found_in,
+    has_rules,
+    has_table,
+)
 from isthmus.programs.node_proxy.kernel.nftables_programs import CrashError, NftProgram, version_of
 from isthmus.programs.node_proxy.rules.model import IpFamily, Update
 from isthmus.programs.node_proxy.rules.nftables.base import (
