@@ -29,8 +29,7 @@ from clients import (
 from programs import ENVIRONMENT
 from stack import http_get, wait_until
 
-from isthmus.lab.balancer import Balancer, Settings, main
-from isthmus.lab.balancing import By, pick
+from isthmus.lab.balancer import Balancer, BalancerSettings, By, main, pick
 from isthmus.values import HostPort
 
 T = TypeVar("T")
@@ -73,7 +72,7 @@ class Running:
 def balancing(
     *backends: str, by: By = By.RANDOM, dial_timeout_s: float = LIMIT_S, down_s: float = LIMIT_S
 ) -> Iterator[Running]:
-    settings = Settings(
+    settings = BalancerSettings(
         port=0,
         by=by,
         backends=tuple(HostPort.parse(one) for one in backends),

@@ -19,10 +19,10 @@ from isthmus.dial.dialers.through_grpc import GrpcDialer
 from isthmus.dial.dialers.through_payload import PayloadDialer
 from isthmus.dial.dialers.through_server import ServerDial, ServerDialer, ServerPlace
 from isthmus.errors import DialFailure
-from isthmus.lab.outcome import TlsFiles
 from isthmus.lab.pipes import Pipe
+from isthmus.lab.probe_messages import ProbeTlsFiles
 from isthmus.lab.prober import Prober
-from isthmus.lab.topology import Attempt, Failing, Protocol, Traffic, Verb, Way
+from isthmus.lab.topology import Failing, FrontendProtocol, LabAttempt, LabFrontend, Traffic, Verb
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.testing.ends import MemoryEnd
@@ -33,8 +33,10 @@ from isthmus.values import HostPort
 LIMIT_S = 20.0
 DIALERS = {"connect": ConnectDialer, "grpc": GrpcDialer, "payload": PayloadDialer}
 PROTOCOLS = {
-    "connect": Protocol.HTTP_CONNECT, "grpc": Protocol.GRPC, "payload": Protocol.PAYLOAD,
-}  # fmt: skip
+    "connect": FrontendProtocol.HTTP_CONNECT,
+    "grpc": FrontendProtocol.GRPC,
+    "payload": FrontendProtocol.PAYLOAD,
+}
 KINDS = ["connect-uds", "connect-tls", "grpc-uds", "grpc-tls", "payload-uds", "payload-tls"]
 
 
@@ -422,7 +424,7 @@ def _send_until_stuck(sock: socket.socket) -> int:
 
 @pytest.fixture(scope="module")
 def prober(certificates: PkiFiles) -> Iterator[Prober]:
-    tls = TlsFiles(
+    tls = ProbeTlsFiles(
         ca_cert=str(certificates.ca_cert),
         client_cert=str(certificates.client_cert),
         client_key=str(certificates.client_key),
@@ -431,14 +433,14 @@ def prober(certificates: PkiFiles) -> Iterator[Prober]:
         yield made
 
 
-def way(stack: Stack, kind: str) -> Way:
+def way(stack: Stack, kind: str) -> LabFrontend:
     at = place(stack, kind)
     protocol = PROTOCOLS[kind.partition("-")[0]]
-    return Way(name=kind, protocol=protocol, uds=at.uds, tcp=str(at.tcp) if at.tcp else "")
+    return LabFrontend(name=kind, protocol=protocol, uds=at.uds, tcp=str(at.tcp) if at.tcp else "")
 
 
-def attempt(verb: Verb, target: str, **more: float) -> Attempt:
-    return Attempt(source="", verb=verb, target=target, **more)  # type: ignore[arg-type]
+def attempt(verb: Verb, target: str, **more: float) -> LabAttempt:
+    return LabAttempt(source="", verb=verb, target=target, **more)  # type: ignore[arg-type]
 
 
 def test_a_probes_attempts(stack: Stack, prober: Prober, kind: str) -> None:
@@ -500,7 +502,8 @@ def test_a_probes_traffic(stack: Stack, prober: Prober) -> None:
     ways = {kind: way(stack, kind) for kind in KINDS}
     with echo_target() as target:
         attempts = tuple(
-            Attempt(source="", verb=Verb.ECHO, target=target.name, through=kind) for kind in KINDS
+            LabAttempt(source="", verb=Verb.ECHO, target=target.name, through=kind)
+            for kind in KINDS
         )
         prober.start_traffic(Traffic(name="all", attempts=attempts, pause_s=0.0), ways)
         for _ in range(3):

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from machine import HOME, environment, lab, wait_until
 
-from isthmus.lab.cables import put
-from isthmus.lab.outcome import TlsFiles
+from isthmus.lab.fabric import set_cables
 from isthmus.lab.plan import Names
+from isthmus.lab.probe_messages import ProbeTlsFiles
 from isthmus.lab.prober import Prober
 from isthmus.lab.processes import argv
 from isthmus.lab.reading import read
@@ -56,7 +56,7 @@ class Bed:
             (self.directory / "topology.yaml").read_text(), name=TOPOLOGY, source=TOPOLOGY
         )
         pki = self.directory / "pki"
-        self._tls = TlsFiles(
+        self._tls = ProbeTlsFiles(
             ca_cert=str(pki / "ca.crt"),
             client_cert=str(pki / "client.crt"),
             client_key=str(pki / "client.key"),
@@ -152,7 +152,7 @@ class Bed:
 
     def cable(self, host: str, *, whole: bool) -> None:
         """Cut the cable of a node, or mend it."""
-        put(self.names, Cable(host=host, networks=("nodes",), whole=whole))
+        set_cables(self.names, Cable(host=host, networks=("nodes",), whole=whole))
 
     def kernel(self, host: str) -> dict[str, str]:
         """All that an agent changes on its node: addresses, rules, and ports that listen."""

@@ -20,19 +20,18 @@ from pyroute2 import IPRoute, netns
 
 from isthmus.errors import ConfigError
 from isthmus.lab import fabric, relay
-from isthmus.lab.plan import Names
+from isthmus.lab.plan import PROGRAMS, Names
 from isthmus.lab.topology import (
     Allow,
     Attachment,
-    Host,
-    Network,
-    Route,
-    Service,
-    Shape,
+    LabHost,
+    LabNetwork,
+    LabRoute,
+    LabService,
+    LineShape,
     Topology,
     Wall,
 )
-from isthmus.lab.walls import PROGRAMS
 from isthmus.net.namespaces import in_namespace, inside, remove
 
 pytestmark = [
@@ -48,16 +47,16 @@ FIREWALLS = [name for name, tool in PROGRAMS.items() if shutil.which(tool)]
 firewalls = pytest.mark.parametrize("firewall", FIREWALLS)
 
 
-def network(name: str, *cidrs: str, gateway: bool = True) -> Network:
-    return Network(name=name, cidrs=tuple(map(ip_network, cidrs)), gateway=gateway)
+def network(name: str, *cidrs: str, gateway: bool = True) -> LabNetwork:
+    return LabNetwork(name=name, cidrs=tuple(map(ip_network, cidrs)), gateway=gateway)
 
 
-def at(name: str, *addresses: str, shape: Shape | None = None) -> Attachment:
+def at(name: str, *addresses: str, shape: LineShape | None = None) -> Attachment:
     return Attachment(network=name, addresses=tuple(map(ip_address, addresses)), shape=shape)
 
 
-def service(address: str, port: int, to: str, to_port: int) -> Service:
-    return Service(address=ip_address(address), port=port, to_host=to, to_port=to_port)
+def service(address: str, port: int, to: str, to_port: int) -> LabService:
+    return LabService(address=ip_address(address), port=port, to_host=to, to_port=to_port)
 
 
 CLUSTER = Topology(
@@ -69,8 +68,8 @@ CLUSTER = Topology(
         network("pods", "10.221.0.0/24", "fd21::/64"),
     ),
     hosts=(
-        Host(name="master", attachments=(at("control", "10.210.0.10", "fd10::10"),)),
-        Host(
+        LabHost(name="master", attachments=(at("control", "10.210.0.10", "fd10::10"),)),
+        LabHost(
             name="node",
             attachments=(at("nodes", "10.220.0.10", "fd20::10"),),
             services=(
@@ -79,8 +78,8 @@ CLUSTER = Topology(
                 service("10.96.0.11", 80, "node", 8080),
             ),
         ),
-        Host(name="pod", attachments=(at("pods", "10.221.0.10", "fd21::10"),)),
-        Host(name="peer", attachments=(at("pods", "10.221.0.11", "fd21::11"),)),
+        LabHost(name="pod", attachments=(at("pods", "10.221.0.10", "fd21::10"),)),
+        LabHost(name="peer", attachments=(at("pods", "10.221.0.11", "fd21::11"),)),
     ),
     allows=(
         Allow(source="nodes", target="master", ports=(8091, 8092)),
@@ -284,8 +283,8 @@ def test_services_lead_to_their_host(make: Make, firewall: str) -> None:
 def test_routes_go_by_hosts_and_services_are_translated_on_the_way(
     make: Make, firewall: str
 ) -> None:
-    to_node = Route(to=ip_network("10.8.0.0/24"), via="node")
-    to_node6 = Route(to=ip_network("fd08::/64"), via="node")
+    to_node = LabRoute(to=ip_network("10.8.0.0/24"), via="node")
+    to_node6 = LabRoute(to=ip_network("fd08::/64"), via="node")
     topology = Topology(
         name="behind",
         title="",
@@ -294,7 +293,7 @@ def test_routes_go_by_hosts_and_services_are_translated_on_the_way(
             network("pods", "10.8.0.0/24", "fd08::/64", gateway=False),
         ),
         hosts=(
-            Host(
+            LabHost(
                 name="node",
                 attachments=(
                     at("nodes", "10.7.0.10", "fd07::10"),
@@ -302,23 +301,23 @@ def test_routes_go_by_hosts_and_services_are_translated_on_the_way(
                 ),
                 services=(service("10.96.0.1", 80, "pod", 8080),),
             ),
-            Host(
+            LabHost(
                 name="other",
                 attachments=(at("nodes", "10.7.0.11", "fd07::11"),),
-                routes=(to_node, to_node6, Route(to=ip_network("10.96.0.0/16"), via="node")),
+                routes=(to_node, to_node6, LabRoute(to=ip_network("10.96.0.0/16"), via="node")),
             ),
-            Host(
+            LabHost(
                 name="pod",
                 attachments=(at("pods", "10.8.0.10", "fd08::10"),),
                 also=(ip_address("10.8.0.99"), ip_address("fd08::99")),
                 routes=(
-                    Route(to=ip_network("10.7.0.0/24"), via="node"),
-                    Route(to=ip_network("fd07::/64"), via="node"),
+                    LabRoute(to=ip_network("10.7.0.0/24"), via="node"),
+                    LabRoute(to=ip_network("fd07::/64"), via="node"),
                 ),
                 services=(service("10.96.0.2", 80, "node", 9090),),
             ),
             # It knows no way back to the others: only a masqueraded connection is answered.
-            Host(name="shy", attachments=(at("pods", "10.8.0.11", "fd08::11"),)),
+            LabHost(name="shy", attachments=(at("pods", "10.8.0.11", "fd08::11"),)),
         ),
     )
     node, other, pod, shy = topology.hosts
@@ -358,7 +357,7 @@ def test_networks_without_a_gateway_may_have_the_same_addresses(make: Make, fire
             network("wide", "10.9.0.0/24", "fd09::/64"),
         ),
         hosts=tuple(
-            Host(name=f"{side}-{n}", attachments=(at(side, f"10.9.0.{n}", f"fd09::{n}"),))
+            LabHost(name=f"{side}-{n}", attachments=(at(side, f"10.9.0.{n}", f"fd09::{n}"),))
             for side in ("left", "right", "wide")
             for n in (2, 3)
         ),
@@ -499,8 +498,8 @@ def test_nothing_is_made_in_the_root_namespace(make: Make, firewall: str) -> Non
 
 
 def test_a_shaped_link_works_once_its_relay_runs(make: Make) -> None:
-    shape = Shape(delay_ms=1)
-    far = Host(name="far", attachments=(at("pods", "10.221.0.20", "fd21::20", shape=shape),))
+    shape = LineShape(delay_ms=1)
+    far = LabHost(name="far", attachments=(at("pods", "10.221.0.20", "fd21::20", shape=shape),))
     topology = replace(CLUSTER, hosts=(*CLUSTER.hosts, far))
     lab = make(topology, FIREWALLS[0])
     listener = lab.listen("far", 8080)
@@ -530,8 +529,8 @@ def test_a_shaped_link_works_once_its_relay_runs(make: Make) -> None:
 
 
 def test_losses_are_left_out_without_their_congestion_control(tmp_path: Path) -> None:
-    shape = Shape(delay_ms=50, loss=0.01, rate_mbit=100)
-    far = Host(name="far", attachments=(at("pods", "10.221.0.20", shape=shape),))
+    shape = LineShape(delay_ms=50, loss=0.01, rate_mbit=100)
+    far = LabHost(name="far", attachments=(at("pods", "10.221.0.20", shape=shape),))
     topology = replace(CLUSTER, hosts=(*CLUSTER.hosts, far), congestion_control="bbr")
     available = tmp_path / "available"
     available.write_text("reno cubic\n")

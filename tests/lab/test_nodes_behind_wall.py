@@ -13,7 +13,7 @@ import pytest
 from machine import nothing_left, wait_until
 from nodes_bed import ADDRESS, ECHO, LIMIT_S, Bed, raise_limit, talk, up
 
-from isthmus.lab.topology import Attempt, Verb
+from isthmus.lab.topology import LabAttempt, Verb
 
 WATCHES = 1000
 BULK_BYTES = 200_000_000
@@ -58,7 +58,7 @@ def test_a_thousand_connections_that_are_idle(bed: Bed, node: str) -> None:
 @LINKS
 def test_200_megabytes_each_way(bed: Bed, node: str) -> None:
     # What comes back is compared, byte by byte, with what was sent.
-    attempt = Attempt(
+    attempt = LabAttempt(
         source=node, verb=Verb.ECHO, target=f"{ADDRESS}:{ECHO}", bytes=BULK_BYTES, timeout_s=200
     )
     outcome = bed.prober(node).attempt(attempt, None)

@@ -20,7 +20,7 @@ from pyroute2 import IPRoute, netns
 
 from isthmus.errors import ConfigError
 from isthmus.lab import relay
-from isthmus.lab.topology import Shape
+from isthmus.lab.topology import LineShape
 from isthmus.net.namespaces import in_namespace, inside, remove
 
 pytestmark = [
@@ -41,7 +41,7 @@ class Bed:
     far: str
 
     @contextlib.contextmanager
-    def relay(self, shape: Shape, seed: int = 1) -> Iterator[subprocess.Popen[str]]:
+    def relay(self, shape: LineShape, seed: int = 1) -> Iterator[subprocess.Popen[str]]:
         argv = relay.command(namespace=self.near, near=NEAR, far=FAR, shape=shape, seed=seed)
         with subprocess.Popen(
             in_namespace(self.far, argv),
@@ -152,7 +152,7 @@ def move(here: socket.socket, there: socket.socket, data: bytes) -> bytes:
 
 
 def test_a_round_trip_takes_the_delay_twice(bed: Bed) -> None:
-    with bed.relay(Shape(delay_ms=20)) as process:
+    with bed.relay(LineShape(delay_ms=20)) as process:
         here, there = bed.connection(socket.SOCK_STREAM)
         with here, there:
             took = [round_trip_s(here, there) for _ in range(5)]
@@ -166,7 +166,7 @@ def test_a_round_trip_takes_the_delay_twice(bed: Bed) -> None:
 @pytest.mark.parametrize("near_sends", [True, False])
 def test_everything_comes_in_order_at_no_more_than_the_rate(bed: Bed, near_sends: bool) -> None:
     data, mbit = os.urandom(1_500_000), 20.0
-    with bed.relay(Shape(delay_ms=5, rate_mbit=mbit)) as process:
+    with bed.relay(LineShape(delay_ms=5, rate_mbit=mbit)) as process:
         here, there = bed.connection(socket.SOCK_STREAM)
         with here, there:
             began = time.monotonic()
@@ -180,7 +180,7 @@ def test_everything_comes_in_order_at_no_more_than_the_rate(bed: Bed, near_sends
 
 def test_without_a_rate_it_is_no_bottleneck(bed: Bed) -> None:
     data = bytes(20_000_000)
-    with bed.relay(Shape()):
+    with bed.relay(LineShape()):
         here, there = bed.connection(socket.SOCK_STREAM)
         with here, there:
             began = time.monotonic()
@@ -191,7 +191,7 @@ def test_without_a_rate_it_is_no_bottleneck(bed: Bed) -> None:
 
 def test_some_datagrams_are_lost_and_the_rest_keeps_its_order(bed: Bed) -> None:
     sent = 500
-    with bed.relay(Shape(delay_ms=5, loss=0.2)) as process:
+    with bed.relay(LineShape(delay_ms=5, loss=0.2)) as process:
         here, there = bed.connection(socket.SOCK_DGRAM)
         with here, there:
             numbers = itertools.count()
@@ -228,17 +228,17 @@ def until_one_comes(here: socket.socket, there: socket.socket, numbers: Iterator
 def test_it_ends_by_a_signal_and_leaves_the_interfaces(bed: Bed, number: int) -> None:
     before = links(bed.near), links(bed.far)
     assert NEAR in before[0] and FAR in before[1]
-    with bed.relay(Shape()) as process:
+    with bed.relay(LineShape()) as process:
         stopped(process, number)
     assert (links(bed.near), links(bed.far)) == before
-    with bed.relay(Shape()) as process:  # nobody has them any more
+    with bed.relay(LineShape()) as process:  # nobody has them any more
         here, there = bed.connection(socket.SOCK_STREAM)
         with here, there:
             assert round_trip_s(here, there) > 0
 
 
 def test_it_ends_when_an_interface_goes(bed: Bed) -> None:
-    with bed.relay(Shape()) as process:
+    with bed.relay(LineShape()) as process:
         with IPRoute(netns=bed.near) as ip:
             ip.link("del", index=ip.link_lookup(ifname=NEAR)[0])
         said, _ = process.communicate(timeout=DEADLINE_S)
@@ -247,7 +247,7 @@ def test_it_ends_when_an_interface_goes(bed: Bed) -> None:
 
 
 def test_an_interface_that_is_down_takes_nothing_and_ends_nothing(bed: Bed) -> None:
-    with bed.relay(Shape()) as process, IPRoute(netns=bed.near) as ip:
+    with bed.relay(LineShape()) as process, IPRoute(netns=bed.near) as ip:
         here, there = bed.connection(socket.SOCK_DGRAM)
         with here, there:
             (index,) = ip.link_lookup(ifname=NEAR)
@@ -272,8 +272,8 @@ def refused(argv: list[str]) -> str:
 
 
 def test_an_interface_that_somebody_has_is_refused(bed: Bed) -> None:
-    argv = relay.command(namespace=bed.near, near=NEAR, far=FAR, shape=Shape())
-    with bed.relay(Shape()):
+    argv = relay.command(namespace=bed.near, near=NEAR, far=FAR, shape=LineShape())
+    with bed.relay(LineShape()):
         said = refused(in_namespace(bed.far, argv))
     assert said == f"relay: cannot open the interface {FAR}: Device or resource busy\n"
 
@@ -285,14 +285,14 @@ def test_what_is_not_there_is_refused_and_not_made(bed: Bed) -> None:
         (bed.near, "not", FAR, "there is no interface 'not'"),
         (bed.near, NEAR, "not", "there is no interface 'not'"),
     ):
-        argv = relay.command(namespace=namespace, near=near, far=far, shape=Shape())
+        argv = relay.command(namespace=namespace, near=near, far=far, shape=LineShape())
         assert refused(in_namespace(bed.far, argv)) == f"relay: {sentence}\n"
     assert f"{bed.near}-not" not in netns.listnetns()
     assert (links(bed.near), links(bed.far)) == before
 
 
 def test_without_tun_it_says_so() -> None:
-    argv = relay.command(namespace="none", near=NEAR, far="lo", shape=Shape())
+    argv = relay.command(namespace="none", near=NEAR, far="lo", shape=LineShape())
     hide = 'mount -t tmpfs none /dev/net && exec "$@"'
     said = refused(["unshare", "--mount", "--net", "sh", "-c", hide, "sh", *argv])
     assert said == "relay: a bad line needs /dev/net/tun: No such file or directory\n"

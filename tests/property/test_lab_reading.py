@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import ConfigError
-from isthmus.lab import catalog, reading, reading_hosts, reading_networks, reading_steps
-from isthmus.lab.placeholders import fill, known, unknown
+from isthmus.lab import catalog, reading, reading_hosts, reading_steps
+from isthmus.lab.commands import fill, known, unknown
 from isthmus.lab.reading import read
 from isthmus.lab.topology import Topology
 
@@ -18,7 +18,7 @@ DOCUMENT = catalog.text("isolated-cluster")
 KEYS = sorted(
     {
         key
-        for module in (reading, reading_hosts, reading_networks, reading_steps)
+        for module in (reading, reading_hosts, reading_steps)
         for name, keys in vars(module).items()
         if name.endswith("_KEYS")
         for key in keys

@@ -1,6 +1,7 @@
 """Attempts: what each verb does at a target, through any dialer, and what came of it.
 
-Each runs in one loop with others, and ends in the time it has, whatever the target does.
+Each runs in one loop with others, and ends in the time it has, whatever the target does. Background
+traffic is attempts made over and over by a few clients, and counted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import asyncio
 import errno
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -18,10 +20,10 @@ import h11
 
 from isthmus import __version__
 from isthmus.errors import DialError, DialFailure, IsthmusError
-from isthmus.lab.asking import ask
-from isthmus.lab.outcome import Outcome
+from isthmus.lab import attempts
 from isthmus.lab.pipes import Dialer, Pipe, opened
-from isthmus.lab.topology import Attempt, Failing, Verb
+from isthmus.lab.probe_messages import AttemptOutcome, TrafficCount
+from isthmus.lab.topology import UDP, Failing, LabAttempt, Verb
 from isthmus.net.poller import Poller
 from isthmus.values import HostPort
 
@@ -57,13 +59,21 @@ ERRNO_OF_DIAL = {
     DialFailure.UNREACHABLE: errno.EHOSTUNREACH,
 }
 
+_MOST_BYTES = 2048
+_QUESTION = b"who\n"
+
+#: Ways to fail that are told apart; all others are one.
+MOST_KINDS = 20
+OTHER = "other"
+_MOST_CLIENTS = 1000
+
 
 class WrongAnswerError(Exception):
     """The target answered, and not as it should."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class AttemptMeans:
     """What attempts are made with.
 
     ``trust`` gives the context for https targets. ``half_closes`` is false for a dialer that
@@ -77,7 +87,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class PageUrl:
     """Where a page is."""
 
     at: HostPort
@@ -86,7 +96,7 @@ class Page:
     https: bool
 
     @classmethod
-    def parse(cls, text: str) -> Page:
+    def parse(cls, text: str) -> PageUrl:
         """Read a URL, or host:port.
 
         Raises:
@@ -113,7 +123,7 @@ class _Tally:
     bytes: int = 0
 
 
-async def make(asked: Attempt, means: Means) -> Outcome:
+async def make(asked: LabAttempt, means: AttemptMeans) -> AttemptOutcome:
     """Make one attempt; whatever happens is its outcome."""
     loop = asyncio.get_running_loop()
     started_at = loop.time()
@@ -134,7 +144,7 @@ async def make(asked: Attempt, means: Means) -> Outcome:
     except (WrongAnswerError, IsthmusError, ValueError) as exc:
         failing, said = Failing.OTHER, str(exc)
     took_s = loop.time() - started_at
-    return Outcome(failing=failing, said=_one_line(said), took_s=took_s, bytes=tally.bytes)
+    return AttemptOutcome(failing=failing, said=_one_line(said), took_s=took_s, bytes=tally.bytes)
 
 
 def _failing_of(error: OSError) -> Failing:
@@ -154,21 +164,21 @@ def _one_line(text: str) -> str:
 # What each verb does.
 
 
-async def _connect(asked: Attempt, means: Means, tally: _Tally) -> str:
+async def _connect(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
     target = HostPort.parse(asked.target)
     async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s):
         return "connected"
 
 
-async def _get(asked: Attempt, means: Means, tally: _Tally) -> str:
-    status, line, body = await get(Page.parse(asked.target), means, timeout_s=asked.timeout_s)
+async def _get(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
+    status, line, body = await get(PageUrl.parse(asked.target), means, timeout_s=asked.timeout_s)
     tally.bytes = len(body)
     if status != 200:
         raise WrongAnswerError(line)
     return body.decode("utf-8", "replace").strip().partition("\n")[0]
 
 
-async def get(page: Page, means: Means, *, timeout_s: float) -> tuple[int, str, bytes]:
+async def get(page: PageUrl, means: AttemptMeans, *, timeout_s: float) -> tuple[int, str, bytes]:
     """Get a page: its status, its status line and its body, of MOST_PAGE_BYTES at most.
 
     Raises:
@@ -226,7 +236,7 @@ def _pattern(start: int, size: int) -> bytes:
     return (_PATTERN * (2 + size // len(_PATTERN)))[offset : offset + size]
 
 
-async def _echo(asked: Attempt, means: Means, tally: _Tally) -> str:
+async def _echo(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
     target = HostPort.parse(asked.target)
     async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s) as pipe:
         sending = asyncio.create_task(_send_pattern(pipe, asked.bytes, means.half_closes))
@@ -258,7 +268,7 @@ async def _send_pattern(pipe: Pipe, size: int, half_close: bool) -> None:
         pipe.writer.write_eof()
 
 
-async def _download(asked: Attempt, means: Means, tally: _Tally) -> str:
+async def _download(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
     target = HostPort.parse(asked.target)
     async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s) as pipe:
         try:
@@ -271,7 +281,7 @@ async def _download(asked: Attempt, means: Means, tally: _Tally) -> str:
     return f"{tally.bytes} bytes came"
 
 
-async def _upload(asked: Attempt, means: Means, tally: _Tally) -> str:
+async def _upload(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
     target = HostPort.parse(asked.target)
     async with opened(means.dialer, means.poller, target, timeout_s=asked.timeout_s) as pipe:
         loop = asyncio.get_running_loop()
@@ -305,13 +315,13 @@ async def _read_count(pipe: Pipe, until: float) -> int | None:
     return int(said) if said.strip().isdigit() else None
 
 
-async def _ask(asked: Attempt, means: Means, tally: _Tally) -> str:
+async def _ask(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
     answer = await ask(means.dialer, means.poller, asked.target, timeout_s=asked.timeout_s)
     tally.bytes = len(answer)
     return answer.decode("utf-8", "replace").strip().partition("\n")[0]
 
 
-_DO: dict[Verb, Callable[[Attempt, Means, _Tally], Awaitable[str]]] = {
+_DO: dict[Verb, Callable[[LabAttempt, AttemptMeans, _Tally], Awaitable[str]]] = {
     Verb.CONNECT: _connect,
     Verb.GET: _get,
     Verb.ECHO: _echo,
@@ -319,3 +329,105 @@ _DO: dict[Verb, Callable[[Attempt, Means, _Tally], Awaitable[str]]] = {
     Verb.UPLOAD: _upload,
     Verb.ASK: _ask,
 }
+
+
+async def ask(dialer: Dialer, poller: Poller, target: str, *, timeout_s: float) -> bytes:
+    """Ask at host:port, or at udp://host:port, which no dialer leads to; what was answered.
+
+    Raises:
+        DialError, OSError: nobody was reached, or the answer was cut off.
+        ValueError: it is no such target.
+    """
+    if target.startswith(UDP):
+        return await ask_by_udp(HostPort.parse(target.removeprefix(UDP)))
+    answer = b""
+    async with opened(dialer, poller, HostPort.parse(target), timeout_s=timeout_s) as pipe:
+        while len(answer) < _MOST_BYTES and (data := await pipe.read(_MOST_BYTES)):
+            answer += data
+    return answer
+
+
+async def ask_by_udp(target: HostPort) -> bytes:
+    """Ask in a datagram; whoever waits for the answer limits the time.
+
+    Raises:
+        OSError: nobody is there, or it cannot be sent.
+    """
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[bytes] = loop.create_future()
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: _Question(answered), remote_addr=(target.host, target.port)
+    )
+    try:
+        transport.sendto(_QUESTION)
+        return await answered
+    finally:
+        transport.close()
+
+
+class _Question(asyncio.DatagramProtocol):
+    """Waits for one answer, or for the word that there is nobody."""
+
+    def __init__(self, answered: asyncio.Future[bytes]) -> None:
+        self._answered = answered
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        if not self._answered.done():
+            self._answered.set_result(data)
+
+    def error_received(self, exc: Exception) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(exc)
+
+
+class BackgroundTraffic:
+    """Some clients at work, from when it is made until ``end``."""
+
+    def __init__(
+        self,
+        asked: Sequence[tuple[LabAttempt, attempts.AttemptMeans]],
+        *,
+        clients: int,
+        pause_s: float,
+    ) -> None:
+        if not 0 < clients * len(asked) <= _MOST_CLIENTS:
+            raise ValueError(f"not 1 to {_MOST_CLIENTS} clients: {clients * len(asked)}")
+        self._pause_s = max(pause_s, 0.0)
+        self._ending = asyncio.Event()
+        self._worked = 0
+        self._failed: Counter[str] = Counter()
+        self._slowest_s = 0.0
+        self.tasks = [
+            asyncio.create_task(self._client(attempt, means), name=f"traffic:{attempt.target}")
+            for attempt, means in asked
+            for _ in range(clients)
+        ]
+
+    async def _client(self, attempt: LabAttempt, means: attempts.AttemptMeans) -> None:
+        while not self._ending.is_set():
+            self.count(await attempts.make(attempt, means))
+            try:
+                async with asyncio.timeout(self._pause_s):
+                    await self._ending.wait()
+            except TimeoutError:
+                continue
+
+    def count(self, outcome: AttemptOutcome) -> None:
+        """Count what came of an attempt."""
+        self._slowest_s = max(self._slowest_s, outcome.took_s)
+        if outcome.failing is None:
+            self._worked += 1
+            return
+        said = f"{outcome.failing.value}: {outcome.said}"
+        if said not in self._failed and len(self._failed) >= MOST_KINDS:
+            said = OTHER
+        self._failed[said] += 1
+
+    async def end(self) -> TrafficCount:
+        """Let what is under way finish, and say what became of it all."""
+        # Not cut short: what hangs at this moment would be neither worked nor failed.
+        self._ending.set()
+        await asyncio.gather(*self.tasks)
+        return TrafficCount(
+            worked=self._worked, failed=dict(self._failed), slowest_s=self._slowest_s
+        )

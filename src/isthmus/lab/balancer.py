@@ -2,8 +2,8 @@
 
 ``python -m isthmus.lab.balancer --listen 8091 --by random --to one:8091 --to two:8091`` runs until
 SIGTERM. Half-close stays half-close and reset stays reset. A backend that does not answer within a
-second is left out for another; a client that no backend takes is reset. What goes where is decided
-by balancing.py.
+second is left out for another; a client that no backend takes is reset. What decides where a
+connection goes, ``pick`` and ``Outages``, takes chance and time as arguments.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import random
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
+from hashlib import blake2b
 from typing import TypeVar
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import ConfigError, DialFailure
-from isthmus.lab.balancing import DOWN_S, By, Outages, pick
-from isthmus.lab.servers import Connections, HttpEnd, Page, plain, until_told
+from isthmus.lab.servers import HttpEnd, JoinedEnds, PageAnswer, plain, until_told
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
@@ -37,9 +38,75 @@ T = TypeVar("T")
 DIAL_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 10_000
 
+#: How long a backend that did not answer gets no connection, as if a health check had failed.
+DOWN_S = 1.0
+
+
+class By(Enum):
+    """How a balancer chooses."""
+
+    RANDOM = "random"
+    SOURCE = "source"  # the same backend for the same client address
+    LEAST = "least"  # the one with the fewest open connections
+
+
+def pick(
+    backends: Sequence[HostPort],
+    by: By,
+    *,
+    source_address: str,
+    chance: Callable[[], float],
+    down: Collection[HostPort] = (),
+    load: Mapping[HostPort, int] | None = None,
+) -> list[HostPort]:
+    """Put the backends that are not down into the order to try them in, each once.
+
+    ``chance`` gives numbers from 0 up to, not including, 1; ``load`` is how many connections each
+    has, none when it is not named.
+    """
+    up = [one for one in dict.fromkeys(backends) if one not in down]
+    match by:
+        case By.RANDOM:
+            return _shuffled(up, chance)
+        case By.SOURCE:
+            return sorted(up, key=lambda one: _rank(source_address, one))
+        case By.LEAST:
+            loads = load or {}
+            # Sorting keeps the order of equals, so equals are chosen by chance.
+            return sorted(_shuffled(up, chance), key=lambda one: loads.get(one, 0))
+
+
+def _shuffled(backends: Sequence[HostPort], chance: Callable[[], float]) -> list[HostPort]:
+    left, order = list(backends), []
+    while left:
+        order.append(left.pop(int(chance() * len(left))))
+    return order
+
+
+def _rank(source_address: str, backend: HostPort) -> bytes:
+    # Rendezvous hashing: every pair has a rank of its own, so that a backend that goes changes
+    # nothing about the others. Python's hash() is another one in each process.
+    return blake2b(f"{source_address} {backend}".encode(), digest_size=8).digest()
+
+
+class Outages:
+    """Remembers which backends did not answer, each for ``down_s``."""
+
+    def __init__(self, *, down_s: float = DOWN_S) -> None:
+        self._down_s = down_s
+        self._until: dict[HostPort, float] = {}
+
+    def failed(self, backend: HostPort, *, now: float) -> None:
+        """Leave a backend out from now on, for a while."""
+        self._until[backend] = now + self._down_s
+
+    def down(self, *, now: float) -> frozenset[HostPort]:
+        """Tell which backends to leave out."""
+        return frozenset(backend for backend, until in self._until.items() if now < until)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class BalancerSettings:
     """What a balancer is told. Port 0 is any free one; no ``host`` is every address."""
 
     port: int
@@ -108,7 +175,7 @@ class Passage:
 class Balancer:
     """A running balancer."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BalancerSettings) -> None:
         self.settings = settings
         self._loop = loop = asyncio.get_running_loop()
         self._poller = Poller(loop)
@@ -117,8 +184,8 @@ class Balancer:
         self._outages = Outages(down_s=settings.down_s)
         self._listeners: list[Listener] = []
         self._passages: set[Passage] = set()
-        self._connections = Connections(loop, at_most=MAX_CONNECTIONS)
-        self._asking = Connections(loop)
+        self._connections = JoinedEnds(loop, at_most=MAX_CONNECTIONS)
+        self._asking = JoinedEnds(loop)
         #: Clients that no backend took, or that did not wait for one.
         self.unserved = 0
         #: By backend: connections that are open, all there were, and dials that failed.
@@ -232,9 +299,9 @@ class Balancer:
             return
         self._asking.join(end, HttpEnd(self._page))
 
-    def _page(self, method: str, path: str) -> Page:
+    def _page(self, method: str, path: str) -> PageAnswer:
         body = json.dumps(self.status(), indent=2).encode() + b"\n"
-        return Page(200 if method in ("GET", "HEAD") else 405, "application/json", body)
+        return PageAnswer(200 if method in ("GET", "HEAD") else 405, "application/json", body)
 
 
 def _port_of(text: str) -> int:
@@ -255,7 +322,7 @@ def _read(flag: str, text: str, reader: Callable[[str], T]) -> T:
         raise ConfigError(f"{flag} {text}: {exc}") from exc
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: BalancerSettings) -> None:
     balancer = Balancer(settings)
     try:
         balancer.start()
@@ -280,7 +347,7 @@ def main(args: Sequence[str] | None = None) -> int:
         backends = tuple(_read("--to", text, HostPort.parse) for text in told.to)
         asked = told.status_port
         status_port = None if asked is None else _read("--status-port", asked, _port_of)
-        settings = Settings(
+        settings = BalancerSettings(
             host=host,
             port=port,
             by=By(told.by),

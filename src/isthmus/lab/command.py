@@ -15,7 +15,7 @@ import click
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from isthmus.lab.play import Wishes
+    from isthmus.lab.play import RunOptions
 
 _LAB = click.option("--lab", "token", metavar="ID", default="", help="Mean this lab of several")
 _FIREWALL = click.option(
@@ -56,11 +56,11 @@ def _wishes(
     *,
     without: tuple[str, ...] = (),
     keep: bool = False,
-) -> Wishes:
-    from isthmus.lab.play import Wishes
+) -> RunOptions:
+    from isthmus.lab.play import RunOptions
 
     names = tuple(name for text in without for name in text.split(",") if name)
-    return Wishes(firewall=firewall or "", without=names, keep=keep, path=path)
+    return RunOptions(firewall=firewall or "", without=names, keep=keep, path=path)
 
 
 @command.command(short_help="Build a topology, check all it says, take it down")
@@ -178,13 +178,14 @@ def show(topology: str | None, token: str, svg: str | None) -> None:
     """
     from isthmus.lab import catalog, play, state
     from isthmus.lab import command_output as lab_output
-    from isthmus.lab.picture import Live, picture
+    from isthmus.lab.picture import picture
+    from isthmus.lab.picture_live import LiveState
 
     if topology is None:
         play.need_root()
         drawn = picture(*play.look(state.find(token)))
     else:
-        drawn = picture(catalog.load(topology), Live())
+        drawn = picture(catalog.load(topology), LiveState())
     if svg is None:
         lab_output.show_picture(drawn)
         return
@@ -215,9 +216,9 @@ def shell_(token: str, host: str, words: tuple[str, ...]) -> None:
       sudo isthmus lab shell node
       sudo isthmus lab shell node curl http://pod:8080/
     """
-    from isthmus.lab import play, shell, state
+    from isthmus.lab import play, state
 
     play.need_root()
     lab = state.find(token)
-    argv, environment = shell.command(lab, play.topology_of(lab), host, words)
+    argv, environment = play.shell_command(lab, host, words)
     os.execvpe(argv[0], argv, environment)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.lab import catalog, state
-from isthmus.lab.picture import Picture
+from isthmus.lab.picture import LabPicture
 from isthmus.lab.picture_text import draw
-from isthmus.lab.play import Display, Report
+from isthmus.lab.play import Display, RunReport
 from isthmus.lab.stage import LabError, ToldToStopError
 from isthmus.lab.state import Lab
-from isthmus.lab.steps import Seen
+from isthmus.lab.steps import StepResult
 from isthmus.lab.topology import Topology
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Lines:
     def say(self, sentence: str) -> None:
         click.echo(f"lab: {sentence}", err=True)
 
-    def seen(self, number: int, of: int, seen: Seen) -> None:
+    def seen(self, number: int, of: int, seen: StepResult) -> None:
         mark = "ok  " if seen.held else "FAIL"
         click.echo(f"lab: {mark} {number}/{of} {_sentence(seen)}", err=True)
 
@@ -54,12 +54,12 @@ class _Spinner:
     def say(self, sentence: str) -> None:
         self._status.console.print(sentence, markup=False)
 
-    def seen(self, number: int, of: int, seen: Seen) -> None:
+    def seen(self, number: int, of: int, seen: StepResult) -> None:
         if not seen.held:
             self._status.console.print(f"✗ {number}/{of} {_sentence(seen)}", markup=False)
 
 
-def _sentence(seen: Seen) -> str:
+def _sentence(seen: StepResult) -> str:
     through = f" through {seen.through}" if seen.through not in ("", "direct") else ""
     wanted = "" if seen.held else f" (expected {seen.expected})"
     return f"{seen.source} {seen.what}{through}: {seen.seen}{wanted}".strip()
@@ -88,7 +88,7 @@ def sentences() -> Iterator[None]:
         raise click.Abort from exc
 
 
-def show_report(report: Report, *, as_json: bool) -> None:
+def show_report(report: RunReport, *, as_json: bool) -> None:
     """Print what was seen of each step, and the verdict."""
     if as_json:
         click.echo(json.dumps(_report(report), indent=2, ensure_ascii=False))
@@ -127,7 +127,7 @@ def _shows_all() -> bool:
     return encoding in ("utf8", "utf16")
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: RunReport) -> str:
     held = sum(seen.held for seen in report.steps[: report.of])
     kept = f"; lab {report.token} is still up" if report.kept else ""
     return (
@@ -136,7 +136,7 @@ def _verdict(report: Report) -> str:
     )
 
 
-def _report(report: Report) -> dict[str, object]:
+def _report(report: RunReport) -> dict[str, object]:
     return {
         "topology": report.topology,
         "lab": report.token,
@@ -200,7 +200,7 @@ def show_list(*, as_table: bool) -> None:
     Console().print(table)
 
 
-def show_picture(picture: Picture) -> None:
+def show_picture(picture: LabPicture) -> None:
     """Draw on standard output, as wide as the terminal is."""
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
     # NO_COLOR: no-color.org

@@ -1,13 +1,18 @@
-"""Where a command's program will answer: the health and admin ports of those of Isthmus.
+"""The commands of a lab: what is filled in, and where the programs that they start will answer.
 
-Pure: looks at the words only. Flags and their defaults are those that config/ declares.
+A placeholder is ``{name}``: the lab's directory, its certificates, its hosts' addresses; anything
+else with braces, JSON for one, is left alone. Where they may stand is said by reading.py, which
+refuses those that nobody would fill in. A health or admin port is found in the words alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from isthmus.lab.topology import Topology
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.programs.server.settings import ServerSettings
@@ -16,9 +21,30 @@ from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import Option, options_of
 
+if TYPE_CHECKING:
+    from isthmus.tools.pki.making import PkiFiles  # cryptography is slow to import
+
 Kind = Literal[
     "server", "agent", "sni-router", "socks5-proxy", "https-proxy", "apiserver-proxy", ""
 ]
+
+# What a program bound to all addresses is asked at.
+_ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+#: The files of the lab's own PKI: fields of isthmus.tools.pki.making.PkiFiles.
+PKI_FILES = (
+    "ca_cert",
+    "ca_key",
+    "client_ca_cert",
+    "client_ca_key",
+    "server_cert",
+    "server_key",
+    "agent_cert",
+    "agent_key",
+    "client_cert",
+    "client_key",
+)
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_.-]*)\}")
 
 
 class _Port(NamedTuple):
@@ -49,8 +75,6 @@ _PROGRAMS: dict[Kind, _Program] = {
     "https-proxy": _Program(settings=HttpsProxySettings),
     "apiserver-proxy": _Program(settings=ApiserverProxySettings),
 }
-# What a program bound to all addresses is asked at.
-_ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def kind(command: Sequence[str]) -> Kind:
@@ -98,3 +122,40 @@ def _given(option: Option, command: Sequence[str]) -> str:
         if flag in names:
             found = value if equals else after
     return found
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Put the values in; a placeholder without one stays as it is."""
+    return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
+
+
+def unknown(text: str, names: Collection[str]) -> list[str]:
+    """The names of the placeholders in the text that are none of these, each once."""
+    found = dict.fromkeys(_PLACEHOLDER.findall(text))
+    return [name for name in found if name not in names]
+
+
+def addresses(topology: Topology) -> dict[str, str]:
+    """``HOST.address`` and ``HOST.address6``: the first of each kind that a host has."""
+    found: dict[str, str] = {}
+    for host in topology.hosts:
+        for address in host.addresses:
+            kind = "address" if address.version == 4 else "address6"
+            found.setdefault(f"{host.name}.{kind}", str(address))
+    return found
+
+
+def known(topology: Topology) -> frozenset[str]:
+    """The names of all placeholders of a topology."""
+    return frozenset({"dir", "name", "python", *PKI_FILES, *addresses(topology)})
+
+
+def values(topology: Topology, *, directory: str, files: PkiFiles) -> dict[str, str]:
+    """What is filled in: ``directory`` is the lab's own, ``files`` are its certificates."""
+    return {
+        "dir": directory,
+        "name": topology.name,
+        "python": sys.executable,
+        **{name: str(getattr(files, name)) for name in PKI_FILES},
+        **addresses(topology),
+    }

@@ -17,12 +17,12 @@ from string import Template
 from isthmus.errors import ConfigError
 from isthmus.frame.signals import noting_signals
 from isthmus.lab import fabric, reading
-from isthmus.lab.outcome import Outcome
+from isthmus.lab.probe_messages import AttemptOutcome
 from isthmus.lab.prober import ProbeLostError
 from isthmus.lab.processes import ISTHMUS, log_of
-from isthmus.lab.stage import LabError, Stage, ToldToStopError, standing
+from isthmus.lab.stage import LabError, LabStage, ToldToStopError, standing
 from isthmus.lab.steps import perform
-from isthmus.lab.topology import Act, Attempt, Deed, Verb
+from isthmus.lab.topology import Deed, LabAttempt, ProcessAction, Verb
 from isthmus.tools.up.demo import NAME
 from isthmus.tools.up.running import AGENT_ID, LOOPBACK, Say, curl_line, snapshot_line
 from isthmus.values import HostPort
@@ -67,8 +67,8 @@ hosts:
 ways:
   {WAY}: {{protocol: http-connect, tcp: "{FRONTEND}"}}
 """
-_DIRECTLY = Attempt(source=NEAR, verb=Verb.GET, target=str(ADDRESS))
-_BY_TUNNEL = Attempt(source=NEAR, verb=Verb.GET, target=str(TARGET), through=WAY)
+_DIRECTLY = LabAttempt(source=NEAR, verb=Verb.GET, target=str(ADDRESS))
+_BY_TUNNEL = LabAttempt(source=NEAR, verb=Verb.GET, target=str(TARGET), through=WAY)
 _LOOK_AGAIN_S = 0.2
 
 
@@ -76,8 +76,8 @@ _LOOK_AGAIN_S = 0.2
 class Demonstration:
     """What happened to the same wish, reach the target, on both ways."""
 
-    direct: Outcome
-    tunnel: Outcome
+    direct: AttemptOutcome
+    tunnel: AttemptOutcome
 
     @property
     def convincing(self) -> bool:
@@ -88,7 +88,7 @@ class Demonstration:
 class _Logs:
     """Passes on what the programs of a lab say, as it grows."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: LabStage) -> None:
         self._read = {log_of(stage.lab, one.name): 0 for one in stage.topology.processes}
 
     def pass_on(self) -> None:
@@ -108,7 +108,7 @@ def topology(v: int) -> str:
     return Template(TOPOLOGY).substitute(v=v)
 
 
-def demonstrate(stage: Stage) -> Demonstration:
+def demonstrate(stage: LabStage) -> Demonstration:
     """Try both ways to the target, from the server's side, the second when there is an agent.
 
     Raises:
@@ -117,7 +117,7 @@ def demonstrate(stage: Stage) -> Demonstration:
     """
     try:
         direct = stage.prober(NEAR).attempt(_DIRECTLY, None)
-        perform(stage, Act(deed=Deed.START, process="agent"))
+        perform(stage, ProcessAction(deed=Deed.START, process="agent"))
         tunnel = stage.prober(NEAR).attempt(_BY_TUNNEL, stage.ways[WAY])
     except ProbeLostError as exc:
         raise LabError(str(exc.strerror)) from exc
@@ -125,7 +125,7 @@ def demonstrate(stage: Stage) -> Demonstration:
     return Demonstration(direct=direct, tunnel=tunnel)
 
 
-def lines(stage: Stage, *, pid: int) -> list[str]:
+def lines(stage: LabStage, *, pid: int) -> list[str]:
     """Write what to tell the user: a header, an empty line, and lines to paste."""
     isthmus = ["isthmus"] if shutil.which("isthmus") else ISTHMUS
     enter = f"{shlex.join([*isthmus, 'lab', 'shell', '--lab', stage.lab.token, NEAR])} "
@@ -170,7 +170,7 @@ def main(*, v: int, once: bool, say: Say, show: Callable[[Demonstration], None])
         return 0
 
 
-def _play(stage: Stage, *, once: bool, say: Say, show: Callable[[Demonstration], None]) -> int:
+def _play(stage: LabStage, *, once: bool, say: Say, show: Callable[[Demonstration], None]) -> int:
     logs = _Logs(stage)
     try:
         seen = demonstrate(stage)

@@ -25,19 +25,22 @@ from pyroute2 import IPRoute, NetlinkError, netns
 
 from isthmus.errors import ConfigError
 from isthmus.lab.plan import (
+    PROGRAMS,
     Hop,
+    Load,
     Names,
     host_routes,
     host_settings,
     hosts_file,
     owner_addresses,
     ports_of,
+    service_rules,
     versions,
+    wall_rules,
     wall_settings,
 )
 from isthmus.lab.relay import make_tap
-from isthmus.lab.topology import Attachment, Host, IpAddress, Network, Topology, Wall
-from isthmus.lab.walls import PROGRAMS, Load, service_rules, wall_rules
+from isthmus.lab.topology import Attachment, Cable, IpAddress, LabHost, LabNetwork, Topology, Wall
 
 T = TypeVar("T")
 Deed = tuple[str, Callable[[], None]]
@@ -54,6 +57,11 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 _BRIDGE = {"br_stp_state": 0, "br_forward_delay": 0, "br_mcast_snooping": 0}
 # The wall stands between networks; what stays on a bridge is not its business.
 _BRIDGE_SETTINGS = ("bridge-nf-call-iptables", "bridge-nf-call-ip6tables")
+
+#: Of iproute2, as ip: a port's state can be set by no other.
+BRIDGE_PROGRAM = "bridge"
+# linux/if_bridge.h: BR_STATE_DISABLED and BR_STATE_FORWARDING.
+_STATES = {False: "0", True: "3"}
 
 
 def find_firewall(preferred: str = "") -> str:
@@ -188,7 +196,7 @@ class _Fabric:
         while self._spaces:
             self._spaces.popitem()[1].close()
 
-    def _make_host(self, host: Host) -> None:
+    def _make_host(self, host: LabHost) -> None:
         name = self._names.host(host.name)
         self._write_hosts(name, host)
         space = self._enter(name)
@@ -196,7 +204,7 @@ class _Fabric:
         for address in host.also:
             space.do(_add_address, space.kernel, _LO, address, address.max_prefixlen)
 
-    def _write_hosts(self, name: str, host: Host) -> None:
+    def _write_hosts(self, name: str, host: LabHost) -> None:
         directory = self._etc / name
         directory.mkdir(mode=0o755, parents=True)
         path = directory / "hosts"
@@ -231,7 +239,7 @@ class _Fabric:
             # IPv6 knows no such routes by the loopback, and its answers are not held back.
             kernel.route("add", dst="default", family=_FAMILIES[6], type="blackhole")
 
-    def _make_network(self, network: Network) -> None:
+    def _make_network(self, network: LabNetwork) -> None:
         if network.behind:
             if network.bridge:
                 owner = self._spaces[self._names.host(network.behind)]
@@ -244,7 +252,7 @@ class _Fabric:
         bridge = self._names.bridge(network.name)
         self._bridges[network.name] = wall.do(_make_bridge, wall.kernel, bridge, network)
 
-    def _link_host(self, host: Host) -> None:
+    def _link_host(self, host: LabHost) -> None:
         name = self._names.host(host.name)
         space, wall = self._spaces[name], self._spaces[self._names.wall]
         for at in host.attachments:
@@ -264,7 +272,7 @@ class _Fabric:
         space.do(_add_routes, space.kernel, host_routes(self._topology, host))
         space.do(_load, service_rules(self._topology, host, self._firewall))
 
-    def _link_to_owner(self, host: Host, at: Attachment, network: Network) -> None:
+    def _link_to_owner(self, host: LabHost, at: Attachment, network: LabNetwork) -> None:
         """Lay a cable to the host that a network is behind; that one itself needs none."""
         if network.behind == host.name:
             return
@@ -316,7 +324,7 @@ def _leave_bridges_alone() -> None:
             path.write_text("0")
 
 
-def _make_own_bridge(kernel: IPRoute, network: Network, addresses: Iterable[IpAddress]) -> int:
+def _make_own_bridge(kernel: IPRoute, network: LabNetwork, addresses: Iterable[IpAddress]) -> int:
     index = _add_bridge(kernel, network.bridge)
     for address in addresses:
         _add_address(kernel, index, address, _length(address, network))
@@ -347,7 +355,7 @@ def _add_bridge(kernel: IPRoute, name: str) -> int:
     return index
 
 
-def _make_bridge(kernel: IPRoute, name: str, network: Network) -> int:
+def _make_bridge(kernel: IPRoute, name: str, network: LabNetwork) -> int:
     index = _add_bridge(kernel, name)
     if network.gateway:
         for cidr in network.cidrs:
@@ -371,14 +379,14 @@ def _plug(kernel: IPRoute, port: str, bridge: int) -> None:
     kernel.link("set", index=kernel.link_lookup(ifname=port)[0], master=bridge, state="up")
 
 
-def _address(kernel: IPRoute, at: Attachment, network: Network) -> None:
+def _address(kernel: IPRoute, at: Attachment, network: LabNetwork) -> None:
     index = kernel.link_lookup(ifname=at.network)[0]
     kernel.link("set", index=index, state="up")
     for address in at.addresses:
         _add_address(kernel, index, address, _length(address, network))
 
 
-def _length(address: IpAddress, network: Network) -> int:
+def _length(address: IpAddress, network: LabNetwork) -> int:
     lengths = (cidr.prefixlen for cidr in network.cidrs if address in cidr)
     return next(lengths, address.max_prefixlen)
 
@@ -403,3 +411,28 @@ def _load(loads: Iterable[Load]) -> None:
         )
         if done.returncode:
             raise ConfigError(f"{load.argv[0]}: {' '.join(done.stderr.split())}")
+
+
+def set_cables(names: Names, cable: Cable) -> None:
+    """Cut the cables of a host, or mend them, at the wall's side; one that is so already stays so.
+
+    The host sees nothing of it, as when a fibre breaks somewhere far away: links stay up, routes
+    stay, and frames do not come.
+
+    Raises:
+        ConfigError: the lab's wall is not there, or does not have them.
+    """
+    for network in cable.networks:
+        port = names.port(cable.host, network)
+        argv = [BRIDGE_PROGRAM, "-n", names.wall, "link", "set", "dev", port]
+        done = subprocess.run(
+            [*argv, "state", _STATES[cable.whole]],
+            text=True,
+            capture_output=True,
+            timeout=TOOL_TIMEOUT_S,
+            start_new_session=True,
+            check=False,
+        )
+        if done.returncode:
+            said = " ".join(done.stderr.split())
+            raise ConfigError(f"cannot reach the cable of {cable.host} to {network}: {said}")

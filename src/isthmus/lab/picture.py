@@ -12,27 +12,22 @@ from enum import Enum
 from itertools import product
 from pathlib import PurePosixPath
 
-from isthmus.lab.picture_live import Link, Live, Tunnel, clean, links
-from isthmus.lab.picture_words import shape_text
-from isthmus.lab.topology import Allow, Attachment, Host, Network, Process, Topology, Wall
+from isthmus.lab.picture_live import LiveLink, LiveState, clean, links
+from isthmus.lab.topology import (
+    Allow,
+    Attachment,
+    LabHost,
+    LabNetwork,
+    LineShape,
+    Process,
+    Topology,
+    Wall,
+)
 
-__all__ = [
-    "Guest",
-    "HostView",
-    "Link",
-    "Live",
-    "Mark",
-    "NetworkView",
-    "Opening",
-    "Picture",
-    "Place",
-    "ProcessView",
-    "Tunnel",
-    "picture",
-]
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-class Mark(Enum):
+class ProcessMark(Enum):
     """How a process is."""
 
     RUNNING = "running"
@@ -41,16 +36,16 @@ class Mark(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessView:
+class DrawnProcess:
     """A process and what it is, in a word or two."""
 
     name: str
     what: str
-    mark: Mark
+    mark: ProcessMark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class HostAddresses:
     """A host's addresses on a network; ``shape`` says what the line does, if anything."""
 
     network: str
@@ -59,38 +54,38 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostView:
+class DrawnHost:
     """A host, drawn in the network of its first place, with lines to the others."""
 
     name: str
-    places: tuple[Place, ...]
+    places: tuple[HostAddresses, ...]
     also: tuple[str, ...] = ()
     serves: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
-    processes: tuple[ProcessView, ...] = ()
+    processes: tuple[DrawnProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guest:
+class DrawnGuest:
     """A host that is drawn elsewhere and has a place here, too."""
 
     host: str
-    place: Place
+    place: HostAddresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkView:
+class DrawnNetwork:
     """A network with the hosts that are drawn in it."""
 
     name: str
     cidrs: tuple[str, ...]
     note: str  # whose it is, when it is not the wall's
-    hosts: tuple[HostView, ...]
-    guests: tuple[Guest, ...] = ()
+    hosts: tuple[DrawnHost, ...]
+    guests: tuple[DrawnGuest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class DrawnOpening:
     """Who may open connections to whom through the wall; ``both``: and the other way round.
 
     ``source`` and ``target`` are networks, the wall is between them; ``who`` and ``whom`` are what
@@ -113,15 +108,15 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class LabPicture:
     """A whole lab. Networks with a server in them come first, then in the topology's order."""
 
     name: str
     title: str
     drops: bool
-    networks: tuple[NetworkView, ...]
-    openings: tuple[Opening, ...]
-    links: tuple[Link, ...]
+    networks: tuple[DrawnNetwork, ...]
+    openings: tuple[DrawnOpening, ...]
+    links: tuple[LiveLink, ...]
 
     def host_of(self, process: str) -> str:
         """The host that a process runs on; empty for one of no process here."""
@@ -131,14 +126,14 @@ class Picture:
         return ""
 
     @property
-    def hosts(self) -> tuple[HostView, ...]:
+    def hosts(self) -> tuple[DrawnHost, ...]:
         """All of them, network by network."""
         return tuple(host for network in self.networks for host in network.hosts)
 
 
-def picture(topology: Topology, live: Live) -> Picture:
+def picture(topology: Topology, live: LiveState) -> LabPicture:
     """Say what is to be drawn; an empty ``live`` gives the topology alone."""
-    return Picture(
+    return LabPicture(
         name=clean(topology.name),
         title=clean(topology.title, most=200),
         drops=topology.wall is Wall.DROP,
@@ -148,18 +143,18 @@ def picture(topology: Topology, live: Live) -> Picture:
     )
 
 
-def _networks(topology: Topology, live: Live) -> tuple[NetworkView, ...]:
+def _networks(topology: Topology, live: LiveState) -> tuple[DrawnNetwork, ...]:
     made = []
     for network in topology.networks:
         hosts = [host for host in topology.hosts if _home(host) == network.name]
         made.append(
-            NetworkView(
+            DrawnNetwork(
                 name=clean(network.name),
                 cidrs=tuple(map(str, network.cidrs)),
                 note=_note(network),
                 hosts=tuple(_host(host, live) for host in hosts),
                 guests=tuple(
-                    Guest(host=clean(host.name), place=_place(at))
+                    DrawnGuest(host=clean(host.name), place=_place(at))
                     for host in topology.hosts
                     for at in host.attachments[1:]
                     if at.network == network.name
@@ -169,24 +164,24 @@ def _networks(topology: Topology, live: Live) -> tuple[NetworkView, ...]:
     return tuple(sorted(made, key=lambda one: not _has_server(one)))
 
 
-def _note(network: Network) -> str:
+def _note(network: LabNetwork) -> str:
     if network.behind:
         return clean(f"behind {network.behind}")
     return "" if network.gateway else "no gateway"
 
 
-def _home(host: Host) -> str:
+def _home(host: LabHost) -> str:
     return host.attachments[0].network if host.attachments else ""
 
 
-def _has_server(network: NetworkView) -> bool:
+def _has_server(network: DrawnNetwork) -> bool:
     return any(
         process.what == "isthmus server" for host in network.hosts for process in host.processes
     )
 
 
-def _host(host: Host, live: Live) -> HostView:
-    return HostView(
+def _host(host: LabHost, live: LiveState) -> DrawnHost:
+    return DrawnHost(
         name=clean(host.name),
         places=tuple(map(_place, host.attachments)),
         also=tuple(map(str, host.also)),
@@ -196,14 +191,14 @@ def _host(host: Host, live: Live) -> HostView:
             for one in host.services
         ),
         processes=tuple(
-            ProcessView(name=clean(one.name), what=_what(one), mark=_mark(one, live))
+            DrawnProcess(name=clean(one.name), what=_what(one), mark=_mark(one, live))
             for one in host.processes
         ),
     )
 
 
-def _place(at: Attachment) -> Place:
-    return Place(
+def _place(at: Attachment) -> HostAddresses:
+    return HostAddresses(
         network=clean(at.network),
         addresses=tuple(map(str, at.addresses)),
         shape=shape_text(at.shape),
@@ -226,13 +221,13 @@ def _what(process: Process) -> str:
     return clean(program, most=30)
 
 
-def _mark(process: Process, live: Live) -> Mark:
+def _mark(process: Process, live: LiveState) -> ProcessMark:
     if process.name not in live.running:
-        return Mark.WAITING
-    return Mark.RUNNING if live.running[process.name] else Mark.DEAD
+        return ProcessMark.WAITING
+    return ProcessMark.RUNNING if live.running[process.name] else ProcessMark.DEAD
 
 
-def _openings(topology: Topology) -> Iterator[Opening]:
+def _openings(topology: Topology) -> Iterator[DrawnOpening]:
     """The wall's openings; a pair of them, there and back, is one."""
     taken: set[Allow] = set()
     for allow in topology.allows:
@@ -243,7 +238,7 @@ def _openings(topology: Topology) -> Iterator[Opening]:
         both = not allow.ports and back in topology.allows
         taken |= {allow, back} if both else {allow}
         ports = ",".join(map(str, allow.ports))
-        yield Opening(
+        yield DrawnOpening(
             source=clean(sides[0]),
             target=clean(sides[1]),
             who=clean(allow.source),
@@ -279,4 +274,63 @@ def _hosts(topology: Topology, name: str) -> frozenset[str]:
         return frozenset({name})
     return frozenset(
         host.name for host in topology.hosts if any(at.network == name for at in host.attachments)
+    )
+
+
+def bytes_text(count: int) -> str:
+    """Write a number of bytes with at most three digits: ``0 B``, ``1.2 kB``, ``340 MB``."""
+    value = float(count)
+    for unit in UNITS:
+        if value < 999.5 or unit == UNITS[-1]:
+            break
+        value /= 1000
+    digits = 1 if unit != "B" and value < 9.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def rtt_text(seconds: float) -> str:
+    """Write a round trip: ``40 µs``, ``0.4 ms``, ``101 ms``, ``1.5 s``."""
+    if seconds < 0.0001:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def shape_text(shape: LineShape | None) -> str:
+    """Write what a line does to frames: ``50 ms, 1 % loss, 20 Mbit/s``; empty if nothing."""
+    if shape is None:
+        return ""
+    parts = (
+        f"{shape.delay_ms:g} ms" if shape.delay_ms else "",
+        f"{shape.loss * 100:g} % loss" if shape.loss else "",
+        f"{shape.rate_mbit:g} Mbit/s" if shape.rate_mbit else "",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def counted(number: int, what: str) -> str:
+    """Write ``1 tunnel``, ``3 tunnels``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def flow_text(to_target: int | None, to_client: int | None) -> str:
+    """Write the bytes each way: up towards the target, down towards the client."""
+    up = "" if to_target is None else f"↑ {bytes_text(to_target)}"
+    down = "" if to_client is None else f"↓ {bytes_text(to_client)}"
+    return f"{up} {down}".strip()
+
+
+def link_texts(link: LiveLink) -> tuple[str, ...]:
+    """Write a link's numbers, most telling first; its state only when it is not well."""
+    stalled = link.stalled
+    return tuple(
+        part
+        for part in (
+            "" if link.well else (link.state or "state unknown"),
+            counted(link.open, "tunnel") + (f", {stalled} stalled" if stalled else ""),
+            flow_text(link.to_agent, link.to_server),
+            "" if link.rtt_s is None else f"rtt {rtt_text(link.rtt_s)}",
+        )
+        if part
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.lab.picture import Guest, HostView, Mark
+from isthmus.lab.picture import DrawnGuest, DrawnHost, ProcessMark
 
 PAD = 14
 NAME_SIZE, TEXT_SIZE, MONO_SIZE = 15.0, 12.5, 12.0
@@ -34,7 +34,7 @@ class Piece:
     text: str
     size: float = TEXT_SIZE
     style: str = "text"
-    mark: Mark | None = None
+    mark: ProcessMark | None = None
     chip: str = ""
 
     @property
@@ -66,7 +66,9 @@ class _Writer:
         self.ports: dict[str, float] = {}
         self.y = 10.0
 
-    def row(self, *pieces: tuple[str, str], port: str = "", mark: Mark | None = None) -> None:
+    def row(
+        self, *pieces: tuple[str, str], port: str = "", mark: ProcessMark | None = None
+    ) -> None:
         """Write texts with their styles beside each other."""
         self.y += 19
         x = float(PAD) if mark is None else PAD + 16.0
@@ -106,7 +108,7 @@ class _Writer:
         )
 
 
-def host_face(host: HostView) -> Face:
+def host_face(host: DrawnHost) -> Face:
     """Write a host's card."""
     card = _Writer()
     card.row((host.name, "name"), port="host")
@@ -122,7 +124,7 @@ def host_face(host: HostView) -> Face:
     return card.face()
 
 
-def _addresses(host: HostView) -> Iterator[tuple[tuple[str, str], str]]:
+def _addresses(host: DrawnHost) -> Iterator[tuple[tuple[str, str], str]]:
     for number, place in enumerate(host.places):
         for address in place.addresses:
             text = f"{address}  on {place.network}" if number else address
@@ -131,7 +133,7 @@ def _addresses(host: HostView) -> Iterator[tuple[tuple[str, str], str]]:
         yield (f"{address}  on lo", "mono"), ""
 
 
-def guest_face(guest: Guest) -> Face:
+def guest_face(guest: DrawnGuest) -> Face:
     """Write the small card of a host that is drawn in another network."""
     card = _Writer()
     card.row((guest.host, "name"), port="host")

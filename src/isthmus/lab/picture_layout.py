@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from isthmus.lab.picture import NetworkView, Opening, Picture
+from isthmus.lab.picture import DrawnNetwork, DrawnOpening, LabPicture
 from isthmus.lab.picture_cards import Face, guest_face, host_face, text_width
 from isthmus.lab.picture_wires import Wire, wires_of
 
@@ -64,7 +64,7 @@ class Card:
 class Column:
     """A network in its place."""
 
-    network: NetworkView
+    network: DrawnNetwork
     box: Box
     cards: tuple[Card, ...]
 
@@ -79,7 +79,7 @@ class Group:
 
     left: int
     right: int
-    opening: Opening | None = None
+    opening: DrawnOpening | None = None
     wires: list[Wire] = field(default_factory=list)
     y: float = 0.0
 
@@ -127,12 +127,12 @@ class Layout:
     groups: tuple[Group, ...]
 
 
-def opening_text(opening: Opening) -> str:
+def opening_text(opening: DrawnOpening) -> str:
     """What is written at an opening."""
     return f"{opening.who} {'↔' if opening.both else '→'} {opening.whom}"
 
 
-def layout(picture: Picture) -> Layout:
+def layout(picture: LabPicture) -> Layout:
     """Place everything."""
     faces = [_faces(network) for network in picture.networks]
     groups = _groups(picture)
@@ -162,25 +162,25 @@ def layout(picture: Picture) -> Layout:
     )
 
 
-def _faces(network: NetworkView) -> list[tuple[str, bool, Face]]:
+def _faces(network: DrawnNetwork) -> list[tuple[str, bool, Face]]:
     return [
         *((host.name, False, host_face(host)) for host in network.hosts),
         *((guest.host, True, guest_face(guest)) for guest in network.guests),
     ]
 
 
-def _width(network: NetworkView, faces: Sequence[tuple[str, bool, Face]]) -> float:
+def _width(network: DrawnNetwork, faces: Sequence[tuple[str, bool, Face]]) -> float:
     widths = [face.width for _, _, face in faces]
     widths += (text_width(cidr, CIDR_SIZE, "mono") for cidr in network.cidrs)
     return max([180.0, text_width(network.name, NETWORK_SIZE, "name"), *widths]) + 2 * COLUMN_PAD
 
 
-def _head(network: NetworkView) -> float:
+def _head(network: DrawnNetwork) -> float:
     return HEAD + CIDR_ROW * (len(network.cidrs) + bool(network.note)) + 8
 
 
 def _across(
-    picture: Picture, faces: Sequence[list[tuple[str, bool, Face]]], groups: Sequence[Group]
+    picture: LabPicture, faces: Sequence[list[tuple[str, bool, Face]]], groups: Sequence[Group]
 ) -> tuple[list[float], list[Gutter]]:
     """Go from left to right: where columns begin, and what is between them."""
     x = MARGIN
@@ -201,7 +201,7 @@ def _across(
 
 
 def _column(
-    network: NetworkView, faces: Sequence[tuple[str, bool, Face]], left: float, top: float
+    network: DrawnNetwork, faces: Sequence[tuple[str, bool, Face]], left: float, top: float
 ) -> Column:
     width = _width(network, faces)
     cards, y = [], top + _head(network)
@@ -221,10 +221,10 @@ def _tall(column: Column, bottom: float) -> Column:
     )
 
 
-def _groups(picture: Picture) -> list[Group]:
+def _groups(picture: LabPicture) -> list[Group]:
     """Put lines together with the opening they use; an opening without lines stands alone."""
     order = {network.name: number for number, network in enumerate(picture.networks)}
-    made: dict[tuple[int, int, Opening | None], Group] = {}
+    made: dict[tuple[int, int, DrawnOpening | None], Group] = {}
     for opening in picture.openings:
         left, right = sorted((order[opening.source], order[opening.target]))
         made[left, right, opening] = Group(left=left, right=right, opening=opening)
@@ -236,7 +236,7 @@ def _groups(picture: Picture) -> list[Group]:
     return list(made.values())
 
 
-def _uses(wire: Wire, opening: Opening) -> bool:
+def _uses(wire: Wire, opening: DrawnOpening) -> bool:
     if wire.link is not None:
         # By way of a balancer an agent goes to another host than the server's.
         return wire.source in opening.sources and wire.networks == (opening.source, opening.target)

@@ -19,7 +19,7 @@ MAX_NUMBER = 10**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class LiveState:
     """What is known of a running lab; an empty one is a lab that does not run.
 
     ``running`` has every process that was started, by its name; ``snapshots`` has the parsed
@@ -31,7 +31,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tunnel:
+class LiveTunnel:
     """A tunnel on a link; ``host`` is where in the lab its target is, empty if nobody knows."""
 
     target: str
@@ -44,7 +44,7 @@ class Tunnel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LiveLink:
     """A link by its two ids, and the processes they belong to: empty for one of no process here.
 
     ``open`` counts the tunnels, of which not all have to be listed; bytes are None if unknown.
@@ -59,7 +59,7 @@ class Link:
     rtt_s: float | None = None
     to_agent: int | None = None
     to_server: int | None = None
-    tunnels: tuple[Tunnel, ...] = ()
+    tunnels: tuple[LiveTunnel, ...] = ()
 
     @property
     def well(self) -> bool:
@@ -88,7 +88,7 @@ def _tame(one: str) -> bool:
     )
 
 
-def links(topology: Topology, live: Live) -> tuple[Link, ...]:
+def links(topology: Topology, live: LiveState) -> tuple[LiveLink, ...]:
     """All links that any program told of, each once, in the order of the servers' processes.
 
     A link is as its server saw it; an agent is believed where its server said nothing.
@@ -104,7 +104,7 @@ def links(topology: Topology, live: Live) -> tuple[Link, ...]:
 class _Reader:
     """One look at all snapshots of a lab."""
 
-    def __init__(self, topology: Topology, live: Live) -> None:
+    def __init__(self, topology: Topology, live: LiveState) -> None:
         self._live = live
         self._agents: dict[str, str] = {}
         self._servers: dict[str, str] = {}
@@ -119,7 +119,7 @@ class _Reader:
         kind = self._snapshot(process).get("kind")
         return clean(kind).removesuffix("Snapshot") if isinstance(kind, str) else ""
 
-    def of_server(self, process: Process) -> Iterator[Link]:
+    def of_server(self, process: Process) -> Iterator[LiveLink]:
         """The links that a server told of."""
         if self.kind(process) != "Server":
             return
@@ -129,7 +129,7 @@ class _Reader:
         for entry, tunnels, open_ in self._entries(shot, process.name):
             agent = clean(entry.get("peerId"))
             seen.add(agent)
-            yield Link(
+            yield LiveLink(
                 agent=agent,
                 server=name,
                 agent_process=self._agents.get(agent, ""),
@@ -144,7 +144,7 @@ class _Reader:
         for entry in _entries(shot, "agents"):
             agent = clean(entry.get("id"))
             if agent and agent not in seen:
-                yield Link(
+                yield LiveLink(
                     agent=agent,
                     server=name,
                     agent_process=self._agents.get(agent, ""),
@@ -154,14 +154,14 @@ class _Reader:
                     rtt_s=_number(entry.get("rttSeconds")),
                 )
 
-    def of_agent(self, process: Process) -> Iterator[Link]:
+    def of_agent(self, process: Process) -> Iterator[LiveLink]:
         """The links that an agent told of."""
         if self.kind(process) != "Agent":
             return
         shot = self._snapshot(process)
         for entry, tunnels, open_ in self._entries(shot, ""):
             server = clean(entry.get("peerId"))
-            yield Link(
+            yield LiveLink(
                 agent=clean(shot.get("agentId")) or process.name,
                 server=server,
                 agent_process=process.name,
@@ -176,8 +176,8 @@ class _Reader:
 
     def _entries(
         self, shot: Mapping[str, object], server: str
-    ) -> Iterator[tuple[Mapping[str, object], tuple[Tunnel, ...], int]]:
-        tunnels: dict[int | None, list[Tunnel]] = {}
+    ) -> Iterator[tuple[Mapping[str, object], tuple[LiveTunnel, ...], int]]:
+        tunnels: dict[int | None, list[LiveTunnel]] = {}
         for entry in _entries(shot, "tunnels"):
             tunnels.setdefault(_whole(entry.get("linkId")), []).append(self._tunnel(entry, server))
         for entry in _entries(shot, "links"):
@@ -186,9 +186,9 @@ class _Reader:
                 # Left out of a truncated list, tunnels still are streams.
                 yield entry, own, max(len(own), _whole(entry.get("streams")) or 0)
 
-    def _tunnel(self, entry: Mapping[str, object], server: str) -> Tunnel:
+    def _tunnel(self, entry: Mapping[str, object], server: str) -> LiveTunnel:
         target = clean(entry.get("target"))
-        return Tunnel(
+        return LiveTunnel(
             target=target,
             frontend=clean(entry.get("frontend")),
             state=clean(entry.get("state")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from isthmus.lab.picture import Picture
+from isthmus.lab.picture import LabPicture, counted, link_texts
 from isthmus.lab.picture_cards import CHIP_HEIGHT, Piece, text_width
 from isthmus.lab.picture_layout import (
     CIDR_ROW,
@@ -29,19 +29,18 @@ from isthmus.lab.picture_layout import (
     layout,
     opening_text,
 )
-from isthmus.lab.picture_live import Tunnel
+from isthmus.lab.picture_live import LiveTunnel
 from isthmus.lab.picture_routes import Route, spread
 from isthmus.lab.picture_style import BRICKS, STYLE
 from isthmus.lab.picture_svg_list import links_list, list_size
 from isthmus.lab.picture_svg_tags import color, mark
 from isthmus.lab.picture_wires import LINE_GAP, tunnels_drawn
-from isthmus.lab.picture_words import counted, link_texts
 from isthmus.text.svg import circle, group, num, path, rect, tag, text
 
 TITLE_SIZE, SUBTITLE_SIZE = 22.0, 14.0
 
 
-def svg(picture: Picture) -> str:
+def svg(picture: LabPicture) -> str:
     """Draw a lab as an SVG document."""
     placed = layout(picture)
     list_width, list_height = list_size(picture)
@@ -73,7 +72,7 @@ def svg(picture: Picture) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _about(picture: Picture) -> str:
+def _about(picture: LabPicture) -> str:
     """Say the picture in words."""
     networks = "; ".join(
         f"{one.name}: {', '.join(host.name for host in one.hosts) or 'no hosts'}"
@@ -161,7 +160,7 @@ def _tubes(routes: Sequence[Route]) -> Iterator[str]:
             yield rect("collar", x - 4, y - height / 2, 8, height, rx=3)
 
 
-def _tunnels(route: Route) -> list[tuple[Tunnel, int]]:
+def _tunnels(route: Route) -> list[tuple[LiveTunnel, int]]:
     drawn = tunnels_drawn(route.wire.link) if route.wire.link else ()
     return list(zip(drawn, route.wire.colors, strict=False))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.lab.picture import Mark, Picture
+from isthmus.lab.picture import LabPicture, ProcessMark, flow_text, link_texts
 from isthmus.lab.picture_cards import text_width
 from isthmus.lab.picture_layout import MARGIN
-from isthmus.lab.picture_live import Link
+from isthmus.lab.picture_live import LiveLink
 from isthmus.lab.picture_svg_tags import color, mark
 from isthmus.lab.picture_wires import tunnel_colors, tunnels_drawn
-from isthmus.lab.picture_words import flow_text, link_texts
 from isthmus.text.svg import num, path, tag, text
 
 ROW = 24.0
@@ -37,7 +36,7 @@ class Row:
     stalled: bool = False
 
 
-def _rows(picture: Picture) -> list[Row]:
+def _rows(picture: LabPicture) -> list[Row]:
     rows = []
     for link, colors in zip(picture.links, tunnel_colors(picture), strict=True):
         rows.append(_link_row(link))
@@ -54,7 +53,7 @@ def _rows(picture: Picture) -> list[Row]:
     return rows
 
 
-def _link_row(link: Link) -> Row:
+def _link_row(link: LiveLink) -> Row:
     elsewhere = "" if link.agent_process and link.server_process else "not of this lab"
     numbers = " · ".join(part for part in (*link_texts(link), elsewhere) if part)
     return Row(
@@ -95,7 +94,7 @@ def _placed(rows: list[Row]) -> Iterator[tuple[Row, list[tuple[float, Cell]]]]:
         yield row, cells
 
 
-def list_size(picture: Picture) -> tuple[float, float]:
+def list_size(picture: LabPicture) -> tuple[float, float]:
     """How wide and how high the list is, without margins."""
     rows = _rows(picture)
     ends = [
@@ -108,7 +107,7 @@ def list_size(picture: Picture) -> tuple[float, float]:
     return max(ends), ROW * len(rows) + ROW + (8 if rows else 0)
 
 
-def links_list(picture: Picture, top: float, width: float) -> Iterator[str]:
+def links_list(picture: LabPicture, top: float, width: float) -> Iterator[str]:
     """Draw the list, from ``top`` on."""
     yield '<g class="list">'
     yield tag(
@@ -134,16 +133,16 @@ def links_list(picture: Picture, top: float, width: float) -> Iterator[str]:
     yield "</g>"
 
 
-def _marks(picture: Picture) -> list[Mark]:
+def _marks(picture: LabPicture) -> list[ProcessMark]:
     used = {process.mark for host in picture.hosts for process in host.processes}
-    return [one for one in Mark if one in used]
+    return [one for one in ProcessMark if one in used]
 
 
-def _mark_width(one: Mark) -> float:
+def _mark_width(one: ProcessMark) -> float:
     return 15 + text_width(one.value, LEGEND_SIZE) + 18
 
 
-def _legend(picture: Picture) -> str:
+def _legend(picture: LabPicture) -> str:
     parts = []
     if len(picture.networks) > 1:
         parts.append(f"The wall {'drops' if picture.drops else 'rejects'} what is not allowed.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.lab.picture import Mark
+from isthmus.lab.picture import ProcessMark
 from isthmus.lab.picture_style import TUNNEL_COLORS
 from isthmus.text.svg import circle, num, path
 
@@ -12,9 +12,9 @@ def color(number: int) -> str:
     return TUNNEL_COLORS[number % len(TUNNEL_COLORS)]
 
 
-def mark(one: Mark, x: float, y: float) -> str:
+def mark(one: ProcessMark, x: float, y: float) -> str:
     """Draw how a process is."""
-    if one is Mark.DEAD:
+    if one is ProcessMark.DEAD:
         cross = f"M{num(x - 4)} {num(y - 4)}l8 8m0 -8l-8 8"
         return path("cross", cross, stroke="#e03131", **{"stroke-width": "2.5"})
     return circle(one.name.lower(), x, y, 4.5)

@@ -2,36 +2,221 @@
 
 Links run down lanes at the right, through gaps in the wall; a host on several networks has a thin
 line there to each of the others. Below are the links with their tunnels, and the signs explained.
+Colours are for terminals, plain ASCII for those that cannot show anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import groupby
 
-from isthmus.lab.picture import Guest, HostView, Mark, NetworkView, Opening, Picture, Place
-from isthmus.lab.picture_canvas import Canvas, Ink, cut, spell
-from isthmus.lab.picture_lanes import (
-    THICK,
-    THIN,
-    Key,
-    Lane,
-    draw_lanes,
-    lanes_of,
-    link_key,
-    place_key,
+from isthmus.lab.picture import (
+    DrawnGuest,
+    DrawnHost,
+    DrawnNetwork,
+    DrawnOpening,
+    HostAddresses,
+    LabPicture,
+    ProcessMark,
+    counted,
+    flow_text,
+    link_texts,
+    rtt_text,
 )
-from isthmus.lab.picture_live import Link, Tunnel
-from isthmus.lab.picture_words import counted, flow_text, link_texts, rtt_text
+from isthmus.lab.picture_live import LiveLink, LiveTunnel
 
 MIN_WIDTH = 60
 TUNNELS_SHOWN = 10
-MARKS = {Mark.RUNNING: "●", Mark.DEAD: "✗", Mark.WAITING: "○"}
-INKS = {Mark.RUNNING: Ink.GOOD, Mark.DEAD: Ink.BAD, Mark.WAITING: Ink.FAINT}
+MARKS = {ProcessMark.RUNNING: "●", ProcessMark.DEAD: "✗", ProcessMark.WAITING: "○"}
+
+# One cell for one cell; what is longer in ASCII is written by spell() before anything is measured.
+ASCII_CELLS = str.maketrans(
+    "┌┐└┘├┤┬┴┼╭╮╰╯╔╗╚╝╠╣╦╩╬╞╡╪─═│║▒●○✗…·▲▼",
+    "+++++++++++++++++++++++++-=||#*ox~-^v",
+)
+ASCII_WORDS = {"→": "->", "↔": "<->", "↑": "up", "↓": "down", "µs": "us", "…": "..."}
+
+Key = tuple[str, str, str]
+
+
+class Ink(Enum):
+    """What a cell is written with; the value is the SGR parameter of ECMA-48 §8.3.117."""
+
+    PLAIN = ""
+    BOLD = "1"
+    FAINT = "2"
+    GOOD = "32"
+    BAD = "31"
+    WARN = "33"
+    LINK = "36"
+    WALL = "38;5;130"
+
+
+def spell(text: str, *, ascii: bool) -> str:
+    """Write a text in ASCII, if it has to be; it may become longer."""
+    if not ascii:
+        return text
+    for sign, word in ASCII_WORDS.items():
+        text = text.replace(sign, word)
+    return text
+
+
+def cut(text: str, room: int) -> str:
+    """Shorten a text to the room there is."""
+    return text if len(text) <= room else text[: max(room - 1, 0)] + "…"[:room]
+
+
+class Canvas:
+    """Rows of cells that grow as they are written on; what lies right of ``width`` is lost."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._rows: list[list[tuple[str, Ink]]] = []
+
+    @property
+    def height(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    def put(self, row: int, column: int, text: str, ink: Ink = Ink.PLAIN) -> None:
+        """Write a text over whatever is there."""
+        while row >= len(self._rows):
+            self._rows.append([(" ", Ink.PLAIN)] * self.width)
+        for at, sign in enumerate(text, column):
+            if 0 <= at < self.width:
+                self._rows[row][at] = (sign, ink)
+
+    def at(self, row: int, column: int) -> str:
+        """The sign in a cell."""
+        return self._rows[row][column][0] if row < self.height else " "
+
+    def to_text(self, *, color: bool, ascii: bool) -> str:
+        """All rows, without the blanks at their ends."""
+        return "\n".join(self._line(row, color=color, ascii=ascii) for row in self._rows) + "\n"
+
+    def _line(self, row: list[tuple[str, Ink]], *, color: bool, ascii: bool) -> str:
+        used = max((at for at, (sign, _) in enumerate(row, 1) if sign != " "), default=0)
+        line = []
+        for ink, cells in groupby(row[:used], key=lambda cell: cell[1]):
+            text = "".join(sign for sign, _ in cells)
+            if ascii:
+                text = text.translate(ASCII_CELLS).encode("ascii", "replace").decode("ascii")
+            line.append(f"\x1b[{ink.value}m{text}\x1b[0m" if color and ink.value else text)
+        return "".join(line)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Pen:
+    """The signs of one kind of line, by the sides of a cell that it leaves by."""
+
+    across: str
+    down: str
+    corners: str  # in from the left: the top of a lane, its bottom, between
+    tees: str  # the same, and on to the right
+    out: str  # out of a host's box
+    through: str  # through a network's border
+
+
+THICK = Pen("═", "║", "╗╝╣", "╦╩╬", "╞", "╪")
+THIN = Pen("─", "│", "┐┘┤", "┬┴┼", "├", "┼")
+
+
+@dataclass(slots=True)
+class Lane:
+    """A line down the right side, and the rows in which something is joined to it."""
+
+    pen: Pen
+    ink: Ink
+    keys: frozenset[Key]
+    rows: list[int] = field(default_factory=list)
+    column: int = 0
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first row and the last."""
+        return min(self.rows), max(self.rows)
+
+
+def link_key(link: LiveLink) -> Key:
+    """What a link's two processes are joined by."""
+    return ("link", link.server_process, link.agent_process)
+
+
+def place_key(host: str, network: str) -> Key:
+    """What a host and one of its further networks are joined by."""
+    return ("place", host, network)
+
+
+def lanes_of(picture: LabPicture, *, most: int) -> list[Lane]:
+    """The lanes that are needed: of links together by agent or server if there are too many."""
+    thin = [
+        Lane(THIN, Ink.FAINT, frozenset({place_key(guest.host, guest.place.network)}))
+        for network in picture.networks
+        for guest in network.guests
+    ][:most]
+    drawn = {process.name for host in picture.hosts for process in host.processes}
+    links = [
+        link
+        for link in picture.links
+        if {link.agent_process, link.server_process} <= drawn
+        and link.agent_process != link.server_process
+    ]
+    ways: tuple[Callable[[LiveLink], object], ...] = (
+        link_key,
+        lambda link: link.agent_process,
+        lambda link: link.server_process,
+        lambda link: "",
+    )
+    for way in ways:
+        together: dict[object, list[LiveLink]] = {}
+        for link in links:
+            together.setdefault(way(link), []).append(link)
+        if len(together) + len(thin) <= most:
+            break
+    return thin + [
+        Lane(
+            THICK,
+            Ink.LINK if all(link.well for link in group) else Ink.BAD,
+            frozenset(map(link_key, group)),
+        )
+        for group in together.values()
+    ]
+
+
+def draw_lanes(canvas: Canvas, lanes: Sequence[Lane], left: int) -> None:
+    """Draw lanes whose rows are known, right of the column ``left``."""
+    # Who begins first is outermost: then no lane crosses another's beginning.
+    lanes = sorted(
+        (lane for lane in lanes if len(lane.rows) > 1),
+        key=lambda lane: (lane.ends[0], -lane.ends[1]),
+        reverse=True,
+    )
+    for number, lane in enumerate(lanes):
+        lane.column = left + 1 + 2 * number
+        for row in range(lane.ends[0], lane.ends[1] + 1):
+            canvas.put(row, lane.column - 1, " ")
+            canvas.put(row, lane.column + 1, " ")
+            canvas.put(row, lane.column, lane.pen.down, lane.ink)
+    for lane in lanes:
+        for row in lane.rows:
+            # A lane that is only crossed goes under.
+            canvas.put(row, left, lane.pen.across * (lane.column - left), lane.ink)
+    for row in {row for lane in lanes for row in lane.rows}:
+        here = [lane for lane in lanes if row in lane.rows]
+        furthest = max(lane.column for lane in here)
+        for lane in here:
+            signs = lane.pen.corners if lane.column == furthest else lane.pen.tees
+            sign = signs[0 if row == lane.ends[0] else 1 if row == lane.ends[1] else 2]
+            canvas.put(row, lane.column, sign, lane.ink)
+
+
+INKS = {ProcessMark.RUNNING: Ink.GOOD, ProcessMark.DEAD: Ink.BAD, ProcessMark.WAITING: Ink.FAINT}
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
     """A line in a host's box, what it may be joined to, and what is said on the way there."""
 
     text: str
@@ -40,7 +225,7 @@ class Line:
     notes: tuple[str, ...] = ()
 
 
-def draw(picture: Picture, *, width: int = 100, color: bool, ascii: bool = False) -> str:
+def draw(picture: LabPicture, *, width: int = 100, color: bool, ascii: bool = False) -> str:
     """Draw a lab with characters, at most ``width`` of them in a row (and not below 60).
 
     ``color`` is for terminals; ``ascii`` is for those that cannot show anything else.
@@ -51,7 +236,7 @@ def draw(picture: Picture, *, width: int = 100, color: bool, ascii: bool = False
 class _Drawing:
     """One picture on its way to a canvas."""
 
-    def __init__(self, picture: Picture, width: int, *, ascii: bool) -> None:
+    def __init__(self, picture: LabPicture, width: int, *, ascii: bool) -> None:
         self._picture = picture
         self._ascii = ascii
         self._canvas = Canvas(width)
@@ -82,7 +267,7 @@ class _Drawing:
 
     # The networks and their hosts.
 
-    def _network(self, network: NetworkView) -> None:
+    def _network(self, network: DrawnNetwork) -> None:
         top = self._canvas.height
         title = f" {network.name} "
         cidrs = "  ".join(network.cidrs) + (f"  {network.note}" if network.note else "")
@@ -111,24 +296,24 @@ class _Drawing:
         last = self._canvas.height
         self._canvas.put(last, 0, "└" + "─" * (self._box - 2) + "┘", Ink.FAINT)
 
-    def _lines(self, host: HostView) -> list[Line]:
+    def _lines(self, host: DrawnHost) -> list[HostLine]:
         first, *others = host.places
-        lines = [Line(" ".join(first.addresses), Ink.FAINT)]
+        lines = [HostLine(" ".join(first.addresses), Ink.FAINT)]
         if first.shape:
-            lines.append(Line(first.shape, Ink.WARN))
+            lines.append(HostLine(first.shape, Ink.WARN))
         for place in others:
             keys = frozenset({place_key(host.name, place.network)})
-            lines.append(Line(f"{place.network}  {_addresses(place)}", Ink.FAINT, keys))
+            lines.append(HostLine(f"{place.network}  {_addresses(place)}", Ink.FAINT, keys))
         if host.also:
-            lines.append(Line(f"lo  {' '.join(host.also)}", Ink.FAINT))
+            lines.append(HostLine(f"lo  {' '.join(host.also)}", Ink.FAINT))
         for process in host.processes:
             what = "" if process.what in ("", process.name) else f"  {process.what}"
             text = f"{MARKS[process.mark]} {process.name}{what}"
             keys, notes = self._links_of(process.name)
-            lines.append(Line(text, INKS[process.mark], keys, notes))
+            lines.append(HostLine(text, INKS[process.mark], keys, notes))
         if host.serves:
-            lines.append(Line("serves " + ", ".join(host.serves)))
-        lines += (Line(service) for service in host.services)
+            lines.append(HostLine("serves " + ", ".join(host.serves)))
+        lines += (HostLine(service) for service in host.services)
         return [replace(line, text=self._spell(line.text)) for line in lines]
 
     def _links_of(self, process: str) -> tuple[frozenset[Key], tuple[str, ...]]:
@@ -140,12 +325,12 @@ class _Drawing:
     def _joined(self, keys: frozenset[Key]) -> list[Lane]:
         return [lane for lane in self._lanes if lane.keys & keys]
 
-    def _box_width(self, host: HostView, lines: Iterable[Line]) -> int:
+    def _box_width(self, host: DrawnHost, lines: Iterable[HostLine]) -> int:
         widest = max(len(host.name) + 2, *(len(line.text) for line in lines))
         return min(widest + 4, self._box - 4)
 
     def _host(
-        self, host: HostView, lines: Sequence[Line], row: int, column: int, size: int
+        self, host: DrawnHost, lines: Sequence[HostLine], row: int, column: int, size: int
     ) -> None:
         name = cut(f" {host.name} ", size - 2)
         self._canvas.put(row, column, "╭" + "─" * (size - 2) + "╮")
@@ -156,13 +341,13 @@ class _Drawing:
             self._join(at, column + size - 1, line)
         self._canvas.put(row + len(lines) + 1, column, "╰" + "─" * (size - 2) + "╯")
 
-    def _guest(self, guest: Guest, row: int) -> None:
+    def _guest(self, guest: DrawnGuest, row: int) -> None:
         text = cut(self._spell(f"{guest.host}  {_addresses(guest.place)} "), self._box - 6)
         self._canvas.put(row, 2, text, Ink.FAINT)
         keys = frozenset({place_key(guest.host, guest.place.network)})
-        self._join(row, 2 + len(text), Line("", keys=keys))
+        self._join(row, 2 + len(text), HostLine("", keys=keys))
 
-    def _join(self, row: int, column: int, line: Line) -> None:
+    def _join(self, row: int, column: int, line: HostLine) -> None:
         """Draw the way out to the lanes, with what is said on it if there is room."""
         lanes = self._joined(line.keys)
         if not lanes:
@@ -216,7 +401,7 @@ class _Drawing:
         self._say([])
         self._legend()
 
-    def _tunnel(self, tunnel: Tunnel, room: int) -> None:
+    def _tunnel(self, tunnel: LiveTunnel, room: int) -> None:
         flow = flow_text(tunnel.to_target, tunnel.to_client)
         numbers = f"{tunnel.target:{room}}  {tunnel.frontend:12}  {flow:18}  "
         state, ink = (tunnel.state, Ink.PLAIN) if not tunnel.stalled else ("stalled", Ink.WARN)
@@ -226,7 +411,7 @@ class _Drawing:
 
     def _legend(self) -> None:
         marks = {one.mark for host in self._picture.hosts for one in host.processes}
-        parts = [f"{MARKS[mark]} {mark.value}" for mark in Mark if mark in marks]
+        parts = [f"{MARKS[mark]} {mark.value}" for mark in ProcessMark if mark in marks]
         if len(self._picture.networks) > 1:
             parts.append(f"▒ wall, {'drops' if self._picture.drops else 'rejects'} the rest")
         if self._picture.links:
@@ -234,18 +419,18 @@ class _Drawing:
         self._say([("   ".join(parts), Ink.FAINT)])
 
 
-def _addresses(place: Place) -> str:
+def _addresses(place: HostAddresses) -> str:
     return " ".join(place.addresses) + (f"  {place.shape}" if place.shape else "")
 
 
-def _opening(opening: Opening, order: dict[str, int]) -> str:
+def _opening(opening: DrawnOpening, order: dict[str, int]) -> str:
     if opening.both:
         return f"▲ ▼ {opening.who} ↔ {opening.whom}"
     sign = "▲" if order[opening.source] > order[opening.target] else "▼"
     return f"{sign} {opening.who} → {opening.whom}"
 
 
-def _notes(links: Sequence[Link]) -> tuple[str, ...]:
+def _notes(links: Sequence[LiveLink]) -> tuple[str, ...]:
     """What is said on the way from an agent to its lanes: of one link, or of all together."""
     if len(links) < 2:
         return link_texts(links[0]) if links else ()

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.lab.picture import Picture
-from isthmus.lab.picture_live import Link, Tunnel
-from isthmus.lab.picture_words import flow_text, link_texts
+from isthmus.lab.picture import LabPicture, flow_text, link_texts
+from isthmus.lab.picture_live import LiveLink, LiveTunnel
 
 TUNNELS_DRAWN = 6
 LINE_GAP = 5.0
@@ -38,8 +37,8 @@ class Wire:
     source: str
     target: str
     networks: tuple[str, str]
-    link: Link | None = None
-    tunnel: Tunnel | None = None
+    link: LiveLink | None = None
+    tunnel: LiveTunnel | None = None
     colors: tuple[int, ...] = ()
 
     @property
@@ -67,12 +66,12 @@ class Wire:
         return 50.0 if self.left.column == self.right.column else self.thickness + 50
 
 
-def tunnels_drawn(link: Link) -> tuple[Tunnel, ...]:
+def tunnels_drawn(link: LiveLink) -> tuple[LiveTunnel, ...]:
     """Those of a link's tunnels that get a line: who does not move comes first."""
     return tuple(sorted(link.tunnels, key=lambda one: not one.stalled)[:TUNNELS_DRAWN])
 
 
-def tunnel_colors(picture: Picture) -> list[tuple[int, ...]]:
+def tunnel_colors(picture: LabPicture) -> list[tuple[int, ...]]:
     """A colour's number for every tunnel that is drawn, link by link."""
     made, count = [], 0
     for link in picture.links:
@@ -82,7 +81,7 @@ def tunnel_colors(picture: Picture) -> list[tuple[int, ...]]:
     return made
 
 
-def wires_of(picture: Picture) -> Iterator[Wire]:
+def wires_of(picture: LabPicture) -> Iterator[Wire]:
     """All lines of a picture."""
     column = {
         host.name: number for number, one in enumerate(picture.networks) for host in one.hosts
@@ -91,8 +90,8 @@ def wires_of(picture: Picture) -> Iterator[Wire]:
     def wire(
         source: WireEnd,
         target: WireEnd,
-        link: Link | None = None,
-        tunnel: Tunnel | None = None,
+        link: LiveLink | None = None,
+        tunnel: LiveTunnel | None = None,
         colors: tuple[int, ...] = (),
     ) -> Wire:
         left, right = (source, target) if source.column <= target.column else (target, source)

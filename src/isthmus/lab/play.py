@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.frame.signals import Told, noting_signals
 from isthmus.lab import catalog, fabric, reading, removal
-from isthmus.lab.picture import Live
-from isthmus.lab.processes import last_words, runs, was_started
-from isthmus.lab.stage import Stage, enter, standing
+from isthmus.lab.picture_live import LiveState
+from isthmus.lab.plan import WALL, Names
+from isthmus.lab.processes import environment, last_words, runs, was_started
+from isthmus.lab.stage import LabStage, enter, standing
 from isthmus.lab.state import Lab
-from isthmus.lab.steps import Seen, describe, perform, snapshot
-from isthmus.lab.topology import Step, Topology
+from isthmus.lab.steps import StepResult, describe, perform, snapshot
+from isthmus.lab.topology import LabStep, Topology
+from isthmus.net.namespaces import in_namespace
+from isthmus.settings.checks import nearest
 
 _OWNER_TIMEOUT_S = 15.0
 _LOOK_AGAIN_S = 0.05
@@ -33,18 +38,18 @@ class Display(Protocol):
     def say(self, sentence: str) -> None:
         """Something that the user should know."""
 
-    def seen(self, number: int, of: int, seen: Seen) -> None:
+    def seen(self, number: int, of: int, seen: StepResult) -> None:
         """A step was done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RunReport:
     """A run: what was seen of each step, and whether all of it was as it should be."""
 
     topology: str
     token: str
     firewall: str
-    steps: tuple[Seen, ...]
+    steps: tuple[StepResult, ...]
     of: int
     kept: bool
     up_s: float
@@ -57,7 +62,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RunOptions:
     """What the user asked for besides the topology."""
 
     firewall: str = ""
@@ -76,7 +81,7 @@ def need_root() -> None:
         raise ConfigError("isthmus lab needs root, to make network namespaces; use sudo")
 
 
-def run(name: str, wishes: Wishes, display: Display) -> Report:
+def run(name: str, wishes: RunOptions, display: Display) -> RunReport:
     """Bring a topology up, do its steps, and take it down.
 
     Raises:
@@ -102,7 +107,7 @@ def run(name: str, wishes: Wishes, display: Display) -> Report:
         steps = _perform(stage, topology.steps, display)
         if wishes.keep:
             stage.lab.keep()
-        report = Report(
+        report = RunReport(
             topology=topology.name,
             token=stage.lab.token,
             firewall=stage.lab.firewall,
@@ -115,7 +120,7 @@ def run(name: str, wishes: Wishes, display: Display) -> Report:
     return report
 
 
-def _load(name: str, wishes: Wishes, display: Display) -> tuple[Topology, str]:
+def _load(name: str, wishes: RunOptions, display: Display) -> tuple[Topology, str]:
     if wishes.path:
         # Programs of a lab have another working directory.
         paths = [os.path.abspath(path) for path in wishes.path]
@@ -136,7 +141,7 @@ def _check(without: Collection[str], topology: Topology) -> None:
             raise ConfigError(f"--without={name}: no such process; {topology.name} has {there}")
 
 
-def _perform(stage: Stage, steps: Sequence[Step], display: Display) -> list[Seen]:
+def _perform(stage: LabStage, steps: Sequence[LabStep], display: Display) -> list[StepResult]:
     done = [describe(stage.topology, step) for step in steps]
     for number, step in enumerate(steps, 1):
         stage.wait(0)
@@ -154,10 +159,10 @@ def _perform(stage: Stage, steps: Sequence[Step], display: Display) -> list[Seen
     return [*done, *_unasked(stage)]
 
 
-def _unasked(stage: Stage) -> list[Seen]:
+def _unasked(stage: LabStage) -> list[StepResult]:
     """The programs that failed though no step made them."""
     return [
-        Seen(
+        StepResult(
             source="", what=name, through="", expected="runs",
             seen=f"ended with exit code {code}: {last_words(stage.lab, name)}",
         )
@@ -166,7 +171,7 @@ def _unasked(stage: Stage) -> list[Seen]:
     ]  # fmt: skip
 
 
-def up(name: str, wishes: Wishes, display: Display) -> Lab:
+def up(name: str, wishes: RunOptions, display: Display) -> Lab:
     """Bring a topology up and leave it there.
 
     Raises:
@@ -228,7 +233,7 @@ def topology_of(lab: Lab) -> Topology:
     return fabric.effective(read)[0]
 
 
-def look(lab: Lab) -> tuple[Topology, Live]:
+def look(lab: Lab) -> tuple[Topology, LiveState]:
     """See what runs in a lab, and what its servers and agents say of themselves.
 
     Raises:
@@ -245,4 +250,25 @@ def look(lab: Lab) -> tuple[Topology, Live]:
             # Started by hand it has left no number, and answers all the same.
             if picture is not None or was_started(lab, process):
                 running[process.name] = picture is not None or runs(lab, process)
-    return topology, Live(running=running, snapshots=snapshots)
+    return topology, LiveState(running=running, snapshots=snapshots)
+
+
+def shell_command(lab: Lab, host: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Write the command that runs words on a host, a shell if there are none; its environment.
+
+    Raises:
+        ConfigError: there is no such host.
+    """
+    hosts = [*(one.name for one in topology_of(lab).hosts), WALL]
+    if host not in hosts:
+        raise ConfigError(f"{host}: no such host in lab {lab.token}{nearest(host, hosts)}")
+    names = Names(lab.token)
+    namespace = names.wall if host == WALL else names.host(host)
+    variables = environment(lab.token)
+    own = Path(sys.executable).parent  # where isthmus is, if it was installed with this Python
+    variables |= {
+        "LAB": str(lab.directory),
+        "PATH": f"{own}{os.pathsep}{variables.get('PATH', os.defpath)}",
+        "debian_chroot": host,  # bash shows it in the prompt
+    }
+    return in_namespace(namespace, words or [os.environ.get("SHELL", "/bin/sh")]), variables

@@ -36,12 +36,17 @@ from typing import TYPE_CHECKING
 from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.errors import DialError, IsthmusError
 from isthmus.lab import attempts
-from isthmus.lab.attempts import Means
-from isthmus.lab.background import Background
-from isthmus.lab.outcome import TlsFiles
+from isthmus.lab.attempts import AttemptMeans, BackgroundTraffic
 from isthmus.lab.pipes import Dialer
-from isthmus.lab.probe_words import Json, as_object, read_attempt, read_way, write_outcome
-from isthmus.lab.topology import Protocol, Way
+from isthmus.lab.probe_messages import (
+    Json,
+    ProbeTlsFiles,
+    as_object,
+    read_attempt,
+    read_way,
+    write_outcome,
+)
+from isthmus.lab.topology import FrontendProtocol, LabFrontend
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
@@ -54,7 +59,7 @@ if TYPE_CHECKING:
 MOST_LINE_BYTES = 4 * 1024 * 1024
 
 
-class Probe:
+class HostProbe:
     """Does what the requests say, all at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Json], None]) -> None:
@@ -65,8 +70,8 @@ class Probe:
         self._direct = DirectDialer(
             loop, self._poller, self._resolver, metadata=NO_METADATA_BY_NAME
         )
-        self._shared_dialers: dict[tuple[Way, TlsFiles], PooledDialer] = {}
-        self._traffic: dict[str, Background] = {}
+        self._shared_dialers: dict[tuple[LabFrontend, ProbeTlsFiles], PooledDialer] = {}
+        self._traffic: dict[str, BackgroundTraffic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, line: bytes) -> None:
@@ -125,7 +130,7 @@ class Probe:
                 raise ValueError(f"nobody knows how to do {other!r}")
 
     async def _fetch(self, request: Json) -> Json:
-        page = attempts.Page.parse(str(request["url"]))
+        page = attempts.PageUrl.parse(str(request["url"]))
         timeout_s = float(request["timeout_s"])
         try:
             async with asyncio.timeout(timeout_s):
@@ -143,42 +148,42 @@ class Probe:
             (read_attempt(one["attempt"]), self._means(request, one.get("way")))
             for one in request["attempts"]
         ]
-        self._traffic[name] = Background(
+        self._traffic[name] = BackgroundTraffic(
             asked, clients=int(request["clients"]), pause_s=float(request["pause_s"])
         )
         return {}
 
-    def _means(self, request: Json, way: Json | None) -> Means:
-        tls = TlsFiles(**as_object(request["tls"]))
-        return Means(
+    def _means(self, request: Json, way: Json | None) -> AttemptMeans:
+        tls = ProbeTlsFiles(**as_object(request["tls"]))
+        return AttemptMeans(
             dialer=self._direct if way is None else self._through(read_way(way), tls),
             poller=self._poller,
             trust=partial(context, tls),
         )
 
-    def _through(self, way: Way, tls: TlsFiles) -> Dialer:
+    def _through(self, way: LabFrontend, tls: ProbeTlsFiles) -> Dialer:
         # Only what is asked for is imported: most probes never speak gRPC.
         from isthmus.dial.dialers.through_server import ServerPlace
 
-        alpn = "" if way.protocol is Protocol.HTTP_CONNECT else "h2"
+        alpn = "" if way.protocol is FrontendProtocol.HTTP_CONNECT else "h2"
         if way.uds:
             place = ServerPlace(uds=way.uds)
         else:
             place = ServerPlace(tcp=HostPort.parse(way.tcp), context=partial(context, tls, alpn))
-        if way.protocol is not Protocol.HTTP_CONNECT:
+        if way.protocol is not FrontendProtocol.HTTP_CONNECT:
             return self._shared_dialer(way, tls, place)
         from isthmus.dial.dialers.through_connect import ConnectDialer
 
         return ConnectDialer(self._loop, self._poller, self._resolver, place)
 
-    def _shared_dialer(self, way: Way, tls: TlsFiles, place: ServerPlace) -> Dialer:
+    def _shared_dialer(self, way: LabFrontend, tls: ProbeTlsFiles, place: ServerPlace) -> Dialer:
         """Give the one of this way: it keeps its connection to the server for the next attempt."""
         from isthmus.dial.dialers.through_grpc import GrpcDialer
         from isthmus.dial.dialers.through_payload import PayloadDialer
 
         found = self._shared_dialers.get((way, tls))
         if found is None:
-            kind = GrpcDialer if way.protocol is Protocol.GRPC else PayloadDialer
+            kind = GrpcDialer if way.protocol is FrontendProtocol.GRPC else PayloadDialer
             found = kind(self._loop, self._poller, self._resolver, place)
             self._shared_dialers[way, tls] = found
         return found
@@ -187,7 +192,7 @@ class Probe:
 # TLS.
 
 
-def context(tls: TlsFiles, alpn: str = "") -> ssl.SSLContext:
+def context(tls: ProbeTlsFiles, alpn: str = "") -> ssl.SSLContext:
     """A context of these files as they are now."""
     stamp = tuple(
         os.stat(path).st_mtime_ns for path in (tls.ca_cert, tls.client_cert, tls.client_key)
@@ -196,7 +201,7 @@ def context(tls: TlsFiles, alpn: str = "") -> ssl.SSLContext:
 
 
 @lru_cache(maxsize=8)
-def _context(tls: TlsFiles, alpn: str, stamp: tuple[int, ...]) -> ssl.SSLContext:
+def _context(tls: ProbeTlsFiles, alpn: str, stamp: tuple[int, ...]) -> ssl.SSLContext:
     made = ssl.create_default_context(cafile=tls.ca_cert)
     made.load_cert_chain(tls.client_cert, tls.client_key)
     if alpn:
@@ -211,7 +216,7 @@ async def serve(stdin: int, stdout: int) -> None:
     """Serve requests until there are no more, or SIGTERM comes."""
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
-    probe = Probe(loop, partial(_write, stdout))
+    probe = HostProbe(loop, partial(_write, stdout))
     loop.add_signal_handler(signal.SIGTERM, over.set)
     # A thread, since stdin may be anything; asyncio reads pipes only.
     reading = threading.Thread(
@@ -224,7 +229,9 @@ async def serve(stdin: int, stdout: int) -> None:
         await probe.close()
 
 
-def _read(stdin: int, loop: asyncio.AbstractEventLoop, probe: Probe, over: asyncio.Event) -> None:
+def _read(
+    stdin: int, loop: asyncio.AbstractEventLoop, probe: HostProbe, over: asyncio.Event
+) -> None:
     kept = b""
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the loop has ended before us
         while data := os.read(stdin, 64 * 1024):

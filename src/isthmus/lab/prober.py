@@ -20,10 +20,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from isthmus.lab.outcome import Outcome, TlsFiles, TrafficCount
-from isthmus.lab.probe_words import Json, read_outcome, write_attempt, write_way
+from isthmus.lab.probe_messages import (
+    AttemptOutcome,
+    Json,
+    ProbeTlsFiles,
+    TrafficCount,
+    read_outcome,
+    write_attempt,
+    write_way,
+)
 from isthmus.lab.python import module
-from isthmus.lab.topology import Attempt, Traffic, Way
+from isthmus.lab.topology import LabAttempt, LabFrontend, Traffic
 
 #: What a probe may take for an answer besides what it was given for the thing itself; on a busy
 #: machine its start is in there, too.
@@ -38,7 +45,9 @@ class ProbeLostError(OSError):
 class Prober:
     """A probe that runs in a namespace, or right here when that is None."""
 
-    def __init__(self, namespace: str | None, *, tls: TlsFiles, log: Path | None = None) -> None:
+    def __init__(
+        self, namespace: str | None, *, tls: ProbeTlsFiles, log: Path | None = None
+    ) -> None:
         self._where = namespace or "here"
         self._tls = asdict(tls)
         self._lock = threading.Lock()  # of what is known; never held while something blocks
@@ -57,7 +66,7 @@ class Prober:
     def __repr__(self) -> str:
         return f"<Prober {self._where}, process {self._process.pid}>"
 
-    def attempt(self, attempt: Attempt, way: Way | None) -> Outcome:
+    def attempt(self, attempt: LabAttempt, way: LabFrontend | None) -> AttemptOutcome:
         """Make an attempt, directly or by a way whose placeholders are filled in.
 
         Raises:
@@ -80,7 +89,7 @@ class Prober:
             raise OSError(errno.EPROTO, str(exc)) from exc
         return int(answer["status"]), str(answer["body"])
 
-    def start_traffic(self, traffic: Traffic, ways: Mapping[str, Way]) -> None:
+    def start_traffic(self, traffic: Traffic, ways: Mapping[str, LabFrontend]) -> None:
         """Begin attempts in the background; ``ways`` are those that ``through`` names.
 
         Raises:

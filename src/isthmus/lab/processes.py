@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from isthmus.errors import ConfigError
-from isthmus.lab.placeholders import fill
+from isthmus.lab.commands import fill
 from isthmus.lab.plan import Names
 from isthmus.lab.python import module
 from isthmus.lab.removal import NETNS, began_at, space_of
@@ -45,7 +45,7 @@ def argv(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [*ISTHMUS, *words[1:]] if words[0] == "isthmus" else words
 
 
-class Programs:
+class LabPrograms:
     """The programs of one lab, as its maker sees them."""
 
     def __init__(self, lab: Lab, values: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Reading a topology from YAML, strictly: all errors at once, each with its place.
 
-Here are the document and what is said about all hosts; networks are read by reading_networks.py,
-hosts by reading_hosts.py, the steps by reading_steps.py, the smallest parts by reading_words.py.
+Here are the document and what is said about all hosts; networks and hosts are read by
+reading_hosts.py, the steps by reading_steps.py, the smallest parts by reading_words.py.
 Opening files is catalog.py's part. Imports yaml, which takes its time.
 """
 
@@ -14,19 +14,18 @@ from itertools import product
 
 from isthmus.errors import ConfigError
 from isthmus.lab import reading_words as words
-from isthmus.lab.placeholders import addresses, fill, known
-from isthmus.lab.reading_hosts import read_hosts
-from isthmus.lab.reading_networks import Networks, check_behind, read_networks
+from isthmus.lab.commands import addresses, fill, known
+from isthmus.lab.reading_hosts import NetworkTable, check_behind, read_hosts, read_networks
 from isthmus.lab.reading_steps import DIRECT, StepsReader
 from isthmus.lab.topology import (
     Allow,
-    Host,
+    FrontendProtocol,
     IpAddress,
-    Network,
-    Protocol,
+    LabFrontend,
+    LabHost,
+    LabNetwork,
     Topology,
     Wall,
-    Way,
 )
 from isthmus.settings.located import Fields, Located, compose, read_all
 
@@ -71,7 +70,7 @@ def read(text: str, *, name: str, source: str) -> Topology:
 
 def _topology(root: Located, name: str) -> Topology:
     found = root.mapping(TOPOLOGY_KEYS, required=("title", "networks", "hosts"))
-    networks = read_networks(found["networks"]) if "networks" in found else Networks()
+    networks = read_networks(found["networks"]) if "networks" in found else NetworkTable()
     hosts = read_hosts(found["hosts"], name, networks) if "hosts" in found else ()
     check_behind(networks, hosts)
     title = found.text("title")
@@ -119,7 +118,7 @@ def _with_placeholders(topology: Topology, found: Fields) -> Topology:
 
 
 def _allows(
-    node: Located, networks: Mapping[str, Network], hosts: Collection[Host]
+    node: Located, networks: Mapping[str, LabNetwork], hosts: Collection[LabHost]
 ) -> Iterator[Allow]:
     """One rule for each pair of who may and where to."""
     found = node.mapping(ALLOW_KEYS, required=("from", "to"))
@@ -138,7 +137,7 @@ def _allows(
         yield Allow(source=source, target=target, ports=ports)
 
 
-def _names(node: Located, hosts: Collection[Host]) -> tuple[tuple[str, IpAddress], ...]:
+def _names(node: Located, hosts: Collection[LabHost]) -> tuple[tuple[str, IpAddress], ...]:
     read = []
     for name, (key, value) in node.entries(most=words.MAX_ITEMS).items():
         key.read(words.dns_name)
@@ -151,7 +150,7 @@ def _names(node: Located, hosts: Collection[Host]) -> tuple[tuple[str, IpAddress
 
 def _ways(
     node: Located, placeholders: Collection[str], filling: Mapping[str, str]
-) -> tuple[Way, ...]:
+) -> tuple[LabFrontend, ...]:
     ways = []
     for name, (key, value) in node.entries(most=words.MAX_ITEMS).items():
         words.check_name(key, name, "a way", most=MAX_WAY_CHARS, reserved=(DIRECT, "wall", "lab"))
@@ -166,6 +165,6 @@ def _ways(
             found["uds"].error("must be an absolute path, such as {dir}/connect.sock")
         if tcp is not None:
             found["tcp"].read(lambda text: words.target(fill(text, filling)))
-        protocol = found.member("protocol", Protocol.HTTP_CONNECT)
-        ways.append(Way(name=name, protocol=protocol, uds=uds or "", tcp=tcp or ""))
+        protocol = found.member("protocol", FrontendProtocol.HTTP_CONNECT)
+        ways.append(LabFrontend(name=name, protocol=protocol, uds=uds or "", tcp=tcp or ""))
     return tuple(ways)

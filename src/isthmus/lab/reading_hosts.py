@@ -1,29 +1,32 @@
-"""Reading the hosts of a topology: where they are, and what runs on them.
+"""Reading the networks and hosts of a topology: where they are, and what runs on them.
 
-Two passes: routes, services and placeholders speak of other hosts' addresses.
+Networks are read before there are hosts; whether the host that one is behind can be its router is
+checked afterwards. Hosts are read in two passes: routes, services and placeholders speak of other
+hosts' addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from isthmus.lab import reading_words as words
-from isthmus.lab.commands import ready_url
-from isthmus.lab.placeholders import addresses, fill, known
+from isthmus.lab.commands import addresses, fill, known, ready_url
 from isthmus.lab.topology import (
     Attachment,
-    Host,
     IpAddress,
-    Network,
+    IpNetwork,
+    LabHost,
+    LabNetwork,
+    LabRoute,
+    LabService,
+    LineShape,
     Process,
-    Route,
     Serve,
-    Service,
     Serving,
-    Shape,
     Topology,
 )
 from isthmus.settings.located import Fields, Located, near
@@ -33,7 +36,7 @@ from isthmus.values import is_address
 MAX_HOSTS = 64
 MAX_HOST_CHARS = 40  # a namespace's name has the lab's prefix too
 MAX_PROCESS_CHARS = 40
-RESERVED = ("wall", "lab", "localhost")
+RESERVED_HOSTS = ("wall", "lab", "localhost")
 
 HOST_KEYS = ("at", "also", "routes", "serve", "services", "sysctl", "processes")
 AT_KEYS = ("address", "delay_ms", "loss", "rate_mbit")
@@ -42,20 +45,31 @@ SERVICE_KEYS = ("address", "to")
 PROCESS_KEYS = ("command", "ready", "start")
 SERVE_KEYS = tuple(kind.value for kind in Serving)
 
+MAX_NETWORKS = 32
+MAX_NETWORK_CHARS = 15  # an interface's name, IFNAMSIZ less its zero
+MAX_PORTS_CHARS = 12  # a number follows
+# An interface of each host is called as the network; the others are names the kernel has itself.
+RESERVED_NETWORKS = ("wall", "lab", "lo", "all", "default")
+NETWORK_KEYS = ("cidr", "gateway", "behind", "bridge", "ports")
+DEFAULT_PORTS = "port"
+
+_PREFIXES = {4: range(8, 31), 6: range(16, 127)}
+_INTERFACE = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
+
 
 class _Draft(NamedTuple):
     """A host of which only its addresses are known yet."""
 
-    host: Host
+    host: LabHost
     found: Fields
 
 
-def read_hosts(node: Located, name: str, networks: Mapping[str, Network]) -> tuple[Host, ...]:
+def read_hosts(node: Located, name: str, networks: Mapping[str, LabNetwork]) -> tuple[LabHost, ...]:
     """Read the hosts of the topology of that name."""
     taken: dict[tuple[str, IpAddress], str] = {}
     drafts = []
     for host, (key, value) in node.entries(most=MAX_HOSTS).items():
-        words.check_name(key, host, "a host", most=MAX_HOST_CHARS, reserved=RESERVED)
+        words.check_name(key, host, "a host", most=MAX_HOST_CHARS, reserved=RESERVED_HOSTS)
         if host in networks:
             key.error("is the name of a network as well, and rules could mean either")
         drafts.append(_draft(value, host, networks, taken))
@@ -68,7 +82,7 @@ def read_hosts(node: Located, name: str, networks: Mapping[str, Network]) -> tup
 def _draft(
     node: Located,
     name: str,
-    networks: Mapping[str, Network],
+    networks: Mapping[str, LabNetwork],
     taken: dict[tuple[str, IpAddress], str],
 ) -> _Draft:
     found = node.mapping(HOST_KEYS, required=("at",))
@@ -80,7 +94,7 @@ def _draft(
         attachments.append(_attachment(value, networks[network], name, taken))
     if "at" in found and found["at"].is_mapping and found["at"].is_empty:
         found["at"].error("is empty, a host needs a network")
-    host = Host(name=name, attachments=tuple(attachments))
+    host = LabHost(name=name, attachments=tuple(attachments))
     also: list[IpAddress] = []
     for one in found.one_or_nodes("also", most=words.MAX_ITEMS):
         address = one.read(words.address)
@@ -93,17 +107,17 @@ def _draft(
 
 
 def _attachment(
-    node: Located, network: Network, host: str, taken: dict[tuple[str, IpAddress], str]
+    node: Located, network: LabNetwork, host: str, taken: dict[tuple[str, IpAddress], str]
 ) -> Attachment:
     found = Fields(address=node)
     if node.is_mapping:
         found = node.mapping(AT_KEYS, required=("address",))
-    shape = Shape(
+    shape = LineShape(
         delay_ms=found.number("delay_ms", 0.0, 0, 10_000),
         loss=found.number("loss", 0.0, 0, 0.9),
         rate_mbit=found.number("rate_mbit", 0.0, 0, 10_000),
     )
-    if shape != Shape() and network.behind:
+    if shape != LineShape() and network.behind:
         node.error(f"network {network.name} is behind {network.behind}, where no line is a bad one")
     given = []
     for place in words.some(found, "address"):
@@ -116,11 +130,11 @@ def _attachment(
         taken.setdefault((network.name, address), host)
         given.append(address)
     return Attachment(
-        network=network.name, addresses=tuple(given), shape=None if shape == Shape() else shape
+        network=network.name, addresses=tuple(given), shape=None if shape == LineShape() else shape
     )
 
 
-def _why_not(address: IpAddress, network: Network) -> str:
+def _why_not(address: IpAddress, network: LabNetwork) -> str:
     """Why a host cannot have this address on a network; empty when it can."""
     inside = [one for one in network.cidrs if address in one]
     if not inside:
@@ -141,14 +155,14 @@ def _whose(owner: str | None) -> str:
 class _Second:
     """The second pass: every host's addresses are known."""
 
-    def __init__(self, name: str, hosts: tuple[Host, ...]) -> None:
+    def __init__(self, name: str, hosts: tuple[LabHost, ...]) -> None:
         self._topology = Topology(name=name, title="", networks=(), hosts=hosts)
         self._hosts = {host.name: host for host in hosts}
         self._placeholders = known(self._topology)
         self._addresses = addresses(self._topology)
         self._processes: dict[str, str] = {}
 
-    def complete(self, draft: _Draft) -> Host:
+    def complete(self, draft: _Draft) -> LabHost:
         """Read the rest of a host."""
         host, found = draft
         return replace(
@@ -162,7 +176,7 @@ class _Second:
             processes=self._read_processes(found, host.name),
         )
 
-    def _route(self, node: Located, host: Host) -> Route:
+    def _route(self, node: Located, host: LabHost) -> LabRoute:
         found = node.mapping(ROUTE_KEYS, required=ROUTE_KEYS)
         to = found["to"].read(cidr) if "to" in found else None
         via = found["via"].reference(self._hosts, "host") if "via" in found else ""
@@ -175,10 +189,10 @@ class _Second:
                 found["via"].error(f"{via} is on none of this host's networks")
             elif to and not any(one.version == to.version for at in both for one in at.addresses):
                 found["via"].error(f"{via} has no IPv{to.version} address on a network of both")
-        return Route(to=to or cidr("0.0.0.0/0"), via=via)
+        return LabRoute(to=to or cidr("0.0.0.0/0"), via=via)
 
-    def _services(self, found: Fields) -> tuple[Service, ...]:
-        read: list[Service] = []
+    def _services(self, found: Fields) -> tuple[LabService, ...]:
+        read: list[LabService] = []
         for node in found.nodes("services", most=words.MAX_ITEMS):
             service = self._service(node)
             if service and any(_same_place(service, other) for other in read):
@@ -186,7 +200,7 @@ class _Second:
             read += [service] if service else []
         return tuple(read)
 
-    def _service(self, node: Located) -> Service | None:
+    def _service(self, node: Located) -> LabService | None:
         found = node.mapping(SERVICE_KEYS, required=SERVICE_KEYS)
         place = found["address"].read(words.address_and_port) if "address" in found else None
         to = found["to"].read(words.host_and_port) if "to" in found else None
@@ -199,10 +213,10 @@ class _Second:
         if fixed is not None:
             if fixed.version != address.version:
                 found["to"].error(f"{fixed} is no IPv{address.version} address")
-            return Service(address=address, port=port, to_address=fixed, to_port=to.port)
+            return LabService(address=address, port=port, to_address=fixed, to_port=to.port)
         if all(one.version != address.version for one in self._hosts[to.host].addresses):
             found["to"].error(f"{to.host} has no IPv{address.version} address")
-        return Service(address=address, port=port, to_host=to.host, to_port=to.port)
+        return LabService(address=address, port=port, to_host=to.host, to_port=to.port)
 
     def _read_processes(self, found: Fields, host: str) -> tuple[Process, ...]:
         entries = found["processes"].entries(most=32) if "processes" in found else {}
@@ -240,7 +254,7 @@ class _Second:
         return text or ""
 
 
-def _same_place(one: Service, other: Service) -> bool:
+def _same_place(one: LabService, other: LabService) -> bool:
     return (one.address, one.port) == (other.address, other.port)
 
 
@@ -264,3 +278,125 @@ def _sysctls(node: Located) -> tuple[tuple[str, str], ...]:
             value.error("must be one line")
         read.append((name, text or ""))
     return tuple(read)
+
+
+class NetworkTable(dict[str, LabNetwork]):
+    """The networks by their names, and where it was said of some which host they are behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind: dict[str, Fields] = {}
+
+
+def read_networks(node: Located) -> NetworkTable:
+    """Read the networks."""
+    networks = NetworkTable()
+    taken: list[tuple[IpNetwork, LabNetwork]] = []
+    for name, (key, value) in node.entries(most=MAX_NETWORKS).items():
+        words.check_name(key, name, "a network", most=MAX_NETWORK_CHARS, reserved=RESERVED_NETWORKS)
+        found = value.mapping(NETWORK_KEYS, required=("cidr",))
+        cidrs: list[IpNetwork] = []
+        network = _place(found, name)
+        for place in words.some(found, "cidr"):
+            one = place.read(_network_cidr)
+            if one is None:
+                continue
+            wrong = _overlap(one, network, taken)
+            if wrong:
+                place.error(f"{one} {wrong}")
+            cidrs.append(one)
+            taken.append((one, network))
+        networks[name] = replace(network, cidrs=tuple(cidrs))
+        if "behind" in found:
+            networks.behind[name] = found
+    if node.is_mapping and node.is_empty:
+        node.error("is empty, a topology needs a network")
+    return networks
+
+
+def _place(found: Fields, name: str) -> LabNetwork:
+    """Read where a network is: at the wall, or behind a host, which is not looked at yet."""
+    if "behind" not in found:
+        for key in ("bridge", "ports"):
+            if key in found:
+                found[key].error("is only for a network behind a host")
+        return LabNetwork(name=name, cidrs=(), gateway=found.boolean("gateway", True))
+    if "gateway" in found:
+        found["gateway"].error("is the wall's, and this network is behind a host")
+    return LabNetwork(
+        name=name,
+        cidrs=(),
+        gateway=False,
+        behind=found.text("behind"),
+        bridge=found.value("bridge", _bridge_name, ""),
+        ports=found.value("ports", _ports_name, DEFAULT_PORTS),
+    )
+
+
+def check_behind(networks: NetworkTable, hosts: Collection[LabHost]) -> None:
+    """Look at the networks behind hosts, now that those are known."""
+    named = {host.name: host for host in hosts}
+    bridges: dict[tuple[str, str], str] = {}
+    for name, found in networks.behind.items():
+        network = networks[name]
+        owner = found["behind"].reference(named, "host")
+        if owner:
+            _check_owner(found["behind"], network, named[owner])
+        if network.bridge in networks:
+            found["bridge"].error("is the name of a network, which interfaces are called as")
+        other = bridges.setdefault((network.behind, network.bridge), name)
+        if network.bridge and other != name:
+            found["bridge"].error(f"is the bridge of network {other} already")
+        if any(one.startswith(network.ports) for one in (*networks, network.bridge)):
+            place = found["ports"] if "ports" in found else found["behind"]
+            place.error(f"ports {network.ports!r}: another interface is called so, or begins so")
+
+
+def _check_owner(place: Located, network: LabNetwork, owner: LabHost) -> None:
+    own = [at.addresses for at in owner.attachments if at.network == network.name]
+    for one in network.cidrs:
+        if not any(address in one for addresses in own for address in addresses):
+            place.error(f"{owner.name} has no address in {one}, so it cannot be its router")
+
+
+def _network_cidr(text: str) -> IpNetwork:
+    one = cidr(text)
+    allowed = _PREFIXES[one.version]
+    if one.prefixlen not in allowed:
+        raise ValueError(f"is not a network of /{allowed[0]} to /{allowed[-1]}")
+    first = one.network_address
+    if first.is_loopback or first.is_multicast or first.is_link_local:
+        raise ValueError("has addresses that are not for hosts")
+    return one
+
+
+def _overlap(one: IpNetwork, network: LabNetwork, taken: list[tuple[IpNetwork, LabNetwork]]) -> str:
+    """Why a network cannot have this CIDR too; empty when it can.
+
+    The wall could not tell which of two networks an address is in. One without a gateway is none
+    of its business.
+    """
+    for other, owner in taken:
+        if one.version != other.version or not one.overlaps(other):
+            continue
+        if owner is network:
+            return f"overlaps {other} of the same network"
+        if owner.gateway and network.gateway:
+            return f"overlaps {other} of network {owner.name}, and both have gateways"
+    return ""
+
+
+def _bridge_name(text: str) -> str:
+    return _interface(text, MAX_NETWORK_CHARS)
+
+
+def _ports_name(text: str) -> str:
+    return _interface(text, MAX_PORTS_CHARS)
+
+
+def _interface(text: str, most: int) -> str:
+    if not _INTERFACE.fullmatch(text) or len(text) > most or text in RESERVED_NETWORKS:
+        raise ValueError(
+            f"is no name for interfaces: at most {most} lower-case letters, digits and hyphens"
+        )
+    return text

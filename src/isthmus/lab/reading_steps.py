@@ -15,18 +15,18 @@ from isthmus.lab.topology import (
     CUT,
     MEND,
     UDP,
-    Act,
     AgentsAre,
-    Attempt,
     Cable,
     Deed,
     Expectation,
     Failing,
-    Host,
-    Network,
+    LabAttempt,
+    LabHost,
+    LabNetwork,
+    LabStep,
     Process,
+    ProcessAction,
     Run,
-    Step,
     Traffic,
     TrafficEnds,
     Verb,
@@ -74,8 +74,8 @@ class StepsReader:
     def __init__(
         self,
         *,
-        hosts: Mapping[str, Host],
-        networks: Mapping[str, Network],
+        hosts: Mapping[str, LabHost],
+        networks: Mapping[str, LabNetwork],
         processes: Mapping[str, Process],
         ways: Sequence[str],
         placeholders: Collection[str],
@@ -88,7 +88,7 @@ class StepsReader:
         self._begun: set[str] = set()
         self._ended: set[str] = set()
         self._places: dict[str, Located] = {}
-        self._others: dict[str, Callable[[Located], Step]] = {
+        self._others: dict[str, Callable[[Located], LabStep]] = {
             "agents": self._agents,
             "windows": self._windows,
             "run": self._run,
@@ -98,9 +98,9 @@ class StepsReader:
             **dict.fromkeys(DEED_KEYS, self._act),
         }
 
-    def read(self, node: Located) -> tuple[Step, ...]:
+    def read(self, node: Located) -> tuple[LabStep, ...]:
         """Read the list of steps."""
-        steps: list[Step] = []
+        steps: list[LabStep] = []
         for one in node.items(most=MAX_STEPS):
             steps += self._step(one)
             if len(steps) > MAX_STEPS:
@@ -110,7 +110,7 @@ class StepsReader:
             self._places[name].error("is never ended, so nobody would see what became of it")
         return tuple(steps)
 
-    def _step(self, node: Located) -> Sequence[Step]:
+    def _step(self, node: Located) -> Sequence[LabStep]:
         if not node.is_mapping:
             node.error(f"must be a mapping, not {node.kind}")
             return ()
@@ -123,7 +123,7 @@ class StepsReader:
             return [self._others[there[0]](node)]
         return self._expectations(node)
 
-    def _expectations(self, node: Located) -> Sequence[Step]:
+    def _expectations(self, node: Located) -> Sequence[LabStep]:
         found = node.mapping((*VERB_KEYS, *EXPECTATION_KEYS), required=("from",))
         fails = None
         if "fails" in found:
@@ -143,7 +143,7 @@ class StepsReader:
             for attempt in self._attempts(node, found)
         ]
 
-    def _attempts(self, node: Located, found: Fields) -> list[Attempt]:
+    def _attempts(self, node: Located, found: Fields) -> list[LabAttempt]:
         """All combinations: by target, then by host, then by way."""
         verbs = [verb for verb in Verb if verb.value in found]
         if len(verbs) != 1:
@@ -170,7 +170,7 @@ class StepsReader:
             node.error(f"is more than {MAX_STEPS} steps when its lists are expanded")
             return []
         return [
-            Attempt(
+            LabAttempt(
                 source=source,
                 verb=verb,
                 target=target,
@@ -182,7 +182,7 @@ class StepsReader:
             for target, source, way in product(targets, sources, ways)
         ]
 
-    def _agents(self, node: Located) -> Step:
+    def _agents(self, node: Located) -> LabStep:
         found = node.mapping(AGENTS_KEYS, required=("are",))
         server = found["agents"].reference(self._processes, "process")
         if server and kind(self._processes[server].command) != "server":
@@ -193,7 +193,7 @@ class StepsReader:
             within_s=_within(found),
         )
 
-    def _windows(self, node: Located) -> Step:
+    def _windows(self, node: Located) -> LabStep:
         found = node.mapping(WINDOWS_KEYS, required=("at_least_bytes",))
         process = found["windows"].reference(self._processes, "process")
         if process and kind(self._processes[process].command) not in ("server", "agent"):
@@ -204,7 +204,7 @@ class StepsReader:
             within_s=_within(found),
         )
 
-    def _run(self, node: Located) -> Step:
+    def _run(self, node: Located) -> LabStep:
         found = node.mapping(RUN_KEYS, required=("from",))
         stdin = words.filled(found["stdin"], self._placeholders) if "stdin" in found else ""
         return Run(
@@ -217,14 +217,16 @@ class StepsReader:
             within_s=_within(found),
         )
 
-    def _act(self, node: Located) -> Step:
+    def _act(self, node: Located) -> LabStep:
         found = node.mapping(DEED_KEYS)
         first, *more = found.items()
         if more:
             node.error(f"does {first[0]} and {more[0][0]}, which are two steps")
-        return Act(deed=Deed(first[0]), process=first[1].reference(self._processes, "process"))
+        return ProcessAction(
+            deed=Deed(first[0]), process=first[1].reference(self._processes, "process")
+        )
 
-    def _cable(self, node: Located) -> Step:
+    def _cable(self, node: Located) -> LabStep:
         found = node.mapping((*CABLE_KEYS, "network"))
         (deed, place), *more = [item for item in found.items() if item[0] in CABLE_KEYS]
         if more:
@@ -239,7 +241,7 @@ class StepsReader:
             own = [one.reference(own, which) for one in words.some(found, "network")]
         return Cable(host=host, networks=tuple(own), whole=deed == MEND)
 
-    def _traffic(self, node: Located) -> Step:
+    def _traffic(self, node: Located) -> LabStep:
         found = node.mapping((*VERB_KEYS, *TRAFFIC_KEYS), required=("from",))
         name = found["traffic"].text() or ""
         if found["traffic"].is_text:
@@ -259,7 +261,7 @@ class StepsReader:
             pause_s=found.number("pause_s", 0.05, 0, words.LONGEST_S),
         )
 
-    def _end_traffic(self, node: Located) -> Step:
+    def _end_traffic(self, node: Located) -> LabStep:
         found = node.mapping(END_TRAFFIC_KEYS)
         name = found["end_traffic"].text() or ""
         if found["end_traffic"].is_text and name not in self._begun:

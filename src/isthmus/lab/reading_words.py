@@ -13,7 +13,7 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from isthmus.lab.placeholders import unknown
+from isthmus.lab.commands import unknown
 from isthmus.lab.state import OWN_FILES
 from isthmus.lab.topology import UDP, IpAddress
 from isthmus.settings.located import Fields, Located, near

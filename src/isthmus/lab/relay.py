@@ -2,8 +2,9 @@
 
 The kernel's own netem is a module that many machines lack; a TAP is everywhere. One TAP, *near*,
 is the host's interface; the other, *far*, is a port of the network's bridge in the namespace where
-the program runs. What the line does to frames is shaping.py; here they are read, kept until they
-are due, and written. Run as ``python -m isthmus.lab.relay``, see command().
+the program runs. What the line does to frames is decided by ``BadLine``, which takes time and
+chance as arguments: a frame waits in a bounded queue, takes its time at the rate, and then travels
+for the delay. Run as ``python -m isthmus.lab.relay``, see command().
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import random
 import re
@@ -28,8 +30,7 @@ from typing import NoReturn
 
 from isthmus.errors import ConfigError
 from isthmus.lab.python import module
-from isthmus.lab.shaping import Line
-from isthmus.lab.topology import Shape
+from isthmus.lab.topology import LineShape
 
 READY = "relay: ready"
 
@@ -50,6 +51,75 @@ _BATCH = 64
 #: a rate, or one that is long and fast, would otherwise keep whatever is sent into it.
 MOST_KEPT_BYTES = 32 * 1024 * 1024
 _KEEPING_BYTES = 150
+
+LEAST_QUEUE_BYTES = 64 * 1024
+#: What the queue holds above a round trip, so that a sender's bursts fit.
+QUEUE_MARGIN_S = 0.05
+
+
+class BadLine:
+    """One direction of a line; frames leave it in the order they came.
+
+    ``lost`` counts the frames that chance took, ``dropped`` those that found the queue full.
+
+    Raises:
+        ValueError: there is no such line; the message is one sentence.
+    """
+
+    __slots__ = ("_bytes_per_s", "_delay_s", "_free_at", "_loss", "dropped", "lost", "queue_bytes")
+
+    def __init__(self, shape: LineShape) -> None:
+        _check(shape)
+        self._delay_s = shape.delay_ms / 1e3
+        self._loss = shape.loss
+        self._bytes_per_s = shape.rate_mbit * 1e6 / 8
+        self.queue_bytes = queue_bytes(shape)
+        self._free_at = 0.0
+        self.lost = 0
+        self.dropped = 0
+
+    def take(self, size: int, now: float, chance: float) -> float | None:
+        """Take a frame that came ``now``; say when it leaves, or None if it never does.
+
+        ``now`` never goes back; ``chance`` is a number from 0 up to 1, below the loss it is bad.
+        """
+        rate = self._bytes_per_s
+        leaves = now
+        if rate:
+            begins = self._free_at if self._free_at > now else now
+            if (begins - now) * rate + size > self.queue_bytes:
+                self.dropped += 1
+                return None
+            # The line is busy with what gets lost on it, too.
+            leaves = self._free_at = begins + size / rate
+        if chance < self._loss:
+            self.lost += 1
+            return None
+        return leaves + self._delay_s
+
+    def waiting_bytes(self, now: float) -> float:
+        """How much of what it took is not sent yet at the rate; 0 without a rate."""
+        return max(0.0, self._free_at - now) * self._bytes_per_s
+
+
+def queue_bytes(shape: LineShape) -> int:
+    """How much may wait for the rate: what is on the way in a round trip, and some.
+
+    With less, a single connection could not fill the line; 0 where there is no rate to wait for.
+    """
+    if not shape.rate_mbit:
+        return 0
+    round_trip_s = 2 * shape.delay_ms / 1e3
+    product = shape.rate_mbit * 1e6 / 8 * (round_trip_s + QUEUE_MARGIN_S)
+    return max(LEAST_QUEUE_BYTES, round(product))
+
+
+def _check(shape: LineShape) -> None:
+    for name, value in (("delay", shape.delay_ms), ("rate", shape.rate_mbit)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"a line's {name} is a number from 0 on, not {value}")
+    if not 0 <= shape.loss <= 1:
+        raise ValueError(f"a line's loss is a share between 0 and 1, not {shape.loss}")
 
 
 def make_tap(name: str) -> None:
@@ -88,7 +158,7 @@ def open_tap(name: str) -> int:
     return tap
 
 
-def command(*, namespace: str, near: str, far: str, shape: Shape, seed: int = 0) -> list[str]:
+def command(*, namespace: str, near: str, far: str, shape: LineShape, seed: int = 0) -> list[str]:
     """Write the command that carries frames between two TAPs that are there.
 
     ``near`` is in ``namespace``, ``far`` in the one where the command is run. It says READY on a
@@ -111,7 +181,7 @@ class Direction:
 
     __slots__ = ("_chance", "_due", "_kept_bytes", "_line", "_sink", "overflowed", "source")
 
-    def __init__(self, source: int, sink: int, line: Line, chance: Callable[[], float]) -> None:
+    def __init__(self, source: int, sink: int, line: BadLine, chance: Callable[[], float]) -> None:
         self.source = source
         self._sink = sink
         self._line = line
@@ -187,7 +257,7 @@ def carry(out: Direction, back: Direction, stop: int) -> None:
                 way.take_in(now)
 
 
-def run(near: int, far: int, shape: Shape, seed: int) -> str:
+def run(near: int, far: int, shape: LineShape, seed: int) -> str:
     """Carry frames until a signal says stop; gives a sentence on what was carried.
 
     Raises:
@@ -199,8 +269,8 @@ def run(near: int, far: int, shape: Shape, seed: int) -> str:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     # Each direction has its own, so that what goes one way does not decide what is lost the other.
-    out = Direction(near, far, Line(shape), random.Random(2 * seed).random)
-    back = Direction(far, near, Line(shape), random.Random(2 * seed + 1).random)
+    out = Direction(near, far, BadLine(shape), random.Random(2 * seed).random)
+    back = Direction(far, near, BadLine(shape), random.Random(2 * seed + 1).random)
     _say(_STDOUT, READY)
     carry(out, back, stop)
     return f"relay: from the host: {out}; to the host: {back}"
@@ -226,9 +296,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rate-mbit", type=float, default=0.0, help="0 is no limit")
     parser.add_argument("--seed", type=int, default=0, help="of the chances of loss")
     flags = parser.parse_args(argv)
-    flags.shape = Shape(delay_ms=flags.delay_ms, loss=flags.loss, rate_mbit=flags.rate_mbit)
+    flags.shape = LineShape(delay_ms=flags.delay_ms, loss=flags.loss, rate_mbit=flags.rate_mbit)
     try:
-        Line(flags.shape)
+        BadLine(flags.shape)
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
     return flags

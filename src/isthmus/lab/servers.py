@@ -1,7 +1,8 @@
 """The small servers of a lab, all of a host in one process: http, https, echo, source, sink, who.
 
 ``python -m isthmus.lab.servers --name HOST http=8080 echo=7 ...`` serves until SIGTERM. They are
-ends like all others (tunnel/end.py): each client's socket is joined to what answers it.
+ends like all others (tunnel/end.py): each client's socket is joined to what answers it. ``who``
+says which address it sees, by TCP and by UDP at the same port.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import ssl
@@ -23,8 +25,7 @@ import h11
 
 from isthmus.errors import ConfigError
 from isthmus.lab.python import module
-from isthmus.lab.topology import Host, Serve, Serving
-from isthmus.lab.who import WhoEnd, WhoSocket
+from isthmus.lab.topology import LabHost, Serve, Serving
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
@@ -39,8 +40,13 @@ _CHUNK = bytes(range(256)) * 256
 #: So much of a source goes out in one turn, however fast it is taken: the others want theirs.
 _CHUNKS_PER_TURN = 16
 
+_MOST_BYTES = 2048
+#: Datagrams that are answered in one turn: the other servers want theirs.
+_PER_TURN = 64
+_PORT_TAKEN = "already in use"
 
-def command(host: Host, *, cert: str, key: str) -> list[str]:
+
+def command(host: LabHost, *, cert: str, key: str) -> list[str]:
     """Write the command that serves what a host serves; empty if that is nothing."""
     if not host.serves:
         return []
@@ -50,7 +56,7 @@ def command(host: Host, *, cert: str, key: str) -> list[str]:
     return argv + [f"{serve.kind.value}={serve.port}" for serve in host.serves]
 
 
-class Page(NamedTuple):
+class PageAnswer(NamedTuple):
     """What is answered to a request."""
 
     status: int
@@ -63,7 +69,7 @@ class HttpEnd(Early):
 
     __slots__ = ("_http", "_over", "_page", "_request")
 
-    def __init__(self, page: Callable[[str, str], Page]) -> None:
+    def __init__(self, page: Callable[[str, str], PageAnswer]) -> None:
         super().__init__()
         self._http = h11.Connection(h11.SERVER)
         self._page = page
@@ -117,7 +123,7 @@ class HttpEnd(Early):
                 pass
         return True
 
-    def _answer(self, page: Page) -> bool:
+    def _answer(self, page: PageAnswer) -> bool:
         size = str(len(page.body))
         head = h11.Response(
             status_code=page.status,
@@ -134,7 +140,7 @@ class HttpEnd(Early):
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._request = ("", "")
             status = why.error_status_hint
-            self._answer(Page(status, "text/plain; charset=utf-8", f"{why}\n".encode()))
+            self._answer(PageAnswer(status, "text/plain; charset=utf-8", f"{why}\n".encode()))
         self._end()
 
     def _end(self) -> None:
@@ -193,6 +199,71 @@ class SinkEnd(Early):
         self.peer.write_eof()
 
 
+class WhoEnd(Early):
+    """Says one line, and that it says no more."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: bytes) -> None:
+        super().__init__()
+        self._line = line
+
+    def start(self) -> None:
+        """Say it; see End."""
+        self.peer.write(self._line)
+        self.peer.write_eof()
+
+    def write(self, data: bytes) -> bool:
+        """Nobody is interested in what the client says."""
+        return True
+
+
+class WhoSocket:
+    """Answers every datagram with what ``answer`` makes of its sender, ADDRESS:PORT."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, port: int, answer: Callable[[str], bytes]
+    ) -> None:
+        """Bind the port, and serve from now on.
+
+        Raises:
+            ConfigError: it cannot be bound.
+        """
+        self._loop = loop
+        self._answer = answer
+        self._socket = _bound(port)
+        self.port: int = self._socket.getsockname()[1]
+        loop.add_reader(self._socket.fileno(), self._read)
+
+    def stop(self) -> None:
+        """Close it."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _read(self) -> None:
+        # An error is one of a datagram of before, which came to nobody.
+        with contextlib.suppress(OSError):
+            for _ in range(_PER_TURN):
+                _, sender = self._socket.recvfrom(_MOST_BYTES)
+                seen = f"{sender[0].removeprefix('::ffff:')}:{sender[1]}"
+                self._socket.sendto(self._answer(seen), sender)
+
+
+def _bound(port: int) -> socket.socket:
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        if dual:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("::" if dual else "0.0.0.0", port))
+    except OSError as exc:
+        sock.close()
+        why = _PORT_TAKEN if exc.errno == errno.EADDRINUSE else exc.strerror or str(exc)
+        raise ConfigError(f"who: cannot listen on UDP port {port}: {why}") from exc
+    return sock
+
+
 @dataclass(slots=True, eq=False)
 class _Open:
     a: BaseEnd
@@ -202,7 +273,7 @@ class _Open:
     moved_bytes: int = -1
 
 
-class Connections:
+class JoinedEnds:
     """Everything that is joined here: so many at most, and none that moves no byte for long."""
 
     def __init__(
@@ -258,7 +329,7 @@ class Connections:
             self._idle.add(one)
 
 
-class Servers:
+class LabServers:
     """The servers of one host, on all its addresses."""
 
     def __init__(self, name: str, *, context: ssl.SSLContext | None = None) -> None:
@@ -270,7 +341,7 @@ class Servers:
         self._poller = Poller(loop)
         self._listeners: list[Listener] = []
         self._datagrams: list[WhoSocket] = []
-        self.connections = Connections(loop)
+        self.connections = JoinedEnds(loop)
 
     def serve(self, serve: Serve) -> int:
         """Bind a port, 0 for any, and serve from now on; the port.
@@ -325,11 +396,11 @@ class Servers:
             case Serving.WHO:
                 return WhoEnd(who(self._name, peer))
 
-    def _page(self, peer: str, here: str, method: str, path: str) -> Page:
+    def _page(self, peer: str, here: str, method: str, path: str) -> PageAnswer:
         if method == "CONNECT":
-            return Page(405, "text/plain; charset=utf-8", b"this is no proxy\n")
+            return PageAnswer(405, "text/plain; charset=utf-8", b"this is no proxy\n")
         text = f"from {self._name}\nasked for: {path}\nby: {peer}\nat: {here}\n"
-        return Page(200, "text/plain; charset=utf-8", text.encode())
+        return PageAnswer(200, "text/plain; charset=utf-8", text.encode())
 
 
 def written(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
@@ -359,7 +430,7 @@ async def until_told(ready: str) -> None:
 
 
 async def _run(name: str, serves: Sequence[Serve], context: ssl.SSLContext | None) -> None:
-    servers = Servers(name, context=context)
+    servers = LabServers(name, context=context)
     try:
         for serve in serves:
             servers.serve(serve)

@@ -20,15 +20,24 @@ from typing import TypeVar
 
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.frame.signals import Told
-from isthmus.lab import cables, fabric, relay, removal, servers, state
+from isthmus.lab import fabric, relay, removal, servers, state
+from isthmus.lab.commands import fill, values
 from isthmus.lab.guardian import Guardian
-from isthmus.lab.outcome import TlsFiles
-from isthmus.lab.placeholders import fill, values
 from isthmus.lab.plan import Names
+from isthmus.lab.probe_messages import ProbeTlsFiles
 from isthmus.lab.prober import Prober
-from isthmus.lab.processes import Programs, argv, last_words, log_of
+from isthmus.lab.processes import LabPrograms, argv, last_words, log_of
 from isthmus.lab.state import MARK, PKI, Lab
-from isthmus.lab.topology import Attempt, Cable, Host, Process, Run, Topology, Verb, Way
+from isthmus.lab.topology import (
+    Cable,
+    LabAttempt,
+    LabFrontend,
+    LabHost,
+    Process,
+    Run,
+    Topology,
+    Verb,
+)
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
 
@@ -50,15 +59,15 @@ class LabError(IsthmusError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class LabStage:
     """A lab that is up, in the hands of who made it or came back to it."""
 
     lab: Lab
     topology: Topology
     values: Mapping[str, str]
     files: PkiFiles
-    programs: Programs
-    ways: Mapping[str, Way]
+    programs: LabPrograms
+    ways: Mapping[str, LabFrontend]
     told: Told
     _probers: dict[str, Prober] = field(default_factory=dict)
 
@@ -70,7 +79,7 @@ class Stage:
     def prober(self, host: str) -> Prober:
         """The probe on a host, started when first asked for."""
         if host not in self._probers:
-            tls = TlsFiles(
+            tls = ProbeTlsFiles(
                 ca_cert=str(self.files.ca_cert),
                 client_cert=str(self.files.client_cert),
                 client_key=str(self.files.client_key),
@@ -109,16 +118,16 @@ class Stage:
             one.shutdown(wait=False)
 
 
-def enter(lab: Lab, topology: Topology, told: Told) -> Stage:
+def enter(lab: Lab, topology: Topology, told: Told) -> LabStage:
     """Come to a lab that is there."""
     files = PkiFiles.in_directory(lab.directory / PKI)
     known = values(topology, directory=str(lab.directory), files=files)
-    return Stage(
+    return LabStage(
         lab=lab,
         topology=topology,
         values=known,
         files=files,
-        programs=Programs(lab, known),
+        programs=LabPrograms(lab, known),
         ways={
             way.name: replace(way, uds=fill(way.uds, known), tcp=fill(way.tcp, known))
             for way in topology.ways
@@ -136,7 +145,7 @@ def standing(
     without: Collection[str],
     told: Told,
     progress: Progress,
-) -> Iterator[Stage]:
+) -> Iterator[LabStage]:
     """Have a lab up for the time of the block, and longer if it was kept by then.
 
     Raises:
@@ -172,7 +181,7 @@ def _check_programs(topology: Topology) -> None:
         raise ConfigError(f"{topology.name} needs {', '.join(missing)}, not found in the PATH")
     runs = [step.command for step in topology.steps if isinstance(step, Run)]
     if any(isinstance(step, Cable) for step in topology.steps):
-        runs.append((cables.PROGRAM,))
+        runs.append((fabric.BRIDGE_PROGRAM,))
     for command in (*(process.command for process in topology.processes), *runs):
         program = argv(command, {"python": sys.executable})[0]
         if "{" not in program and shutil.which(program) is None:
@@ -195,7 +204,7 @@ def _guarded(token: str, progress: Progress) -> Iterator[list[bool]]:
             guardian.finish()
 
 
-def _make(stage: Stage, firewall: str, without: Collection[str], progress: Progress) -> None:
+def _make(stage: LabStage, firewall: str, without: Collection[str], progress: Progress) -> None:
     def step(what: str) -> None:
         stage.wait(0)
         progress(what)
@@ -231,7 +240,7 @@ def _make(stage: Stage, firewall: str, without: Collection[str], progress: Progr
     step("ready")
 
 
-def _check_running(stage: Stage) -> None:
+def _check_running(stage: LabStage) -> None:
     """See that no program failed at once.
 
     Raises:
@@ -242,7 +251,7 @@ def _check_running(stage: Stage) -> None:
             raise LabError(_ended(stage, name, code))
 
 
-def _ended(stage: Stage, name: str, code: int) -> str:
+def _ended(stage: LabStage, name: str, code: int) -> str:
     said = last_words(stage.lab, name)
     return f"{name} ended with exit code {code}: {said or 'it said nothing'}"
 
@@ -255,11 +264,11 @@ def _names_of(topology: Topology) -> list[str]:
     return list(dict.fromkeys([*_LOOPBACK, *hosts, *more, *services]))
 
 
-def _servers_of(host: Host) -> str:
+def _servers_of(host: LabHost) -> str:
     return f"servers.{host.name}"  # with a dot, as no process of a topology
 
 
-def _furnish(stage: Stage, host: Host, step: Progress) -> None:
+def _furnish(stage: LabStage, host: LabHost, step: Progress) -> None:
     """Start what a host has besides its processes: bad lines and small servers."""
     for attachment in host.attachments:
         if attachment.shape is not None:
@@ -282,7 +291,7 @@ def _furnish(stage: Stage, host: Host, step: Progress) -> None:
         stage.prober(host.name)  # it will be asked, and takes its time to begin
 
 
-def wait_ready(stage: Stage, process: Process) -> None:
+def wait_ready(stage: LabStage, process: Process) -> None:
     """Wait until a process that was started is ready.
 
     Raises:
@@ -295,7 +304,7 @@ def wait_ready(stage: Stage, process: Process) -> None:
         raise LabError(_ended(stage, process.name, code))
 
 
-def _wait_ready(stage: Stage, name: str, host: str, ready: str) -> None:
+def _wait_ready(stage: LabStage, name: str, host: str, ready: str) -> None:
     give_up_at = time.monotonic() + READY_TIMEOUT_S
     prober = stage.prober(host)
     is_ready = partial(_listens if ready.startswith("tcp:") else _answers, prober, ready)
@@ -315,7 +324,7 @@ def _wait_ready(stage: Stage, name: str, host: str, ready: str) -> None:
 
 def _listens(prober: Prober, ready: str) -> bool:
     target = f"127.0.0.1:{ready.removeprefix('tcp:')}"
-    knock = Attempt(source="", verb=Verb.CONNECT, target=target, timeout_s=_ASK_TIMEOUT_S)
+    knock = LabAttempt(source="", verb=Verb.CONNECT, target=target, timeout_s=_ASK_TIMEOUT_S)
     return prober.attempt(knock, None).worked
 
 

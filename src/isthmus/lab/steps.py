@@ -17,21 +17,21 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, assert_never
 
-from isthmus.lab import cables, commands
-from isthmus.lab.outcome import Outcome, TrafficCount
-from isthmus.lab.placeholders import fill
+from isthmus.lab import commands, fabric
+from isthmus.lab.commands import fill
+from isthmus.lab.probe_messages import AttemptOutcome, TrafficCount
 from isthmus.lab.processes import argv, environment
-from isthmus.lab.stage import Stage, wait_ready
+from isthmus.lab.stage import LabStage, wait_ready
 from isthmus.lab.topology import (
-    Act,
     AgentsAre,
-    Attempt,
     Cable,
     Deed,
     Expectation,
+    LabAttempt,
+    LabStep,
     Process,
+    ProcessAction,
     Run,
-    Step,
     Topology,
     Traffic,
     TrafficEnds,
@@ -50,7 +50,7 @@ Verdict = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StepResult:
     """A step that was done: what, what had to come of it, and what was seen."""
 
     source: str
@@ -62,7 +62,7 @@ class Seen:
     took_s: float = 0.0
 
 
-def perform(stage: Stage, step: Step) -> Seen:
+def perform(stage: LabStage, step: LabStep) -> StepResult:
     """Do one step.
 
     Raises:
@@ -80,10 +80,10 @@ def perform(stage: Stage, step: Step) -> Seen:
             seen, held = _until(stage, step.within_s, lambda: _windows(stage, step))
         case Run():
             seen, held = _until(stage, step.within_s, lambda: _run(stage, step))
-        case Act():
+        case ProcessAction():
             seen, held = _act(stage, step)
         case Cable():
-            cables.put(stage.names, step)
+            fabric.set_cables(stage.names, step)
             seen, held = "done", True
         case Traffic():
             seen, held = _begin_traffic(stage, step)
@@ -95,7 +95,7 @@ def perform(stage: Stage, step: Step) -> Seen:
     return replace(describe(stage.topology, step), seen=seen, held=held, took_s=took_s)
 
 
-def _until(stage: Stage, within_s: float, look: Callable[[], Verdict]) -> Verdict:
+def _until(stage: LabStage, within_s: float, look: Callable[[], Verdict]) -> Verdict:
     """Look again and again until it holds or the time is over."""
     give_up_at = time.monotonic() + within_s
     while not (verdict := look())[1] and time.monotonic() < give_up_at:
@@ -107,7 +107,7 @@ def _until(stage: Stage, within_s: float, look: Callable[[], Verdict]) -> Verdic
 # What a step is.
 
 
-def describe(topology: Topology, step: Step) -> Seen:
+def describe(topology: Topology, step: LabStep) -> StepResult:
     """Say what a step is and what has to come of it, before it is done."""
     match step:
         case Expectation(attempt=attempt):
@@ -126,7 +126,7 @@ def describe(topology: Topology, step: Step) -> Seen:
             wish = "fails" if step.fails else "works"
             expected = f"{wish}, prints {step.prints}" if step.prints else wish
             return _seen(step.source, _short(" ".join(step.command)), expected)
-        case Act():
+        case ProcessAction():
             host = process_named(topology, step.process).host
             return _seen(host, f"{step.deed.value} {step.process}", "")
         case Cable():
@@ -143,8 +143,8 @@ def describe(topology: Topology, step: Step) -> Seen:
             assert_never(step)
 
 
-def _seen(source: str, what: str, expected: str, *, through: str = "") -> Seen:
-    return Seen(source=source, what=what, through=through, expected=expected)
+def _seen(source: str, what: str, expected: str, *, through: str = "") -> StepResult:
+    return StepResult(source=source, what=what, through=through, expected=expected)
 
 
 def _expected(step: Expectation) -> str:
@@ -160,7 +160,7 @@ def _list(names: list[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _all(attempts: tuple[Attempt, ...], what: str) -> str:
+def _all(attempts: tuple[LabAttempt, ...], what: str) -> str:
     return ", ".join(dict.fromkeys(str(getattr(one, what)) for one in attempts))
 
 
@@ -182,7 +182,7 @@ def traffic_named(topology: Topology, name: str) -> Traffic:
 # What is tried.
 
 
-def _expect(stage: Stage, step: Expectation) -> Verdict:
+def _expect(stage: LabStage, step: Expectation) -> Verdict:
     attempt = step.attempt
     way = stage.ways[attempt.through] if attempt.through else None
     prober = stage.prober(attempt.source)
@@ -190,13 +190,13 @@ def _expect(stage: Stage, step: Expectation) -> Verdict:
     return _said(attempt, outcome), _holds(step, outcome)
 
 
-def _holds(step: Expectation, outcome: Outcome) -> bool:
+def _holds(step: Expectation, outcome: AttemptOutcome) -> bool:
     if step.fails is not None:
         return outcome.failing in step.fails
     return outcome.worked and step.answers in outcome.said and outcome.mbit >= step.at_least_mbit
 
 
-def _said(attempt: Attempt, outcome: Outcome) -> str:
+def _said(attempt: LabAttempt, outcome: AttemptOutcome) -> str:
     if outcome.failing is not None:
         return f"{outcome.failing.value}: {_short(outcome.said)}"
     if attempt.verb in (Verb.DOWNLOAD, Verb.UPLOAD):
@@ -212,7 +212,7 @@ def _short(text: str) -> str:
 # What programs say of themselves.
 
 
-def snapshot(stage: Stage, process: Process) -> dict[str, Any] | None:
+def snapshot(stage: LabStage, process: Process) -> dict[str, Any] | None:
     """Ask a program what it looks like; None when it has nothing to say."""
     url = fill(commands.admin_url(process.command), stage.values)
     if not url:
@@ -227,7 +227,7 @@ def snapshot(stage: Stage, process: Process) -> dict[str, Any] | None:
     return picture if isinstance(picture, dict) else None
 
 
-def _agents(stage: Stage, step: AgentsAre) -> Verdict:
+def _agents(stage: LabStage, step: AgentsAre) -> Verdict:
     picture = snapshot(stage, process_named(stage.topology, step.server))
     if picture is None:
         return "no answer", False
@@ -235,7 +235,7 @@ def _agents(stage: Stage, step: AgentsAre) -> Verdict:
     return _list(there), there == sorted(step.agents)
 
 
-def _windows(stage: Stage, step: WindowsGrow) -> Verdict:
+def _windows(stage: LabStage, step: WindowsGrow) -> Verdict:
     picture = snapshot(stage, process_named(stage.topology, step.process))
     if picture is None:
         return "no answer", False
@@ -246,7 +246,7 @@ def _windows(stage: Stage, step: WindowsGrow) -> Verdict:
 # What is done.
 
 
-def _run(stage: Stage, step: Run) -> Verdict:
+def _run(stage: LabStage, step: Run) -> Verdict:
     printed, code = _output(stage, step)
     found = re.search(step.prints, printed)
     said = _short(found.group() if found and step.prints else printed)
@@ -256,7 +256,7 @@ def _run(stage: Stage, step: Run) -> Verdict:
     return seen, found is not None and failed == step.fails
 
 
-def _output(stage: Stage, step: Run) -> tuple[str, int | None]:
+def _output(stage: LabStage, step: Run) -> tuple[str, int | None]:
     """Run a command: what it printed, and its exit code, None if it had to be ended.
 
     Raises:
@@ -287,7 +287,7 @@ def _output(stage: Stage, step: Run) -> tuple[str, int | None]:
         return output.read(_MAX_OUTPUT_BYTES).decode(errors="replace"), code
 
 
-def _act(stage: Stage, step: Act) -> Verdict:
+def _act(stage: LabStage, step: ProcessAction) -> Verdict:
     process = process_named(stage.topology, step.process)
     if step.deed is Deed.START:
         stage.programs.start(process)
@@ -297,14 +297,14 @@ def _act(stage: Stage, step: Act) -> Verdict:
     return "done", True
 
 
-def _begin_traffic(stage: Stage, step: Traffic) -> Verdict:
+def _begin_traffic(stage: LabStage, step: Traffic) -> Verdict:
     by_source = attrgetter("source")
     for source, own in groupby(sorted(step.attempts, key=by_source), by_source):
         stage.prober(source).start_traffic(replace(step, attempts=tuple(own)), stage.ways)
     return f"{step.clients * len(step.attempts)} clients", True
 
 
-def _end_traffic(stage: Stage, step: TrafficEnds) -> Verdict:
+def _end_traffic(stage: LabStage, step: TrafficEnds) -> Verdict:
     probers = [stage.prober(one) for one in _sources(traffic_named(stage.topology, step.name))]
     counts = stage.during(lambda: [prober.end_traffic(step.name) for prober in probers])
     count = _sum(counts)

@@ -19,7 +19,7 @@ UDP = "udp://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class LabNetwork:
     """A bridge. With a gateway it can reach the other networks as far as the wall allows.
 
     Without one nothing leaves it, so several such may have the same addresses. One ``behind`` a
@@ -40,7 +40,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class LineShape:
     """What a bad line does to frames, in each direction: one-way delay, loss, rate.
 
     ``loss`` is a share between 0 and 1; a ``rate`` of 0 is no limit.
@@ -57,11 +57,11 @@ class Attachment:
 
     network: str
     addresses: tuple[IpAddress, ...]
-    shape: Shape | None = None
+    shape: LineShape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class LabRoute:
     """Where a host sends what goes to ``to``: to another host on one of its networks."""
 
     to: IpNetwork
@@ -69,7 +69,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class LabService:
     """An address that a host translates, as kube-proxy does a cluster IP, for what it sends.
 
     Where it leads is a host, or an address that no host has from the beginning.
@@ -122,14 +122,14 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class LabHost:
     """A namespace."""
 
     name: str
     attachments: tuple[Attachment, ...]
     also: tuple[IpAddress, ...] = ()  # on its loopback
-    routes: tuple[Route, ...] = ()
-    services: tuple[Service, ...] = ()
+    routes: tuple[LabRoute, ...] = ()
+    services: tuple[LabService, ...] = ()
     serves: tuple[Serve, ...] = ()
     processes: tuple[Process, ...] = ()
     sysctls: tuple[tuple[str, str], ...] = ()
@@ -156,7 +156,7 @@ class Wall(Enum):
     DROP = "drop"  # silence
 
 
-class Protocol(Enum):
+class FrontendProtocol(Enum):
     """How a way's frontend is spoken to."""
 
     HTTP_CONNECT = "http-connect"
@@ -165,11 +165,11 @@ class Protocol(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class LabFrontend:
     """A frontend to go through: a UNIX socket, or host:port with the lab's certificates."""
 
     name: str
-    protocol: Protocol
+    protocol: FrontendProtocol
     uds: str = ""
     tcp: str = ""
 
@@ -199,7 +199,7 @@ class Failing(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class LabAttempt:
     """One thing to try from a host; ``through`` names a way, empty is directly."""
 
     source: str
@@ -219,7 +219,7 @@ class Expectation:
     page or answer, ``at_least_mbit`` is the rate to be reached.
     """
 
-    attempt: Attempt
+    attempt: LabAttempt
     fails: tuple[Failing, ...] | None = None
     answers: str = ""
     at_least_mbit: float = 0.0
@@ -268,7 +268,7 @@ class Deed(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
+class ProcessAction:
     """Something done to a process."""
 
     deed: Deed
@@ -294,7 +294,7 @@ class Traffic:
     """Attempts made over and over in the background, until a step ends them and counts."""
 
     name: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[LabAttempt, ...]
     clients: int = 2  # of each attempt
     pause_s: float = 0.05  # of a client between two
 
@@ -307,7 +307,9 @@ class TrafficEnds:
     at_most_failed: int | None = None
 
 
-Step = Expectation | AgentsAre | WindowsGrow | Run | Act | Cable | Traffic | TrafficEnds
+LabStep = (
+    Expectation | AgentsAre | WindowsGrow | Run | ProcessAction | Cable | Traffic | TrafficEnds
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,29 +318,29 @@ class Topology:
 
     name: str
     title: str
-    networks: tuple[Network, ...]
-    hosts: tuple[Host, ...]
+    networks: tuple[LabNetwork, ...]
+    hosts: tuple[LabHost, ...]
     about: str = ""
     wall: Wall = Wall.REJECT
     allows: tuple[Allow, ...] = ()
     names: tuple[tuple[str, IpAddress], ...] = ()
     files: tuple[tuple[str, str], ...] = ()  # name in the lab's directory, text with placeholders
-    ways: tuple[Way, ...] = ()
-    steps: tuple[Step, ...] = ()
+    ways: tuple[LabFrontend, ...] = ()
+    steps: tuple[LabStep, ...] = ()
     needs: tuple[str, ...] = ()
     congestion_control: str = ""
-    _hosts: dict[str, Host] = field(init=False, repr=False, compare=False)
-    _networks: dict[str, Network] = field(init=False, repr=False, compare=False)
+    _hosts: dict[str, LabHost] = field(init=False, repr=False, compare=False)
+    _networks: dict[str, LabNetwork] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hosts", {host.name: host for host in self.hosts})
         object.__setattr__(self, "_networks", {one.name: one for one in self.networks})
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> LabHost:
         """A host by its name."""
         return self._hosts[name]
 
-    def network(self, name: str) -> Network:
+    def network(self, name: str) -> LabNetwork:
         """A network by its name."""
         return self._networks[name]
 

@@ -13,9 +13,9 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.lab import demo as lab_demo
-from isthmus.lab.outcome import Outcome
+from isthmus.lab.probe_messages import AttemptOutcome
 from isthmus.lab.reading import read
-from isthmus.lab.stage import Stage, Told, enter
+from isthmus.lab.stage import LabStage, Told, enter
 from isthmus.lab.state import Lab
 from isthmus.lab.topology import Allow, Failing
 from isthmus.tools.pki.making import PkiFiles
@@ -193,7 +193,7 @@ def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def stage() -> Stage:
+def stage() -> LabStage:
     """A lab that was never made."""
     return enter(Lab("3fa9c1"), read(lab_demo.topology(0), name="up", source="up"), Told())
 
@@ -205,14 +205,14 @@ def test_the_topology_says_how_much_is_logged(v: int) -> None:
     assert all(one.command.count(f"--v={v}") == 1 for one in topology.processes)
 
 
-def test_the_wall_lets_one_thing_through(stage: Stage) -> None:
+def test_the_wall_lets_one_thing_through(stage: LabStage) -> None:
     assert stage.topology.allows == (Allow(source="far-side", target="near-side", ports=(8091,)),)
     # Nothing but the agent knows the name.
     assert demo.NAME not in [name for name, _ in stage.topology.names]
 
 
 def test_the_lines_go_through_the_lab(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: LabStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://p")
@@ -243,8 +243,8 @@ def test_the_lines_go_through_the_lab(
     assert said[2] == "isthmus lab shell --lab 3fa9c1 near-side curl http://10.200.0.6:8080/"
 
 
-def outcome(*, worked: bool) -> Outcome:
-    return Outcome(failing=None if worked else Failing.UNREACHABLE, said="", took_s=0.0)
+def outcome(*, worked: bool) -> AttemptOutcome:
+    return AttemptOutcome(failing=None if worked else Failing.UNREACHABLE, said="", took_s=0.0)
 
 
 @pytest.mark.parametrize(

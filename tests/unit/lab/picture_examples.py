@@ -5,26 +5,26 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from isthmus.lab.picture import Live
+from isthmus.lab.picture_live import LiveState
 from isthmus.lab.topology import (
     Allow,
     Attachment,
-    Host,
-    Network,
+    LabHost,
+    LabNetwork,
+    LabService,
+    LineShape,
     Process,
     Serve,
-    Service,
     Serving,
-    Shape,
     Topology,
 )
 
 
-def network(name: str, *cidrs: str, gateway: bool = True) -> Network:
-    return Network(name=name, cidrs=tuple(map(ip_network, cidrs)), gateway=gateway)
+def network(name: str, *cidrs: str, gateway: bool = True) -> LabNetwork:
+    return LabNetwork(name=name, cidrs=tuple(map(ip_network, cidrs)), gateway=gateway)
 
 
-def at(network: str, *addresses: str, shape: Shape | None = None) -> Attachment:
+def at(network: str, *addresses: str, shape: LineShape | None = None) -> Attachment:
     return Attachment(network=network, addresses=tuple(map(ip_address, addresses)), shape=shape)
 
 
@@ -92,27 +92,27 @@ ISOLATED = Topology(
         network("pods", "10.221.0.0/24"),
     ),
     hosts=(
-        Host(
+        LabHost(
             name="master",
             attachments=(at("control", "10.210.0.10"),),
             processes=(server("server", "master"),),
         ),
-        Host(
+        LabHost(
             name="node",
             attachments=(
                 at(
                     "nodes",
                     "10.220.0.10",
-                    shape=Shape(delay_ms=50, loss=0.01, rate_mbit=20),
+                    shape=LineShape(delay_ms=50, loss=0.01, rate_mbit=20),
                 ),
             ),
             serves=(Serve(kind=Serving.HTTP, port=10250),),
             services=(
-                Service(address=ip_address("10.96.0.10"), port=80, to_host="pod", to_port=8080),
+                LabService(address=ip_address("10.96.0.10"), port=80, to_host="pod", to_port=8080),
             ),
             processes=(agent("agent", "node"),),
         ),
-        Host(
+        LabHost(
             name="pod",
             attachments=(at("pods", "10.221.0.10"),),
             serves=(
@@ -130,7 +130,7 @@ ISOLATED = Topology(
     names=(("web.default.svc", ip_address("10.96.0.10")),),
 )
 
-ISOLATED_LIVE = Live(
+ISOLATED_LIVE = LiveState(
     running={"server": True, "agent": True},
     snapshots={
         "server": server_snapshot(
@@ -153,18 +153,18 @@ ISOLATED_LIVE = Live(
 )
 
 
-def _master(number: int) -> Host:
+def _master(number: int) -> LabHost:
     name = f"master{number}"
-    return Host(
+    return LabHost(
         name=name,
         attachments=(at("control", f"10.210.0.1{number}"),),
         processes=(server(f"server{number}", name),),
     )
 
 
-def _node(number: int, **more: Any) -> Host:
+def _node(number: int, **more: Any) -> LabHost:
     name = f"node{number}"
-    return Host(
+    return LabHost(
         name=name,
         attachments=(at("nodes", f"10.220.0.1{number}"),),
         serves=(Serve(kind=Serving.HTTP, port=10250), Serve(kind=Serving.ECHO, port=7)),
@@ -180,7 +180,7 @@ HA = Topology(
         network("control", "10.210.0.0/24"),
     ),
     hosts=(
-        Host(
+        LabHost(
             name="front",
             attachments=(at("control", "10.210.0.5"),),
             processes=(
@@ -193,12 +193,12 @@ HA = Topology(
         ),
         *map(_master, (1, 2, 3)),
         *map(_node, (1, 2)),
-        Host(name="client", attachments=(at("control", "10.210.0.30"),)),
+        LabHost(name="client", attachments=(at("control", "10.210.0.30"),)),
     ),
     allows=(Allow(source="nodes", target="front", ports=(8091,)),),
 )
 
-HA_LIVE = Live(
+HA_LIVE = LiveState(
     running={
         "balancer": True,
         "server1": True,
@@ -230,21 +230,21 @@ DUAL_STACK = Topology(
         network("pods", "10.221.0.0/24", "fd00:221::/64", gateway=False),
     ),
     hosts=(
-        Host(
+        LabHost(
             name="master",
             attachments=(at("control", "10.210.0.10", "fd00:210::10"),),
             processes=(server("server", "master"),),
         ),
-        Host(
+        LabHost(
             name="node",
             attachments=(
                 at("nodes", "10.220.0.10", "fd00:220::10"),
-                at("pods", "10.221.0.1", "fd00:221::1", shape=Shape(delay_ms=5)),
+                at("pods", "10.221.0.1", "fd00:221::1", shape=LineShape(delay_ms=5)),
             ),
             serves=(Serve(kind=Serving.HTTP, port=10250),),
             processes=(agent("agent", "node", start=False),),
         ),
-        Host(
+        LabHost(
             name="pod",
             attachments=(at("pods", "10.221.0.10", "fd00:221::10"),),
             also=(ip_address("192.0.2.1"),),
@@ -254,7 +254,7 @@ DUAL_STACK = Topology(
     allows=(Allow(source="nodes", target="master", ports=(8091, 8132)),),
 )
 
-DUAL_STACK_LIVE = Live(
+DUAL_STACK_LIVE = LiveState(
     running={"server": True, "agent": True},
     snapshots={
         "server": server_snapshot(
@@ -272,7 +272,7 @@ EXAMPLES = {
 }
 
 
-def wide(networks: int, hosts: int) -> tuple[Topology, Live]:
+def wide(networks: int, hosts: int) -> tuple[Topology, LiveState]:
     """Many networks and hosts; every agent has a link to the one server, and a tunnel on it."""
     nets = tuple(network(f"net{one}", f"10.{one}.0.0/24") for one in range(networks))
     made = []
@@ -280,7 +280,7 @@ def wide(networks: int, hosts: int) -> tuple[Topology, Live]:
         name = f"host{number}"
         process = server("server", name) if not number else agent(f"agent{number}", name)
         made.append(
-            Host(
+            LabHost(
                 name=name,
                 attachments=(at(f"net{number % networks}", f"10.{number % networks}.0.1{number}"),),
                 processes=(process,),
@@ -295,7 +295,7 @@ def wide(networks: int, hosts: int) -> tuple[Topology, Live]:
         allows=tuple(Allow(source=one.name, target="host0", ports=(8091,)) for one in nets[1:]),
     )
     agents = range(1, hosts)
-    live = Live(
+    live = LiveState(
         running={process.name: True for process in topology.processes},
         snapshots={
             "server": server_snapshot(

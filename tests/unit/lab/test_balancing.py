@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.lab.balancing import By, Outages, pick
+from isthmus.lab.balancer import By, Outages, pick
 from isthmus.values import HostPort
 
 BACKENDS = [HostPort(f"server-{number}", 8091) for number in range(3)]

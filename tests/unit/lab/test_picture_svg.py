@@ -30,9 +30,10 @@ from picture_examples import (
     wide,
 )
 
-from isthmus.lab.picture import Live, picture
+from isthmus.lab.picture import picture
+from isthmus.lab.picture_live import LiveState
 from isthmus.lab.picture_svg import svg
-from isthmus.lab.topology import Host, Serve, Serving, Topology
+from isthmus.lab.topology import LabHost, Serve, Serving, Topology
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lab"
 NS = "{http://www.w3.org/2000/svg}"
@@ -44,22 +45,22 @@ LONG = Topology(
         network("b", "2001:db8:1234:5678:9abc:def0:1234:0/112"),
     ),
     hosts=(
-        Host(
+        LabHost(
             name="a-host-with-a-name-of-forty-characters-00",
             attachments=(at("management-network", "fd00:210:3344:5566:7788:99aa:bbcc:ddee"),),
         ),
-        Host(
+        LabHost(
             name="h",
             attachments=(at("b", "2001:db8:1234:5678:9abc:def0:1234:5678"),),
             serves=tuple(Serve(kind=kind, port=65000) for kind in Serving),
         ),
-        Host(name="i", attachments=(at("b", "2001:db8::1"),), also=(ip_address("192.0.2.1"),)),
+        LabHost(name="i", attachments=(at("b", "2001:db8::1"),), also=(ip_address("192.0.2.1"),)),
     ),
 )
 LABS = {
-    "long": (LONG, Live()),
+    "long": (LONG, LiveState()),
     **EXAMPLES,
-    "still": (ISOLATED, Live()),
+    "still": (ISOLATED, LiveState()),
     **{f"wide-{one}-{two}": wide(one, two) for one, two in ((1, 4), (2, 12), (4, 8), (8, 12))},
 }
 #: In ems, as DejaVu has them: a font narrower than this fits all the more.
@@ -239,7 +240,7 @@ def test_whatever_is_said_stays_text() -> None:
         name=nasty, title=nasty, networks=ISOLATED.networks, hosts=(host, *ISOLATED.hosts[1:])
     )
     shot = server_snapshot(nasty, [link(1, nasty, state=nasty)], [tunnel(1, nasty, state=nasty)])
-    live = Live(running={"server": True}, snapshots={"server": shot})
+    live = LiveState(running={"server": True}, snapshots={"server": shot})
     text = svg(picture(topology, live))
     assert "<script" not in text
     root = ET.fromstring(text)

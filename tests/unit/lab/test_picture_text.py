@@ -12,7 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from picture_examples import EXAMPLES, HA, HA_LIVE, ISOLATED, ISOLATED_LIVE, wide
 
-from isthmus.lab.picture import Live, picture
+from isthmus.lab.picture import picture
+from isthmus.lab.picture_live import LiveState
 from isthmus.lab.picture_text import draw
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lab"
@@ -109,7 +110,7 @@ def test_ascii_is_ascii() -> None:
 
 
 def test_nothing_live_has_no_links() -> None:
-    text = draw(picture(ISOLATED, Live()), color=False)
+    text = draw(picture(ISOLATED, LiveState()), color=False)
     assert "═" not in text
     assert "○ agent" in text
     assert "▲ nodes → master:8091" in text

@@ -6,16 +6,16 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from isthmus.lab.placeholders import PKI_FILES, fill, known, unknown, values
-from isthmus.lab.topology import Attachment, Host, Network, Topology
+from isthmus.lab.commands import PKI_FILES, fill, known, unknown, values
+from isthmus.lab.topology import Attachment, LabHost, LabNetwork, Topology
 from isthmus.tools.pki.making import PkiFiles
 
 TOPOLOGY = Topology(
     name="small",
     title="",
-    networks=(Network(name="lan", cidrs=(ip_network("10.0.0.0/24"), ip_network("fd00::/64"))),),
+    networks=(LabNetwork(name="lan", cidrs=(ip_network("10.0.0.0/24"), ip_network("fd00::/64"))),),
     hosts=(
-        Host(
+        LabHost(
             name="both",
             attachments=(
                 Attachment(
@@ -24,7 +24,7 @@ TOPOLOGY = Topology(
             ),
             also=(ip_address("10.9.9.9"),),
         ),
-        Host(
+        LabHost(
             name="only-4",
             attachments=(Attachment(network="lan", addresses=(ip_address("10.0.0.6"),)),),
         ),

@@ -21,11 +21,11 @@ from isthmus.lab.plan import (
     versions,
     wall_settings,
 )
-from isthmus.lab.topology import Attachment, Host, Network, Route, Service, Topology
+from isthmus.lab.topology import Attachment, LabHost, LabNetwork, LabRoute, LabService, Topology
 
 
-def network(name: str, *cidrs: str, gateway: bool = True) -> Network:
-    return Network(name=name, cidrs=tuple(map(ip_network, cidrs)), gateway=gateway)
+def network(name: str, *cidrs: str, gateway: bool = True) -> LabNetwork:
+    return LabNetwork(name=name, cidrs=tuple(map(ip_network, cidrs)), gateway=gateway)
 
 
 def at(name: str, *addresses: str) -> Attachment:
@@ -41,13 +41,13 @@ TOPOLOGY = Topology(
         network("back", "10.3.0.0/24"),
     ),
     hosts=(
-        Host(
+        LabHost(
             name="router",
             attachments=(at("inner", "10.2.0.5"), at("back", "10.3.0.5"), at("front", "10.1.0.5")),
             also=(ip_address("10.99.0.1"),),
         ),
-        Host(name="web", attachments=(at("front", "10.1.0.7", "fd01::7"),)),
-        Host(name="inside", attachments=(at("inner", "10.2.0.9"),)),
+        LabHost(name="web", attachments=(at("front", "10.1.0.7", "fd01::7"),)),
+        LabHost(name="inside", attachments=(at("inner", "10.2.0.9"),)),
     ),
     names=(("web.svc", ip_address("10.96.0.1")),),
 )
@@ -122,7 +122,7 @@ def test_the_default_route_goes_by_the_first_network_with_a_gateway() -> None:
 
 
 def test_a_route_goes_by_the_address_on_the_shared_network() -> None:
-    route = Route(to=ip_network("10.3.0.0/24"), via="router")
+    route = LabRoute(to=ip_network("10.3.0.0/24"), via="router")
     inside = replace(TOPOLOGY.host("inside"), routes=(route,))
     assert host_routes(TOPOLOGY, inside) == [Hop(route.to, ip_address("10.2.0.5"))]
 
@@ -130,17 +130,19 @@ def test_a_route_goes_by_the_address_on_the_shared_network() -> None:
 @pytest.mark.parametrize(
     ("host", "route", "said"),
     [
-        ("inside", Route(to=ip_network("10.3.0.0/24"), via="web"), "IPv4"),
-        ("web", Route(to=ip_network("fd09::/64"), via="router"), "IPv6"),
+        ("inside", LabRoute(to=ip_network("10.3.0.0/24"), via="web"), "IPv4"),
+        ("web", LabRoute(to=ip_network("fd09::/64"), via="router"), "IPv6"),
     ],
 )
-def test_a_route_by_somebody_out_of_reach_is_an_error(host: str, route: Route, said: str) -> None:
+def test_a_route_by_somebody_out_of_reach_is_an_error(
+    host: str, route: LabRoute, said: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{host}: no route to {route.to} .*{said}"):
         host_routes(TOPOLOGY, replace(TOPOLOGY.host(host), routes=(route,)))
 
 
 def test_a_service_has_a_way_out_where_there_is_no_gateway() -> None:
-    service = Service(address=ip_address("10.96.0.1"), port=80, to_host="router", to_port=8080)
+    service = LabService(address=ip_address("10.96.0.1"), port=80, to_host="router", to_port=8080)
     twice = (service, replace(service, port=443))
     inside = replace(TOPOLOGY.host("inside"), services=twice)
     assert host_routes(TOPOLOGY, inside) == [Hop(ip_network("10.96.0.1/32"), link="inner")]
@@ -149,8 +151,8 @@ def test_a_service_has_a_way_out_where_there_is_no_gateway() -> None:
 
 
 def test_who_forwards() -> None:
-    route = Route(to=ip_network("10.3.0.0/24"), via="router")
-    service = Service(address=ip_address("10.96.0.1"), port=80, to_host="router", to_port=8080)
+    route = LabRoute(to=ip_network("10.3.0.0/24"), via="router")
+    service = LabService(address=ip_address("10.96.0.1"), port=80, to_host="router", to_port=8080)
     router, web, inside = TOPOLOGY.hosts
     topology = replace(
         TOPOLOGY,
@@ -189,9 +191,9 @@ def behind(bridge: str) -> Topology:
         TOPOLOGY,
         networks=(*TOPOLOGY.networks, pods, more),
         hosts=(
-            Host(name="pod", attachments=(at("pods", "10.8.0.7", "fd08::7"),)),
-            Host(name="node", attachments=places),
-            Host(name="old", attachments=(at("pods", "10.8.0.8"), at("more", "10.9.0.8"))),
+            LabHost(name="pod", attachments=(at("pods", "10.8.0.7", "fd08::7"),)),
+            LabHost(name="node", attachments=places),
+            LabHost(name="old", attachments=(at("pods", "10.8.0.8"), at("more", "10.9.0.8"))),
         ),
     )
 

@@ -19,12 +19,11 @@ from pathlib import Path
 import pytest
 
 from isthmus.lab import prober as prober_module
-from isthmus.lab.outcome import TlsFiles
-from isthmus.lab.probe_words import Json
+from isthmus.lab.probe_messages import Json, ProbeTlsFiles
 from isthmus.lab.prober import ProbeLostError, Prober
-from isthmus.lab.topology import Attempt, Failing, Protocol, Traffic, Verb, Way
+from isthmus.lab.topology import Failing, FrontendProtocol, LabAttempt, LabFrontend, Traffic, Verb
 
-NO_TLS = TlsFiles(ca_cert="/none", client_cert="/none", client_key="/none")
+NO_TLS = ProbeTlsFiles(ca_cert="/none", client_cert="/none", client_key="/none")
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +61,8 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{sock.getsockname()[1]}"
 
 
-def get(target: str, **more: float) -> Attempt:
-    return Attempt(source="", verb=Verb.GET, target=target, **more)  # type: ignore[arg-type]
+def get(target: str, **more: float) -> LabAttempt:
+    return LabAttempt(source="", verb=Verb.GET, target=target, **more)  # type: ignore[arg-type]
 
 
 def test_attempts(prober: Prober, web: str, silent: str) -> None:
@@ -74,16 +73,16 @@ def test_attempts(prober: Prober, web: str, silent: str) -> None:
 
 
 def test_ways_that_lead_nowhere(prober: Prober, web: str) -> None:
-    for protocol in Protocol:
-        by_uds = Way(name="w", protocol=protocol, uds="/no/such/socket")
+    for protocol in FrontendProtocol:
+        by_uds = LabFrontend(name="w", protocol=protocol, uds="/no/such/socket")
         outcome = prober.attempt(get(web), by_uds)
         assert outcome.failing is Failing.UNREACHABLE
         assert "connectivity server /no/such/socket cannot be reached" in outcome.said
-        by_tcp = Way(name="w", protocol=protocol, tcp=web)
+        by_tcp = LabFrontend(name="w", protocol=protocol, tcp=web)
         outcome = prober.attempt(get(web), by_tcp)
         assert outcome.failing is Failing.OTHER and "No such file" in outcome.said
         with pytest.raises(ValueError, match="port"):
-            prober.attempt(get(web), Way(name="w", protocol=protocol, tcp="no port"))
+            prober.attempt(get(web), LabFrontend(name="w", protocol=protocol, tcp="no port"))
 
 
 def test_pages(prober: Prober, web: str, silent: str) -> None:

@@ -18,12 +18,18 @@ import pytest
 from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.lab import attempts
-from isthmus.lab.attempts import FAILING_OF_DIAL, Means, Page
-from isthmus.lab.background import MOST_KINDS, OTHER, Background
-from isthmus.lab.outcome import Outcome, TlsFiles
+from isthmus.lab.attempts import (
+    FAILING_OF_DIAL,
+    MOST_KINDS,
+    OTHER,
+    AttemptMeans,
+    BackgroundTraffic,
+    PageUrl,
+)
 from isthmus.lab.probe import context
-from isthmus.lab.topology import Attempt, Failing, Verb
-from isthmus.lab.who import WhoSocket
+from isthmus.lab.probe_messages import AttemptOutcome, ProbeTlsFiles
+from isthmus.lab.servers import WhoSocket
+from isthmus.lab.topology import Failing, LabAttempt, Verb
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tools.pki import making as pki
@@ -41,11 +47,11 @@ class Bed:
         loop = asyncio.get_running_loop()
         self.poller = Poller(loop)
         dialer = DirectDialer(loop, self.poller, Resolver(loop))
-        self.means = Means(dialer=dialer, poller=self.poller, trust=trust, **more)
+        self.means = AttemptMeans(dialer=dialer, poller=self.poller, trust=trust, **more)
 
-    async def attempt(self, verb: Verb, target: str, **more: object) -> Outcome:
+    async def attempt(self, verb: Verb, target: str, **more: object) -> AttemptOutcome:
         asked = {"source": "", "verb": verb, "target": target, "timeout_s": 10.0, **more}
-        return await attempts.make(Attempt(**asked), self.means)  # type: ignore[arg-type]
+        return await attempts.make(LabAttempt(**asked), self.means)  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager
@@ -376,7 +382,7 @@ def test_https_with_the_labs_own_ca(tmp_path: Path) -> None:
     def trust(made: pki.PkiFiles) -> Callable[[], ssl.SSLContext]:
         return partial(
             context,
-            TlsFiles(
+            ProbeTlsFiles(
                 ca_cert=str(made.ca_cert),
                 client_cert=str(made.client_cert),
                 client_key=str(made.client_key),
@@ -416,13 +422,13 @@ def test_https_with_the_labs_own_ca(tmp_path: Path) -> None:
     ],
 )
 def test_where_pages_are(text: str, at: HostPort, host: str, path: str, https: bool) -> None:
-    assert Page.parse(text) == Page(at=at, host=host, path=path, https=https)
+    assert PageUrl.parse(text) == PageUrl(at=at, host=host, path=path, https=https)
 
 
 @pytest.mark.parametrize("text", ["pod", "ftp://pod/", "http:///x", "http://pod:x/"])
 def test_what_is_no_page(text: str) -> None:
     with pytest.raises(ValueError):
-        Page.parse(text)
+        PageUrl.parse(text)
 
 
 @pytest.mark.parametrize("path", ["/a b", "/\x01", "/a\r\nHost: b"])
@@ -432,7 +438,7 @@ def test_what_no_request_can_name_is_refused_before_it_is_sent(path: str) -> Non
             outcome = await bed.attempt(Verb.GET, f"http://{target}{path}")
             assert outcome.failing is Failing.OTHER
             assert outcome.said.startswith("not a URL, for its characters")
-            made = Page(at=HostPort.parse(target), host=target, path=path, https=False)
+            made = PageUrl(at=HostPort.parse(target), host=target, path=path, https=False)
             with pytest.raises(ValueError, match="cannot ask for"):
                 await attempts.get(made, bed.means, timeout_s=10.0)
 
@@ -447,10 +453,10 @@ def test_traffic_is_counted() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             free = sock.getsockname()[1]
         async with serving(page(OK_PAGE)) as at:
-            good = Attempt(source="", verb=Verb.GET, target=at)
-            bad = Attempt(source="", verb=Verb.CONNECT, target=f"127.0.0.1:{free}")
+            good = LabAttempt(source="", verb=Verb.GET, target=at)
+            bad = LabAttempt(source="", verb=Verb.CONNECT, target=f"127.0.0.1:{free}")
             made = [(good, bed.means), (bad, bed.means)]
-            traffic = Background(made, clients=2, pause_s=0.0)
+            traffic = BackgroundTraffic(made, clients=2, pause_s=0.0)
             while traffic._worked < 5 or traffic._failed.total() < 5:
                 await asyncio.sleep(0.001)
             count = await traffic.end()
@@ -463,10 +469,10 @@ def test_traffic_is_counted() -> None:
 
 def test_kinds_of_failures_are_bounded() -> None:
     async def test(bed: Bed) -> None:
-        never = Attempt(source="", verb=Verb.CONNECT, target="no port")
-        traffic = Background([(never, bed.means)], clients=1, pause_s=1000.0)
+        never = LabAttempt(source="", verb=Verb.CONNECT, target="no port")
+        traffic = BackgroundTraffic([(never, bed.means)], clients=1, pause_s=1000.0)
         for number in range(100):
-            traffic.count(Outcome(failing=Failing.OTHER, said=f"{number}", took_s=1.0))
+            traffic.count(AttemptOutcome(failing=Failing.OTHER, said=f"{number}", took_s=1.0))
         count = await traffic.end()
         assert len(count.failed) == MOST_KINDS + 1
         assert count.failed[OTHER] >= 100 - MOST_KINDS
@@ -478,4 +484,4 @@ def test_kinds_of_failures_are_bounded() -> None:
 def test_no_clients_are_no_traffic() -> None:
     for clients, asked in ((0, 1), (1, 0), (10_000, 1)):
         with pytest.raises(ValueError):
-            Background([None] * asked, clients=clients, pause_s=0.0)  # type: ignore[list-item]
+            BackgroundTraffic([None] * asked, clients=clients, pause_s=0.0)  # type: ignore[list-item]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.lab import catalog, reading, reading_hosts, reading_networks, reading_steps
+from isthmus.lab import catalog, reading, reading_hosts, reading_steps
 from isthmus.lab.reading import read
-from isthmus.lab.topology import Allow, Network, Protocol, Topology, Wall, Way
+from isthmus.lab.topology import Allow, FrontendProtocol, LabFrontend, LabNetwork, Topology, Wall
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "topologies.md"
 SMALL = """\
@@ -41,9 +41,9 @@ def test_networks_and_defaults() -> None:
     assert (found.name, found.title, found.about) == ("small", "Small", "")
     assert found.wall is Wall.REJECT
     assert found.networks == (
-        Network(name="left", cidrs=(ip_network("10.1.0.0/24"),)),
-        Network(name="right", cidrs=(ip_network("10.2.0.0/24"), ip_network("fd00:2::/64"))),
-        Network(name="island", cidrs=(ip_network("10.1.0.0/24"),), gateway=False),
+        LabNetwork(name="left", cidrs=(ip_network("10.1.0.0/24"),)),
+        LabNetwork(name="right", cidrs=(ip_network("10.2.0.0/24"), ip_network("fd00:2::/64"))),
+        LabNetwork(name="island", cidrs=(ip_network("10.1.0.0/24"),), gateway=False),
     )
     empty: tuple[object, ...] = ()
     for part in (found.allows, found.names, found.files, found.ways, found.steps, found.needs):
@@ -80,9 +80,9 @@ def test_everything_about_all_hosts_is_read() -> None:
     )
     assert found.files == (("conf.json", '{"dir": "{dir}"}'),)
     assert found.ways == (
-        Way(name="one", protocol=Protocol.GRPC, uds="{dir}/x.sock"),
-        Way(name="two", protocol=Protocol.HTTP_CONNECT, tcp="{a.address}:8090"),
-        Way(name="three", protocol=Protocol.HTTP_CONNECT, tcp="a:8090"),
+        LabFrontend(name="one", protocol=FrontendProtocol.GRPC, uds="{dir}/x.sock"),
+        LabFrontend(name="two", protocol=FrontendProtocol.HTTP_CONNECT, tcp="{a.address}:8090"),
+        LabFrontend(name="three", protocol=FrontendProtocol.HTTP_CONNECT, tcp="a:8090"),
     )
     assert found.needs == ("kubectl", "nft")
     assert found.congestion_control == "bbr"
@@ -306,7 +306,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def known_keys() -> set[str]:
-    modules = (reading, reading_hosts, reading_networks, reading_steps)
+    modules = (reading, reading_hosts, reading_steps)
     lists = [
         value
         for module in modules

@@ -8,13 +8,13 @@ from isthmus.errors import ConfigError
 from isthmus.lab.reading import read
 from isthmus.lab.topology import (
     Attachment,
-    Host,
+    LabHost,
+    LabRoute,
+    LabService,
+    LineShape,
     Process,
-    Route,
     Serve,
-    Service,
     Serving,
-    Shape,
     Topology,
 )
 
@@ -30,7 +30,7 @@ def topology(hosts: str) -> Topology:
     return read(HEAD + hosts, name="t", source="t.yaml")
 
 
-def host(fields: str) -> Host:
+def host(fields: str) -> LabHost:
     return topology(f"{OTHER}  x: {{{fields}}}\n").host("x")
 
 
@@ -41,7 +41,7 @@ def errors(hosts: str) -> list[str]:
 
 
 def test_a_host_with_one_address() -> None:
-    assert host("at: {lan: 10.1.0.10}") == Host(
+    assert host("at: {lan: 10.1.0.10}") == LabHost(
         name="x", attachments=(Attachment(network="lan", addresses=(ip_address("10.1.0.10"),)),)
     )
 
@@ -56,7 +56,7 @@ def test_all_ways_to_say_where_a_host_is() -> None:
         Attachment(
             network="far",
             addresses=(ip_address("10.2.0.10"),),
-            shape=Shape(delay_ms=50, loss=0.01),
+            shape=LineShape(delay_ms=50, loss=0.01),
         ),
     )
     assert found.also == (ip_address("192.0.2.1"), ip_address("fd00:9::1"))
@@ -76,15 +76,15 @@ def test_everything_else_of_a_host() -> None:
         " {address: '10.96.0.1:443', to: '10.99.0.1:6443'}],"
         " sysctl: {net.ipv4.ip_forward: 1, net.ipv4.tcp_rmem: 4096 131072 6291456}"
     )
-    assert found.routes == (Route(to=ip_network("10.9.0.0/16"), via="other"),)
+    assert found.routes == (LabRoute(to=ip_network("10.9.0.0/16"), via="other"),)
     assert found.serves == (
         Serve(kind=Serving.HTTP, port=80),
         Serve(kind=Serving.HTTP, port=8080),
         Serve(kind=Serving.SINK, port=9),
     )
     assert found.services == (
-        Service(address=ip_address("10.96.0.1"), port=80, to_host="other", to_port=8080),
-        Service(
+        LabService(address=ip_address("10.96.0.1"), port=80, to_host="other", to_port=8080),
+        LabService(
             address=ip_address("10.96.0.1"),
             port=443,
             to_address=ip_address("10.99.0.1"),

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.lab.reading import read
-from isthmus.lab.topology import Network, Topology
+from isthmus.lab.topology import LabNetwork, Topology
 
 HOSTS = """\
 hosts:
@@ -30,7 +30,7 @@ def errors(pods: str, more: str = "", hosts: str = HOSTS) -> list[str]:
 
 def test_a_bridge_on_a_host_and_its_ports() -> None:
     found = topology("cidr: 10.2.0.0/24, behind: node, bridge: cni0, ports: veth")
-    assert found.network("pods") == Network(
+    assert found.network("pods") == LabNetwork(
         name="pods", cidrs=(ip_network("10.2.0.0/24"),), gateway=False, behind="node",
         bridge="cni0", ports="veth",
     )  # fmt: skip

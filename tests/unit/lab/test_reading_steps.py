@@ -5,15 +5,15 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.lab.reading import read
 from isthmus.lab.topology import (
-    Act,
     AgentsAre,
-    Attempt,
     Cable,
     Deed,
     Expectation,
     Failing,
+    LabAttempt,
+    LabStep,
+    ProcessAction,
     Run,
-    Step,
     Traffic,
     TrafficEnds,
     Verb,
@@ -33,7 +33,7 @@ steps:
 """
 
 
-def steps(*given: str) -> tuple[Step, ...]:
+def steps(*given: str) -> tuple[LabStep, ...]:
     text = HEAD + "".join(f"- {one}\n" for one in given)
     return read(text, name="t", source="t.yaml").steps
 
@@ -45,7 +45,7 @@ def errors(*given: str) -> list[str]:
 
 
 def test_an_attempt_and_its_defaults() -> None:
-    attempt = Attempt(source="a", verb=Verb.CONNECT, target="elsewhere:80")
+    attempt = LabAttempt(source="a", verb=Verb.CONNECT, target="elsewhere:80")
     assert steps("{connect: 'elsewhere:80', from: a}") == (Expectation(attempt=attempt),)
 
 
@@ -57,25 +57,25 @@ def test_everything_of_an_expectation() -> None:
         "{upload: b:9, from: a, seconds: 2, at_least_mbit: 1.5}",
     )
     assert get == Expectation(
-        attempt=Attempt(
+        attempt=LabAttempt(
             source="a", verb=Verb.GET, target="https://b:8443/x?y", through="one", timeout_s=0.5
         ),
         answers="hello",
         within_s=3,
     )
     assert echo == Expectation(
-        attempt=Attempt(source="a", verb=Verb.ECHO, target="[fd00::1]:7", bytes=1_000_000),
+        attempt=LabAttempt(source="a", verb=Verb.ECHO, target="[fd00::1]:7", bytes=1_000_000),
         fails=(Failing.REFUSED, Failing.NO_AGENT),
     )
     assert load == Expectation(
-        attempt=Attempt(source="a", verb=Verb.UPLOAD, target="b:9", seconds=2), at_least_mbit=1.5
+        attempt=LabAttempt(source="a", verb=Verb.UPLOAD, target="b:9", seconds=2), at_least_mbit=1.5
     )
 
 
 def test_who_is_asked_by_tcp_or_udp() -> None:
     found = steps("{ask: [b:1, 'udp://b:1'], from: a, through: direct, answers: b saw a}")
     assert found == tuple(
-        Expectation(attempt=Attempt(source="a", verb=Verb.ASK, target=target), answers="b saw a")
+        Expectation(attempt=LabAttempt(source="a", verb=Verb.ASK, target=target), answers="b saw a")
         for target in ("b:1", "udp://b:1")
     )
 
@@ -140,7 +140,7 @@ def test_cables_are_cut_and_mended() -> None:
 
 @pytest.mark.parametrize("deed", Deed)
 def test_deeds(deed: Deed) -> None:
-    assert steps(f"{deed.value}: web") == (Act(deed=deed, process="web"),)
+    assert steps(f"{deed.value}: web") == (ProcessAction(deed=deed, process="web"),)
 
 
 def test_traffic() -> None:
@@ -154,7 +154,7 @@ def test_traffic() -> None:
     assert begun == Traffic(
         name="t",
         attempts=tuple(
-            Attempt(source="a", verb=Verb.GET, target=target, through="one", timeout_s=1)
+            LabAttempt(source="a", verb=Verb.GET, target=target, through="one", timeout_s=1)
             for target in ("b:1", "b:2")
         ),
         clients=5,

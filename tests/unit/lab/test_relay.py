@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.lab.relay import MOST_KEPT_BYTES, Direction, carry, command, main, parse
-from isthmus.lab.shaping import Line
-from isthmus.lab.topology import Shape
+from isthmus.lab.relay import MOST_KEPT_BYTES, BadLine, Direction, carry, command, main, parse
+from isthmus.lab.topology import LineShape
 
 
 def never() -> float:
@@ -26,14 +25,14 @@ def never() -> float:
 class Pair:
     """A way through a direction: what goes into ``near`` comes out of ``far``, frame by frame."""
 
-    def __init__(self, shape: Shape, chance: Callable[[], float] = never) -> None:
+    def __init__(self, shape: LineShape, chance: Callable[[], float] = never) -> None:
         # As a TAP does, a socket of this kind gives one frame a read.
         self.near, source = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sink, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.inner = (source, sink)
         for sock in (source, sink, self.far):
             sock.setblocking(False)
-        self.way = Direction(source.fileno(), sink.fileno(), Line(shape), chance)
+        self.way = Direction(source.fileno(), sink.fileno(), BadLine(shape), chance)
 
     def arrived(self) -> list[bytes]:
         got = []
@@ -51,7 +50,7 @@ class Pair:
 def make() -> Iterator[Callable[..., Pair]]:
     with contextlib.ExitStack() as stack:
 
-        def one(shape: Shape, chance: Callable[[], float] = never) -> Pair:
+        def one(shape: LineShape, chance: Callable[[], float] = never) -> Pair:
             pair = Pair(shape, chance)
             stack.callback(pair.close)
             return pair
@@ -60,7 +59,7 @@ def make() -> Iterator[Callable[..., Pair]]:
 
 
 def test_a_frame_waits_until_it_is_due(make: Callable[..., Pair]) -> None:
-    pair = make(Shape(delay_ms=500))
+    pair = make(LineShape(delay_ms=500))
     pair.near.send(b"one")
     pair.way.take_in(10.0)
     pair.near.send(b"two")
@@ -76,7 +75,7 @@ def test_a_frame_waits_until_it_is_due(make: Callable[..., Pair]) -> None:
 
 
 def test_without_a_delay_frames_go_straight_through(make: Callable[..., Pair]) -> None:
-    pair = make(Shape())
+    pair = make(LineShape())
     for text in (b"one", b"two"):
         pair.near.send(text)
     pair.way.take_in(1.0)
@@ -85,7 +84,7 @@ def test_without_a_delay_frames_go_straight_through(make: Callable[..., Pair]) -
 
 def test_the_same_seed_loses_the_same_frames(make: Callable[..., Pair]) -> None:
     def through(seed: int) -> list[bytes]:
-        pair = make(Shape(loss=0.5), random.Random(seed).random)
+        pair = make(LineShape(loss=0.5), random.Random(seed).random)
         for number in range(60):
             pair.near.send(bytes([number]))
         pair.way.take_in(0.0)
@@ -98,7 +97,7 @@ def test_the_same_seed_loses_the_same_frames(make: Callable[..., Pair]) -> None:
 
 
 def test_memory_is_bounded_whatever_comes(make: Callable[..., Pair]) -> None:
-    pair = make(Shape(delay_ms=60_000))
+    pair = make(LineShape(delay_ms=60_000))
     frame, sent = bytes(60_000), 600
     for _ in range(sent):
         pair.near.send(frame)
@@ -115,7 +114,7 @@ def test_memory_is_bounded_whatever_comes(make: Callable[..., Pair]) -> None:
 
 
 def test_frames_are_carried_both_ways_until_told_to_stop() -> None:
-    out, back = Pair(Shape(delay_ms=1)), Pair(Shape(delay_ms=1))
+    out, back = Pair(LineShape(delay_ms=1)), Pair(LineShape(delay_ms=1))
     stop, stopping = os.pipe()
     with contextlib.ExitStack() as stack:
         for close in (out.close, back.close):
@@ -140,7 +139,7 @@ def test_frames_are_carried_both_ways_until_told_to_stop() -> None:
 
 
 def test_the_command_is_read_as_it_was_meant() -> None:
-    shape = Shape(delay_ms=12.3456789, loss=1e-7, rate_mbit=2.5e9)
+    shape = LineShape(delay_ms=12.3456789, loss=1e-7, rate_mbit=2.5e9)
     argv = command(namespace="lab-host", near="control", far="host-control", shape=shape, seed=7)
     assert argv[1:4] == ["-P", "-m", "isthmus.lab.relay"]
     flags = parse(argv[4:])

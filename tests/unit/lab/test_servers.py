@@ -18,19 +18,19 @@ import pytest
 
 import isthmus
 from isthmus.errors import ConfigError
-from isthmus.lab.asking import ask_by_udp
+from isthmus.lab.attempts import ask_by_udp
 from isthmus.lab.servers import (
-    Connections,
     HttpEnd,
-    Page,
-    Servers,
+    JoinedEnds,
+    LabServers,
+    PageAnswer,
+    WhoSocket,
     command,
     main,
     plain,
     written,
 )
-from isthmus.lab.topology import Host, Serve, Serving
-from isthmus.lab.who import WhoSocket
+from isthmus.lab.topology import LabHost, Serve, Serving
 from isthmus.net.contexts import TlsFiles, server_context
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
@@ -47,7 +47,7 @@ class Bed:
     """Running servers, and clients of them that are closed at the end."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
-        self.servers = Servers("pod", context=context)
+        self.servers = LabServers("pod", context=context)
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(
@@ -129,7 +129,7 @@ def test_requests_in_one_piece_are_answered_in_their_order() -> None:
 
 def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
     client = MemoryEnd()
-    join(client, HttpEnd(lambda method, path: Page(200, "text/plain", path.encode())))
+    join(client, HttpEnd(lambda method, path: PageAnswer(200, "text/plain", path.encode())))
     client.fill()
     for path in (b"/1", b"/2"):
         client.feed(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -284,7 +284,7 @@ def test_a_sink_says_how_much_it_was() -> None:
 
 def test_one_connection_too_many_is_reset_and_the_others_stay() -> None:
     async def test(bed: Bed) -> None:
-        bed.servers.connections = Connections(asyncio.get_running_loop(), at_most=1)
+        bed.servers.connections = JoinedEnds(asyncio.get_running_loop(), at_most=1)
         port = bed.servers.serve(Serve(kind=Serving.ECHO, port=0))
         reader, writer = await bed.connect(port)
         await bed.until(lambda: bed.servers.connections.full)
@@ -299,7 +299,7 @@ def test_one_connection_too_many_is_reset_and_the_others_stay() -> None:
 
 def test_a_silent_client_is_reset() -> None:
     async def test(bed: Bed) -> None:
-        bed.servers.connections = Connections(asyncio.get_running_loop(), idle_s=0.01)
+        bed.servers.connections = JoinedEnds(asyncio.get_running_loop(), idle_s=0.01)
         with pytest.raises(ConnectionResetError):
             reader, _ = await bed.client(Serving.SINK)
             await reader.read()
@@ -331,7 +331,7 @@ class HandLoop:
 
 def test_only_a_connection_without_a_byte_in_between_is_idle() -> None:
     loop = HandLoop()
-    connections = Connections(cast(asyncio.AbstractEventLoop, loop), idle_s=600.0)
+    connections = JoinedEnds(cast(asyncio.AbstractEventLoop, loop), idle_s=600.0)
     moving, quiet = (MemoryEnd(), MemoryEnd()), (MemoryEnd(), MemoryEnd())
     over: list[str] = []
     connections.join(*moving, lambda: over.append("moving"))
@@ -349,13 +349,13 @@ def test_only_a_connection_without_a_byte_in_between_is_idle() -> None:
 
 
 def test_nothing_to_serve_is_no_command() -> None:
-    assert command(Host(name="empty", attachments=()), cert="c", key="k") == []
+    assert command(LabHost(name="empty", attachments=()), cert="c", key="k") == []
 
 
 @pytest.mark.parametrize(("kind", "tls"), [(Serving.SINK, False), (Serving.HTTPS, True)])
 def test_the_command_of_a_host(kind: Serving, tls: bool) -> None:
     serves = (Serve(kind=Serving.HTTP, port=80), Serve(kind=kind, port=99))
-    argv = command(Host(name="pod", attachments=(), serves=serves), cert="c.crt", key="c.key")
+    argv = command(LabHost(name="pod", attachments=(), serves=serves), cert="c.crt", key="c.key")
     files = ["--cert", "c.crt", "--key", "c.key"] if tls else []
     assert argv == [
         *(sys.executable, "-P", "-m", "isthmus.lab.servers", "--name", "pod"),
@@ -367,7 +367,7 @@ def test_the_command_of_a_host(kind: Serving, tls: bool) -> None:
 def test_the_program_says_when_it_is_ready_and_ends_when_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
-    host = Host(name="pod", attachments=(), serves=(Serve(kind=Serving.ECHO, port=port),))
+    host = LabHost(name="pod", attachments=(), serves=(Serve(kind=Serving.ECHO, port=port),))
     argv = command(host, cert="", key="")
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=ENVIRONMENT) as program:
         try:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.lab.shaping import LEAST_QUEUE_BYTES, Line, queue_bytes
-from isthmus.lab.topology import Shape
+from isthmus.lab.relay import LEAST_QUEUE_BYTES, BadLine, queue_bytes
+from isthmus.lab.topology import LineShape
 
 #: A chance that no loss below 1 takes.
 GOOD = math.nextafter(1.0, 0.0)
@@ -18,18 +18,18 @@ TINY_S = 1e-6
 
 
 def test_a_line_without_a_shape_passes_everything_at_once() -> None:
-    line = Line(Shape())
+    line = BadLine(LineShape())
     assert [line.take(1500, now, GOOD) for now in (0.0, 0.0, 7.5)] == [0.0, 0.0, 7.5]
     assert (line.queue_bytes, line.waiting_bytes(0.0)) == (0, 0.0)
 
 
 def test_delay_is_added_and_holds_nobody_up() -> None:
-    line = Line(Shape(delay_ms=50))
+    line = BadLine(LineShape(delay_ms=50))
     assert [line.take(1500, now, GOOD) for now in (1.0, 1.0, 1.5)] == [1.05, 1.05, 1.55]
 
 
 def test_frames_take_their_time_at_the_rate_one_after_the_other() -> None:
-    line = Line(Shape(rate_mbit=8))  # 1,000 bytes take a millisecond
+    line = BadLine(LineShape(rate_mbit=8))  # 1,000 bytes take a millisecond
     assert line.take(1000, 0.0, GOOD) == pytest.approx(0.001)
     assert line.take(500, 0.0, GOOD) == pytest.approx(0.0015)
     assert line.waiting_bytes(0.0) == pytest.approx(1500)
@@ -38,13 +38,13 @@ def test_frames_take_their_time_at_the_rate_one_after_the_other() -> None:
 
 
 def test_time_that_nobody_used_is_not_saved_up() -> None:
-    line = Line(Shape(rate_mbit=8, delay_ms=10))
+    line = BadLine(LineShape(rate_mbit=8, delay_ms=10))
     assert line.take(1000, 100.0, GOOD) == pytest.approx(100.011)
     assert line.take(1000, 100.0, GOOD) == pytest.approx(100.012)
 
 
 def test_what_finds_the_queue_full_is_dropped_and_later_there_is_room_again() -> None:
-    line = Line(Shape(rate_mbit=8))
+    line = BadLine(LineShape(rate_mbit=8))
     fitting, rest = divmod(line.queue_bytes, 1000)
     for _ in range(fitting):
         assert line.take(1000, 0.0, GOOD) is not None
@@ -55,7 +55,7 @@ def test_what_finds_the_queue_full_is_dropped_and_later_there_is_room_again() ->
 
 
 def test_chance_below_the_loss_takes_a_frame_and_its_time_on_the_line_is_gone() -> None:
-    line = Line(Shape(rate_mbit=8, loss=0.25))
+    line = BadLine(LineShape(rate_mbit=8, loss=0.25))
     assert line.take(1000, 0.0, 0.2499) is None
     assert line.take(1000, 0.0, 0.25) == pytest.approx(0.002)
     assert (line.lost, line.dropped) == (1, 0)
@@ -65,41 +65,41 @@ def test_chance_below_the_loss_takes_a_frame_and_its_time_on_the_line_is_gone() 
 def test_no_loss_takes_nothing_and_all_loss_everything(
     loss: float, chance: float, lost: bool
 ) -> None:
-    assert (Line(Shape(loss=loss)).take(100, 0.0, chance) is None) == lost
+    assert (BadLine(LineShape(loss=loss)).take(100, 0.0, chance) is None) == lost
 
 
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
-        (Shape(delay_ms=1000), 0),
-        (Shape(rate_mbit=1), LEAST_QUEUE_BYTES),
-        (Shape(rate_mbit=20, delay_ms=50), 375_000),  # a round trip of 100 ms, and 50 ms
+        (LineShape(delay_ms=1000), 0),
+        (LineShape(rate_mbit=1), LEAST_QUEUE_BYTES),
+        (LineShape(rate_mbit=20, delay_ms=50), 375_000),  # a round trip of 100 ms, and 50 ms
     ],
 )
-def test_a_queue_holds_a_round_trip_and_some(shape: Shape, size: int) -> None:
-    assert queue_bytes(shape) == Line(shape).queue_bytes == size
+def test_a_queue_holds_a_round_trip_and_some(shape: LineShape, size: int) -> None:
+    assert queue_bytes(shape) == BadLine(shape).queue_bytes == size
 
 
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        (Shape(delay_ms=-1), "a line's delay is a number from 0 on, not -1"),
-        (Shape(delay_ms=math.nan), "a line's delay is a number from 0 on, not nan"),
-        (Shape(rate_mbit=math.inf), "a line's rate is a number from 0 on, not inf"),
-        (Shape(loss=1.01), "a line's loss is a share between 0 and 1, not 1.01"),
-        (Shape(loss=math.nan), "a line's loss is a share between 0 and 1, not nan"),
+        (LineShape(delay_ms=-1), "a line's delay is a number from 0 on, not -1"),
+        (LineShape(delay_ms=math.nan), "a line's delay is a number from 0 on, not nan"),
+        (LineShape(rate_mbit=math.inf), "a line's rate is a number from 0 on, not inf"),
+        (LineShape(loss=1.01), "a line's loss is a share between 0 and 1, not 1.01"),
+        (LineShape(loss=math.nan), "a line's loss is a share between 0 and 1, not nan"),
     ],
 )
-def test_there_is_no_such_line(shape: Shape, sentence: str) -> None:
+def test_there_is_no_such_line(shape: LineShape, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
-        Line(shape)
+        BadLine(shape)
     assert str(caught.value) == sentence
 
 
 # Whatever comes.
 
 shapes = st.builds(
-    Shape,
+    LineShape,
     delay_ms=st.floats(0, 500),
     loss=st.sampled_from([0.0, 0.01, 0.5]),
     rate_mbit=st.one_of(st.just(0.0), st.floats(0.1, 1000)),
@@ -117,9 +117,9 @@ frames = st.lists(
 
 @given(shape=shapes, coming=frames)
 def test_whatever_comes_order_delay_rate_and_queue_are_kept(
-    shape: Shape, coming: list[tuple[int, float, float]]
+    shape: LineShape, coming: list[tuple[int, float, float]]
 ) -> None:
-    line, now = Line(shape), 0.0
+    line, now = BadLine(shape), 0.0
     passed: list[tuple[int, float]] = []
     for size, pause, chance in coming:
         now += pause

@@ -6,21 +6,21 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.lab.topology import Allow, Attachment, Host, Network, Service, Topology, Wall
-from isthmus.lab.walls import IPTABLES, NFT, service_rules, wall_rules
+from isthmus.lab.plan import IPTABLES, NFT, service_rules, wall_rules
+from isthmus.lab.topology import Allow, Attachment, LabHost, LabNetwork, LabService, Topology, Wall
 
 
-def host(name: str, network: str, *addresses: str) -> Host:
+def host(name: str, network: str, *addresses: str) -> LabHost:
     places = (Attachment(network=network, addresses=tuple(map(ip_address, addresses))),)
-    return Host(name=name, attachments=places)
+    return LabHost(name=name, attachments=places)
 
 
 TOPOLOGY = Topology(
     name="two",
     title="",
     networks=(
-        Network(name="east", cidrs=(ip_network("10.1.0.0/24"), ip_network("fd01::/64"))),
-        Network(name="west", cidrs=(ip_network("10.2.0.0/24"), ip_network("fd02::/64"))),
+        LabNetwork(name="east", cidrs=(ip_network("10.1.0.0/24"), ip_network("fd01::/64"))),
+        LabNetwork(name="west", cidrs=(ip_network("10.2.0.0/24"), ip_network("fd02::/64"))),
     ),
     hosts=(
         replace(host("one", "east", "10.1.0.7", "fd01::7"), also=(ip_address("10.9.0.9"),)),
@@ -33,8 +33,8 @@ TOPOLOGY = Topology(
     ),
 )
 SERVICES = (
-    Service(address=ip_address("10.96.0.1"), port=80, to_host="two", to_port=8080),
-    Service(address=ip_address("fd96::1"), port=81, to_host="two", to_port=8081),
+    LabService(address=ip_address("10.96.0.1"), port=80, to_host="two", to_port=8080),
+    LabService(address=ip_address("fd96::1"), port=81, to_host="two", to_port=8081),
 )
 
 
