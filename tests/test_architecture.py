@@ -90,7 +90,9 @@ def named(path: Path) -> str:
 
 @cache
 def rooms() -> set[str]:
-    return {path.name for path in (ROOT / ROOMS).iterdir() if (path / "__init__.py").exists()}
+    """Those with a program; what two of them share has none."""
+    declared = (ROOT / ROOMS).glob("*/__init__.py")
+    return {path.parent.name for path in declared if "\nPROGRAM = " in path.read_text()}
 
 
 def is_pure(path: Path) -> bool:

@@ -22,11 +22,11 @@ from isthmus.cli.flagdocs import PAGES
 from isthmus.dial.frontends.statuses import HTTP_STATUS, KONNECTIVITY_HTTP_STATUS
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.frame.audit.model import Claimed, Record, Requester
-from isthmus.frame.observe.metrics import GO_DIAL_FAILURE
 from isthmus.links.go_errors import go_text
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.metrics import GO_DIAL_FAILURE
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.sidecar.socks5_frontend import CODE_OF
+from isthmus.programs.socks5_proxy.frontend import CODE_OF
 from isthmus.settings.log import LogSettings
 from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
 from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE

@@ -40,7 +40,7 @@ from isthmus.net import certificates, revocation
 from isthmus.net.contexts import peer_identity
 from isthmus.net.dns_messages import DnsError, question, read_answer
 from isthmus.programs.apiserver_proxy import settings_haproxy_cfg as haproxy_cfg
-from isthmus.programs.sidecar.http_proxy_frontend import HttpClient
+from isthmus.programs.https_proxy.frontend import HttpClient
 from isthmus.programs.sni_router import settings_routes as sni_routes
 from isthmus.settings import shown
 from isthmus.settings.identifiers import Identifiers

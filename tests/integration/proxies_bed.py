@@ -18,12 +18,12 @@ from clients import LIMIT_S, Client
 from sidecar_bed import DNS, FakeServices, StubDns, Zone
 from stack import Stack
 
-from isthmus.programs.sidecar.https_proxy import HttpsProxy
+from isthmus.programs.https_proxy.program import HttpsProxy
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.programs.sidecar.program import Sidecar
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
-from isthmus.programs.sidecar.socks5_proxy import Socks5Proxy
+from isthmus.programs.socks5_proxy.program import Socks5Proxy
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.wire import socks5
 
 P = TypeVar("P", bound=Sidecar)

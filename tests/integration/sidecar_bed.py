@@ -21,10 +21,10 @@ from isthmus.errors import DialError
 from isthmus.net.poller import Poller
 from isthmus.net.reaching import reach_by
 from isthmus.net.resolver import Resolver
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.dialer import SidecarDialer
 from isthmus.programs.sidecar.rules_tunnel_health import TunnelHealth
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join

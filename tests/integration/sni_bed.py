@@ -19,8 +19,11 @@ import uvloop
 from clients import LIMIT_S
 from stack import wait_until
 
+from isthmus.frame.lifecycle import Lifecycle
+from isthmus.frame.listening import Listening
+from isthmus.programs.sni_router import PROGRAM
+from isthmus.programs.sni_router.connections import SniConnections
 from isthmus.programs.sni_router.metrics import Refusal
-from isthmus.programs.sni_router.program import SniRouter
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.tools.pki import making as pki
 
@@ -89,7 +92,7 @@ class Bed:
         self.unhandled: list[dict[str, Any]] = []
         self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever, name="router", daemon=True)
-        self._started: SniRouter | None = None
+        self._started: Lifecycle | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
@@ -100,8 +103,8 @@ class Bed:
         try:
             if self._started is not None:
                 self.run(self._stop())
-                assert not len(self._started.connections)
-                assert not self._started.connections.by_route
+                assert not len(self.connections)
+                assert not self.connections.by_route
         finally:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(LIMIT_S)
@@ -137,7 +140,7 @@ class Bed:
         new.write_text(f"{HEAD}routes:\n{routes}{more}")
         new.rename(self.config)
 
-    def start(self, **settings: Any) -> SniRouter:
+    def start(self, **settings: Any) -> Lifecycle:
         """Start the router on free ports."""
         if not self.config.exists():
             self.write()
@@ -153,8 +156,8 @@ class Bed:
         )
         given.validate()
 
-        async def start() -> SniRouter:
-            router = SniRouter(given)
+        async def start() -> Lifecycle:
+            router = Lifecycle(PROGRAM, given)
             await router.start()
             self._watching = asyncio.create_task(router.watch())
             return router
@@ -170,7 +173,7 @@ class Bed:
         await self._started.stop()
 
     @property
-    def router(self) -> SniRouter:
+    def router(self) -> Lifecycle:
         """The one that was started."""
         assert self._started is not None
         return self._started
@@ -178,7 +181,12 @@ class Bed:
     @property
     def port(self) -> int:
         """Where it listens."""
-        return self.router.listeners[0].port
+        return self.router.part(Listening).open_ones[0].port
+
+    @property
+    def connections(self) -> SniConnections:
+        """Those of the router."""
+        return self.router.part(SniConnections)
 
     def refusals(self) -> dict[Refusal, int]:
         """What was refused so far, without what was not."""

@@ -35,8 +35,8 @@ from programs import Programs
 from proxies_bed import NAME, Origin, ProxiesBed, connect, curl, origin_server, port_of
 from stack import Stack, http_get, metric, wait_until
 
+from isthmus.programs.https_proxy.program import HttpsProxy
 from isthmus.programs.sidecar import connections as sidecar_connections
-from isthmus.programs.sidecar.https_proxy import HttpsProxy
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles

@@ -32,13 +32,13 @@ from clients import (
 from programs import Program, Programs
 from stack import Stack, agent_context, metric, wait_until
 
-from isthmus.frame.observe.metrics import HandOn, TlsPort, TlsRefusal
 from isthmus.links.agent_side import ServerLink
 from isthmus.net import peek
 from isthmus.net.poller import IN, Poller
 from isthmus.programs.agent.program import Agent
 from isthmus.programs.server import agents as server_agents
 from isthmus.programs.server import hand_on
+from isthmus.programs.server.metrics import HandOn, TlsPort, TlsRefusal
 from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
 from isthmus.values import ServerId

@@ -31,8 +31,8 @@ from stack import Stack
 
 from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.errors import ConfigError, DialFailure
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.dialer import SidecarDialer
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
 from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
@@ -690,7 +690,7 @@ def test_resolve_shows_each_step(stack: Stack, tmp_path: Path) -> None:
 def test_a_dialer_that_resolves_needs_an_api(stack: Stack) -> None:
     async def work() -> None:
         from isthmus.net.poller import Poller
-        from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+        from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 
         loop = asyncio.get_running_loop()
         poller = Poller(loop)

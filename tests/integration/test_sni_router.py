@@ -24,8 +24,10 @@ from sni_bed import Bed, Tenant, hello_bytes
 from stack import http_get, metric, wait_until
 
 from isthmus.errors import ConfigError
+from isthmus.frame.listening import Listening
 from isthmus.programs.sni_router import connections as sni_connections
 from isthmus.programs.sni_router.metrics import Refusal
+from isthmus.programs.sni_router.routes_file import RoutesPart
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import (
     AUTHORITY,
@@ -156,11 +158,11 @@ def test_who_does_not_leave_after_its_alert_is_cut_off(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sni_connections, "FAREWELL_S", 0.05)
-    router = bed.start()
+    bed.start()
     with bed.connect() as sock:
         sock.sendall(hello_bytes("nobody.example"))
         assert read_all(sock) == UNRECOGNIZED_NAME
-        bed.wait(lambda: not len(router.connections), "it is cut off")
+        bed.wait(lambda: not len(bed.connections), "it is cut off")
 
 
 def test_the_default_route_takes_the_rest(bed: Bed) -> None:
@@ -294,7 +296,7 @@ def test_what_is_not_tls_is_cut(bed: Bed, data: bytes) -> None:
 def test_half_closes_and_what_comes_after(bed: Bed) -> None:
     with plain_backend() as listener:
         bed.write(route("x", "x.example", at(listener)))
-        router = bed.start()
+        bed.start()
         hello = hello_bytes("x.example")
         with bed.connect() as client:
             client.sendall(hello)
@@ -303,9 +305,9 @@ def test_half_closes_and_what_comes_after(bed: Bed) -> None:
                 assert read_all(far) == hello
                 far.sendall(b"late answer")
             assert read_all(client) == b"late answer"
-        bed.wait(lambda: not len(router.connections), "it is over")
+        bed.wait(lambda: not len(bed.connections), "it is over")
         target = HostPort.parse(at(listener))
-        assert bed.do(lambda: router.connections.backends.count(target)) == 0
+        assert bed.do(lambda: bed.connections.backends.count(target)) == 0
 
 
 def test_resets_travel_both_ways(bed: Bed) -> None:
@@ -401,9 +403,7 @@ def test_the_fewest_connections_first(bed: Bed) -> None:
                 for _ in range(2):
                     client = stack.enter_context(bed.connect())
                     client.sendall(hello_bytes("x.example"))
-                    bed.wait(
-                        lambda: len(bed.router.connections.tunnels) == len(opened) + 1, "joined"
-                    )
+                    bed.wait(lambda: len(bed.connections.tunnels) == len(opened) + 1, "joined")
                     opened.append(client)
                 for listener in (first, second):
                     listener.settimeout(0.01)
@@ -421,7 +421,7 @@ def test_the_fewest_connections_first(bed: Bed) -> None:
 def test_a_loop_is_seen(bed: Bed) -> None:
     router = bed.start()
     bed.write(route("x", "x.example", f"127.0.0.1:{bed.port}"))
-    bed.run(router.routes.check())
+    bed.run(router.part(RoutesPart).check())
     with bed.connect() as sock:
         sock.sendall(hello_bytes("x.example"))
         assert read_all(sock) == INTERNAL_ERROR
@@ -439,23 +439,23 @@ def test_a_slow_hello_is_cut(bed: Bed) -> None:
 
 @pytest.mark.parametrize("sent", [0, 50])
 def test_who_leaves_early_is_counted_alone(bed: Bed, sent: int) -> None:
-    router = bed.start()
+    bed.start()
     with bed.connect() as sock:
         sock.sendall(hello_bytes("api.a.example")[:sent])
     bed.wait_refused(Refusal.LEFT)
-    assert not len(router.connections)
+    assert not len(bed.connections)
 
 
 def test_who_says_nothing_cannot_keep_others_out(bed: Bed) -> None:
-    router = bed.start(max_hellos=3)
+    bed.start(max_hellos=3)
     with contextlib.ExitStack() as stack:
         silent = []
         for count in range(3):
             silent.append(stack.enter_context(bed.connect()))
-            bed.wait(lambda: router.connections.hellos == count + 1, "it waits")  # noqa: B023
+            bed.wait(lambda: bed.connections.hellos == count + 1, "it waits")  # noqa: B023
         assert bed.greeting("a") == "a api.a.example -"
         assert is_reset(silent[0])
-        assert bed.do(lambda: router.connections.hellos) == 2
+        assert bed.do(lambda: bed.connections.hellos) == 2
         bed.wait_refused(Refusal.CROWDED)
 
 
@@ -471,13 +471,13 @@ def finish(sock: socket.socket, hello: bytes) -> bool:
 @pytest.mark.parametrize("said", [0, 50], ids=["silent", "slow"])
 def test_a_flood_of_hellos_is_no_concern_of_other_sources(bed: Bed, said: int) -> None:
     """Who is slow itself, because it is far away, is not pushed out by whoever opens many."""
-    router = bed.start(max_hellos=8)
+    bed.start(max_hellos=8)
     hellos = [hello_bytes("api.a.example") for _ in range(2)]
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(bed.connect(source=HONEST)) for _ in hellos]
         for sock, hello in zip(slow, hellos, strict=True):
             sock.sendall(hello[:50])
-        bed.wait(lambda: router.connections.hellos == 2, "both wait")
+        bed.wait(lambda: bed.connections.hellos == 2, "both wait")
         flood = [stack.enter_context(bed.connect(source=FLOODER)) for _ in range(100)]
         for sock in flood:
             with contextlib.suppress(ConnectionError):  # it had to go already
@@ -487,7 +487,7 @@ def test_a_flood_of_hellos_is_no_concern_of_other_sources(bed: Bed, said: int) -
         for sock, hello in zip(slow, hellos, strict=True):
             assert finish(sock, hello[50:])
         assert bed.refusals() == {Refusal.CROWDED: 95}, "the flood made room, and nobody else"
-        assert bed.do(lambda: router.connections.hellos) == 5
+        assert bed.do(lambda: bed.connections.hellos) == 5
 
 
 def test_who_does_not_leave_after_its_alert_keeps_nobody_out(
@@ -495,30 +495,30 @@ def test_who_does_not_leave_after_its_alert_keeps_nobody_out(
 ) -> None:
     """A whole hello with a name that nobody has is as cheap as half of one."""
     monkeypatch.setattr(sni_connections, "FAREWELL_S", 10 * LIMIT_S)
-    router = bed.start(max_connections=16, max_hellos=8)
+    bed.start(max_connections=16, max_hellos=8)
     with contextlib.ExitStack() as stack:
         slow = stack.enter_context(bed.connect(source=HONEST))
         slow.sendall(hello_bytes("api.a.example")[:50])
-        bed.wait(lambda: router.connections.hellos == 1, "it waits")
+        bed.wait(lambda: bed.connections.hellos == 1, "it waits")
         for _ in range(30):
             sock = stack.enter_context(bed.connect(source=FLOODER))
             sock.sendall(hello_bytes("nobody.example"))
             assert sock.recv(100) == UNRECOGNIZED_NAME
-        assert bed.do(lambda: len(router.connections)) == 8
+        assert bed.do(lambda: len(bed.connections)) == 8
         assert bed.refusals() == {Refusal.UNKNOWN_NAME: 30}
         assert bed.greeting("a", source=HONEST) == "a api.a.example -"
 
 
 def test_hellos_make_way_where_the_places_are_few(bed: Bed) -> None:
     """Few descriptors: what one source may have open and its hellos are not everything."""
-    router = bed.start(max_connections=4, max_hellos=1024)
+    bed.start(max_connections=4, max_hellos=1024)
     with contextlib.ExitStack() as stack:
         for tenant in "abc":
             stack.enter_context(bed.tls(tenant, source=FLOODER))
         for _ in range(5):
             stack.enter_context(bed.connect(source=FLOODER))
         bed.wait_refused(Refusal.CROWDED, 4)
-        assert bed.do(lambda: len(router.connections)) == 4
+        assert bed.do(lambda: len(bed.connections)) == 4
         assert bed.greeting("a", source=HONEST) == "a api.a.example -"
 
 
@@ -528,7 +528,7 @@ def test_a_flood_through_a_proxy_is_that_of_its_source(bed: Bed) -> None:
     with contextlib.ExitStack() as stack:
         slow = stack.enter_context(bed.connect())
         slow.sendall(b"PROXY TCP4 192.0.2.8 192.0.2.1 4711 6443\r\n" + hello[:50])
-        bed.wait(lambda: router.connections.hellos == 1, "it waits")
+        bed.wait(lambda: bed.connections.hellos == 1, "it waits")
         for count in range(20):
             sock = stack.enter_context(bed.connect())
             sock.sendall(V1)
@@ -538,23 +538,23 @@ def test_a_flood_through_a_proxy_is_that_of_its_source(bed: Bed) -> None:
 
 
 def test_all_connections_are_bounded(bed: Bed) -> None:
-    router = bed.start(max_connections=2, max_connections_per_source=2)
+    bed.start(max_connections=2, max_connections_per_source=2)
     with bed.tls("a"), bed.tls("b"):
         assert is_reset_at_once(bed)
         bed.wait_refused(Refusal.TOO_MANY)
-    bed.wait(lambda: not len(router.connections), "they are over")
+    bed.wait(lambda: not len(bed.connections), "they are over")
     assert bed.greeting("c") == "c api.c.example -"
 
 
 def test_one_address_cannot_take_every_place(bed: Bed) -> None:
     """It needs no more than a name that is known to hold a connection: no certificate."""
-    router = bed.start(max_connections=4)
+    bed.start(max_connections=4)
     with bed.tls("a"), bed.tls("b"), bed.tls("c"):  # three quarters
         with pytest.raises((ssl.SSLError, OSError)):
             bed.tls("a")
         bed.wait_refused(Refusal.TOO_MANY_OF_SOURCE)
         assert bed.greeting("a", source="127.0.0.2") == "a api.a.example -"
-    bed.wait(lambda: not len(router.connections), "they are over")
+    bed.wait(lambda: not len(bed.connections), "they are over")
     assert bed.greeting("a") == "a api.a.example -"
 
 
@@ -563,13 +563,13 @@ def test_a_route_has_its_own_bound(bed: Bed) -> None:
     bed.write(
         route("a", a.host, a.address, more="  maxConnections: 1\n") + route("b", b.host, b.address)
     )
-    router = bed.start()
+    bed.start()
     with bed.tls("a"):
         with pytest.raises(ssl.SSLError, match="INTERNAL_ERROR"):
             bed.tls("a")
         assert bed.greeting("b") == "b api.b.example -"
     bed.wait_refused(Refusal.ROUTE_FULL)
-    bed.wait(lambda: not len(router.connections), "they are over")
+    bed.wait(lambda: not len(bed.connections), "they are over")
     assert bed.greeting("a") == "a api.a.example -"
 
 
@@ -608,10 +608,10 @@ def test_whatever_clients_do_nothing_is_left_of_it(bed: Bed) -> None:
     router = bed.start(max_hellos=6, hello_timeout_s=5.0)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda seed: misbehave(bed, seed), range(300)))
-    bed.wait(lambda: not len(router.connections), "all are over")
-    backends = bed.do(lambda: router.connections.backends)
+    bed.wait(lambda: not len(bed.connections), "all are over")
+    backends = bed.do(lambda: bed.connections.backends)
     assert [backends.count(HostPort.parse(it)) for it in (a.address, b.address, down)] == [0] * 3
-    assert not router.connections.by_route
+    assert not bed.connections.by_route
     refused = sum(bed.refusals().values())
     routed = sum(bed.do(lambda: dict(router.metrics.routed_to)).values())
     assert refused + routed == bed.do(lambda: router.metrics.accepted) == 300
@@ -641,7 +641,7 @@ def test_the_backend_learns_who_it_is(bed: Bed) -> None:
                 tlvs=(Tlv(AUTHORITY, b"X.example"), Tlv(0x20, b"cluster-1"), Tlv(0xE5, b"\0\xff")),
             )
         # A header is no part of what was carried.
-        bed.wait(lambda: not len(router.connections), "it is over")
+        bed.wait(lambda: not len(bed.connections), "it is over")
         assert bed.do(router.metrics.bytes_carried) == (len(hello), 0)
 
 
@@ -654,7 +654,7 @@ V1 = b"PROXY TCP4 192.0.2.7 192.0.2.1 4711 6443\r\n"
 def test_a_header_that_comes_in_goes_out(bed: Bed, header: bytes, together: bool) -> None:
     with plain_backend() as listener:
         bed.write(route("x", "x.example", at(listener), more="  proxyProtocol: {}\n"))
-        router = bed.start(accept_proxy=True, proxy_from=("127.0.0.0/8",))
+        bed.start(accept_proxy=True, proxy_from=("127.0.0.0/8",))
         hello = hello_bytes("x.example")
         with bed.connect() as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -667,7 +667,7 @@ def test_a_header_that_comes_in_goes_out(bed: Bed, header: bytes, together: bool
                     tlvs=(Tlv(AUTHORITY, b"x.example"),),
                 ).to_bytes()
                 assert read_exactly(far, len(expected + hello)) == expected + hello
-                (seen,) = bed.do(lambda: router.connections.tunnels.views(10))
+                (seen,) = bed.do(lambda: bed.connections.tunnels.views(10))
                 assert seen.requester == "address:192.0.2.7:4711"
 
 
@@ -719,7 +719,7 @@ def test_a_bad_file_changes_nothing(bed: Bed, caplog: pytest.LogCaptureFixture) 
     bed.write("- {name: x, hots: [x.example], backends: [x]}\n")
     bed.wait(lambda: router.metrics.reload_failures == 1, "it is read")
     assert bed.greeting("a") == "a api.a.example -"
-    bed.run(router.routes.check())
+    bed.run(router.part(RoutesPart).check())
     lines = [it for it in caplog.records if "the old ones stay" in it.getMessage()]
     assert len(lines) <= 1
     assert router.metrics.reload_failures == 1
@@ -757,7 +757,7 @@ def test_metrics_and_snapshot(bed: Bed) -> None:
 
 def test_several_listeners(bed: Bed) -> None:
     router = bed.start(listen=("127.0.0.1:0", "127.0.0.2:0"))
-    first, second = (listener.address for listener in router.listeners)
+    first, second = (listener.address for listener in router.part(Listening).open_ones)
     assert bed.greeting("a", port=first[1]) == "a api.a.example -"
     with socket.create_connection(second, LIMIT_S) as sock:
         sock.sendall(hello_bytes("nobody.example"))
@@ -777,7 +777,7 @@ def test_draining(bed: Bed) -> None:
     with bed.tls("a") as sock:
         sock.recv(100)
         draining = bed.do(lambda: bed.loop.create_task(router.drain(LIMIT_S)))
-        bed.wait(lambda: router.draining, "it drains")
+        bed.wait(lambda: router.ground.draining, "it drains")
         with pytest.raises(ConnectionRefusedError):
             bed.connect(port)
         assert http_get(router.health_port, "/readyz")[0] == 500

@@ -19,38 +19,19 @@ import click
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
+from isthmus.programs import programs
 from isthmus.settings.checks import nearest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# The order is that of a first day: try it, make certificates, run the two programs,
-# then see what they do in whole networks. A command is imported when it is needed.
-_LISTED = {
+# The order is that of a first day: try it, make certificates, run a program, then see what
+# programs do in whole networks. A command is imported when it is needed.
+_FIRST = {
     "up": ("tools.up.command", "Start a server, an agent and a demo target in this terminal"),
     "pki": ("tools.pki.command", "Make and show certificates"),
-    "server": ("programs.server.command", "Run the server beside the control plane"),
-    "agent": ("programs.agent.command", "Run an agent in the network that the server cannot reach"),
-    "sni-router": (
-        "programs.sni_router.command",
-        "Share one address between many control planes, told apart by TLS server name",
-    ),
-    "socks5-proxy": (
-        "programs.sidecar.command_socks5",
-        "Run the SOCKS5 sidecar of a hosted control plane, into the guest cluster",
-    ),
-    "https-proxy": (
-        "programs.sidecar.command_https",
-        "Run the HTTP proxy sidecar of a hosted control plane, into the guest cluster",
-    ),
-    "node-proxy": (
-        "programs.node_proxy.command",
-        "Program a node for the Services of its cluster, as kube-proxy does",
-    ),
-    "apiserver-proxy": (
-        "programs.apiserver_proxy.command",
-        "Give a node its own address for an apiserver that runs elsewhere",
-    ),
+}
+_LATER = {
     "status": ("tools.watching.command_status", "Show on one screen how the programs here are"),
     "top": ("tools.watching.command_top", "Watch tunnels live, the fastest first"),
     "dashboard": (
@@ -87,6 +68,11 @@ _LISTED = {
     ),
     "egress": ("tools.connectivity.command_egress", "Explain where kube-apiserver's requests go"),
     "policy": ("tools.connectivity.command_policy", "Test what a policy allows"),
+}
+_LISTED = {
+    **_FIRST,
+    **{it.name: (it.command_module.removeprefix("isthmus."), it.help) for it in programs()},
+    **_LATER,
 }
 #: What each command says of itself.
 COMMANDS = {name: says for name, (_, says) in _LISTED.items()}

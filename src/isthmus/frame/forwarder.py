@@ -21,7 +21,8 @@ from isthmus.frame.memory import open_budget
 from isthmus.frame.model.snapshot import ProgramView
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.observe.tracing import Tracing, open_tracing
-from isthmus.frame.operator_ports import Door, OperatorPorts
+from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.frame.program import OperatorFlags
 from isthmus.frame.supervised import counted
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.frame.views import tally
@@ -186,8 +187,7 @@ class Forwarder:
             history=self.health.history,
             end_tunnel=self.connections.tunnels.end,
         )
-        health = Door(host=health_at, port=self.health_port)
-        await self._ports.open(watched, health=health, admin_port=self.admin_port)
+        await self._ports.open(watched, OperatorFlags())
         self.health_port, self.admin_port = self._ports.health, self._ports.admin
 
     def _set_gauges(self) -> None:

@@ -23,7 +23,7 @@ from isthmus.frame.observe.program import ProgramMetrics
 T = TypeVar("T")
 
 
-class Watched(Protocol):
+class ListenerHealth(Protocol):
     """A listener, as far as health looks at it."""
 
     name: str
@@ -82,7 +82,7 @@ class Health:
         metrics: ProgramMetrics,
         *,
         leaving: Callable[[], bool],
-        listeners: Callable[[], Iterable[Watched]] = tuple,
+        listeners: Callable[[], Iterable[ListenerHealth]] = tuple,
         counted: Callable[[], Tally] = Tally,
     ) -> None:
         self._loop = asyncio.get_running_loop()

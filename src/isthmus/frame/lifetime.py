@@ -15,6 +15,7 @@ import uvloop
 
 from isthmus.frame.supervised import Supervisable, Supervised
 from isthmus.logs import configure
+from isthmus.net.poller import Poller
 from isthmus.net.systemd import PASSED, Notifier
 from isthmus.settings.log import LogSettings
 
@@ -35,6 +36,22 @@ class Program(Supervisable, Protocol):
 
     async def stop(self) -> None:
         """Close everything."""
+
+
+class WorkerProgram(Program, Protocol):
+    """A program that runs in a worker."""
+
+    @property
+    def poller(self) -> Poller:
+        """What watches its sockets."""
+
+    @property
+    def calls(self) -> int:
+        """How many requests share sockets with others."""
+
+    @property
+    def has_peers(self) -> bool:
+        """It knows of others that agents may go to, besides its parent's workers."""
 
 
 async def run(

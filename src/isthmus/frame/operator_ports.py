@@ -7,31 +7,21 @@ frame/admin/debug_routes.py and the page isthmus.dashboard.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from isthmus.frame.admin.answers import Routes
 from isthmus.frame.admin.debug_routes import debug_routes
 from isthmus.frame.admin.ports import Port, serve
-from isthmus.frame.admin.routes import SERVER, Style, admin_routes, health_routes
+from isthmus.frame.admin.routes import AGENT, SERVER, Style, admin_routes, health_routes
 from isthmus.frame.admin.tls import admin_tls, say_refused
 from isthmus.frame.admin.token import TokenFile
 from isthmus.frame.admin.watched import Watched
 from isthmus.frame.dashboard.routes import dashboard_routes
 from isthmus.frame.handed import Handed
+from isthmus.frame.program import OperatorFlags
 from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext
 from isthmus.net.http_site import Refused
 from isthmus.settings.admin import AdminSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """Where a port is to be, as flags say it; port 0 is any free one."""
-
-    host: str
-    port: int
-    host_flag: str = "health-bind-address"
-    port_flag: str = "health-port"
 
 
 class OperatorPorts:
@@ -46,8 +36,6 @@ class OperatorPorts:
         *,
         once: OncePer,
         refused: Refused | None = None,
-        min_version: str = "",
-        suites: tuple[str, ...] = (),
         handed: Handed | None = None,
     ) -> None:
         """Read the admin port's files; ``refused`` hears of handshakes that failed, as the log.
@@ -61,7 +49,12 @@ class OperatorPorts:
         self._once = once
         self._refused = refused
         self._handed = handed
-        self.tls: HotContext | None = admin_tls(settings, min_version=min_version, suites=suites)
+        # Only the server has flags for these.
+        self.tls: HotContext | None = admin_tls(
+            settings,
+            min_version=getattr(settings, "tls_min_version", ""),
+            suites=getattr(settings, "cipher_suites", ()),
+        )
         path = settings.admin_token_file
         self._token = TokenFile(path) if path and handed is None else None
         self._open_paths: Collection[str] = ()
@@ -70,15 +63,7 @@ class OperatorPorts:
         self.health = self.admin = 0
 
     async def open(
-        self,
-        watched: Watched,
-        *,
-        health: Door,
-        admin_port: int,
-        admin_flag: str = "admin-port",
-        style: Style = SERVER,
-        metrics_on_admin: bool = True,
-        own: Routes | None = None,
+        self, watched: Watched, flags: OperatorFlags, *, own: Routes | None = None
     ) -> None:
         """Open both; ``health`` and ``admin`` are their numbers then.
 
@@ -90,26 +75,28 @@ class OperatorPorts:
         if self._handed is not None:
             self._handed.watched = watched
             return
-        own = own or {}
-        usual = health_routes(watched, style)
-        opened = self.open_ones[health.port_flag] = await serve(
-            {path: own.get(path, handler) for path, handler in usual.items()},
-            host=health.host,
-            port=health.port,
-            host_flag=f"--{health.host_flag}",
-            port_flag=f"--{health.port_flag}",
+        settings, own = self._settings, own or {}
+        style = AGENT if flags.as_agent else SERVER
+        health_flag, admin_flag = _flag(flags.health_port), _flag(flags.admin_port)
+        opened = self.open_ones[health_flag] = await serve(
+            {path: own.get(path, it) for path, it in health_routes(watched, style).items()},
+            host=getattr(settings, flags.health_host),
+            port=getattr(settings, flags.health_port),
+            host_flag=f"--{_flag(flags.health_host)}",
+            port_flag=f"--{health_flag}",
         )
         self.health = opened.number
+        metrics_at = self.health if flags.as_agent else 0
         opened = self.open_ones[admin_flag] = await serve(
-            {**self._admin_routes(watched, style, 0 if metrics_on_admin else self.health), **own},
-            host=self._settings.admin_bind_address,
-            port=admin_port,
+            {**self._admin_routes(watched, style, metrics_at), **own},
+            host=settings.admin_bind_address,
+            port=getattr(settings, flags.admin_port),
             host_flag="--admin-bind-address",
             port_flag=f"--{admin_flag}",
             tls=self.tls,
             refused=self._say_refused,
             admin=True,
-            admits=self._settings.admits_operators,
+            admits=settings.admits_operators,
             token=self._token,
             open_paths=self._open_paths,
         )
@@ -135,3 +122,7 @@ class OperatorPorts:
             self._close_page()
         for port in self.open_ones.values():
             await port.close()
+
+
+def _flag(attribute: str) -> str:
+    return attribute.replace("_", "-")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from typing_extensions import override
 
 from isthmus.dial.metered import Gate, MeteredTunnel
 from isthmus.dial.rules_stalls import Held, ReaderPace, why_slow, why_stalled
 from isthmus.frame.model.snapshot import RecentEndings, TunnelState, TunnelView
 from isthmus.frame.observe.program import ProgramMetrics
+from isthmus.frame.part import Ground, LongTask, Part
+from isthmus.frame.supervised import counted
+from isthmus.frame.views import memory_view, totals
 from isthmus.logs import log
 from isthmus.net.charging import charge_tunnel
 from isthmus.net.socket_end import SocketEnd
@@ -332,3 +338,55 @@ class TunnelTable:
 
 _NONE = Held()
 _NOTHING = (_NONE, _NONE)
+
+
+class TunnelsPart(Part):
+    """The tunnels of a program: swept while it runs, waited for when it drains, reset at its end.
+
+    ``noun`` is what one is called in a status line.
+    """
+
+    def __init__(
+        self,
+        ground: Ground[Any, Any],
+        table: TunnelTable | None = None,
+        *,
+        noun: str = "connection",
+    ) -> None:
+        self._ground = ground
+        self._noun = noun
+        self.table = table if table is not None else TunnelTable(ground.loop, ground.metrics)
+        self.end_tunnel = self.table.end
+
+    @override
+    def start(self) -> None:
+        gauges = self._ground.metrics.gauges
+        gauges.tunnels = lambda: len(self.table)
+        gauges.live_bytes = self.table.live_bytes
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        yield "sweep", self.table.watch()
+
+    @override
+    def busy(self) -> bool:
+        return len(self.table) > 0
+
+    @override
+    def close(self) -> None:
+        self.table.abort_all(Ending.DRAINED)
+
+    @override
+    def status(self) -> str:
+        return counted(len(self.table), self._noun)
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        table = self.table
+        return {
+            "totals": totals(self._ground.metrics),
+            "tunnels": table.views(limit),
+            "truncated": max(0, len(table) - limit),
+            "recent_endings": table.endings.views(now=self._ground.now()),
+            "memory": memory_view(self._ground.budget),
+        }

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from isthmus.lab.topology import Topology
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import Option, options_of
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from isthmus.manifests.settings_server import (
 from isthmus.manifests.settings_sidecar import SidecarManifestSettings
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import Option, given_in_vain, options_of
 from isthmus.settings.parsing import load
 

@@ -18,7 +18,7 @@ from isthmus.manifests.arguments import Given, arguments, for_pod, references, w
 from isthmus.manifests.pods import Manifest, deployment_patch
 from isthmus.manifests.settings_sidecar import PATCH, SidecarManifestSettings
 from isthmus.manifests.volumes import CA, CERT, KEY, File, Volume
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.settings_presets import (
     DUAL,
     GRPC_VARIABLES,
@@ -27,7 +27,7 @@ from isthmus.programs.sidecar.settings_presets import (
     HTTPS,
     SOCKS5,
 )
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.checks import nearest
 from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.options import Kind, Option, options_of

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.frame.observe.counters import Family
-from isthmus.frame.observe.metrics import GO_DIAL_FAILURE, HandOn, TlsRefusal
 from isthmus.frame.observe.relays import Relayed, Retried
 from isthmus.frame.observe.worker_metrics import NotHanded
 from isthmus.net.rules_places import Full
@@ -23,6 +22,7 @@ from isthmus.programs.node_proxy.metrics import (
     SYNC_BUCKETS_S,
     NodeProxyMetrics,
 )
+from isthmus.programs.server.metrics import GO_DIAL_FAILURE, HandOn, TlsRefusal
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.programs.sni_router.metrics import Refusal
 from isthmus.tools.metrics_every import by_program, every_family

@@ -27,9 +27,10 @@ from isthmus.frame.admin.answers import PING, Check
 from isthmus.frame.admin.ports import Port
 from isthmus.frame.admin.routes import AGENT, admin_routes, health_routes
 from isthmus.frame.model.snapshot import ServerView
-from isthmus.frame.observe.metrics import AgentMetrics, ServerMetrics
 from isthmus.net import http_site
 from isthmus.net.contexts import HotContext, TlsFiles, server_context
+from isthmus.programs.agent.metrics import AgentMetrics
+from isthmus.programs.server.metrics import ServerMetrics
 
 
 def test_the_servers_health_port() -> None:

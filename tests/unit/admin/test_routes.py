@@ -24,8 +24,8 @@ from isthmus.frame.admin.watched import Watched
 from isthmus.frame.audit.log import AuditLog
 from isthmus.frame.model.history import STEPS, History, Tally
 from isthmus.logs import RecentLines, configure, log
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
 from isthmus.settings.parsing import load
 
 BAD_LIMITS = ("-1", "x", "", "1e3", "٣", "9" * 30, "1 ", "+1", "0x1")

@@ -20,9 +20,9 @@ from isthmus.frame.admin.answers import Check
 from isthmus.frame.health import Health, WatchedTasks
 from isthmus.frame.heartbeat import Heartbeat
 from isthmus.frame.model.history import Tally
-from isthmus.frame.observe.metrics import ServerMetrics
 from isthmus.net.listen import UNDRAINED_S, Listener, bind_tcp, bind_uds, not_listening
 from isthmus.net.poller import Poller
+from isthmus.programs.server.metrics import ServerMetrics
 
 LIMIT_S = 20.0
 

@@ -13,8 +13,8 @@ import pytest
 from isthmus.frame.audit.log import AuditLog
 from isthmus.frame.audit.model import Record, Stage
 from isthmus.frame.audit.recording import Auditor
-from isthmus.frame.observe.metrics import ServerMetrics
 from isthmus.frame.tunnels import LEFTOVERS_S, TunnelTable
+from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.testing import ManualClock, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.tunnel import Tunnel

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 from isthmus.settings.shown import BLANK, blanked, shown_flags

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 

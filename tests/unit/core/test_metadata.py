@@ -9,7 +9,7 @@ import pytest
 from isthmus.dial.settings_endpoint_lists import DENIED_BY_DEFAULT
 from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA, NO_METADATA, MetadataGuard
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 
 DENIED = [
     "169.254.169.254",

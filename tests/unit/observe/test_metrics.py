@@ -9,16 +9,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import isthmus
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.frame.observe.metrics import (
+from isthmus.frame.observe.program import ProgramMetrics
+from isthmus.net.certificates import Lifetime
+from isthmus.programs.agent.metrics import AgentMetrics
+from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
+from isthmus.programs.server.metrics import (
     GO_DIAL_FAILURE,
-    AgentMetrics,
     ServerMetrics,
     TlsPort,
     TlsRefusal,
 )
-from isthmus.frame.observe.program import ProgramMetrics
-from isthmus.net.certificates import Lifetime
-from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.tools.metrics_reference import reference
 from isthmus.tunnel.end import Ending
 

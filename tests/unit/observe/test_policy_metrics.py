@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.dial.rules_policy import Decision
-from isthmus.frame.observe.metrics import MOST_RULES, ServerMetrics
+from isthmus.programs.server.metrics import MOST_RULES, ServerMetrics
 
 
 def test_denials_by_rule_are_bounded() -> None:

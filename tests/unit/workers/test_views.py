@@ -21,13 +21,13 @@ from isthmus.frame.model.snapshot import (
     RelayView,
     ServerView,
     SidecarView,
-    SniRouterView,
     Totals,
     TunnelState,
     TunnelView,
 )
 from isthmus.frame.model.snapshot import ApiserverProxyView as Apiserver
 from isthmus.frame.workers.views import WorkerView, merge, worker_of
+from isthmus.programs.sni_router.view import SniRouterView
 from isthmus.values import AgentId, ServerId, TunnelId
 
 

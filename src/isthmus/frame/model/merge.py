@@ -33,6 +33,8 @@ class Merge(Enum):
     PARTS = "a value with fields of its own, by their rules"
 
 
+SUM, MAX, MIN, SAME, KEY = Merge.SUM, Merge.MAX, Merge.MIN, Merge.SAME, Merge.KEY
+CONCAT, ROWS, PARTS = Merge.CONCAT, Merge.ROWS, Merge.PARTS
 #: What a metric can use: its samples are numbers.
 OF_NUMBERS = frozenset({Merge.SUM, Merge.MAX, Merge.MIN, Merge.SAME})
 _NESTED = frozenset({Merge.ROWS, Merge.PARTS})

@@ -8,19 +8,16 @@ them is frame/admin/routes.py; what the fields mean to an operator is docs/snaps
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Literal
+from typing import Any, ClassVar, Literal, Protocol
 
-from isthmus.frame.model.merge import Merge, merges
+from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
 from isthmus.frame.model.names_view import NamesView
 from isthmus.net.rules_expiry import Standing
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
-
-SUM, MAX, MIN, SAME, KEY = Merge.SUM, Merge.MAX, Merge.MIN, Merge.SAME, Merge.KEY
-CONCAT, ROWS, PARTS = Merge.CONCAT, Merge.ROWS, Merge.PARTS
 
 
 class TunnelState(Enum):
@@ -339,58 +336,6 @@ class AgentProgramView:
     memory: MemoryView | None = None
 
 
-@merges(address=KEY, connections=SUM, failed=MIN)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendView:
-    """A backend of a route. ``failed``: it could not be reached a moment ago, and comes last."""
-
-    address: str
-    connections: int
-    failed: bool
-
-
-@merges(
-    name=KEY, hosts=SAME, alpn=SAME, is_default=SAME, connections=SUM, max_connections=SUM,
-    backends=ROWS,
-)  # fmt: skip
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteView:
-    """A route of the SNI router. ``max_connections`` 0 is no limit."""
-
-    name: str
-    hosts: tuple[str, ...]
-    alpn: tuple[str, ...]
-    is_default: bool
-    connections: int
-    max_connections: int
-    backends: tuple[BackendView, ...]
-
-
-@merges(
-    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, hellos=SUM,
-    totals=PARTS, routes=ROWS, tunnels=CONCAT, truncated=SUM, recent_endings=CONCAT,
-    certificates=ROWS, memory=PARTS,
-)  # fmt: skip
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SniRouterView:
-    """A whole SNI router. The ``frontend`` of its tunnels is the name of their route."""
-
-    kind: Literal["SniRouterSnapshot"] = "SniRouterSnapshot"
-    version: str
-    taken_at: datetime | None = None
-    uptime_s: float
-    draining: bool
-    config: str
-    hellos: int
-    totals: Totals
-    routes: tuple[RouteView, ...]
-    tunnels: tuple[TunnelView, ...]
-    truncated: int = 0
-    recent_endings: tuple[EndedView, ...] = ()
-    certificates: tuple[CertificateView, ...] = ()
-    memory: MemoryView | None = None
-
-
 @merges(
     # Of an upstream that is down, the check that says so.
     lead=lambda row: row.up,
@@ -465,7 +410,30 @@ class SidecarView:
     memory: MemoryView | None = None
 
 
-ProgramView = ServerView | AgentProgramView | SniRouterView | ApiserverProxyView | SidecarView
+class ProgramView(Protocol):
+    """A whole program, as each declares it in its room: what all of them have."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def kind(self) -> str:
+        """Which program it is of."""
+
+    @property
+    def totals(self) -> Totals:
+        """What was counted since it started."""
+
+    @property
+    def tunnels(self) -> tuple[TunnelView, ...]:
+        """Its tunnels, oldest first, up to the limit that was asked for."""
+
+    @property
+    def truncated(self) -> int:
+        """How many tunnels were left out."""
+
+    @property
+    def recent_endings(self) -> tuple[EndedView, ...]:
+        """How the last tunnels ended, newest first."""
 
 
 class RecentEndings:

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from isthmus.frame.observe.worker_metrics import NotHanded, WorkersMetrics
+from isthmus.frame.sharing import BoundSocket, WorkerPlan
 from isthmus.frame.workers.choosing import InTurn, least_loaded
-from isthmus.frame.workers.kind import BoundSocket, Kind
 from isthmus.frame.workers.process import Worker
 from isthmus.links.link import HANDSHAKE_S
 from isthmus.logs import OncePer
@@ -47,7 +47,7 @@ class Doorman:
         self,
         loop: asyncio.AbstractEventLoop,
         poller: Poller,
-        kind: Kind,
+        plan: WorkerPlan,
         workers: Sequence[Worker],
         ids: Mapping[str, Worker],
         *,
@@ -57,7 +57,7 @@ class Doorman:
         """``ids`` are those that agents may ask for."""
         self._loop = loop
         self._poller = poller
-        self._kind = kind
+        self._plan = plan
         self._workers = workers
         self._ids = ids
         self._metrics = metrics
@@ -81,7 +81,7 @@ class Doorman:
         Raises:
             ConfigError: something cannot be bound; ``close`` gives the rest back.
         """
-        for bound in self._kind.bind():
+        for bound in self._plan.bind():
             self._bound.append(bound)
             if bound.sock.family != socket.AF_UNIX:
                 host, port = bound.sock.getsockname()[:2]
@@ -98,7 +98,7 @@ class Doorman:
     # Clients.
 
     def _client(self, flag: str, sock: socket.socket) -> None:
-        if self._kind.refuses(sock):
+        if self._plan.refuses(sock):
             self._refuse(NotHanded.REFUSED, sock)
         elif self._waiting or not self._give(flag, sock):
             if not any(worker.running for worker in self._workers):

@@ -25,8 +25,8 @@ from isthmus.frame.model.history import Tally
 from isthmus.frame.model.snapshot import ProgramView, Totals
 from isthmus.frame.observe.counters import merge_table
 from isthmus.frame.observe.worker_metrics import WorkersMetrics
+from isthmus.frame.program import Program
 from isthmus.frame.workers import exposition
-from isthmus.frame.workers.kind import Kind
 from isthmus.frame.workers.process import Worker, WorkerLost
 from isthmus.frame.workers.views import WorkerView, add_totals, merge, worker_of
 from isthmus.values import TunnelId
@@ -39,22 +39,23 @@ class Operating:
 
     def __init__(
         self,
-        kind: Kind,
+        program: Program,
         workers: Sequence[Worker],
         metrics: WorkersMetrics,
         *,
         clock: Callable[[], float],
         draining: Callable[[], bool],
-        program_id: str,
+        known: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._kind = kind
+        """``known`` gives the fields of a snapshot that the parent knows better than any worker."""
+        self._view_class = program.view_class
         self._workers = workers
         self._metrics = metrics
         self._clock = clock
         self._draining = draining
-        self._id = program_id
+        self._known = known
         self._started_at = clock()
-        self._rules = merge_table((*kind.families(), *metrics.families))
+        self._rules = merge_table((*program.found(program.metrics)().families, *metrics.families))
         #: What each worker had counted in earlier lives.
         self._gone: dict[int, exposition.Exposition] = {}
         self._gone_totals = Totals()
@@ -74,7 +75,7 @@ class Operating:
         self._gone_tally = _together([self._gone_tally, tally])
 
     def _decoded(self, body: bytes) -> ProgramView:
-        view: ProgramView = msgspec.msgpack.decode(body, type=self._kind.view)
+        view: ProgramView = msgspec.msgpack.decode(body, type=self._view_class)
         return view
 
     # Checks and history, out of the last reports.
@@ -202,8 +203,7 @@ class Operating:
             "taken_at": datetime.now(UTC),
             "uptime_s": self._clock() - self._started_at,
             "draining": self._draining(),
-            **self._kind.named(self._id),
-            **self._kind.same(),
+            **self._known(),
         }
         return same
 

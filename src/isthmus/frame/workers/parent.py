@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import uuid
-from functools import partial
 from typing import Any
 
 from isthmus.errors import ConfigError
@@ -22,9 +21,10 @@ from isthmus.frame.audit.log import AuditLog
 from isthmus.frame.health import Health
 from isthmus.frame.observe.worker_metrics import WorkerCounts, WorkersMetrics
 from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.frame.program import Program
+from isthmus.frame.sharing import WorkerPlan
 from isthmus.frame.supervised import counted
 from isthmus.frame.workers.doorman import Doorman
-from isthmus.frame.workers.kind import Kind
 from isthmus.frame.workers.messages import Audit, Bound, Drain, Hangup, Stop
 from isthmus.frame.workers.operating import Operating
 from isthmus.frame.workers.process import Birth, Worker, WorkerLost
@@ -44,22 +44,19 @@ _log = logging.getLogger("isthmus.workers")
 class Parent:
     """A running parent; see app.lifetime.Program."""
 
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+    def __init__(self, program: Program, settings: Any) -> None:
+        self.program = program
+        self.settings = settings
+        self.plan: WorkerPlan = program.found(program.workers)(settings)
         self.loop = asyncio.get_running_loop()
         self.draining = False
-        self.id = kind.program_id or str(uuid.uuid4())
-        self.count = kind.workers or len(os.sched_getaffinity(0))
+        self.id = program.id_of(settings) or str(uuid.uuid4())
+        self.count = settings.workers or len(os.sched_getaffinity(0))
         self.metrics = WorkersMetrics()
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
-        self.ports = OperatorPorts(
-            kind.settings,
-            once=self.once,
-            min_version=kind.tls_min_version,
-            suites=kind.cipher_suites,
-        )
-        self.records = Records.open(self.loop, kind.settings)
+        self.ports = OperatorPorts(settings, once=self.once)
+        self.records = Records.open(self.loop, settings)
         if self.records is not None:
             self.metrics.audit_counts = self.records.log.counts
         birth = Birth(
@@ -72,11 +69,11 @@ class Parent:
             for index in range(self.count)
         ]
         self.operating = Operating(
-            kind, self.workers, self.metrics,
-            clock=self.loop.time, draining=lambda: self.draining, program_id=self.id,
+            program, self.workers, self.metrics,
+            clock=self.loop.time, draining=lambda: self.draining, known=self._known,
         )  # fmt: skip
         self.doorman = Doorman(
-            self.loop, self.poller, kind, self.workers,
+            self.loop, self.poller, self.plan, self.workers,
             {worker_id(self.id, worker.index): worker for worker in self.workers},
             metrics=self.metrics, once=self.once,
         )  # fmt: skip
@@ -95,7 +92,10 @@ class Parent:
         """Start the workers, which check every file, then open every port; see Program."""
         try:
             await self._start_workers()
-            await self.kind.before()
+            for part in self.plan.parts:
+                await part.prepare()
+            for part in self.plan.parts:
+                await part.open()
             self.doorman.bind()
             await self._open_ports()
             for worker in self.workers:
@@ -105,14 +105,14 @@ class Parent:
             await self.stop()
             raise
         self.health.start(self.ports.open_ones)
-        if self.kind.reloads:
+        if self.plan.reloads:
             self.loop.add_signal_handler(signal.SIGHUP, self.reload)
         ports: dict[str, Any] = {
             **{_as_field(flag): at[0][1] for flag, at in self.doorman.where.items()},
-            **self.kind.named(self.id),
+            **self._named(),
         }
         log(
-            _log, logging.INFO, "serving", program=self.kind.name, workers=self.count,
+            _log, logging.INFO, "serving", program=self.program.name, workers=self.count,
             listen=",".join(it.name for it in self.doorman.listeners),
             health_port=self.ports.health, admin_port=self.ports.admin,
             **ports,
@@ -135,11 +135,11 @@ class Parent:
             raise error
 
     async def _open_ports(self) -> None:
-        kind, operating = self.kind, self.operating
+        settings, operating = self.settings, self.operating
         watched = Watched(
-            program=kind.name,
+            program=self.program.name,
             instance=self.id,
-            settings=kind.settings,
+            settings=settings,
             live=self._live,
             ready=operating.ready,
             metrics=operating.metrics,
@@ -149,8 +149,9 @@ class Parent:
             records=self.records.log.recent if self.records is not None else None,
             end_tunnel=operating.end_tunnel,
         )
-        own = operating.routes(profiling=kind.settings.enable_profiling)
-        await self.ports.open(watched, health=kind.health, admin_port=kind.admin_port, own=own)
+        own = operating.routes(profiling=settings.enable_profiling)
+        assert self.program.operator_flags is not None  # workers without ports show nothing
+        await self.ports.open(watched, self.program.operator_flags, own=own)
 
     async def watch(self) -> None:
         """Look after the workers; see Program."""
@@ -160,7 +161,9 @@ class Parent:
             tasks.create_task(self._sweep(), name="sweep")
             if self.records is not None:
                 tasks.create_task(self._tell_audit(self.records.log), name="audit")
-            tasks.create_task(self.kind.watch(), name=self.kind.name)
+            for part in self.plan.parts:
+                for name, task in part.tasks():
+                    tasks.create_task(task, name=name)
             if self.ports.tls is not None:
                 tasks.create_task(watch([self.ports.tls]), name="reload")
 
@@ -199,7 +202,7 @@ class Parent:
     async def stop(self) -> None:
         """End every worker and close everything; see Program."""
         self.draining = True
-        if self.kind.reloads:
+        if self.plan.reloads:
             self.loop.remove_signal_handler(signal.SIGHUP)
         self.health.stop()
         self.doorman.close()
@@ -207,7 +210,10 @@ class Parent:
             worker.tell(Stop())
         await asyncio.gather(*(worker.finish(STOP_S) for worker in self.workers))
         await self.ports.close()
-        await self.kind.after()
+        for part in reversed(self.plan.parts):
+            part.close()
+        for part in reversed(self.plan.parts):
+            await part.wait_closed()
         await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
         self.poller.shut_down()
         if self.records is not None:
@@ -228,6 +234,15 @@ class Parent:
         )
 
     # Workers.
+
+    def _named(self) -> dict[str, Any]:
+        return {self.program.id_field: self.id} if self.program.id_field else {}
+
+    def _known(self) -> dict[str, Any]:
+        known = self._named()
+        for part in self.plan.parts:
+            known |= part.snapshot(0)
+        return known
 
     def _live(self) -> list[Check]:
         return [*self.health.live(), *self.operating.live()]
@@ -261,8 +276,9 @@ def _as_field(flag: str) -> str:
     return named.get(name, name)
 
 
-def main(kind: Kind) -> int:
+def main(program: Program, settings: Any) -> int:
     """Run a parent until it is told to stop; the exit code."""
     os.umask(0o077)
-    kind.allow()
-    return lifetime.main(partial(Parent, kind), kind.settings, drain_s=kind.drain_s)
+    return lifetime.main(
+        lambda: Parent(program, settings), settings, drain_s=settings.graceful_shutdown_timeout_s
+    )

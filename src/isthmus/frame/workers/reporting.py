@@ -17,8 +17,8 @@ from isthmus.frame.admin.answers import Check
 from isthmus.frame.admin.debug_routes import PREFIX, debug_routes
 from isthmus.frame.admin.watched import Watched
 from isthmus.frame.handed import Handed
+from isthmus.frame.lifetime import WorkerProgram
 from isthmus.frame.workers.channel import Channel
-from isthmus.frame.workers.kind import WorkerProgram
 from isthmus.frame.workers.messages import Answer, Ask, Report, ToParent, ToWorker
 from isthmus.frame.workers.passing import Taker
 from isthmus.logs import RECENT, log

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from isthmus.frame.workers.kind import Kind
+from isthmus.frame.program import Program
 from isthmus.frame.workers.worker import inherited
 
 
-def main(kind: Kind) -> int:
+def main(program: Program, settings: Any) -> int:
     """Run the parent, or the worker that this process was started as; the exit code."""
     found = inherited(os.environ)
     if found is not None:
         from isthmus.frame.workers.worker import main as run_worker
 
-        return run_worker(kind, found)
+        return run_worker(program, settings, found)
     from isthmus.frame.workers.parent import main as run_parent
 
-    return run_parent(kind)
+    return run_parent(program, settings)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.frame.model.merge import merge_values
-from isthmus.frame.model.snapshot import ProgramView, ServerView, Totals
+from isthmus.frame.model.snapshot import LinkView, ProgramView, Totals
 from isthmus.values import TunnelId
 
 _WORKERS = 100
@@ -68,9 +68,10 @@ def _numbered(of: WorkerView) -> ProgramView:
         replace(it, id=TunnelId(of.number(it.id)), link_id=of.number(it.link_id))
         for it in view.tunnels
     )
-    if isinstance(view, ServerView):
-        links = tuple(replace(it, id=of.number(it.id)) for it in view.links)
-        return replace(view, tunnels=tunnels, links=links)
+    links: Sequence[LinkView] = getattr(view, "links", ())
+    if links:
+        numbered = tuple(replace(it, id=of.number(it.id)) for it in links)
+        return replace(view, tunnels=tunnels, links=numbered)
     return replace(view, tunnels=tunnels)
 
 

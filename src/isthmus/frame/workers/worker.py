@@ -21,10 +21,12 @@ from typing import Any
 import uvloop
 
 from isthmus.errors import ConfigError
-from isthmus.frame.handed import Handed
-from isthmus.frame.lifetime import fill_standard_streams
+from isthmus.frame.handed import Handed, WorkerSlot
+from isthmus.frame.lifecycle import Lifecycle
+from isthmus.frame.lifetime import WorkerProgram, fill_standard_streams
+from isthmus.frame.program import Program
+from isthmus.frame.sharing import WorkerPlan
 from isthmus.frame.workers.channel import Channel
-from isthmus.frame.workers.kind import Kind, Place, WorkerProgram
 from isthmus.frame.workers.messages import (
     Ask,
     Audit,
@@ -72,23 +74,22 @@ def inherited(environment: MutableMapping[str, str]) -> Inherited | None:
     return Inherited(**json.loads(text)) if text else None
 
 
-def main(kind: Kind, found: Inherited) -> int:
+def main(program: Program, settings: Any, found: Inherited) -> int:
     """Run a worker until its parent ends it; the exit code."""
     _die_with(found.parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     fill_standard_streams()
-    settings = kind.settings
     configure(
         settings.v, "json" if settings.log_format == "json" else "text", sys.stderr,
         fields={"worker": found.index},
     )  # fmt: skip
     os.umask(0o077)
-    kind.allow()
+    program.found(program.parts or program.made)
     # As in frame/lifetime.py: what is imported by now lives for ever.
     gc.collect()
     gc.freeze()
-    return uvloop.run(_run(kind, found))
+    return uvloop.run(_run(program, settings, found))
 
 
 def _die_with(parent: int) -> None:
@@ -98,18 +99,21 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-async def _run(kind: Kind, found: Inherited) -> int:
+async def _run(program: Program, settings: Any, found: Inherited) -> int:
     channel = await Channel.of_worker(socket.socket(fileno=found.channel))
     async with asyncio.timeout(_BEGIN_S):
         begin = await channel.receive()
     if not isinstance(begin, Begin):
         return 1
     audit = f"/dev/fd/{found.audit}" if found.audit >= 0 else ""
-    place = Place(index=begin.index, count=begin.count, program_id=begin.program_id, audit=audit)
-    handed = Handed()
+    slot = WorkerSlot(
+        index=begin.index, count=begin.count, program_id=begin.program_id, audit=audit
+    )
+    handed = Handed(slot)
     try:
-        program = kind.make(place, handed)
-        await program.start()
+        plan: WorkerPlan = program.found(program.workers)(settings)
+        made = _made(program, plan.settings(slot), handed)
+        await made.start()
     except ConfigError as error:
         channel.send(Failed(sentence=str(error)))
         await channel.flush(_FLUSH_S)
@@ -118,13 +122,20 @@ async def _run(kind: Kind, found: Inherited) -> int:
         os.close(found.audit)  # the log has opened it for itself
     passing = socket.socket(fileno=found.passing)
     passing.setblocking(False)
-    taker = Taker(passing, program.poller, handed.take)
-    reporter = Reporter(program, handed, taker, channel)
-    await Life(program, handed, taker, channel, reporter).run()
+    taker = Taker(passing, made.poller, handed.take)
+    reporter = Reporter(made, handed, taker, channel)
+    await WorkerLife(made, handed, taker, channel, reporter).run()
     return 0
 
 
-class Life:
+def _made(program: Program, settings: Any, handed: Handed) -> WorkerProgram:
+    if program.parts:
+        return Lifecycle(program, settings, handed=handed)
+    made: WorkerProgram = program.found(program.made)(settings, handed)
+    return made
+
+
+class WorkerLife:
     """A worker from its start to its end."""
 
     def __init__(

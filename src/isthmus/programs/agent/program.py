@@ -20,15 +20,13 @@ from isthmus.dial.rules_endpoint_lists import Entry, Refusal
 from isthmus.errors import DialFailure, LinkError, LinkStage
 from isthmus.frame import lifetime
 from isthmus.frame.admin.answers import PING, Check
-from isthmus.frame.admin.routes import AGENT
 from isthmus.frame.admin.watched import Watched
 from isthmus.frame.descriptors import allow_all
 from isthmus.frame.health import Health
 from isthmus.frame.memory import open_budget
 from isthmus.frame.model.snapshot import AgentProgramView
-from isthmus.frame.observe.metrics import AgentMetrics
 from isthmus.frame.observe.tracing import Tracing, open_tracing
-from isthmus.frame.operator_ports import Door, OperatorPorts
+from isthmus.frame.operator_ports import OperatorPorts
 from isthmus.frame.revoking import Revoking
 from isthmus.frame.supervised import counted
 from isthmus.frame.tunnels import TunnelTable
@@ -46,7 +44,9 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import watch as watch_lists
 from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.agent import PROGRAM
 from isthmus.programs.agent.gate_watch import GateWatch
+from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_traffic import NodeTraffic, remove_leftovers
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.agent.settings import AgentSettings
@@ -315,17 +315,8 @@ class Agent:
             history=self.health.history,
             end_tunnel=self.tunnels.end,
         )
-        await ports.open(
-            watched,
-            health=Door(
-                host=settings.health_server_host, host_flag="health-server-host",
-                port=settings.health_server_port, port_flag="health-server-port",
-            ),
-            admin_port=settings.admin_server_port,
-            admin_flag="admin-server-port",
-            style=AGENT,
-            metrics_on_admin=False,  # konnectivity's redirects to the health port
-        )  # fmt: skip
+        assert PROGRAM.operator_flags is not None
+        await ports.open(watched, PROGRAM.operator_flags)
 
     @property
     def health_port(self) -> int:

@@ -34,9 +34,9 @@ def _run(**given: tuple[str, ...]) -> int:
         click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
     if settings.workers != 1:
         from isthmus.frame.workers.start import main as run_workers
-        from isthmus.programs.apiserver_proxy.with_workers import ApiserverProxyKind
+        from isthmus.programs.apiserver_proxy import PROGRAM
 
-        return run_workers(ApiserverProxyKind(settings))
+        return run_workers(PROGRAM, settings)
     from isthmus.programs.apiserver_proxy.program import main
 
     return main(settings)

@@ -2,94 +2,85 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from isthmus.frame.descriptors import allow_connections
-from isthmus.frame.handed import Handed
-from isthmus.frame.model.snapshot import ApiserverProxyView
-from isthmus.frame.observe.counters import Family
-from isthmus.frame.operator_ports import Door
-from isthmus.frame.workers.kind import BaseKind, BoundSocket, Place, WorkerProgram
+from isthmus.frame.handed import Handed, WorkerSlot
+from isthmus.frame.listening import tcp_sockets
+from isthmus.frame.part import Part
+from isthmus.frame.sharing import BoundSocket, WorkerPlan
 from isthmus.logs import OncePer
-from isthmus.net.listen import bind_tcp
 from isthmus.programs.apiserver_proxy.address import Addresses
-from isthmus.programs.apiserver_proxy.metrics import ApiserverProxyMetrics
 from isthmus.programs.apiserver_proxy.planning import read_plan
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.values import HostPort
 
+if TYPE_CHECKING:
+    from isthmus.programs.apiserver_proxy.program import ApiserverProxy
+
 LISTEN = "--listen"
 
 
-class ApiserverProxyKind(BaseKind):
-    """``isthmus apiserver-proxy``."""
+class _OfParent(Part):
+    """The addresses, and what the parent says of them and of its ports in a snapshot."""
 
-    name = "apiserver-proxy"
-    view = ApiserverProxyView
-    reloads = True
+    def __init__(self, addresses: Addresses, listeners: list[str]) -> None:
+        self._addresses = addresses
+        self._listeners = listeners
 
-    def __init__(self, settings: ApiserverProxySettings) -> None:
-        """Read the plan.
-
-        Raises:
-            ConfigError: it is wrong.
-        """
-        self.settings = settings
-        self.workers = settings.workers
-        self.drain_s = settings.graceful_shutdown_timeout_s
-        self.health = Door(host=settings.health_bind_address, port=settings.health_port)
-        self.admin_port = settings.admin_port
-        self._plan = read_plan(settings.config) if settings.config else settings.plan()
-        self._addresses = Addresses(self._plan, OncePer())
-        self._listeners: list[str] = []
-
-    def families(self) -> Iterable[Family]:
-        """Give those of a worker."""
-        return ApiserverProxyMetrics().families
-
-    def allow(self) -> None:
-        """Take as many descriptors as all connections want."""
-        allow_connections(self._plan.max_connections)
-
-    async def before(self) -> None:
-        """Put the addresses in their place."""
+    @override
+    async def open(self) -> None:
         await self._addresses.put()
 
-    def bind(self) -> Iterator[BoundSocket]:
-        """Bind every port."""
-        for host, port in self._plan.listen:
-            for sock in bind_tcp(host, port, flag=LISTEN):
-                self._listeners.append(str(HostPort(*sock.getsockname()[:2])))
-                yield BoundSocket(LISTEN, sock)
+    @override
+    def tasks(self) -> Any:
+        yield "address", self._addresses.watch()
 
-    def refuses(self, sock: socket.socket) -> bool:
-        """Whoever came in by an uplink, which the rule should have kept away."""
-        return bool(self._addresses.uplink_of(sock))
-
-    async def watch(self) -> None:
-        """See that the addresses are there."""
-        await self._addresses.watch()
-
-    async def after(self) -> None:
-        """Take the addresses away."""
+    @override
+    async def wait_closed(self) -> None:
         await self._addresses.take_away()
 
-    def same(self) -> dict[str, Any]:
-        """Where the parent listens."""
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
         return {"listeners": tuple(self._listeners), "addresses": self._addresses.held}
 
-    def make(self, place: Place, handed: Handed) -> WorkerProgram:
-        """Make the proxy of a worker; what flags say may be carried, it has its part of."""
-        from isthmus.programs.apiserver_proxy.program import ApiserverProxy
 
-        settings = self.settings
-        if not settings.config:
-            settings = replace(
-                settings,
-                max_connections=place.share(settings.max_connections),
-                max_connections_per_source=place.share(settings.max_connections_per_source),
-            )
-        return ApiserverProxy(settings, handed=handed)
+def worker_plan(settings: ApiserverProxySettings) -> WorkerPlan:
+    """Share a proxy between processes.
+
+    Raises:
+        ConfigError: its plan is wrong.
+    """
+    plan = read_plan(settings.config) if settings.config else settings.plan()
+    allow_connections(plan.max_connections)
+    addresses = Addresses(plan, OncePer())
+    listeners: list[str] = []
+
+    def bind() -> Iterator[BoundSocket]:
+        for bound in tcp_sockets(LISTEN, plan.listen):
+            listeners.append(str(HostPort(*bound.sock.getsockname()[:2])))
+            yield bound
+
+    def of_slot(slot: WorkerSlot) -> ApiserverProxySettings:
+        if settings.config:  # what its file says holds for each worker
+            return settings
+        return slot.shared(settings, "max_connections", "max_connections_per_source")
+
+    return WorkerPlan(
+        bind=bind,
+        settings=of_slot,
+        parts=(_OfParent(addresses, listeners),),
+        # Whoever came in by an uplink, which the rule should have kept away.
+        refuses=lambda sock: bool(addresses.uplink_of(sock)),
+        reloads=True,
+    )
+
+
+def in_worker(settings: ApiserverProxySettings, handed: Handed) -> ApiserverProxy:
+    """Make the proxy of a worker."""
+    from isthmus.programs.apiserver_proxy.program import ApiserverProxy
+
+    return ApiserverProxy(settings, handed=handed)

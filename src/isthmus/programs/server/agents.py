@@ -14,7 +14,6 @@ from isthmus.dial.rules_agents import Agents
 from isthmus.errors import LinkStage
 from isthmus.frame.descriptors import places
 from isthmus.frame.handed import Handed
-from isthmus.frame.observe.metrics import ServerMetrics, TlsPort
 from isthmus.links.hello import Unwelcome
 from isthmus.links.link import HANDSHAKE_S, Link, peer_of
 from isthmus.links.server_side import AgentLink, Decided, Membership
@@ -37,6 +36,7 @@ from isthmus.net.rules_places import (
 from isthmus.programs.server.admission import Admission
 from isthmus.programs.server.hand_on import HandingOn
 from isthmus.programs.server.handshakes import Handshakes
+from isthmus.programs.server.metrics import ServerMetrics, TlsPort
 from isthmus.programs.server.node_gates import GateNotes
 from isthmus.programs.server.peers import Peers
 from isthmus.programs.server.relayed import relay_refusal
@@ -106,7 +106,7 @@ class AgentDoor:
         self.agents = agents
         self.packets = PacketCounts()
         self.port = 0
-        siblings = handed.siblings if handed is not None else ()
+        siblings = handed.slot.siblings if handed is not None else ()
         self.peers = Peers(server_id, settings.peers, siblings)
         self.places = Places(
             places(settings.max_connections, _SHARE), settings.max_connections_per_source

@@ -13,9 +13,9 @@ def run(settings: ServerSettings) -> int:
     """Run a server until it is told to stop; returns the exit code."""
     if settings.workers != 1:
         from isthmus.frame.workers.start import main as run_workers
-        from isthmus.programs.server.with_workers import ServerKind
+        from isthmus.programs.server import PROGRAM
 
-        return run_workers(ServerKind(settings))
+        return run_workers(PROGRAM, settings)
     from isthmus.programs.server.program import main
 
     return main(settings)

@@ -21,7 +21,6 @@ from typing import Any
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
-from isthmus.frame.observe.metrics import HandOn, ServerMetrics
 from isthmus.links.carrier import keep_queue_short
 from isthmus.links.link import GOODBYE_S, HANDSHAKE_S
 from isthmus.logs import OncePer
@@ -31,6 +30,7 @@ from isthmus.net.poller import HUP, IN, OUT, RDHUP, Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_places import Strangers
 from isthmus.net.socket_end import SocketEnd
+from isthmus.programs.server.metrics import HandOn, ServerMetrics
 from isthmus.programs.server.peers import Peers
 from isthmus.text.addresses import plain_address
 from isthmus.tunnel.end import End, Ending, join, nobody_listens

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from isthmus.frame.observe.metrics import ServerMetrics
 from isthmus.kube.api import Kube
 from isthmus.kube.leases import LeaseCounter, LeaseKeeper
 from isthmus.kube.opening import open_kube
 from isthmus.kube.rules_leases import parse_labels, to_selector
 from isthmus.kube.tokens import Expected, TokenReviewer
 from isthmus.programs.server.agents import AgentDoor
+from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.values import HostPort, ServerId
 

@@ -17,7 +17,6 @@ from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
 from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork
 from isthmus.dial.rules_policy import Policy
 from isthmus.dial.settings_networks import PROTOCOLS
-from isthmus.frame.observe.metrics import ServerMetrics
 from isthmus.links.server_side import AgentLink
 from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
@@ -25,6 +24,7 @@ from isthmus.net.followed_file import FollowedFile
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
+from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.policy_file import current_of, follow_policy
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.shares import ServerShares

@@ -15,7 +15,6 @@ from functools import partial
 
 from isthmus.dial.dialers.through_peer import PeerLinks
 from isthmus.errors import DialFailure, LinkError, LinkStage
-from isthmus.frame.observe.metrics import ServerMetrics
 from isthmus.links.agent_side import Greeting, connect
 from isthmus.links.link import GOODBYE_S
 from isthmus.links.peer_side import PeerLink
@@ -26,6 +25,7 @@ from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import Revocations
+from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.peers import Peers
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.text.backoff import Backoff

@@ -29,10 +29,10 @@ from isthmus.frame.descriptors import allow_all
 from isthmus.frame.handed import Handed
 from isthmus.frame.health import Health
 from isthmus.frame.memory import open_budget
-from isthmus.frame.observe.metrics import ServerMetrics, TlsPort
 from isthmus.frame.observe.relays import Retried
 from isthmus.frame.observe.tracing import Tracing, open_tracing
-from isthmus.frame.operator_ports import Door, OperatorPorts
+from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.frame.program import OperatorFlags
 from isthmus.frame.revoking import Revoking
 from isthmus.frame.supervised import counted
 from isthmus.frame.tunnels import TunnelTable
@@ -51,6 +51,7 @@ from isthmus.programs.server.agents import AgentDoor, below
 from isthmus.programs.server.client_dial import ClientDial
 from isthmus.programs.server.doors import Doors
 from isthmus.programs.server.kube import ServerKube
+from isthmus.programs.server.metrics import ServerMetrics, TlsPort
 from isthmus.programs.server.networks import ServerNetworks
 from isthmus.programs.server.node_dials import NodeDials
 from isthmus.programs.server.peers_relay import RelayKeeper, peer_context
@@ -143,9 +144,7 @@ class Server:
                     )
             agent_tls = self._hot("cluster", settings.cluster_ca_cert, alpn=self.agent_door.alpn)
             self.ports = OperatorPorts(
-                settings, once=self.once, refused=self._admin_refused,
-                min_version=settings.tls_min_version, suites=settings.cipher_suites,
-                handed=self._handed,
+                settings, once=self.once, refused=self._admin_refused, handed=self._handed,
             )  # fmt: skip
             self.contexts += [self.ports.tls] if self.ports.tls is not None else []
             self.networks.start(self.dialer, self.metrics, self._refuses_unaudited())
@@ -360,8 +359,7 @@ class Server:
             records=self.audit.log.recent if self.audit is not None else None,
             end_tunnel=self.tunnels.end,
         )
-        health = Door(host=settings.health_bind_address, port=settings.health_port)
-        await ports.open(watched, health=health, admin_port=settings.admin_port)
+        await ports.open(watched, OperatorFlags())
 
     @property
     def health_port(self) -> int:

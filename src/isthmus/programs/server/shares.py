@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from isthmus.dial.metered import Gate, Gates
 from isthmus.dial.rules_policy import Decision, Policy, Question
 from isthmus.dial.rules_shares import Full, Hold, Pot, Share, ShareTable
-from isthmus.frame.observe.metrics import ServerMetrics
+from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.values import HostPort, Identity
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 
-from isthmus.frame.observe.metrics import TlsRefusal
 from isthmus.net.revocation import REVOKED
+from isthmus.programs.server.metrics import TlsRefusal
 
 # OpenSSL's own names of its reasons; they are stable identifiers, not sentences.
 _BY_REASON = {

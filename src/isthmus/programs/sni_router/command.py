@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from isthmus.frame.cli.flags import FlagCommand
+from isthmus.programs.sni_router import PROGRAM
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import given_in_vain, options_of
 from isthmus.settings.parsing import load
@@ -41,14 +42,9 @@ def _run(**given: tuple[str, ...]) -> int:
     vain = given_in_vain(SniRouterSettings, given)
     if vain:
         click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
-    if settings.workers != 1:
-        from isthmus.frame.workers.start import main as run_workers
-        from isthmus.programs.sni_router.with_workers import SniRouterKind
+    from isthmus.frame.lifecycle import main
 
-        return run_workers(SniRouterKind(settings))
-    from isthmus.programs.sni_router.program import main
-
-    return main(settings)
+    return main(PROGRAM, settings)
 
 
 command = _FlagGroup(

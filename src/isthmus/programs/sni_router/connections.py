@@ -5,32 +5,34 @@ What happens to one of them is connection.py; the program around them program.py
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+from typing_extensions import override
 
 from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.frame.descriptors import most_connections
-from isthmus.frame.observe.tracing import Span, Tracing
+from isthmus.frame.observe.tracing import Span
+from isthmus.frame.part import Ground, Part
 from isthmus.frame.tunnels import TunnelTable
-from isthmus.logs import OncePer
 from isthmus.net.accepted import endpoint
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.gate import source_named
-from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
 from isthmus.net.rules_places import Full, Places, Strangers
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.sni_router.connection import ALERT_OF, Connection
 from isthmus.programs.sni_router.metrics import Refusal, SniRouterMetrics
-from isthmus.programs.sni_router.rules import Found, RoutingTable
+from isthmus.programs.sni_router.routes_file import RoutesPart
+from isthmus.programs.sni_router.rules import Found, Route, RoutingTable
 from isthmus.programs.sni_router.rules_backends import Backends
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.programs.sni_router.view import BackendView, RouteView
 from isthmus.tunnel.end import Discard, End, Ending, join
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import AgentId, HostPort, Identity
@@ -40,34 +42,28 @@ from isthmus.wire.tls_alert import Alert
 #: How long a refused client has to read its alert and leave.
 FAREWELL_S = 1.0
 _QUIET_S = 30.0
-_LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.sni")
 
 
-class Connections:
-    """Every connection of a router, from accept to the end; the Owner that they ask."""
+class SniConnections(Part):
+    """Every connection of a router, from accept to the end."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        settings: SniRouterSettings,
-        *,
-        metrics: SniRouterMetrics,
-        once: OncePer,
-        table: Callable[[], RoutingTable],
+        ground: Ground[SniRouterSettings, SniRouterMetrics],
+        routes: RoutesPart,
+        tunnels: TunnelTable,
     ) -> None:
-        """``table`` gives the routes in use, for each new connection."""
-        self._loop = loop
+        loop, settings = ground.loop, ground.settings
+        self._ground = ground
         self._settings = settings
-        self._metrics = metrics
-        self._once = once
-        self.table = table
-        self.poller = Poller(loop)
+        self._metrics = ground.metrics
+        self._routes = routes
+        self.poller = ground.poller
         self._resolver = Resolver(loop)
         self.dialer = DirectDialer(loop, self.poller, self._resolver, metadata=NO_METADATA_BY_NAME)
         self.backends = Backends()
-        self.tunnels = TunnelTable(loop, metrics)
-        self.tracing: Tracing | None = None
+        self.tunnels = tunnels
         self.dial_timeout_s = settings.dial_timeout_s
         self.expects_proxy = settings.accept_proxy
         #: How many there may be.
@@ -76,6 +72,7 @@ class Connections:
         # for each other by where they come from: their hello is not here, or they were told no.
         self._strangers: Strangers[Connection] = Strangers(settings.max_hellos)
         self.places = Places(self.most, settings.max_connections_per_source)
+        self.places.budget = ground.budget
         #: By route, those that are dialing included.
         self.by_route: Counter[str] = Counter()
         self._trusted = settings.trusted
@@ -92,20 +89,53 @@ class Connections:
         """How many have not sent their whole ClientHello."""
         return len(self._late)
 
-    async def wait_empty(self) -> None:
-        """Wait until there is none."""
-        while len(self):
-            await self.tunnels.wait_empty()
-            if len(self):  # soon a tunnel, or gone
-                await asyncio.sleep(_LOOK_AGAIN_S)
+    # Part.
 
+    @override
+    def start(self) -> None:
+        self._metrics.open_by_route = lambda: self.by_route
+        self._metrics.waiting_hellos = lambda: self.hellos
+
+    @override
+    def busy(self) -> bool:
+        return len(self) > 0
+
+    @override
+    def serving(self) -> dict[str, Any]:
+        return {**self._routes.serving(), "max_connections": self.most}
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {
+            "hellos": self.hellos,
+            "routes": tuple(self._route_view(route) for route in self.table().routes),
+        }
+
+    def _route_view(self, route: Route) -> RouteView:
+        now = self.now()
+        return RouteView(
+            name=route.name,
+            hosts=route.hosts,
+            alpn=route.alpn,
+            is_default=route is self.table().default,
+            connections=self.by_route[route.name],
+            max_connections=route.max_connections,
+            backends=tuple(
+                BackendView(
+                    address=str(backend),
+                    connections=self.backends.count(backend),
+                    failed=self.backends.has_failed(backend, now=now),
+                )
+                for backend in route.backends
+            ),
+        )
+
+    @override
     def close(self) -> None:
-        """Reset them all."""
         for connection in [*self._late.take_all(), *self._dialing]:
             connection.refuse(Refusal.LEFT)
         for connection in self._leaving.take_all():
             connection.client.abort(Ending.DRAINED)
-        self.tunnels.abort_all(Ending.DRAINED)
         self._resolver.close()
 
     # Accepting.
@@ -159,7 +189,11 @@ class Connections:
     def _too_late(self, connection: Connection) -> None:
         connection.refuse(Refusal.LATE)
 
-    # What connections ask; see Owner.
+    # What connections ask.
+
+    def table(self) -> RoutingTable:
+        """The routes in use."""
+        return self._routes.table
 
     def told_source(self, connection: Connection) -> None:
         """It is a stranger of that source from now on, and no more of the proxy's."""
@@ -169,13 +203,14 @@ class Connections:
 
     def now(self) -> float:
         """The loop's time."""
-        return self._loop.time()
+        return self._ground.now()
 
     def trace(self, target: HostPort) -> Span | None:
         """A span for a dial, where somebody traces."""
-        if self.tracing is None:
+        tracing = self._ground.tracing
+        if tracing is None:
             return None
-        return self.tracing.connect(Asking(), connection_id="", target=target)
+        return tracing.connect(Asking(), connection_id="", target=target)
 
     def refusal_of(self, connection: Connection, found: Found) -> Refusal | None:
         """Hold a connection against the bounds; one that may go on is counted with its route."""
@@ -203,7 +238,7 @@ class Connections:
         route = connection.found.route.name
         self._metrics.dial_failed(failure, self.now() - connection.dialed_at)
         self._metrics.backend_failed(route, str(backend))
-        self._once.log(
+        self._ground.once.log(
             ("backend", route, backend), _QUIET_S, _log, logging.WARNING,
             "a backend cannot be reached", route=route, backend=str(backend),
             reason=detail or failure.value,
@@ -283,7 +318,7 @@ class Connections:
     def _count(self, why: Refusal, *, source: str, server_name: str = "", detail: str = "") -> None:
         self._metrics.refused(why)
         if why is not Refusal.LEFT:  # which is what a probe of a balancer does all day
-            self._once.log(
+            self._ground.once.log(
                 ("refused", why), _QUIET_S, _log, logging.WARNING, "connection refused",
                 reason=why.value, source=source, server_name=server_name, detail=detail,
             )  # fmt: skip

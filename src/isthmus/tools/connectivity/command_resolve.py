@@ -14,9 +14,9 @@ import click
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
 from isthmus.frame.cli.texts import filled, one_line
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.settings import SidecarSettings
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import Option, given_in_vain, options_of
 from isthmus.settings.parsing import load
 from isthmus.values import HostPort

@@ -19,12 +19,12 @@ from isthmus.frame.cli.flags import FlagCommand
 from isthmus.frame.cli.texts import one_line
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sidecar.command_shared import SidecarCommand
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 from isthmus.text.durations import parse_duration

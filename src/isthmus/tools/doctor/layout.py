@@ -12,13 +12,13 @@ from isthmus.net.certificates import Purpose, TlsFiles
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.plan import Checks, ProxyPlan
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.server.peers_relay import peer_files
 from isthmus.programs.server.settings import BY_NAME_WORD, ServerSettings
 from isthmus.programs.sidecar.settings import SidecarSettings
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.values import HostPort
 
 SETTINGS: dict[str, type] = {

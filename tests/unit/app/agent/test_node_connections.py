@@ -20,7 +20,6 @@ import pytest
 from isthmus.dial.frontends.backend import PROCESS
 from isthmus.dial.settings_targets import Target
 from isthmus.errors import DialFailure
-from isthmus.frame.observe.metrics import AgentMetrics
 from isthmus.frame.observe.node_traffic import NodeResult
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.links.agent_side import Greeting
@@ -35,6 +34,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.agent import node_connections
+from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_connections import NodeConnections
 from isthmus.programs.agent.node_listeners import NodeListeners
 from isthmus.programs.agent.servers import Servers

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.frame.observe.metrics import AgentMetrics
 from isthmus.links.agent_side import Greeting, ServerLink
 from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link
@@ -27,6 +26,7 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.agent import servers as servers_module
 from isthmus.programs.agent import spare_links
+from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.places import Place, Places
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.server import view as server_view

@@ -16,9 +16,9 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.sidecar import connections as sidecar_connections
 from isthmus.programs.sidecar.connections import SidecarConnections
-from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
-from isthmus.programs.sidecar.socks5_frontend import Socks5Client
+from isthmus.programs.socks5_proxy.frontend import Socks5Client
+from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.tunnel.end import Ending
 
 LIMIT_S = 20.0

@@ -18,12 +18,12 @@ from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.rules_places import Full
 from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.https_proxy.frontend import HttpClient
+from isthmus.programs.https_proxy.metrics import HttpsProxyMetrics
+from isthmus.programs.https_proxy.settings import HttpsProxySettings
+from isthmus.programs.https_proxy.through_user_proxy import UserProxyDialer
 from isthmus.programs.sidecar.connections import SidecarConnections
-from isthmus.programs.sidecar.http_proxy_frontend import HttpClient
-from isthmus.programs.sidecar.metrics import HttpsProxyMetrics
 from isthmus.programs.sidecar.program import Sidecar, run
-from isthmus.programs.sidecar.settings_https import HttpsProxySettings
-from isthmus.programs.sidecar.through_user_proxy import UserProxyDialer
 from isthmus.values import HostPort, is_address
 
 
@@ -158,3 +158,8 @@ class _ProxyContext:
 def main(settings: HttpsProxySettings) -> int:
     """Run the sidecar until it is told to stop; the exit code."""
     return run(lambda: HttpsProxy(settings), settings)
+
+
+def in_worker(settings: HttpsProxySettings, handed: Handed) -> HttpsProxy:
+    """Make the sidecar of a worker."""
+    return HttpsProxy(settings, handed=handed)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from isthmus.frame.handed import Handed
 from isthmus.programs.sidecar.connections import SidecarConnections
-from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.programs.sidecar.program import Sidecar, run
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
-from isthmus.programs.sidecar.socks5_frontend import Socks5Client
+from isthmus.programs.socks5_proxy.frontend import Socks5Client
+from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 
 
 class Socks5Proxy(Sidecar):
@@ -40,3 +40,8 @@ class Socks5Proxy(Sidecar):
 def main(settings: Socks5ProxySettings) -> int:
     """Run the sidecar until it is told to stop; the exit code."""
     return run(lambda: Socks5Proxy(settings), settings)
+
+
+def in_worker(settings: Socks5ProxySettings, handed: Handed) -> Socks5Proxy:
+    """Make the sidecar of a worker."""
+    return Socks5Proxy(settings, handed=handed)

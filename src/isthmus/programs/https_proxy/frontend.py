@@ -20,8 +20,8 @@ from isthmus.net.connect import Failed
 from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.socket_end import SocketEnd
+from isthmus.programs.https_proxy.exchange import Exchange, Upstream
 from isthmus.programs.sidecar.frontend import Owner, SidecarClient
-from isthmus.programs.sidecar.http_exchange_frontend import Exchange, Upstream
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.tunnel.end import BaseEnd, Early, Ending
 from isthmus.values import HostPort

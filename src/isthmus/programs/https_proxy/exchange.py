@@ -17,7 +17,7 @@ from isthmus.wire.http_connect import MAX_HEAD_BYTES
 from isthmus.wire.http_forward import PlainRequest, end_to_end, has_both_lengths, trailers
 
 if TYPE_CHECKING:
-    from isthmus.programs.sidecar.http_proxy_frontend import HttpClient
+    from isthmus.programs.https_proxy.frontend import HttpClient
 
 _SWITCHING = 101
 _PROXY_AUTHENTICATION = 407

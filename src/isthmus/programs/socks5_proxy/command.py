@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from isthmus.programs.sidecar.command_shared import sidecar_command
-from isthmus.programs.sidecar.settings_socks5 import Socks5ProxySettings
-
-if TYPE_CHECKING:
-    from isthmus.frame.handed import Handed
-    from isthmus.programs.sidecar.socks5_proxy import Socks5Proxy
+from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 
 
 def run(settings: Socks5ProxySettings) -> int:
     """Run the sidecar until it is told to stop; returns the exit code."""
     if settings.workers != 1:
         from isthmus.frame.workers.start import main as run_workers
-        from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
-        from isthmus.programs.sidecar.with_workers import SidecarKind
+        from isthmus.programs.socks5_proxy import PROGRAM
 
-        return run_workers(SidecarKind("socks5-proxy", settings, _in_worker, Socks5ProxyMetrics))
-    from isthmus.programs.sidecar.socks5_proxy import main
+        return run_workers(PROGRAM, settings)
+    from isthmus.programs.socks5_proxy.program import main
 
     return main(settings)
-
-
-def _in_worker(settings: Socks5ProxySettings, handed: Handed) -> Socks5Proxy:
-    from isthmus.programs.sidecar.socks5_proxy import Socks5Proxy
-
-    return Socks5Proxy(settings, handed=handed)
 
 
 command = sidecar_command(

@@ -1,4 +1,4 @@
-"""The metrics of a server and of an agent: what is counted, and under which name it is seen.
+"""The metrics of a server: what is counted, and under which name it is seen.
 
 Names that start with ``konnectivity_network_proxy_`` mean what they mean in konnectivity, so that
 existing dashboards go on working; a name of konnectivity that would mean nothing here is not
@@ -13,7 +13,7 @@ from enum import Enum
 
 from isthmus.dial.rules_policy import Decision
 from isthmus.dial.rules_shares import Limit
-from isthmus.errors import DialFailure, LinkStage
+from isthmus.errors import DialFailure
 from isthmus.frame.model.merge import Merge
 from isthmus.frame.observe.counters import (
     Family,
@@ -27,25 +27,13 @@ from isthmus.frame.observe.counters import (
     histogram,
     one,
 )
-from isthmus.frame.observe.node_traffic import NodeMetrics
-from isthmus.frame.observe.program import Gauges, ProgramMetrics
+from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.observe.relays import RelayMetrics
 from isthmus.frame.observe.revocation import RevocationMetrics
 from isthmus.net.rules_places import Full
 from isthmus.tunnel.end import Ending
 
-__all__ = [
-    "AgentMetrics",
-    "Gauges",
-    "HandOn",
-    "LinkStage",
-    "ServerMetrics",
-    "TlsPort",
-    "TlsRefusal",
-]
-
 SERVER_DIAL_BUCKETS_S = (0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5)
-AGENT_DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 CONNECTION_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
 
 
@@ -457,70 +445,4 @@ class ServerMetrics(ProgramMetrics):
                 counted(by_enum(self.go_dial_failures)),
                 ("reason",),
             ),
-        ]
-
-
-class AgentMetrics(ProgramMetrics):
-    """Everything an agent counts."""
-
-    program = "agent"
-
-    def __init__(self) -> None:
-        self.node = NodeMetrics()
-        self.endpoint_denials: dict[str, int] = {}
-        self.revocation = RevocationMetrics()
-        super().__init__(AGENT_DIAL_BUCKETS_S)
-
-    def endpoint_denied(self, entry: str) -> None:
-        """Count a dial that this entry of the agent's lists denied."""
-        self.endpoint_denials[entry] = self.endpoint_denials.get(entry, 0) + 1
-
-    def _go_dial_failures(self) -> Samples:
-        timeouts = self.dial_failures[DialFailure.TIMED_OUT]
-        rest = sum(self.dial_failures.values()) - timeouts
-        return (("timeout",), timeouts), (("unknown",), rest)
-
-    def _own_families(self) -> list[Family]:
-        go, gauges = "konnectivity_network_proxy_agent_", self.gauges
-        return [
-            histogram(
-                f"{go}dial_duration_seconds",
-                "Latency of dial to the remote endpoint in seconds",
-                self.dials,
-            ),
-            counter(
-                f"{go}endpoint_dial_failure_total",
-                "Number of failures dialing the remote endpoint, by reason (example: timeout).",
-                counted(self._go_dial_failures),
-                ("reason",),
-            ),
-            self.packet_family(go),
-            *self.leases.agent_families(go),
-            gauge(
-                f"{go}open_server_connections",
-                "Current number of open server connections.",
-                one(lambda: gauges.links()),
-                merge=Merge.SUM,
-            ),
-            gauge(
-                f"{go}known_server_count",
-                "Current number of servers agent is trying to connect to.",
-                one(lambda: gauges.known_servers()),
-                merge=Merge.MAX,
-            ),
-            gauge(
-                f"{go}open_endpoint_connections",
-                "Current number of open endpoint connections.",
-                one(lambda: gauges.tunnels()),
-                merge=Merge.SUM,
-            ),
-            counter(
-                "isthmus_agent_endpoint_denials_total",
-                "Dials that --endpoint-deny denied, by its entry, or (not allowed) for what"
-                " --endpoint-allow does not list.",
-                lambda: by_name(self.endpoint_denials)(),
-                ("entry",),
-            ),
-            *self.revocation.families("isthmus_agent_"),
-            *self.node.families(),
         ]

@@ -1,0 +1,68 @@
+"""What an SNI router looks like at one moment; what the fields mean is docs/snapshot.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
+from isthmus.frame.model.snapshot import (
+    CertificateView,
+    EndedView,
+    MemoryView,
+    Totals,
+    TunnelView,
+)
+
+
+@merges(address=KEY, connections=SUM, failed=MIN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendView:
+    """A backend of a route. ``failed``: it could not be reached a moment ago, and comes last."""
+
+    address: str
+    connections: int
+    failed: bool
+
+
+@merges(
+    name=KEY, hosts=SAME, alpn=SAME, is_default=SAME, connections=SUM, max_connections=SUM,
+    backends=ROWS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteView:
+    """A route of the SNI router. ``max_connections`` 0 is no limit."""
+
+    name: str
+    hosts: tuple[str, ...]
+    alpn: tuple[str, ...]
+    is_default: bool
+    connections: int
+    max_connections: int
+    backends: tuple[BackendView, ...]
+
+
+@merges(
+    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, hellos=SUM,
+    totals=PARTS, routes=ROWS, tunnels=CONCAT, truncated=SUM, recent_endings=CONCAT,
+    certificates=ROWS, memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SniRouterView:
+    """A whole SNI router. The ``frontend`` of its tunnels is the name of their route."""
+
+    kind: Literal["SniRouterSnapshot"] = "SniRouterSnapshot"
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    config: str
+    hellos: int
+    totals: Totals
+    routes: tuple[RouteView, ...]
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None

@@ -1,0 +1,19 @@
+"""The SOCKS5 sidecar: clients speak SOCKS5; the rest is programs/sidecar."""
+
+from isthmus.frame.program import Program
+
+PROGRAM = Program(
+    name="socks5-proxy",
+    title="SOCKS5 sidecar",
+    called="a SOCKS5 sidecar",
+    help="Run the SOCKS5 sidecar of a hosted control plane, into the guest cluster",
+    example="run --konnectivity-hostname=konnectivity-server-local …",
+    room=__name__,
+    settings="settings:Socks5ProxySettings",
+    made="program:in_worker",
+    metrics="metrics:Socks5ProxyMetrics",
+    view="isthmus.frame.model.snapshot:SidecarView",
+    workers="isthmus.programs.sidecar.with_workers:worker_plan",
+    log="sidecar",
+    snapshot_kind="SidecarSnapshot",
+)
