@@ -57,6 +57,8 @@ class Handed:
         self.slot = slot
         #: What the program's health and admin ports would show.
         self.watched: Watched | None = None
+        #: Hears from the parent whether audit records cannot be written.
+        self.on_audit: Callable[[bool], None] | None = None
         self._doors: dict[str, Accepted] = {}
         self._told: list[tuple[str, Callable[[str, int], None]]] = []
 

@@ -195,7 +195,7 @@ class WorkerLife:
                     if reload is not None:
                         reload()
                 case Audit(failing=failing):
-                    told = getattr(self._program, "audit_fails_elsewhere", None)
+                    told = self._handed.on_audit
                     if told is not None:
                         told(failing)
                 case Begin():

@@ -114,6 +114,8 @@ class Server:
         )  # fmt: skip
         self.audit: Auditor | None = None
         self._fails_elsewhere = False
+        if handed is not None:
+            handed.on_audit = self.audit_fails_elsewhere
         self.tracing: Tracing | None = None
         self._kube: ServerKube | None = None
         self._admission: Admission | None = None
