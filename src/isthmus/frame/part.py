@@ -141,7 +141,7 @@ class Ground(Generic[S, M]):
         self.id = program.id_of(settings) or str(uuid.uuid4())
         self.started_at = self.loop.time()
         self.draining = False
-        self.metrics: M = program.found(program.metrics)()
+        self.metrics: M = program.found(program.metrics).of(settings)
         self.once = OncePer(self.loop.time)
         #: Certificates in use, which the program reads again when their files change.
         self.contexts: list[HotContext] = []

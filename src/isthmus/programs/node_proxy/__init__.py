@@ -10,6 +10,7 @@ PROGRAM = Program(
     example="--kubeconfig=/etc/kubernetes/kube-proxy.conf",
     room=__name__,
     settings="settings:NodeProxySettings",
+    parts="program:parts",
     metrics="metrics:NodeProxyMetrics",
     log="node_proxy",
     operator_flags=None,

@@ -10,6 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Self
+
+from typing_extensions import override
 
 from isthmus.frame.model.merge import Merge
 from isthmus.frame.observe.counters import (
@@ -24,6 +27,7 @@ from isthmus.frame.observe.counters import (
     one,
 )
 from isthmus.frame.observe.program import ProgramMetrics
+from isthmus.programs.node_proxy.settings import NodeProxySettings
 
 #: 1 ms, doubled up to 16.4 s.
 SYNC_BUCKETS_S = tuple(0.001 * 2**n for n in range(15))
@@ -101,6 +105,11 @@ class NodeProxyMetrics(ProgramMetrics):
         self.packets: Callable[[], Mapping[str, float]] = _no_packets
         super().__init__(SYNC_BUCKETS_S)
         self._slis = Families(_sli_families(self))
+
+    @classmethod
+    @override
+    def of(cls, settings: NodeProxySettings) -> Self:
+        return cls(settings.mode)
 
     def queued(self, family: str) -> None:
         """Note that a sync was asked for."""

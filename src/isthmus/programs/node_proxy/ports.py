@@ -9,16 +9,19 @@ import asyncio
 import errno
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from aiohttp import web
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
 from isthmus.frame.admin import ports
 from isthmus.frame.admin.answers import HEADERS, PING, Handler, Routes, reply
 from isthmus.frame.admin.debug_routes import debug_routes
 from isthmus.frame.admin.routes import metrics_route, probe_routes
+from isthmus.frame.part import LongTask, Part
 from isthmus.logs import log
 from isthmus.programs.node_proxy.kernel.health import ProbeAnswer, ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
@@ -101,15 +104,17 @@ RETRY_S = 0.5
 _log = logging.getLogger("isthmus.node_proxy")
 
 
-class OwnPorts:
+class OwnPorts(Part):
     """The ports called "healthz" and "metrics", as far as the settings want them.
 
-    ``open_ones`` are those that are open.
+    ``open_ones`` are those that are open. With ``wait_for_busy``, one that somebody has is opened
+    when it becomes free.
     """
 
     def __init__(
         self, settings: NodeProxySettings, health: ProxyHealth, metrics: NodeProxyMetrics
     ) -> None:
+        self.wait_for_busy = False
         self.open_ones: dict[str, ports.Port] = {}
         pages = metrics_routes(metrics, mode=settings.mode, config=partial(document, settings))
         self._wanted: dict[str, tuple[BindAddress | None, Routes]] = {
@@ -130,29 +135,33 @@ class OwnPorts:
         numbers = {HEALTHZ_PORT, METRICS_PORT, *wanted} - {0}
         return numbers - {port.number for port in self.open_ones.values()}
 
-    async def open(self, *, wait: bool) -> None:
-        """Open them; with ``wait``, one that is in use is left for ``retry``.
-
-        Raises:
-            ConfigError: one cannot be opened.
-        """
+    @override
+    async def open(self) -> None:
         for name, (bound, routes) in self._wanted.items():
             if bound is None or name in self.open_ones:
                 continue
             try:
                 self.open_ones[name] = await _serve(name, bound, routes)
             except ConfigError as error:
-                if not (wait and _is_in_use(error)):
+                if not (self.wait_for_busy and _is_in_use(error)):
                     raise
 
-    async def retry(self) -> None:
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        yield "ports", self._retry()
+
+    @override
+    def serving(self) -> Mapping[str, Any]:
+        return {f"{name}_port": self.number(name) for name in self._wanted}
+
+    async def _retry(self) -> None:
         """Open what was left, as soon as it becomes free."""
         waiting = self._waiting()
         for name in waiting:
             log(_log, logging.INFO, "waiting for a port that kube-proxy has", port=name)
         while waiting:
             await asyncio.sleep(RETRY_S)
-            await self.open(wait=True)
+            await self.open()
             for name in waiting - self._waiting():
                 log(_log, logging.INFO, "the port is ours now", port=name,
                     number=self.number(name))  # fmt: skip
@@ -165,8 +174,8 @@ class OwnPorts:
             if bound is not None and name not in self.open_ones
         }
 
-    async def close(self) -> None:
-        """Close them."""
+    @override
+    async def wait_closed(self) -> None:
         for port in self.open_ones.values():
             await port.close()
         self.open_ones.clear()

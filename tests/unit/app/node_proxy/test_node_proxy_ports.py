@@ -32,17 +32,19 @@ def test_a_port_in_use_is_a_sentence_or_waited_for(monkeypatch: pytest.MonkeyPat
             number = busy.getsockname()[1]
             own = ports(number, 0)
             with pytest.raises(ConfigError, match=f"--healthz-.*: port {number} .*in use"):
-                await own.open(wait=False)
-            await own.open(wait=True)
+                await own.open()
+            own.wait_for_busy = True
+            await own.open()
             assert list(own.open_ones) == ["metrics"]
             assert number in own.foreign()
-            retrying = asyncio.create_task(own.retry())
+            ((_, retry),) = own.tasks()
+            retrying = asyncio.ensure_future(retry)
             await asyncio.sleep(0.05)
             assert not retrying.done()
         await asyncio.wait_for(retrying, LIMIT_S)
         assert own.number("healthz") == number
         assert number not in own.foreign()
-        await own.close()
+        await own.wait_closed()
         assert own.number("healthz") == 0
 
     asyncio.run(run())
@@ -52,8 +54,9 @@ def test_an_address_that_is_not_ours_is_not_waited_for() -> None:
     async def run() -> None:
         settings = NodeProxySettings(healthz_bind_address="192.0.2.1:1")
         own = OwnPorts(settings, ProxyHealth(timeout_s=1), NodeProxyMetrics("iptables"))
+        own.wait_for_busy = True
         with pytest.raises(ConfigError, match="not an address of this machine"):
-            await own.open(wait=True)
+            await own.open()
 
     asyncio.run(run())
 
