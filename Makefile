@@ -8,7 +8,7 @@ PYTHON  ?= python3
 JOBS    ?= 3
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check docs format bench fuzz hold interop lab proto dist lock changelog clean
+.PHONY: help setup run test check docs format bench fuzz hold interop lab nightly proto dist lock changelog clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,8 +25,8 @@ $(STAMP): pyproject.toml tools/system-packages
 run: setup ## Start a server, an agent and a demo target in this terminal
 	$(VENV)/bin/isthmus up
 
-test: setup ## Run the tests (not those of interop and lab)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab" $(ARGS)
+test: setup ## Run the tests (not those of interop, lab and nightly)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab and not nightly" $(ARGS)
 
 check: setup docs ## Lint, format check, strict types, architecture, links of the documents
 	$(VENV)/bin/ruff check .
@@ -43,10 +43,17 @@ format: setup ## Format and fix what can be fixed
 
 interop: setup ## Test against foreign peers: kube-apiserver, konnectivity-client, h2spec, Go's yamux
 	$(PY) tests/interop/kube/build.py
-	$(PY) -m pytest -m interop $(ARGS)
+	$(PY) -m pytest -m "interop and not nightly" $(ARGS)
 
 lab: setup ## Run every topology of the lab, in network namespaces (needs root)
-	$(PY) -m pytest -m lab $(ARGS)
+	$(PY) -m pytest -m "lab and not nightly" $(ARGS)
+
+nightly: export ISTHMUS_NIGHTLY = 1
+nightly: setup ## Run what only a release needs: long tests, all pairs of ends, many examples, make hold
+	$(PY) tests/interop/kube/build.py
+	$(PY) -m pytest -m nightly $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "hypothesis and not interop and not lab and not nightly" $(ARGS)
+	$(PY) -m hold.run --quick
 
 bench: setup ## Measure direct, a haproxy pair and Isthmus in one run
 	$(PY) bench/run.py $(ARGS)

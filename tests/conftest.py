@@ -17,9 +17,13 @@ sys.dont_write_bytecode = False
 
 # No deadline: it would be an assertion on elapsed time. In CI the examples are always the same
 # ones, so that a change is judged by what it does and not by luck.
-settings.register_profile("isthmus", deadline=None)
-settings.register_profile("isthmus-ci", deadline=None, derandomize=True)
-settings.load_profile("isthmus-ci" if os.environ.get("CI") else "isthmus")
+settings.register_profile("isthmus", deadline=None, max_examples=25)
+settings.register_profile("isthmus-ci", settings.get_profile("isthmus"), derandomize=True)
+settings.register_profile("isthmus-nightly", deadline=None, max_examples=200)
+if os.environ.get("ISTHMUS_NIGHTLY"):
+    settings.load_profile("isthmus-nightly")
+else:
+    settings.load_profile("isthmus-ci" if os.environ.get("CI") else "isthmus")
 
 # A run that a shell started in the background ignores these, and so would every program it starts.
 for _number, _handler in (

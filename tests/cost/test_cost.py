@@ -19,6 +19,7 @@ MEASURE = Path(__file__).parent / "measure.py"
 MOST_RATIO = 6.0
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_four_times_the_bytes_cost_at_most_six_times_as_much(tmp_path: Path) -> None:
     """In a process of its own, so that no other test's threads and garbage are in it."""

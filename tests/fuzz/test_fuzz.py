@@ -1,4 +1,4 @@
-"""Every fuzz target for a moment: the corpus as it is, and what mutations of it do in two seconds.
+"""Every fuzz target: the corpus as it is, and nightly what mutations of it do in two seconds.
 
 `make fuzz` runs them for longer; see docs/how-to/fuzzing.md.
 """
@@ -28,7 +28,7 @@ def test_the_corpus(target: str) -> None:
         check(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", run.targets())
 def test_a_moment_of_fuzzing(target: str) -> None:
     outcome = run.run(target, SECONDS, fresh=True)

@@ -18,7 +18,9 @@ from isthmus.text.addresses import plain_address
 
 pytestmark = pytest.mark.interop
 
-MANY = settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(
+    max_examples=10 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow]
+)
 
 names = st.sampled_from(
     [

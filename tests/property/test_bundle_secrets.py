@@ -134,21 +134,20 @@ def survives(secret: str, text: str) -> bool:
     return any(form in Scrubber().clean(text) for form in (body, json.dumps(body)[1:-1]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(TELLING, AROUND, st.sampled_from(QUOTED))
 def test_what_says_what_it_is(secret: str, around: str, quoted: Callable[[str], str]) -> None:
     text = quoted(around.replace("{0}", secret))
     assert not survives(secret, text), text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(PLAIN, NAMING, st.sampled_from(["{0}", "# {0}", "x: 1\n{0}\ny: 2\n"]))
 def test_what_is_named_as_one(secret: str, naming: str, around: str) -> None:
     text = around.replace("{0}", naming.replace("{0}", secret))
     assert not survives(secret, text), text
 
 
-@settings(max_examples=100, deadline=None)
 @given(TELLING)
 def test_in_a_url_or_in_base64(secret: str) -> None:
     assert not survives(secret, f"GET /x?key={quote(secret, safe='')}&z=1") or "%" in quote(secret)

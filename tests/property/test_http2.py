@@ -189,7 +189,7 @@ TAME = st.sampled_from(
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 def test_garbage_raises_only_http2_errors(
     parts: list[bytes], cuts: list[int], full: bool, greeted: bool
 ) -> None:
@@ -421,5 +421,5 @@ class Coupled(RuleBasedStateMachine):
         assert (self.budget.used_bytes, self.budget.peers) == (0, 0)
 
 
-Coupled.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Coupled.TestCase.settings = settings(stateful_step_count=30)
 TestCoupledConnections = Coupled.TestCase

@@ -135,7 +135,7 @@ ALMOST = st.builds(
 
 
 @given(st.one_of(FIELDS.map(b"".join), ALMOST))
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)
 @example(b"\x08\x04\x22\x05\x08\x85\x00\x1a\x00")
 def test_fields_in_any_order_number_and_spelling_read_as_protobuf_reads_them(raw: bytes) -> None:
     agrees(raw)
@@ -163,7 +163,7 @@ def test_a_packet_cut_short_is_no_data(connect_id: int, data: bytes, draw: st.Da
 
 
 @given(st.one_of(st.binary(max_size=60), st.binary(max_size=40).map(lambda b: b"\x08\x04\x22" + b)))
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)
 def test_garbage_raises_only_protocol_errors(raw: bytes) -> None:
     agrees(raw)
     try:

@@ -676,7 +676,6 @@ class Checked:
     st.lists(st.booleans(), min_size=1, max_size=4),
     st.lists(ACTS, max_size=25),
 )
-@settings(max_examples=120, deadline=None)
 def test_every_byte_arrives_and_the_brake_is_always_let_go(
     budget_bytes: int, slow: list[bool], acts: list[tuple[str, int, int]]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
@@ -223,7 +223,6 @@ def act(world: World, name: str, *how: object) -> None:
 
 
 @given(OPENERS, PICK, st.lists(ACTS, max_size=40), st.sampled_from([33, 1000, None]))
-@settings(max_examples=150, deadline=None)
 def test_connections_of_both_directions_keep_out_of_each_others_way(
     openers: list[str], accepted: int, acts: list[tuple[object, ...]], piece_bytes: int | None
 ) -> None:

@@ -172,7 +172,7 @@ WILD_HEADERS = st.builds(
 
 
 @given(st.lists(st.one_of(WILD_HEADERS, st.binary(max_size=30)), max_size=30), CUTS, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 def test_garbage_raises_only_protocol_errors(
     parts: list[bytes], cuts: list[int], full: bool
 ) -> None:
@@ -400,5 +400,5 @@ class Coupled(RuleBasedStateMachine):
         assert (self.budget.used_bytes, self.budget.peers) == (0, 0)
 
 
-Coupled.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Coupled.TestCase.settings = settings(stateful_step_count=30)
 TestCoupledSessions = Coupled.TestCase
