@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "src" / "isthmus"
 LAYERS = [
     {"values", "errors", "__init__"},
     {"text"},
+    {"diagram"},
     {"settings", "logs"},
     {"wire"},
     {"tunnel"},
@@ -33,6 +34,7 @@ PURE_PACKAGES = {
     "values",
     "errors",
     "text",
+    "diagram",
     "settings",
     "wire",
     "tunnel",

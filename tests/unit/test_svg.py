@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from isthmus.text.svg import circle, group, num, path, rect, tag, text, text_width, wrap
+from isthmus.diagram.svg import circle, group, num, path, rect, tag, text, text_width, wrap
 
 
 @pytest.mark.parametrize("nasty", ["<b>", "\"'&", "]]>", "\x00\x1f\ufffe", "\ud800", "&amp;"])

@@ -286,7 +286,7 @@ def _endpoint_address(text: str) -> tuple[str, str]:
 
 
 def _draw(plan: PublishPlan, path: str) -> None:
-    from isthmus.hosting.picture import svg
+    from isthmus.hosting.picture_svg import svg
 
     _save(Path(path), svg(plan), "--svg=")
 

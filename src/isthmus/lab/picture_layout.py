@@ -4,16 +4,28 @@ Between two columns are, from the left: room to bend, room for labels, the wall,
 Lines from a column to the next cross the wall in a slot of their own, together with the others that
 use the same opening. Lines that go further run below the networks. Only numbers here; what it looks
 like is picture_svg.py.
+
+A link joins two processes; a tunnel goes on from its agent to the target's host; a host on several
+networks is joined to its small cards there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from isthmus.lab.picture import DrawnNetwork, DrawnOpening, LabPicture
-from isthmus.lab.picture_cards import Face, guest_face, host_face, text_width
-from isthmus.lab.picture_wires import Wire, wires_of
+from isthmus.diagram.cards import Box, CardWriter
+from isthmus.diagram.svg import text_width
+from isthmus.lab.picture import (
+    DrawnGuest,
+    DrawnHost,
+    DrawnNetwork,
+    DrawnOpening,
+    LabPicture,
+    flow_text,
+    link_texts,
+)
+from isthmus.lab.picture_live import LiveLink, LiveTunnel
 
 MARGIN = 28.0
 TITLE_HEIGHT = 78.0
@@ -28,53 +40,157 @@ GROUP_GAP = 16.0
 HEAD = 36.0
 CIDR_ROW = 17.0
 NETWORK_SIZE, CIDR_SIZE = 17.0, 12.0
+CARD_PAD, CARD_TOP, BOTTOM_PAD = 14.0, 6.0, 2.0
+MIN_CARD_WIDTH = 180.0
+CHIPS_WIDTH = 236.0
+
+TUNNELS_DRAWN = 6
+LINE_GAP = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """A rectangle."""
+class WireEnd:
+    """A port on a card in a column."""
 
-    x: float
-    y: float
-    width: float
-    height: float
-
-    @property
-    def right(self) -> float:
-        """Its right side."""
-        return self.x + self.width
-
-    @property
-    def bottom(self) -> float:
-        """Its lower side."""
-        return self.y + self.height
+    column: int
+    host: str
+    port: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A host's card in its place; a guest's has dashes around it."""
+class Wire:
+    """A line between two cards, ``left`` never right of ``right``.
+
+    ``source`` opened it, towards ``target``. ``colors`` are those of the tunnels it shows.
+    """
+
+    left: WireEnd
+    right: WireEnd
+    source: str
+    target: str
+    networks: tuple[str, str]
+    link: LiveLink | None = None
+    tunnel: LiveTunnel | None = None
+    colors: tuple[int, ...] = ()
+
+    @property
+    def thickness(self) -> float:
+        """Of a link: what its tunnels need."""
+        return 12 + LINE_GAP * len(self.colors) if self.link else 2.5
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is written over and under a link."""
+        if self.link is None:
+            return ()
+        flow = flow_text(self.link.to_agent, self.link.to_server)
+        over = " · ".join(text for text in link_texts(self.link) if text != flow)
+        if self.left.column == self.right.column:  # the label may have to stand aside
+            over = f"{self.link.agent} – {self.link.server}: {over}"
+        return (over, flow)
+
+    @property
+    def height(self) -> float:
+        """With the labels."""
+        if self.link is None:
+            return 9.0
+        # Inside a network the tube is beside its label and not between its lines.
+        return 50.0 if self.left.column == self.right.column else self.thickness + 50
+
+
+def tunnels_drawn(link: LiveLink) -> tuple[LiveTunnel, ...]:
+    """Those of a link's tunnels that get a line: who does not move comes first."""
+    return tuple(sorted(link.tunnels, key=lambda one: not one.stalled)[:TUNNELS_DRAWN])
+
+
+def tunnel_colors(picture: LabPicture) -> list[tuple[int, ...]]:
+    """A colour's number for every tunnel that is drawn, link by link."""
+    made, count = [], 0
+    for link in picture.links:
+        drawn = len(tunnels_drawn(link))
+        made.append(tuple(range(count, count + drawn)))
+        count += drawn
+    return made
+
+
+def wires_of(picture: LabPicture) -> Iterator[Wire]:
+    """All lines of a picture."""
+    column = {
+        host.name: number for number, one in enumerate(picture.networks) for host in one.hosts
+    }
+
+    def wire(
+        source: WireEnd,
+        target: WireEnd,
+        link: LiveLink | None = None,
+        tunnel: LiveTunnel | None = None,
+        colors: tuple[int, ...] = (),
+    ) -> Wire:
+        left, right = (source, target) if source.column <= target.column else (target, source)
+        networks = (
+            picture.networks[source.column].name,
+            picture.networks[target.column].name,
+        )
+        return Wire(
+            left=left,
+            right=right,
+            source=source.host,
+            target=target.host,
+            networks=networks,
+            link=link,
+            tunnel=tunnel,
+            colors=colors,
+        )
+
+    for number, one in enumerate(picture.networks):
+        for guest in one.guests:
+            if guest.host in column:
+                yield wire(
+                    WireEnd(column[guest.host], guest.host, f"place {one.name}"),
+                    WireEnd(number, guest.host, "host"),
+                )
+    for link, colors in zip(picture.links, tunnel_colors(picture), strict=True):
+        server, agent = picture.host_of(link.server_process), picture.host_of(link.agent_process)
+        if not server or not agent:
+            continue
+        end = WireEnd(column[agent], agent, f"process {link.agent_process}")
+        yield wire(
+            end,
+            WireEnd(column[server], server, f"process {link.server_process}"),
+            link=link,
+            colors=colors,
+        )
+        for tunnel, color in zip(tunnels_drawn(link), colors, strict=True):
+            if tunnel.host in column and tunnel.host != agent:
+                target = WireEnd(column[tunnel.host], tunnel.host, "host")
+                yield wire(end, target, tunnel=tunnel, colors=(color,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCard:
+    """A host's card in its place, written from its own corner; a guest's has dashes around it."""
 
     name: str
     guest: bool
-    face: Face
+    writer: CardWriter
     box: Box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class NetworkColumn:
     """A network in its place."""
 
     network: DrawnNetwork
     box: Box
-    cards: tuple[Card, ...]
+    cards: tuple[HostCard, ...]
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> HostCard:
         """A card by its host."""
         return next(card for card in self.cards if card.name == name)
 
 
 @dataclass(slots=True, kw_only=True)
-class Group:
+class WallPassage:
     """What goes through the wall side by side, between two columns: an opening and its lines."""
 
     left: int
@@ -116,15 +232,15 @@ class Gutter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PlacedLab:
     """A whole picture, placed."""
 
     width: float
     bottom: float  # of all that is not the list of links
     wall_top: float
-    columns: tuple[Column, ...]
+    columns: tuple[NetworkColumn, ...]
     gutters: tuple[Gutter, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[WallPassage, ...]
 
 
 def opening_text(opening: DrawnOpening) -> str:
@@ -132,15 +248,15 @@ def opening_text(opening: DrawnOpening) -> str:
     return f"{opening.who} {'↔' if opening.both else '→'} {opening.whom}"
 
 
-def layout(picture: LabPicture) -> Layout:
+def layout(picture: LabPicture) -> PlacedLab:
     """Place everything."""
-    faces = [_faces(network) for network in picture.networks]
+    writers = [_writers(network) for network in picture.networks]
     groups = _groups(picture)
     top = MARGIN + TITLE_HEIGHT
-    lefts, gutters = _across(picture, faces, groups)
+    lefts, gutters = _across(picture, writers, groups)
     columns = [
         _column(network, own, left, top)
-        for network, own, left in zip(picture.networks, faces, lefts, strict=True)
+        for network, own, left in zip(picture.networks, writers, lefts, strict=True)
     ]
     bottom = max((column.box.bottom for column in columns), default=top)
     near = [group for group in groups if group.right - group.left < 2]
@@ -152,7 +268,7 @@ def layout(picture: LabPicture) -> Layout:
     corridor = bottom
     for group in (group for group in groups if group not in near):
         group.y, corridor = corridor + GROUP_GAP, corridor + GROUP_GAP + group.height
-    return Layout(
+    return PlacedLab(
         width=max([400.0, *(column.box.right for column in columns), *ends]) + MARGIN,
         bottom=corridor + (GROUP_GAP if corridor > bottom else 0.0),
         wall_top=top,
@@ -162,15 +278,50 @@ def layout(picture: LabPicture) -> Layout:
     )
 
 
-def _faces(network: DrawnNetwork) -> list[tuple[str, bool, Face]]:
+def _card_width(writer: CardWriter) -> float:
+    return max(writer.widest + CARD_PAD, MIN_CARD_WIDTH)
+
+
+def _host_card(host: DrawnHost) -> CardWriter:
+    card = CardWriter(CARD_PAD, CARD_TOP)
+    card.row(host.name, "name", port="host")
+    for number, place in enumerate(host.places):
+        for address in place.addresses:
+            text = f"{address}  on {place.network}" if number else address
+            card.row(text, "mono", port=f"place {place.network}" if number else "")
+    for address in host.also:
+        card.row(f"{address}  on lo", "mono")
+    shapes = [place.shape for place in host.places if place.shape]
+    card.chips(shapes, "shape", right=CARD_PAD + CHIPS_WIDTH)
+    for process in host.processes:
+        sign = process.mark.name.lower()
+        card.row(process.name, "strong", sign=sign, port=f"process {process.name}")
+        if process.what not in ("", process.name):
+            card.beside(process.what, "faint")
+    card.chips(host.serves, "serve", right=CARD_PAD + CHIPS_WIDTH)
+    for service in host.services:
+        card.row(service, "mono")
+    return card
+
+
+def _guest_card(guest: DrawnGuest) -> CardWriter:
+    """The small card of a host that is drawn in another network."""
+    card = CardWriter(CARD_PAD, CARD_TOP)
+    card.row(guest.host, "name", port="host")
+    for address in guest.place.addresses:
+        card.row(address, "mono")
+    return card
+
+
+def _writers(network: DrawnNetwork) -> list[tuple[str, bool, CardWriter]]:
     return [
-        *((host.name, False, host_face(host)) for host in network.hosts),
-        *((guest.host, True, guest_face(guest)) for guest in network.guests),
+        *((host.name, False, _host_card(host)) for host in network.hosts),
+        *((guest.host, True, _guest_card(guest)) for guest in network.guests),
     ]
 
 
-def _width(network: DrawnNetwork, faces: Sequence[tuple[str, bool, Face]]) -> float:
-    widths = [face.width for _, _, face in faces]
+def _width(network: DrawnNetwork, writers: Sequence[tuple[str, bool, CardWriter]]) -> float:
+    widths = [_card_width(writer) for _, _, writer in writers]
     widths += (text_width(cidr, CIDR_SIZE, "mono") for cidr in network.cidrs)
     return max([180.0, text_width(network.name, NETWORK_SIZE, "name"), *widths]) + 2 * COLUMN_PAD
 
@@ -180,16 +331,18 @@ def _head(network: DrawnNetwork) -> float:
 
 
 def _across(
-    picture: LabPicture, faces: Sequence[list[tuple[str, bool, Face]]], groups: Sequence[Group]
+    picture: LabPicture,
+    writers: Sequence[list[tuple[str, bool, CardWriter]]],
+    groups: Sequence[WallPassage],
 ) -> tuple[list[float], list[Gutter]]:
     """Go from left to right: where columns begin, and what is between them."""
     x = MARGIN
     lefts, gutters = [], []
-    for number, (network, own) in enumerate(zip(picture.networks, faces, strict=True)):
+    for number, (network, own) in enumerate(zip(picture.networks, writers, strict=True)):
         lefts.append(x)
         x += _width(network, own)
         here = [group for group in groups if group.left == number]
-        last = number == len(faces) - 1
+        last = number == len(writers) - 1
         if last and not here:
             break
         labels = max((group.label_width for group in here), default=0.0)
@@ -201,38 +354,38 @@ def _across(
 
 
 def _column(
-    network: DrawnNetwork, faces: Sequence[tuple[str, bool, Face]], left: float, top: float
-) -> Column:
-    width = _width(network, faces)
+    network: DrawnNetwork, writers: Sequence[tuple[str, bool, CardWriter]], left: float, top: float
+) -> NetworkColumn:
+    width = _width(network, writers)
     cards, y = [], top + _head(network)
-    for name, guest, face in faces:
-        box = Box(left + COLUMN_PAD, y, width - 2 * COLUMN_PAD, face.height)
-        cards.append(Card(name=name, guest=guest, face=face, box=box))
+    for name, guest, writer in writers:
+        box = Box(left + COLUMN_PAD, y, width - 2 * COLUMN_PAD, writer.bottom + BOTTOM_PAD)
+        cards.append(HostCard(name=name, guest=guest, writer=writer, box=box))
         y = box.bottom + CARD_GAP
-    return Column(network=network, box=Box(left, top, width, y - top), cards=tuple(cards))
+    return NetworkColumn(network=network, box=Box(left, top, width, y - top), cards=tuple(cards))
 
 
-def _tall(column: Column, bottom: float) -> Column:
+def _tall(column: NetworkColumn, bottom: float) -> NetworkColumn:
     box = column.box
-    return Column(
+    return NetworkColumn(
         network=column.network,
         box=Box(box.x, box.y, box.width, bottom - box.y),
         cards=column.cards,
     )
 
 
-def _groups(picture: LabPicture) -> list[Group]:
+def _groups(picture: LabPicture) -> list[WallPassage]:
     """Put lines together with the opening they use; an opening without lines stands alone."""
     order = {network.name: number for number, network in enumerate(picture.networks)}
-    made: dict[tuple[int, int, DrawnOpening | None], Group] = {}
+    made: dict[tuple[int, int, DrawnOpening | None], WallPassage] = {}
     for opening in picture.openings:
         left, right = sorted((order[opening.source], order[opening.target]))
-        made[left, right, opening] = Group(left=left, right=right, opening=opening)
+        made[left, right, opening] = WallPassage(left=left, right=right, opening=opening)
     for wire in wires_of(picture):
         left, right = wire.left.column, wire.right.column
         way = next((one for one in picture.openings if _uses(wire, one)), None)
         key = (left, right, way if (left, right, way) in made else None)
-        made.setdefault(key, Group(left=left, right=right)).wires.append(wire)
+        made.setdefault(key, WallPassage(left=left, right=right)).wires.append(wire)
     return list(made.values())
 
 
@@ -243,16 +396,16 @@ def _uses(wire: Wire, opening: DrawnOpening) -> bool:
     return wire.tunnel is not None and opening.admits(wire.source, wire.target)
 
 
-def port_y(column: Column, host: str, port: str) -> float:
+def port_y(column: NetworkColumn, host: str, port: str) -> float:
     """The height at which a line leaves a card; the card's name if it has no such port."""
     card = column.card(host)
-    return card.box.y + card.face.ports.get(port, card.face.ports["host"])
+    return card.box.y + card.writer.ports.get(port, card.writer.ports["host"])
 
 
-def _stack(groups: list[Group], columns: Sequence[Column], top: float) -> float:
+def _stack(groups: list[WallPassage], columns: Sequence[NetworkColumn], top: float) -> float:
     """Stack groups near the cards they are for, without touching; returns where they end."""
 
-    def wanted(group: Group) -> float:
+    def wanted(group: WallPassage) -> float:
         ys = [
             port_y(columns[end.column], end.host, end.port)
             for wire in group.wires
@@ -273,7 +426,7 @@ def _stack(groups: list[Group], columns: Sequence[Column], top: float) -> float:
     return y - GROUP_GAP
 
 
-def _holed(gutter: Gutter, number: int, groups: Sequence[Group]) -> Gutter:
+def _holed(gutter: Gutter, number: int, groups: Sequence[WallPassage]) -> Gutter:
     holes = sorted(
         (group.y, group.y + group.height) for group in groups if group.left <= number < group.right
     )

@@ -1,16 +1,19 @@
 """Draws a picture as SVG: self-contained, light or dark as the viewer likes it.
 
 Networks stand side by side with brick walls between them, links are tubes through the openings and
-tunnels are coloured lines in the tubes. Where things are is picture_layout.py's business, the list
-below the picture is picture_svg_list.py's, colours are in picture_style.py.
+tunnels are coloured lines in the tubes. Where things are is decided in picture_layout.py. Below the
+picture is a list of every link with its numbers and tunnels, and what the signs mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from isthmus.lab.picture import LabPicture, counted, link_texts
-from isthmus.lab.picture_cards import CHIP_HEIGHT, Piece, text_width
+from isthmus.diagram.cards import CardWriter, state_sign
+from isthmus.diagram.page import StyleRule, bricks, document, style_sheet, wall
+from isthmus.diagram.svg import circle, group, num, path, rect, tag, text, text_width
+from isthmus.lab.picture import LabPicture, ProcessMark, counted, flow_text, link_texts
 from isthmus.lab.picture_layout import (
     CIDR_ROW,
     CIDR_SIZE,
@@ -18,58 +21,72 @@ from isthmus.lab.picture_layout import (
     GROUP_PAD,
     HEAD,
     LABEL_SIZE,
+    LINE_GAP,
     MARGIN,
     NETWORK_SIZE,
     WALL,
-    Card,
-    Column,
-    Group,
-    Gutter,
-    Layout,
+    HostCard,
+    NetworkColumn,
+    PlacedLab,
+    WallPassage,
+    Wire,
     layout,
     opening_text,
+    port_y,
+    tunnel_colors,
+    tunnels_drawn,
 )
-from isthmus.lab.picture_live import LiveTunnel
-from isthmus.lab.picture_routes import Route, spread
-from isthmus.lab.picture_style import BRICKS, STYLE
-from isthmus.lab.picture_svg_list import links_list, list_size
-from isthmus.lab.picture_svg_tags import color, mark
-from isthmus.lab.picture_wires import LINE_GAP, tunnels_drawn
-from isthmus.text.svg import circle, group, num, path, rect, tag, text
+from isthmus.lab.picture_live import LiveLink, LiveTunnel
 
-TITLE_SIZE, SUBTITLE_SIZE = 22.0, 14.0
+LOOKS: tuple[StyleRule, ...] = (
+    (".opening", "fill: #8a5a2b; font-weight: 500", "fill: #e0ac80"),
+    (".area.first", "fill: #e6edfb; stroke: #b9caf0", "fill: #1a2333; stroke: #34466a"),
+    (".guest .card", "fill: none; stroke: #94a0b3; stroke-dasharray: 5 4", ""),
+    (".chip.serve", "fill: #e3f4ea", "fill: #1f3d2d"),
+    (".chip.shape", "fill: #fdf0d2", "fill: #48391a"),
+    (".tube", "fill: none; stroke: #b9c3d3", "stroke: #56637a"),
+    (".inside", "fill: none; stroke: #f2f5fa", "stroke: #1b222c"),
+    (".tube.ill", "stroke: #e89a9a", "stroke: #a14a4a"),
+    (".collar", "fill: #8894a8", "fill: #7a879b"),
+    (".run", "fill: none; stroke-width: 2.5", ""),
+    (".place", "fill: none; stroke: #94a0b3; stroke-width: 1.5", ""),
+    (".arrow", "fill: #a8694a; stroke: #a8694a; stroke-width: 1.5", ""),
+    (".warn", "fill: #b25e00", "fill: #ffc56b"),
+)
+#: For tunnels, in turn; each is seen on both grounds.
+TUNNEL_COLORS = ("#e8590c", "#1c7ed6", "#2f9e44", "#ae3ec9", "#0c8599", "#e64980", "#b08900")
+
+SPREAD = 4.0
+
+ROW = 24.0
+SIZE = 13.0
+SWATCH = 34.0
+LEGEND_SIZE = 12.0
 
 
 def svg(picture: LabPicture) -> str:
     """Draw a lab as an SVG document."""
     placed = layout(picture)
     list_width, list_height = list_size(picture)
-    titles = (
-        text_width(picture.name, TITLE_SIZE, "name"),
-        text_width(picture.title, SUBTITLE_SIZE),
-        list_width,
-    )
-    width = max(placed.width, max(titles) + 2 * MARGIN)
+    titles = CardWriter(MARGIN, MARGIN - 4)
+    titles.row(picture.name, "title")
+    titles.row(picture.title, "sub")
+    width = max(placed.width, titles.widest + MARGIN, list_width + 2 * MARGIN)
     list_top = placed.bottom + MARGIN
-    height = list_top + list_height + MARGIN
-    shift = (width - placed.width) / 2
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {num(width)} {num(height)}"'
-        f' width="{num(width)}" height="{num(height)}" role="img" aria-labelledby="title about">',
-        tag("title", picture.title or picture.name, id="title"),
-        tag("desc", _about(picture), id="about"),
-        f"<style>\n{STYLE}</style>",
-        f"<defs>\n{BRICKS}\n</defs>",
-        rect("page", 0, 0, width, height),
-        text(MARGIN, MARGIN + 22, picture.name, TITLE_SIZE, "title"),
-        text(MARGIN, MARGIN + 46, picture.title, SUBTITLE_SIZE, "sub"),
-        f'<g transform="translate({num(shift)} 0)">',
-        *_drawn(placed),
-        "</g>",
-        *links_list(picture, list_top, width),
-        "</svg>",
-    ]
-    return "\n".join(lines) + "\n"
+    return document(
+        (width, list_top + list_height + MARGIN),
+        title=picture.title or picture.name,
+        about=_about(picture),
+        style=style_sheet(LOOKS),
+        pattern=bricks(17.5, 6.5, 1.5),
+        parts=(
+            *(part for label in titles.labels for part in label.drawn()),
+            f'<g transform="translate({num((width - placed.width) / 2)} 0)">',
+            *_drawn(placed),
+            "</g>",
+            *links_list(picture, list_top, width),
+        ),
+    )
 
 
 def _about(picture: LabPicture) -> str:
@@ -87,13 +104,15 @@ def _about(picture: LabPicture) -> str:
     return f"Networks and hosts: {networks}.{wall} Links: {links or 'none'}."
 
 
-def _drawn(placed: Layout) -> Iterator[str]:
+def _drawn(placed: PlacedLab) -> Iterator[str]:
     for number, column in enumerate(placed.columns):
         yield from _network(column, first=not number)
     for gutter in placed.gutters:
-        yield from _wall(gutter, placed.wall_top, placed.bottom)
+        if gutter.wall is not None:
+            ends = placed.wall_top, placed.bottom
+            yield from wall(gutter.wall, WALL, ends, gutter.holes)
     routes = [
-        Route(placed, through, wire, y)
+        WireRoute(placed, through, wire, y)
         for through in placed.groups
         for wire, y in through.wire_rows()
     ]
@@ -114,7 +133,7 @@ def _drawn(placed: Layout) -> Iterator[str]:
         yield from _opening(placed, through)
 
 
-def _network(column: Column, *, first: bool) -> Iterator[str]:
+def _network(column: NetworkColumn, *, first: bool) -> Iterator[str]:
     box, network = column.box, column.network
     yield group("network", network.name)
     yield rect("area first" if first else "area", box.x, box.y, box.width, box.height, rx=16)
@@ -127,24 +146,12 @@ def _network(column: Column, *, first: bool) -> Iterator[str]:
     yield "</g>"
 
 
-def _wall(gutter: Gutter, top: float, bottom: float) -> Iterator[str]:
-    """Draw the wall in pieces, between its holes."""
-    if gutter.wall is None:
-        return
-    y = top
-    for upper, lower in (*gutter.holes, (bottom, bottom)):
-        if upper - y > 1:
-            yield rect("", gutter.wall, y, WALL, upper - y, rx=2, fill="url(#bricks)")
-            yield rect("edge", gutter.wall, y, WALL, upper - y, rx=2)
-        y = max(y, lower)
-
-
 def _run(data: str, number: int, *, stalled: bool) -> Iterator[str]:
     dashes = {"stroke-dasharray": "3 5"} if stalled else {}
     yield path("run", data, stroke=color(number), **dashes)
 
 
-def _tubes(routes: Sequence[Route]) -> Iterator[str]:
+def _tubes(routes: Sequence[WireRoute]) -> Iterator[str]:
     """Draw links with their tunnels inside, layer by layer: where two meet, they are one pipe."""
     for kind, less in (("tube", 0.0), ("inside", 4.0)):
         for route in routes:
@@ -160,17 +167,17 @@ def _tubes(routes: Sequence[Route]) -> Iterator[str]:
             yield rect("collar", x - 4, y - height / 2, 8, height, rx=3)
 
 
-def _tunnels(route: Route) -> list[tuple[LiveTunnel, int]]:
+def _tunnels(route: WireRoute) -> list[tuple[LiveTunnel, int]]:
     drawn = tunnels_drawn(route.wire.link) if route.wire.link else ()
     return list(zip(drawn, route.wire.colors, strict=False))
 
 
-def _aside(route: Route, at: int) -> float:
+def _aside(route: WireRoute, at: int) -> float:
     """How far from the middle of its tube a tunnel runs."""
     return (at - (len(route.wire.colors) - 1) / 2) * LINE_GAP
 
 
-def _numbers(route: Route) -> Iterator[str]:
+def _numbers(route: WireRoute) -> Iterator[str]:
     """Write a link's numbers over and under it, and mark what is stalled on it."""
     wire, link = route.wire, route.wire.link
     if link is None:
@@ -190,25 +197,15 @@ def _numbers(route: Route) -> Iterator[str]:
     yield "</g>"
 
 
-def _card(card: Card) -> Iterator[str]:
+def _card(card: HostCard) -> Iterator[str]:
     yield group("host guest" if card.guest else "host", card.name)
     yield rect("card", card.box.x, card.box.y, card.box.width, card.box.height, rx=10)
-    for piece in card.face.pieces:
-        yield from _piece(piece, card.box.x + piece.x, card.box.y + piece.y)
+    for label in card.writer.labels:
+        yield from label.drawn(card.box.x, card.box.y)
     yield "</g>"
 
 
-def _piece(piece: Piece, x: float, y: float) -> Iterator[str]:
-    if piece.chip:
-        yield rect(
-            f"chip {piece.chip}", x - 8, y - 14, piece.width + 16, CHIP_HEIGHT, rx=CHIP_HEIGHT / 2
-        )
-    if piece.mark is not None:
-        yield mark(piece.mark, x - 11, y - 4)
-    yield text(x, y, piece.text, piece.size, piece.style)
-
-
-def _opening(placed: Layout, through: Group) -> Iterator[str]:
+def _opening(placed: PlacedLab, through: WallPassage) -> Iterator[str]:
     """Write who may pass, with an arrow through the hole."""
     gutter = placed.gutters[through.left]
     if through.opening is None or gutter.wall is None:
@@ -224,3 +221,200 @@ def _opening(placed: Layout, through: Group) -> Iterator[str]:
     for to_right in heads:
         tip, back = (right, -6) if to_right else (left, 6)
         yield path("arrow", f"M{num(tip)} {num(y - 4)}l{back} -4v8z")
+
+
+class WireRoute:
+    """The way of a line: from a card, through its slot, to another card."""
+
+    def __init__(self, placed: PlacedLab, through: WallPassage, wire: Wire, y: float) -> None:
+        left, right = placed.columns[wire.left.column], placed.columns[wire.right.column]
+        self.wire = wire
+        self.x0, self.x1 = left.card(wire.left.host).box.right, right.card(wire.right.host).box.x
+        self.y0 = port_y(left, wire.left.host, wire.left.port)
+        self.y1 = port_y(right, wire.right.host, wire.right.port)
+        self.slot = placed.gutters[through.left].slot
+        self.y = y
+        self.inside = through.left == through.right
+        far = placed.gutters[through.left if self.inside else through.right - 1]
+        self.end = self.slot if far.wall is None or self.inside else far.wall + WALL
+
+    @property
+    def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Where it meets its cards."""
+        return (self.x0, self.y0), (self.x0 if self.inside else self.x1, self.y1)
+
+    def to_path(self, aside: float = 0.0) -> str:
+        """The path's data, or that of a line beside it."""
+        y0, y1, y = self.y0 + aside, self.y1 + aside, self.y + aside
+        if self.inside:
+            x, y1 = self.slot - 4 + aside, self.y1 - aside
+            return f"M{_at(self.x0, y0)}C{_at(x, y0)} {_at(x, y1)} {_at(self.x0, y1)}"
+        bend0, bend1 = (self.slot - self.x0) * 0.55, (self.x1 - self.end) * 0.55
+        return (
+            f"M{_at(self.x0, y0)}"
+            f"C{_at(self.x0 + bend0, y0)} {_at(self.slot - bend0, y)} {_at(self.slot, y)}"
+            f"L{_at(self.end, y)}"
+            f"C{_at(self.end + bend1, y)} {_at(self.x1 - bend1, y1)} {_at(self.x1, y1)}"
+        )
+
+
+def _at(x: float, y: float) -> str:
+    return f"{num(x)} {num(y)}"
+
+
+def spread(routes: Sequence[WireRoute]) -> None:
+    """Let thin lines that go to one port end beside each other, in the order they come in."""
+    thin = sorted((one for one in routes if one.wire.link is None), key=lambda one: one.y)
+    for first in (True, False):
+        ports: dict[tuple[float, float], list[WireRoute]] = {}
+        for route in thin:
+            ports.setdefault(route.ends[0 if first else 1], []).append(route)
+        for together in ports.values():
+            for at, route in enumerate(together):
+                aside = (at - (len(together) - 1) / 2) * SPREAD
+                if first:
+                    route.y0 += aside
+                else:
+                    route.y1 += aside
+
+
+@dataclass(frozen=True, slots=True)
+class ListCell:
+    """A text of a row and how it is written."""
+
+    text: str
+    style: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ListRow:
+    """A link, or one of its tunnels with the colour of its line."""
+
+    cells: tuple[ListCell, ...]
+    color: int | None = None
+    stalled: bool = False
+
+
+def _rows(picture: LabPicture) -> list[ListRow]:
+    rows = []
+    for link, colors in zip(picture.links, tunnel_colors(picture), strict=True):
+        rows.append(_link_row(link))
+        drawn = tunnels_drawn(link)
+        for tunnel, number in zip(drawn, colors, strict=True):
+            flow = flow_text(tunnel.to_target, tunnel.to_client)
+            state = ListCell(tunnel.state, "faint")
+            if tunnel.stalled:
+                state = ListCell(f"stalled: {tunnel.stalled}", "warn")
+            cells = (
+                ListCell(tunnel.target),
+                ListCell(tunnel.frontend, "faint"),
+                ListCell(flow),
+                state,
+            )
+            rows.append(ListRow(cells, number, bool(tunnel.stalled)))
+        if link.open > len(drawn):
+            rows.append(ListRow((ListCell(f"and {link.open - len(drawn)} more", "faint"),)))
+    return rows
+
+
+def _link_row(link: LiveLink) -> ListRow:
+    elsewhere = "" if link.agent_process and link.server_process else "not of this lab"
+    numbers = " · ".join(part for part in (*link_texts(link), elsewhere) if part)
+    return ListRow(
+        (
+            ListCell(f"{link.agent} – {link.server}", "strong"),
+            ListCell(numbers, "text" if link.well else "bad"),
+        )
+    )
+
+
+def _columns(rows: list[ListRow]) -> list[float]:
+    """Where the columns of the tunnels' rows begin."""
+    starts = [MARGIN + SWATCH]
+    for column in range(3):
+        widest = max(
+            (
+                text_width(row.cells[column].text, SIZE)
+                for row in rows
+                if row.color is not None and len(row.cells) > column
+            ),
+            default=0.0,
+        )
+        starts.append(starts[-1] + widest + 22)
+    return starts
+
+
+def _placed(rows: list[ListRow]) -> Iterator[tuple[ListRow, list[tuple[float, ListCell]]]]:
+    starts = _columns(rows)
+    for row in rows:
+        if row.color is not None:
+            yield row, list(zip(starts, row.cells, strict=False))
+            continue
+        x = MARGIN if len(row.cells) > 1 else MARGIN + SWATCH
+        cells = []
+        for cell in row.cells:
+            cells.append((x, cell))
+            x += text_width(cell.text, SIZE, cell.style) + 16
+        yield row, cells
+
+
+def list_size(picture: LabPicture) -> tuple[float, float]:
+    """How wide and how high the list is, without margins."""
+    rows = _rows(picture)
+    ends = [
+        x + text_width(cell.text, SIZE, cell.style) - MARGIN
+        for _, cells in _placed(rows)
+        for x, cell in cells
+    ]
+    marks = sum(map(_mark_width, _marks(picture)))
+    ends.append(marks + text_width(_legend(picture), LEGEND_SIZE))
+    return max(ends), ROW * len(rows) + ROW + (8 if rows else 0)
+
+
+def links_list(picture: LabPicture, top: float, width: float) -> Iterator[str]:
+    """Draw the list, from ``top`` on."""
+    yield '<g class="list">'
+    yield tag(
+        "path", "", **{"class": "rule", "d": f"M{num(MARGIN)} {num(top)}H{num(width - MARGIN)}"}
+    )
+    rows = _rows(picture)
+    y = top + ROW
+    for row, cells in _placed(rows):
+        if row.color is not None:
+            dashes = {"stroke-dasharray": "3 5"} if row.stalled else {}
+            data = f"M{num(MARGIN + 4)} {num(y - 4)}h{num(SWATCH - 14)}"
+            yield path("run", data, stroke=color(row.color), **dashes)
+        for x, cell in cells:
+            yield text(x, y, cell.text, SIZE, cell.style)
+        y += ROW
+    y += 8 if rows else 0
+    x = MARGIN
+    for one in _marks(picture):
+        yield state_sign(one.name.lower(), x + 5, y - 4)
+        yield text(x + 15, y, one.value, LEGEND_SIZE, "faint")
+        x += _mark_width(one)
+    yield text(x, y, _legend(picture), LEGEND_SIZE, "faint")
+    yield "</g>"
+
+
+def _marks(picture: LabPicture) -> list[ProcessMark]:
+    used = {process.mark for host in picture.hosts for process in host.processes}
+    return [one for one in ProcessMark if one in used]
+
+
+def _mark_width(one: ProcessMark) -> float:
+    return 15 + text_width(one.value, LEGEND_SIZE) + 18
+
+
+def _legend(picture: LabPicture) -> str:
+    parts = []
+    if len(picture.networks) > 1:
+        parts.append(f"The wall {'drops' if picture.drops else 'rejects'} what is not allowed.")
+    if picture.links:
+        parts.append("↑ towards targets, ↓ towards clients.")
+    return "  ".join(parts)
+
+
+def color(number: int) -> str:
+    """A tunnel's colour."""
+    return TUNNEL_COLORS[number % len(TUNNEL_COLORS)]

@@ -174,7 +174,7 @@ def test_texts_do_not_touch_each_other_or_walls_and_are_not_cut(root: ET.Element
     shifted = {id(one) for one in root.iter(f"{NS}text")} - {
         id(one) for group in groups(root, "list") for one in group.iter(f"{NS}text")
     }
-    walls = [of_rect(one) for one in root.iter(f"{NS}rect") if one.attrib.get("class") == "edge"]
+    walls = [of_rect(one) for one in root.iter(f"{NS}rect") if one.attrib.get("class") == "wall"]
     assert walls or len(areas(root)) == 1
     for text in texts:
         area = of_text(text)
@@ -191,7 +191,7 @@ def test_texts_do_not_touch_each_other_or_walls_and_are_not_cut(root: ET.Element
 
 def test_walls_leave_the_lines_alone(root: ET.Element) -> None:
     """Along the straight part of every tube there is a hole in each wall that it crosses."""
-    walls = [of_rect(one) for one in root.iter(f"{NS}rect") if one.attrib.get("class") == "edge"]
+    walls = [of_rect(one) for one in root.iter(f"{NS}rect") if one.attrib.get("class") == "wall"]
     for tube in root.iter(f"{NS}path"):
         if "tube" not in tube.attrib["class"].split():
             continue

@@ -1,15 +1,12 @@
 """Writes the elements of an SVG document, escaped; no fonts are needed to place a text.
 
-What is drawn where is for those who draw: hosting/picture.py and lab/picture_svg.py do.
+Rows of texts are cards.py, colours are page.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-
-SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','DejaVu Sans',sans-serif"
-MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
 #: Average widths in ems; of DejaVu, which is among the widest that a viewer may have.
 _EM = {"title": 0.68, "name": 0.68, "strong": 0.68, "mono": 0.605}
