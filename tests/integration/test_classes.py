@@ -14,8 +14,8 @@ import pytest
 from clients import LIMIT_S, Client, Target
 from stack import Program, Stack
 
-from isthmus.tunnel.classes import BULK, NORMAL, URGENT, TrafficClass
 from isthmus.tunnel.end import Ending
+from isthmus.values import BULK, NORMAL, URGENT, TrafficClass
 
 BULKS = 8
 RATE_BYTES_PER_S = 8_000_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.values import Asking
 from isthmus.wire.asking import (
     MAX_GROUP_BYTES,
     MAX_GROUPS,
     MAX_VALUE_BYTES,
     NAMES,
-    Asking,
     asking_in,
     headers_of,
 )

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
 from isthmus.testing.carriers import take_frames
-from isthmus.tunnel.classes import QUANTA, TURN_BYTES, TrafficClass, Turns
+from isthmus.tunnel.classes import QUANTA, TURN_BYTES, Turns
 from isthmus.tunnel.end import join
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
+from isthmus.values import TrafficClass
 from isthmus.wire.yamux import WINDOW_UPDATE, pack
 
 CLASSES = st.sampled_from(list(TrafficClass))

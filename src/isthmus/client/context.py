@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from isthmus.wire.asking import Asking, headers_of
+from isthmus.values import Asking
+from isthmus.wire.asking import headers_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.reaching import AnyDialer, Dialing, Reached
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
-from isthmus.values import HostPort
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking, HostPort
 
 #: How often files are looked at while dials are made; a look is three stat calls.
 LOOK_EVERY_S = 1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from isthmus.dial.rules_policy import Match, Policy, Question
 from isthmus.text.patterns import Pattern
-from isthmus.tunnel.classes import NORMAL, TrafficClass
+from isthmus.values import NORMAL, TrafficClass
 
 _EVERYTHING = Match()
 

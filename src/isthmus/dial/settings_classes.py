@@ -8,7 +8,7 @@ from isthmus.dial.rules_classes import ClassRule
 from isthmus.dial.rules_policy import Match
 from isthmus.settings.located import Located
 from isthmus.text.patterns import Pattern
-from isthmus.tunnel.classes import TrafficClass
+from isthmus.values import TrafficClass
 
 MAX_CLASS_RULES = 100
 KEYS = ("name", "class", "match")

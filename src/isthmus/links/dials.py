@@ -16,11 +16,9 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.text.short_cache import short_cache
 from isthmus.text.text_limits import MAX_CONNECTION_ID_CHARS, MAX_DETAIL_CHARS
 from isthmus.tunnel.budget import Deposit
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
-from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import NORMAL, NOTHING, Asking, HostPort, Identity, TrafficClass
 from isthmus.wire.link import TO_WIRE, bound_texts, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 from isthmus.wire.link_pb2 import TrafficClass as WireClass

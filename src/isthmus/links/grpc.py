@@ -17,14 +17,12 @@ from isthmus.links.packet_dials import IncomingPacketDial
 from isthmus.links.talk import Told
 from isthmus.text.text_limits import MAX_DETAIL_CHARS
 from isthmus.tunnel.budget import OVER_SHARE, Account
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.http2 import Http2Connection
+from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
 from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.tunnel.linked_end import LinkedEnd
-from isthmus.tunnel.packet_link import PacketLink
-from isthmus.values import DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
+from isthmus.values import NORMAL, NOTHING, Asking, DialId, HostPort, Identity, TrafficClass
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.link import TO_WIRE
 from isthmus.wire.link_pb2 import DialResult

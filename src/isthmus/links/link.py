@@ -20,11 +20,18 @@ from isthmus.net.contexts import peer_identity
 from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Account, Budget, Deposit
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.limits import Limits
-from isthmus.values import ANONYMOUS, DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import (
+    ANONYMOUS,
+    NORMAL,
+    NOTHING,
+    Asking,
+    DialId,
+    HostPort,
+    Identity,
+    TrafficClass,
+)
 
 HANDSHAKE_S = 10.0
 GOODBYE_S = 2.0

@@ -20,12 +20,10 @@ from isthmus.links.dials import (
 from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.budget import OVER_SHARE, Account, Deposit
-from isthmus.tunnel.classes import NORMAL, URGENT, TrafficClass
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
-from isthmus.values import DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import NORMAL, NOTHING, URGENT, Asking, DialId, HostPort, Identity, TrafficClass
 from isthmus.wire.link import MAX_MESSAGE_BYTES, take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Ended
 from isthmus.wire.yamux import GoAwayCode

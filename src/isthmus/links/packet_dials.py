@@ -9,10 +9,8 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.links.dials import heard_about
 from isthmus.links.go_errors import go_text
 from isthmus.text.text_limits import MAX_DETAIL_CHARS, MAX_DIAL_BYTES
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import ANONYMOUS, HostPort
-from isthmus.wire.asking import NOTHING
+from isthmus.values import ANONYMOUS, NORMAL, NOTHING, HostPort, TrafficClass
 
 if TYPE_CHECKING:
     from isthmus.links.grpc import GrpcTalk

@@ -8,10 +8,8 @@ from typing import Protocol
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.carriers import Carried
 from isthmus.tunnel.budget import Account
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import NORMAL, NOTHING, Asking, DialId, HostPort, Identity, TrafficClass
 from isthmus.wire.link import is_ours
 from isthmus.wire.link_pb2 import DialResult
 

@@ -9,38 +9,14 @@ for the others, and none waits for ever. Who is in which class is dial/rules_cla
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum
 from typing import Generic, Protocol, TypeVar
+
+from isthmus.values import TrafficClass
 
 #: What a stream sends at most before another one that waits.
 TURN_BYTES = 64 * 1024
 
 
-class TrafficClass(Enum):
-    """In the order in which they are served: the word for each, and how much of a link it has.
-
-    A link on which all three wait without end is divided by 16, 4 and 1 of 21.
-    """
-
-    URGENT = "urgent", 16
-    NORMAL = "normal", 4
-    BULK = "bulk", 1
-
-    rank: int
-    weight: int
-
-    def __new__(cls, word: str, weight: int) -> TrafficClass:
-        """Take the word as the value, and the place as the rank."""
-        made = object.__new__(cls)
-        made._value_ = word
-        made.rank, made.weight = len(cls.__members__), weight
-        return made
-
-    # Members are singletons. Enum's own hash is a Python function, and every dial has a class.
-    __hash__ = object.__hash__
-
-
-URGENT, NORMAL, BULK = TrafficClass
 #: What a class may send in a round.
 QUANTA = tuple(it.weight * TURN_BYTES for it in TrafficClass)
 

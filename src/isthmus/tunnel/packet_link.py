@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import Account
-from isthmus.tunnel.classes import NORMAL, TrafficClass, Turns
+from isthmus.tunnel.classes import Turns
+from isthmus.tunnel.connect_ids import ConnectIds
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Limits
@@ -26,6 +27,7 @@ from isthmus.tunnel.linked_end import AwaitedReplies, ConnectIds, LinkedEnd, Lin
 from isthmus.tunnel.message_reader import PacketCounts, PacketReader, Piece
 from isthmus.tunnel.packet_brake import Brake, private_account
 from isthmus.tunnel.stream import MAX_WINDOW, wants_growth
+from isthmus.values import NORMAL, TrafficClass
 from isthmus.wire.http2 import Headers
 from isthmus.wire.konnectivity_pb2 import Packet
 from isthmus.wire.packet import (

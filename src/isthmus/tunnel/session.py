@@ -16,10 +16,12 @@ from typing import Protocol
 
 from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, UNBOUNDED, Account
-from isthmus.tunnel.classes import BULK, NORMAL, TrafficClass, Turns
+from isthmus.tunnel.classes import Turns
 from isthmus.tunnel.end import Early, Ending, unsent
+from isthmus.tunnel.http2_floods import Floods
 from isthmus.tunnel.limits import Floods, Limits
-from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.stream import FULL_SINK_BYTES, STREAM_BYTES, Stream
+from isthmus.values import BULK, NORMAL, TrafficClass
 from isthmus.wire.yamux import (
     ACK,
     DATA,

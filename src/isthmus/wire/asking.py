@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote_to_bytes
 
 from isthmus.text.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES
+from isthmus.values import NOTHING, Asking
 from isthmus.wire.trace_context import is_traceparent, is_tracestate
 
 #: In UTF-8. All of it has to fit into the first message of a stream (links/dials.py).
@@ -42,37 +42,6 @@ _MOST_ENCODED_BYTES = 3 * MAX_VALUE_BYTES
 _ENCODED = re.compile(rb"(?:[!-$&-~]|%[0-9A-Fa-f]{2})+")
 # Names in Kubernetes are full of these; whatever else is encoded, so that a header is one line.
 _SAFE = ":/@.,=+()!*'"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """What a client says about its request. Empty is not said."""
-
-    network: str = ""
-    user: str = ""
-    groups: tuple[str, ...] = ()
-    tenant: str = ""
-    object: str = ""
-    traceparent: str = ""
-    tracestate: str = ""
-
-    @property
-    def claims(self) -> bool:
-        """It says something that may be believed or not; a trace is no claim."""
-        return bool(self.network or self.user or self.groups or self.tenant or self.object)
-
-    def only_trace(self) -> Asking:
-        """Forget everything but the trace."""
-        if not self.claims:
-            return self
-        return Asking(traceparent=self.traceparent, tracestate=self.tracestate)
-
-    def traced_as(self, traceparent: str, tracestate: str) -> Asking:
-        """The same within another span."""
-        return replace(self, traceparent=traceparent, tracestate=tracestate)
-
-
-NOTHING = Asking()
 
 
 def asking_in(headers: Iterable[tuple[bytes, bytes]]) -> Asking:

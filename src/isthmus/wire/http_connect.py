@@ -18,8 +18,8 @@ import h11
 
 from isthmus.errors import ProtocolError
 from isthmus.text.text_limits import MAX_HEADERS
-from isthmus.values import HostPort
-from isthmus.wire.asking import HALF_CLOSE, NOTHING, Asking, asking_in
+from isthmus.values import NOTHING, Asking, HostPort
+from isthmus.wire.asking import HALF_CLOSE, asking_in
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # without its line feed

@@ -26,8 +26,8 @@ from isthmus.dial.rules_connectivity import (
     Protocol,
 )
 from isthmus.errors import ConfigError
-from isthmus.values import HostPort
-from isthmus.wire.asking import Asking, asking_in
+from isthmus.values import Asking, HostPort
+from isthmus.wire.asking import asking_in
 
 DIRECT = Connection(protocol=Protocol.DIRECT)
 DEADLINE_S = 20.0

@@ -9,8 +9,7 @@ from isthmus.dial.rules_policy import Match, Ports, Question
 from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
 from isthmus.text.patterns import Pattern
-from isthmus.tunnel.classes import TrafficClass
-from isthmus.values import HostPort, Identity
+from isthmus.values import HostPort, Identity, TrafficClass
 
 HEAD = "apiVersion: isthmus.dev/v1alpha1\nkind: ConnectivityPolicy\nrules: []\n"
 CLASSES = (

@@ -24,8 +24,7 @@ from isthmus.frame.audit.model import (
     to_line,
 )
 from isthmus.tunnel.end import Ending
-from isthmus.values import ANONYMOUS, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import ANONYMOUS, NOTHING, Asking, Identity
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "audit-fields.md"
 

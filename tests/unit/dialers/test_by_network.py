@@ -29,8 +29,7 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.text.patterns import Pattern
 from isthmus.tunnel.budget import UNBOUNDED, Account
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import AgentId, HostPort, Identity
-from isthmus.wire.asking import Asking
+from isthmus.values import AgentId, Asking, HostPort, Identity
 
 WHO = Identity("kube-apiserver", ("masters",))
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from isthmus.tunnel.payload_end import PayloadEnd
 
 from isthmus.dial.dialers import http2_pool
 from isthmus.dial.dialers.http2_pool import Http2Pool
@@ -25,8 +26,7 @@ from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Http2Limits
 from isthmus.tunnel.payload import PayloadEnd
-from isthmus.values import HostPort
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking, HostPort
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import ErrorCode, Headers, goaway
 from isthmus.wire.payload import STATUS_OF_FAILURE, target_in

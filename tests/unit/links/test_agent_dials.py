@@ -15,8 +15,7 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
-from isthmus.values import DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING
+from isthmus.values import NOTHING, DialId, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 

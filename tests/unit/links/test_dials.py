@@ -21,12 +21,10 @@ from isthmus.links.mux import join_early
 from isthmus.testing.carriers import MemoryLink
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, Budget
-from isthmus.tunnel.classes import TrafficClass
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.limits import MIB
-from isthmus.tunnel.stream import Stream
-from isthmus.values import ANONYMOUS, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.tunnel.stream import FULL_SINK_BYTES, STREAM_BYTES, Stream
+from isthmus.values import ANONYMOUS, NOTHING, Asking, HostPort, Identity, TrafficClass
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 

@@ -22,8 +22,7 @@ from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.packet_link import PacketLink
-from isthmus.values import DialId, HostPort, Identity
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking, DialId, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 from isthmus.wire.packet import CLOSE_REQ, DATA, DIAL_REQ, DIAL_RSP, DRAIN, dial_request

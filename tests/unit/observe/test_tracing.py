@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.frame.observe.tracing import DialTrace, Tracing, is_wanted, open_tracing
-from isthmus.values import HostPort
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import NOTHING, Asking, HostPort
 from isthmus.wire.trace_context import parse_traceparent
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
-from isthmus.tunnel.classes import BULK, NORMAL, QUANTA, TURN_BYTES, URGENT, TrafficClass, Turns
+from isthmus.tunnel.classes import QUANTA, TURN_BYTES, Turns
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
+from isthmus.values import BULK, NORMAL, URGENT, TrafficClass
 
 BULKS = 8
 KIB = 1024

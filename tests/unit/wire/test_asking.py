@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.wire.asking import (
-    MAX_GROUP_BYTES,
-    MAX_GROUPS,
-    MAX_VALUE_BYTES,
-    NOTHING,
-    Asking,
-    asking_in,
-    headers_of,
-)
+from isthmus.values import NOTHING, Asking
+from isthmus.wire.asking import MAX_GROUP_BYTES, MAX_GROUPS, MAX_VALUE_BYTES, asking_in, headers_of
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

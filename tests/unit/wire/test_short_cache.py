@@ -16,8 +16,7 @@ from isthmus.frame.audit.model import requester_of
 from isthmus.links import dials
 from isthmus.net.rules_near import host_of
 from isthmus.text.short_cache import key_bytes, short_cache
-from isthmus.tunnel.classes import NORMAL
-from isthmus.values import HostPort, Identity
+from isthmus.values import NORMAL, HostPort, Identity
 from isthmus.wire.kep1281_pb2 import ConnectOptions
 from isthmus.wire.link_pb2 import Dial
 from isthmus.wire.payload import read_connect_options

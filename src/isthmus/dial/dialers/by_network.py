@@ -24,10 +24,9 @@ from isthmus.links.server_side import AgentLink
 from isthmus.net.connect import SPENT, Address, Failed
 from isthmus.net.resolver import Cancel, Found, Resolver
 from isthmus.tunnel.budget import OVER_SHARE
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import MAX_VALUE_BYTES, Asking
+from isthmus.values import NORMAL, Asking, HostPort, Identity, TrafficClass
+from isthmus.wire.asking import MAX_VALUE_BYTES
 
 _MOST_SHOWN = 3
 

@@ -23,10 +23,17 @@ from isthmus.links.server_side import AgentLink
 from isthmus.net.connect import SPENT
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.budget import OVER_SHARE, Account
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
-from isthmus.wire.asking import Asking
+from isthmus.values import (
+    NORMAL,
+    AgentId,
+    Asking,
+    DialId,
+    HostPort,
+    Identity,
+    ServerId,
+    TrafficClass,
+)
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 

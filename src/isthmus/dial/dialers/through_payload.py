@@ -18,8 +18,9 @@ from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload import PayloadCall
-from isthmus.values import HostPort
-from isthmus.wire.asking import NOTHING, Asking, headers_of
+from isthmus.tunnel.payload_call import PayloadCall
+from isthmus.values import NOTHING, Asking, HostPort
+from isthmus.wire.asking import headers_of
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import Header, Headers
 from isthmus.wire.payload import CONNECT_OPTIONS, FAILURE_OF_STATUS, connect_options

@@ -36,8 +36,7 @@ from isthmus.net.descriptors import for_a_peer
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Cancel, Resolver
 from isthmus.tunnel.end import BaseEnd
-from isthmus.values import HostPort, is_address
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import NOTHING, Asking, HostPort, is_address
 
 Reached = Callable[[BaseEnd], None]
 

@@ -10,8 +10,7 @@ from typing import Protocol
 from isthmus.errors import DialFailure
 from isthmus.net.rules_places import Full
 from isthmus.tunnel.end import BaseEnd
-from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking, HostPort, Identity
 
 #: The metadata of a gRPC answer that has the connection id.
 CONNECTION_ID = b"isthmus-connection-id"

@@ -39,8 +39,8 @@ from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
-from isthmus.values import ANONYMOUS, HostPort, Identity
-from isthmus.wire.asking import HALF_CLOSE, Asking, asking_in
+from isthmus.values import ANONYMOUS, Asking, HostPort, Identity
+from isthmus.wire.asking import HALF_CLOSE, asking_in
 from isthmus.wire.grpc import Refusal, Status, request_problem
 from isthmus.wire.http2 import ErrorCode, Headers, goaway, header, literal_header, settings
 from isthmus.wire.payload import names_target

@@ -29,8 +29,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget, Deposit
 from isthmus.tunnel.end import EARLY_BYTES, BaseEnd, Discard, Early, Ending
-from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import NOTHING, Asking, HostPort, Identity
 from isthmus.wire.http_connect import (
     CONNECTION_ID,
     BadRequest,

@@ -16,8 +16,7 @@ import msgspec
 
 from isthmus.frame.model.snapshot_json import camel
 from isthmus.text.short_cache import short_cache
-from isthmus.values import Identity
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking, Identity
 
 #: What is shown instead of a rule's name where the agent, or the next server, denied.
 BY_FAR_SIDE = "(far side)"

@@ -33,7 +33,8 @@ from isthmus.frame.audit.model import (
 )
 from isthmus.settings.audit import AuditSettings
 from isthmus.tunnel.end import BaseEnd, Ending, unsent
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.tunnel.packet_brake import unsent
+from isthmus.values import NOTHING, Asking
 
 if TYPE_CHECKING:
     import asyncio

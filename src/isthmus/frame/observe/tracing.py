@@ -30,8 +30,7 @@ from urllib.parse import urlsplit
 from isthmus import __version__
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.logs import log
-from isthmus.values import HostPort
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking, HostPort
 from isthmus.wire.trace_context import parse_traceparent
 
 INSTALL = "pip install 'isthmus[tracing]'"

@@ -20,8 +20,7 @@ from isthmus.links.dials import class_of
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.end import BaseEnd, Early, Ending
 from isthmus.tunnel.stream import Stream
-from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import NOTHING
+from isthmus.values import NOTHING, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 

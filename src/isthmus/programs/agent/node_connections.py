@@ -34,8 +34,7 @@ from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import AgentId, DialId, HostPort, Identity
-from isthmus.wire.asking import NOTHING
+from isthmus.values import NOTHING, AgentId, DialId, HostPort, Identity
 
 #: How such tunnels are called where frontends are named.
 FRONTEND = "node"

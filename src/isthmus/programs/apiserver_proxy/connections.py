@@ -30,8 +30,7 @@ from isthmus.programs.apiserver_proxy.rules import Upstreams
 from isthmus.programs.apiserver_proxy.ways import LOOK_AGAIN_S, Ways
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import AgentId, HostPort, Identity, TunnelId
-from isthmus.wire.asking import Asking
+from isthmus.values import AgentId, Asking, HostPort, Identity, TunnelId
 from isthmus.wire.proxy_protocol import IpPort
 
 _QUIET_S = 30.0

@@ -18,8 +18,7 @@ from isthmus.programs.server.retry import dialing_again
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import ANONYMOUS, HostPort, Identity
-from isthmus.wire.asking import NOTHING, Asking
+from isthmus.values import ANONYMOUS, NOTHING, Asking, HostPort, Identity
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import DialTrace

@@ -32,9 +32,8 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.server.node_audit import NodeRequest, node_record
 from isthmus.programs.server.node_bounds import NodeBounds, most_open
 from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.tunnel.classes import NORMAL, TrafficClass
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import ANONYMOUS, HostPort
+from isthmus.values import ANONYMOUS, NORMAL, HostPort, TrafficClass
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import Span

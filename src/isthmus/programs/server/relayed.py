@@ -23,8 +23,7 @@ from isthmus.programs.server.retry import dialing_again
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking, HostPort, Identity
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink

@@ -15,7 +15,7 @@ from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.wire.asking import Asking
+from isthmus.values import Asking
 
 if TYPE_CHECKING:
     from isthmus.programs.server.program import Server

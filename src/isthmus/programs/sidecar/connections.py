@@ -28,8 +28,7 @@ from isthmus.programs.sidecar.frontend import Credentials, SidecarClient
 from isthmus.programs.sidecar.metrics import SidecarMetrics, Unserved
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.tunnel.end import BaseEnd, Discard, End, Ending, join
-from isthmus.values import AgentId, HostPort, Identity
-from isthmus.wire.asking import Asking
+from isthmus.values import AgentId, Asking, HostPort, Identity
 
 #: How long whoever is told goodbye has to leave before we do.
 FAREWELL_S = 2.0

@@ -35,8 +35,7 @@ from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.view import BackendView, RouteView
 from isthmus.tunnel.end import Discard, End, Ending, join
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import AgentId, HostPort, Identity
-from isthmus.wire.asking import Asking
+from isthmus.values import AgentId, Asking, HostPort, Identity
 from isthmus.wire.tls_alert import Alert
 
 #: How long a refused client has to read its alert and leave.
