@@ -18,7 +18,7 @@ from stack import Stack
 from isthmus.errors import DialFailure
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.end import BaseEnd, Ending, join
-from isthmus.values import DialId, HostPort, Identity
+from isthmus.values import DialId, DialRequest, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 
@@ -52,12 +52,14 @@ class NodeDial:
             assert servers is not None
             link = next(iter(servers.links.values()))
             self._end = link.open_dial(
-                _asked(host, port),
+                DialRequest(
+                    _asked(host, port),
+                    Identity(CLIENT),
+                    connection_id=connection_id or f"node-{self.number:x}",
+                ),
                 dial_id=DialId(self.number),
                 timeout_s=timeout_s,
-                requester=Identity(CLIENT),
                 told=told,
-                connection_id=connection_id or f"node-{self.number:x}",
             )
 
         stack.do(open_it)

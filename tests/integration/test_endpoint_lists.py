@@ -13,7 +13,7 @@ from grpc_clients import GrpcCall
 from stack import Stack, metric, wait_until
 
 from isthmus.dial.settings_endpoint_lists import DENIED_BY_DEFAULT
-from isthmus.values import DialId, Identity
+from isthmus.values import DialId, DialRequest, Identity
 from isthmus.wire.link_pb2 import DialResult
 
 #: What an agent says that has connected to nothing: denied, or no target at all.
@@ -84,10 +84,8 @@ def ask_agent(stack: Stack, target: Spelled) -> DialResult:
     def dial() -> None:
         (link,) = stack.server.agents
         unchecked: Any = target
-        link.open_dial(
-            unchecked, dial_id=DialId(7), timeout_s=5.0, requester=Identity("who"),
-            told=answers.append,
-        )  # fmt: skip
+        request = DialRequest(unchecked, Identity("who"))
+        link.open_dial(request, dial_id=DialId(7), timeout_s=5.0, told=answers.append)
 
     stack.do(dial)
     stack.wait(lambda: bool(answers), "it is answered")

@@ -25,7 +25,7 @@ from isthmus.tunnel.end import BaseEnd, Ending, unsent
 from isthmus.tunnel.first_byte import DialAgain, UntouchedTunnel
 from isthmus.tunnel.stream import Stream
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import AgentId, HostPort, Identity, TunnelId
+from isthmus.values import DIRECTLY, DialOutcome, DialRequest, TunnelId
 
 SWEEP_S = 30.0
 #: How often readers are looked at: whether one has stopped shows between two looks.
@@ -59,43 +59,31 @@ class TunnelTable:
 
     def open(
         self,
+        request: DialRequest,
+        outcome: DialOutcome,
         *,
         client: BaseEnd,
         far: BaseEnd,
-        target: HostPort,
-        requester: Identity,
-        agent_id: AgentId,
-        link_id: int,
-        frontend: str,
-        connection_id: str = "",
         on_ended: Callable[[Tunnel, float], None] | None = None,
         gates: tuple[Sequence[Gate], Sequence[Gate]] | None = None,
-        relay: str = "",
         again: DialAgain | None = None,
-        payer: Account | None = None,
     ) -> None:
         """Join two ends and keep their tunnel until both are done.
 
         ``on_ended`` is then told how many seconds it lived. ``gates`` hold its bytes to a rate.
-        ``again`` dials again if its link is lost before the first byte. ``payer`` pays for what
-        the ends hold, where no link does the counting.
+        ``again`` dials again if its link is lost before the first byte.
         """
         kind = Tunnel if again is None else UntouchedTunnel
         tunnel = (kind if gates is None else MeteredTunnel)(
             TunnelId(next(self._ids)),
+            request,
+            outcome,
             client=client,
             far=far,
-            target=target,
-            requester=requester,
             opened_at=self._loop.time(),
-            agent_id=agent_id,
-            link_id=link_id,
-            frontend=frontend,
             on_done=self._done,
-            connection_id=connection_id,
-            on_ended=on_ended,
-            relay=relay,
         )
+        tunnel.on_ended = on_ended
         if isinstance(tunnel, UntouchedTunnel):
             tunnel.dial_again_by(again)
         if isinstance(tunnel, MeteredTunnel):
@@ -104,12 +92,23 @@ class TunnelTable:
         # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
         client.bytes_written = far.bytes_written = 0
         self._open[tunnel.id] = tunnel
-        if payer is None:
-            tunnel.open()
-            return
-        charge_tunnel(client, far, payer)
         tunnel.open()
-        if isinstance(client, SocketEnd):
+
+    def open_here(
+        self,
+        request: DialRequest,
+        *,
+        client: BaseEnd,
+        far: BaseEnd,
+        payer: Account | None,
+        on_ended: Callable[[Tunnel, float], None] | None = None,
+        gates: tuple[Sequence[Gate], Sequence[Gate]] | None = None,
+    ) -> None:
+        """Join to a target that no agent dialed; ``payer`` pays for what the ends hold."""
+        if payer is not None:
+            charge_tunnel(client, far, payer)
+        self.open(request, DIRECTLY, client=client, far=far, on_ended=on_ended, gates=gates)
+        if payer is not None and isinstance(client, SocketEnd):
             client.keeps(0)  # what came early has been passed on
 
     @property
@@ -119,7 +118,7 @@ class TunnelTable:
 
     def count_of(self, frontend: str) -> int:
         """How many came by this frontend."""
-        return sum(tunnel.frontend == frontend for tunnel in self._open.values())
+        return sum(tunnel.request.frontend == frontend for tunnel in self._open.values())
 
     def live_bytes(self) -> tuple[int, int]:
         """Bytes (to target, to client) of the tunnels that are open."""
@@ -135,7 +134,7 @@ class TunnelTable:
         if tunnel is None:
             return None
         tunnel.abort(Ending.ADMIN, by)
-        return tunnel.connection_id
+        return tunnel.request.connection_id
 
     def end_on(self, link_id: int, by: str) -> None:
         """Reset what a link carries because somebody wants it cut.
@@ -143,7 +142,7 @@ class TunnelTable:
         What could be dialed again is left to that: nothing of it has been in that link.
         """
         for tunnel in list(self._open.values()):
-            if tunnel.link_id == link_id and not tunnel.untouched:
+            if tunnel.outcome.link_id == link_id and not tunnel.untouched:
                 tunnel.abort(Ending.ADMIN, by)
 
     def abort_all(self, reason: Ending) -> None:
@@ -228,7 +227,7 @@ class TunnelTable:
         if self._paces:
             self._paces.pop((tunnel.id, "client"), None)
             self._paces.pop((tunnel.id, "target"), None)
-        now = self._loop.time()
+        now, request = self._loop.time(), tunnel.request
         to_target, to_client = tunnel.far.bytes_written, tunnel.client.bytes_written
         duration_s = now - tunnel.opened_at
         self._metrics.tunnel_ended(tunnel.ending, duration_s, to_target, to_client)
@@ -236,13 +235,13 @@ class TunnelTable:
             self._metrics.stream_reset_for_budget()
         self.endings.add(
             now=now,
-            target=str(tunnel.target),
+            target=str(request.target),
             ending=tunnel.ending,
             by=tunnel.ended_by,
             bytes_to_target=to_target,
             bytes_to_client=to_client,
             duration_s=duration_s,
-            connection_id=tunnel.connection_id,
+            connection_id=request.connection_id,
         )
         if tunnel.on_ended is not None:
             tunnel.on_ended(tunnel, duration_s)
@@ -250,10 +249,10 @@ class TunnelTable:
             tunnel.leave()
         if _log.isEnabledFor(logging.DEBUG):
             log(
-                _log, logging.DEBUG, "tunnel ended", tunnel=tunnel.id, target=str(tunnel.target),
+                _log, logging.DEBUG, "tunnel ended", tunnel=tunnel.id, target=str(request.target),
                 ending=tunnel.ending.value, by=tunnel.ended_by, to_target=to_target,
                 to_client=to_client, seconds=round(duration_s, 3),
-                connection=tunnel.connection_id,
+                connection=request.connection_id,
             )  # fmt: skip
         if self._empty is not None and not self._open:
             if not self._empty.done():  # whoever waited may have given up
@@ -264,24 +263,24 @@ class TunnelTable:
         to_client, to_target = self._sides(tunnel, now)
         stalled = why_stalled(to_client=to_client, to_target=to_target)
         slow = "" if stalled else why_slow(to_client=to_client, to_target=to_target)
-        client, far = tunnel.client, tunnel.far
+        client, far, request, outcome = tunnel.client, tunnel.far, tunnel.request, tunnel.outcome
         half = getattr(client, "half_closed", False) or getattr(far, "half_closed", False)
         state = TunnelState.HALF_CLOSED if half else TunnelState.OPEN
         return TunnelView(
             id=tunnel.id,
-            frontend=tunnel.frontend,
-            requester=str(tunnel.requester),
-            target=str(tunnel.target),
-            agent_id=AgentId(tunnel.agent_id),
-            link_id=tunnel.link_id,
-            relay=tunnel.relay,
+            frontend=request.frontend,
+            requester=str(request.requester),
+            target=str(request.target),
+            agent_id=outcome.agent_id,
+            link_id=outcome.link_id,
+            relay=outcome.relay,
             state=TunnelState.STALLED if stalled else TunnelState.SLOW if slow else state,
             age_s=now - tunnel.opened_at,
             bytes_to_target=far.bytes_written,
             bytes_to_client=client.bytes_written,
             stalled=stalled,
             slow=slow,
-            connection_id=tunnel.connection_id,
+            connection_id=request.connection_id,
         )
 
     def _sides(self, tunnel: Tunnel, now: float) -> tuple[Held, Held]:

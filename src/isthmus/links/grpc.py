@@ -18,11 +18,15 @@ from isthmus.links.talk import Told
 from isthmus.text.text_limits import MAX_DETAIL_CHARS
 from isthmus.tunnel.budget import OVER_SHARE, Account
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.http2 import MIB, Http2Connection, Http2Limits
+from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.tunnel.linked_end import LinkedEnd
-from isthmus.tunnel.packet_link import LinkedEnd, PacketLink
-from isthmus.values import NORMAL, NOTHING, Asking, DialId, HostPort, Identity, TrafficClass
+from isthmus.tunnel.packet_link import PacketLink
+from isthmus.values import (
+    DialId,
+    DialRequest,
+    HostPort,
+)
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.link import TO_WIRE
 from isthmus.wire.link_pb2 import DialResult
@@ -200,21 +204,18 @@ class GrpcTalk:
 
     def open_dial(
         self,
-        target: HostPort,
+        request: DialRequest,
         *,
         dial_id: DialId,
         timeout_s: float,
-        requester: Identity,
         told: Told,
-        connection_id: str = "",
-        asking: Asking = NOTHING,
-        traffic: TrafficClass = NORMAL,
         account: Account | None = None,
     ) -> LinkedEnd | None:
         """Ask the peer to dial; a Go server never answers it."""
         packets = self.packets
         if packets is None or not self.can_open:
             return None
+        target, requester, _, connection_id, asking, traffic = request
 
         def answered(error: str | None) -> None:
             if error is None:

@@ -24,13 +24,9 @@ from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.limits import Limits
 from isthmus.values import (
     ANONYMOUS,
-    NORMAL,
-    NOTHING,
-    Asking,
     DialId,
-    HostPort,
+    DialRequest,
     Identity,
-    TrafficClass,
 )
 
 HANDSHAKE_S = 10.0
@@ -260,15 +256,11 @@ class Link:
 
     def open_dial(
         self,
-        target: HostPort,
+        request: DialRequest,
         *,
         dial_id: DialId,
         timeout_s: float,
-        requester: Identity,
         told: Told,
-        connection_id: str = "",
-        asking: Asking = NOTHING,
-        traffic: TrafficClass = NORMAL,
         account: Account | None = None,
     ) -> BaseEnd | None:
         """Ask the peer to dial; None when the link cannot take one more.
@@ -279,15 +271,7 @@ class Link:
             return None
         self._asked = True
         return self.talk.open_dial(
-            target,
-            dial_id=dial_id,
-            timeout_s=timeout_s,
-            requester=requester,
-            told=told,
-            connection_id=connection_id,
-            asking=asking,
-            traffic=traffic,
-            account=account,
+            request, dial_id=dial_id, timeout_s=timeout_s, told=told, account=account
         )
 
     @property

@@ -23,7 +23,12 @@ from isthmus.tunnel.budget import OVER_SHARE, Account, Deposit
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
-from isthmus.values import NORMAL, NOTHING, URGENT, Asking, DialId, HostPort, Identity, TrafficClass
+from isthmus.values import (
+    NOTHING,
+    URGENT,
+    DialId,
+    DialRequest,
+)
 from isthmus.wire.link import MAX_MESSAGE_BYTES, take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Ended
 from isthmus.wire.yamux import GoAwayCode
@@ -266,19 +271,16 @@ class MuxTalk:
 
     def open_dial(
         self,
-        target: HostPort,
+        request: DialRequest,
         *,
         dial_id: DialId,
         timeout_s: float,
-        requester: Identity,
         told: Told,
-        connection_id: str = "",
-        asking: Asking = NOTHING,
-        traffic: TrafficClass = NORMAL,
         account: Account | None = None,
     ) -> Stream | None:
         """Ask the peer to dial; None when the link cannot take one more stream."""
         timeout_ms = max(1, int(timeout_s * 1000))  # 0 would be a deadline that was not told
+        target, requester, _, connection_id, asking, traffic = request
         dial = Dial(dial_id=dial_id, timeout_ms=timeout_ms, connection_id=connection_id)
         if asking is not NOTHING:
             say_asking(dial, asking)

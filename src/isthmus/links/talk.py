@@ -9,7 +9,13 @@ from isthmus.errors import DialFailure, ProtocolError
 from isthmus.net.carriers import Carried
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import NORMAL, NOTHING, Asking, DialId, HostPort, Identity, TrafficClass
+from isthmus.values import (
+    Asking,
+    DialId,
+    DialRequest,
+    Identity,
+    TrafficClass,
+)
 from isthmus.wire.link import is_ours
 from isthmus.wire.link_pb2 import DialResult
 
@@ -104,22 +110,16 @@ class Talk(Protocol):
 
     def open_dial(
         self,
-        target: HostPort,
+        request: DialRequest,
         *,
         dial_id: DialId,
         timeout_s: float,
-        requester: Identity,
         told: Told,
-        connection_id: str = "",
-        asking: Asking = NOTHING,
-        traffic: TrafficClass = NORMAL,
         account: Account | None = None,
     ) -> BaseEnd | None:
         """Ask the peer to dial; None when it can take no more.
 
-        ``asking`` is what may be passed on of what the client said, the trace included. Of what
-        ``traffic`` is, both directions are, as far as the peer understands it. ``account`` pays for
-        what the tunnel makes us keep; None: that of the link.
+        ``account`` pays for what the tunnel makes us keep; None: that of the link.
         """
 
     def drain(self, *, turn_away: bool = False) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from isthmus.tunnel.end import GONE, BaseEnd, Early, End, Ending
 from isthmus.tunnel.tunnel import Tunnel
+from isthmus.values import DialOutcome
 
 
 class Cancellable(Protocol):
@@ -184,11 +185,11 @@ class UntouchedTunnel(Tunnel):
         elif self.dialing:
             self._dial = dial
 
-    def dialed_again(self, far: BaseEnd, *, agent_id: str, link_id: int, relay: str) -> None:
+    def dialed_again(self, far: BaseEnd, outcome: DialOutcome) -> None:
         """Somebody else reached the target: go on with this end."""
         self._dial, self._lost = None, None
         self.dialing = False
-        self.far, self.agent_id, self.link_id, self.relay = far, agent_id, link_id, relay
+        self.far, self.outcome = far, outcome
         far.bytes_written = 0
         far.on_done = self._end_done
         far.peer = _TowardsClient(self)

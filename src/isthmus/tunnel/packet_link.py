@@ -19,7 +19,6 @@ from collections.abc import Callable
 from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.classes import Turns
-from isthmus.tunnel.connect_ids import ConnectIds
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Limits

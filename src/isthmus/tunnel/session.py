@@ -18,9 +18,8 @@ from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, UNBOUNDED, Account
 from isthmus.tunnel.classes import Turns
 from isthmus.tunnel.end import Early, Ending, unsent
-from isthmus.tunnel.http2_floods import Floods
 from isthmus.tunnel.limits import Floods, Limits
-from isthmus.tunnel.stream import FULL_SINK_BYTES, STREAM_BYTES, Stream
+from isthmus.tunnel.stream import Stream
 from isthmus.values import BULK, NORMAL, TrafficClass
 from isthmus.wire.yamux import (
     ACK,

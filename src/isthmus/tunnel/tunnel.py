@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.tunnel.end import BaseEnd, End, Ending, join
-from isthmus.values import HostPort, Identity, TunnelId
+from isthmus.values import DialOutcome, DialRequest, TunnelId
 
 
 class Tunnel:
@@ -13,63 +13,44 @@ class Tunnel:
 
     __slots__ = (
         "_left",
-        "agent_id",
         "client",
-        "connection_id",
         "ended_by",
         "ending",
         "far",
-        "frontend",
         "id",
-        "link_id",
         "on_done",
         "on_ended",
         "opened_at",
-        "relay",
-        "requester",
-        "target",
+        "outcome",
+        "request",
     )
 
     def __init__(
         self,
         tunnel_id: TunnelId,
+        request: DialRequest,
+        outcome: DialOutcome,
         *,
         client: BaseEnd,
         far: BaseEnd,
-        target: HostPort,
-        requester: Identity,
         opened_at: float,
-        agent_id: str,
-        link_id: int,
-        frontend: str,
         on_done: Callable[[Tunnel], None],
-        connection_id: str = "",
-        on_ended: Callable[[Tunnel, float], None] | None = None,
-        relay: str = "",
     ) -> None:
-        """``on_ended`` is for whoever keeps the table to call, with how long it lived.
-
-        ``relay`` is the other server that has the agent, if one has.
-        """
         self.id = tunnel_id
+        self.request = request
+        self.outcome = outcome
         self.client = client
         self.far = far
-        self.target = target
-        self.requester = requester
         self.opened_at = opened_at
-        self.agent_id = agent_id
-        self.link_id = link_id
-        self.frontend = frontend
         self.on_done = on_done
-        self.connection_id = connection_id
-        self.on_ended = on_ended
-        self.relay = relay
+        #: For whoever keeps the table to call, with how long it lived.
+        self.on_ended: Callable[[Tunnel, float], None] | None = None
         self.ending = Ending.CLEAN
         self.ended_by = ""
         self._left = 2
 
     def __repr__(self) -> str:
-        return f"<Tunnel {self.id} to {self.target} by {self.agent_id}>"
+        return f"<Tunnel {self.id} to {self.request.target} by {self.outcome.agent_id}>"
 
     def open(self) -> None:
         """Join the two ends. They may be done before this returns."""

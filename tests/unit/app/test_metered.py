@@ -15,7 +15,15 @@ from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import Ending, unsent
 from isthmus.tunnel.first_byte import DialAgain
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import HostPort, Identity, TunnelId
+from isthmus.values import (
+    DIRECTLY,
+    AgentId,
+    DialOutcome,
+    DialRequest,
+    HostPort,
+    Identity,
+    TunnelId,
+)
 
 RATE = 100
 
@@ -76,14 +84,11 @@ class Bed:
         client, far = MemoryEnd(), far or MemoryEnd()
         tunnel = MeteredTunnel(
             TunnelId(1),
+            DialRequest(HostPort("10.0.0.1", 443), Identity("ann"), "test"),
+            DIRECTLY,
             client=client,
             far=far,
-            target=HostPort("10.0.0.1", 443),
-            requester=Identity("ann"),
             opened_at=0.0,
-            agent_id="",
-            link_id=0,
-            frontend="test",
             on_done=self.ended.append,
         )
         tunnel.dial_again_by(again)
@@ -209,7 +214,7 @@ def test_dialed_again_it_is_held_to_the_same_rate() -> None:
     tunnel, client, _ = bed.open(lambda tunnel: Dialing(), far)
     far.lose()
     client.feed(b"x" * 500)
-    tunnel.dialed_again(other, agent_id="second", link_id=2, relay="")
+    tunnel.dialed_again(other, DialOutcome(AgentId("second"), 2))
     client.feed(b"y")
     assert len(other.received) == 500 and tunnel.held and client.aborted is None
     bed.loop.advance(4.5)
@@ -227,14 +232,11 @@ def test_early_bytes_count_too() -> None:
     client.feed(b"x" * 500)
     tunnel = MeteredTunnel(
         TunnelId(1),
+        DialRequest(HostPort("10.0.0.1", 443), Identity("ann"), "test"),
+        DIRECTLY,
         client=client,
         far=far,
-        target=HostPort("10.0.0.1", 443),
-        requester=Identity("ann"),
         opened_at=0.0,
-        agent_id="",
-        link_id=0,
-        frontend="test",
         on_done=bed.ended.append,
     )
     tunnel.dial_again_by(None)

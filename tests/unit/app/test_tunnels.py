@@ -18,7 +18,7 @@ from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.testing import ManualClock, MemoryEnd, MemoryLink
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import AgentId, HostPort, Identity, TunnelId
+from isthmus.values import AgentId, DialOutcome, DialRequest, HostPort, Identity, TunnelId
 
 
 class Loop:
@@ -39,13 +39,10 @@ def opened(
     table = TunnelTable(cast(asyncio.AbstractEventLoop, loop), metrics)
     client, far = SlowEnd(), MemoryEnd()
     table.open(
+        DialRequest(HostPort("10.0.0.1", 443), Identity("someone"), "test"),
+        DialOutcome(AgentId("a"), 1),
         client=client,
         far=far,
-        target=HostPort("10.0.0.1", 443),
-        requester=Identity("someone"),
-        agent_id=AgentId("a"),
-        link_id=1,
-        frontend="test",
         on_ended=on_ended,
     )
     return table, loop, client, far, metrics
@@ -94,10 +91,8 @@ def test_a_reader_that_empties_its_sink_between_two_looks_is_still_slow() -> Non
     assert sender is not None
     join(sender, source)
     link.run()
-    table.open(
-        client=client, far=link.accepted.pop(), target=HostPort("10.0.0.1", 443),
-        requester=Identity("someone"), agent_id=AgentId("a"), link_id=1, frontend="test",
-    )  # fmt: skip
+    request = DialRequest(HostPort("10.0.0.1", 443), Identity("someone"), "test")
+    table.open(request, DialOutcome(AgentId("a"), 1), client=client, far=link.accepted.pop())
     for _ in range(8):
         client.make_room()
         client.fill()

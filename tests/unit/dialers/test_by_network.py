@@ -29,7 +29,7 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.text.patterns import Pattern
 from isthmus.tunnel.budget import UNBOUNDED, Account
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import AgentId, Asking, HostPort, Identity
+from isthmus.values import AgentId, Asking, DialRequest, HostPort, Identity
 
 WHO = Identity("kube-apiserver", ("masters",))
 
@@ -59,8 +59,8 @@ class Link:
     zone: str = ""
     dialed: list[str] = field(default_factory=list)
 
-    def open_dial(self, target: HostPort, **_: object) -> BaseEnd:
-        self.dialed.append(str(target))
+    def open_dial(self, request: DialRequest, **_: object) -> BaseEnd:
+        self.dialed.append(str(request.target))
         return MemoryEnd()
 
 
@@ -68,12 +68,10 @@ class Link:
 class Asker:
     """Who asks: keeps the one answer."""
 
-    asking: Asking
-    connection_id: str = "id-1"
     answers: list[Any] = field(default_factory=list)
 
-    def pass_on(self) -> Asking:
-        return self.asking
+    def pass_on(self, request: DialRequest) -> DialRequest:
+        return request
 
     def payer(self) -> Account:
         return UNBOUNDED.account("asker")
@@ -128,8 +126,9 @@ class Bed:
         )
 
     def dial(self, target: str, asked: str = "") -> tuple[AgentDial, Asker]:
-        who = Asker(Asking(network=asked))
-        return self.router.dial(HostPort.parse(target), WHO, who), who
+        who = Asker()
+        request = DialRequest(HostPort.parse(target), WHO, "test", "id-1", Asking(network=asked))
+        return self.router.dial(request, who), who
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from isthmus.tunnel.payload_end import PayloadEnd
 
 from isthmus.dial.dialers import http2_pool
 from isthmus.dial.dialers.http2_pool import Http2Pool

@@ -15,7 +15,7 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
-from isthmus.values import NOTHING, DialId, HostPort, Identity
+from isthmus.values import NOTHING, DialId, DialRequest, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 
@@ -30,12 +30,10 @@ def ask(
     link: Link, answers: Answers, *, dial_id: int = 9, connection_id: str = ""
 ) -> BaseEnd | None:
     return link.open_dial(
-        TARGET,
+        DialRequest(TARGET, Identity("10.1.2.3:4567", kind="none"), connection_id=connection_id),
         dial_id=DialId(dial_id),
         timeout_s=5.0,
-        requester=Identity("10.1.2.3:4567", kind="none"),
         told=answers.append,
-        connection_id=connection_id,
     )
 
 

@@ -16,7 +16,7 @@ from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.linked_end import FIRST_OF_SERVER
-from isthmus.values import DialId, HostPort, Identity
+from isthmus.values import DialId, DialRequest, HostPort, Identity
 from isthmus.wire.grpc import MESSAGE_HEAD
 from isthmus.wire.konnectivity_pb2 import Packet
 from isthmus.wire.link_pb2 import DialResult
@@ -40,10 +40,9 @@ HALF_CLOSE = (b"isthmus-half-close", b"1")
 
 def ask(link: Link, answers: list[DialResult | None], dial_id: int = 7) -> BaseEnd:
     end = link.open_dial(
-        HostPort("10.0.0.1", 443),
+        DialRequest(HostPort("10.0.0.1", 443), Identity("who")),
         dial_id=DialId(dial_id),
         timeout_s=5.0,
-        requester=Identity("who"),
         told=answers.append,
     )
     assert end is not None

@@ -8,7 +8,7 @@ from linkbench import GRPC, Bench, run
 from isthmus.errors import DialFailure
 from isthmus.links.link import Link
 from isthmus.tools.pki import making as pki
-from isthmus.values import DialId, HostPort, Identity
+from isthmus.values import DialId, DialRequest, HostPort, Identity
 from isthmus.wire.link import TO_WIRE
 from isthmus.wire.link_pb2 import DialResult
 
@@ -18,12 +18,10 @@ OWN, FOREIGN = "0a1b2c3d", "ffffffff"
 def ask(link: Link, port: int, dial_id: int, connection_id: str) -> list[DialResult | None]:
     answers: list[DialResult | None] = []
     end = link.open_dial(
-        HostPort("10.0.0.1", port),
+        DialRequest(HostPort("10.0.0.1", port), Identity("who"), connection_id=connection_id),
         dial_id=DialId(dial_id),
         timeout_s=5,
-        requester=Identity("who"),
         told=answers.append,
-        connection_id=connection_id,
     )
     assert end is not None
     return answers

@@ -23,7 +23,7 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, Budget
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.limits import MIB
-from isthmus.tunnel.stream import FULL_SINK_BYTES, STREAM_BYTES, Stream
+from isthmus.tunnel.stream import Stream
 from isthmus.values import ANONYMOUS, NOTHING, Asking, HostPort, Identity, TrafficClass
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult

@@ -22,7 +22,7 @@ from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.packet_link import PacketLink
-from isthmus.values import Asking, DialId, HostPort, Identity
+from isthmus.values import Asking, DialId, DialRequest, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 from isthmus.wire.packet import CLOSE_REQ, DATA, DIAL_REQ, DIAL_RSP, DRAIN, dial_request
@@ -43,11 +43,13 @@ def packets_of(link: Link) -> PacketLink:
 
 def ask(link: Link, answers: Answers, dial_id: int = 9) -> BaseEnd | None:
     return link.open_dial(
-        HostPort("10.0.0.1", 80),
+        DialRequest(
+            HostPort("10.0.0.1", 80),
+            Identity("who", ("group",), "uid"),
+            asking=Asking(groups=("g",), traceparent="00-x", tracestate="a=1"),
+        ),
         dial_id=DialId(dial_id),
         timeout_s=5.0,
-        requester=Identity("who", ("group",), "uid"),
-        asking=Asking(groups=("g",), traceparent="00-x", tracestate="a=1"),
         told=answers.append,
     )
 

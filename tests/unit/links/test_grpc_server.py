@@ -15,7 +15,7 @@ from isthmus.net.contexts import TlsFiles, client_context
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import join
-from isthmus.values import DialId, HostPort, Identity
+from isthmus.values import DialId, DialRequest, HostPort, Identity
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.link_pb2 import DialResult
@@ -207,10 +207,9 @@ def test_a_peer_that_does_not_begin_with_the_preface_is_dropped(
 
 def dial(bench: Bench, answers: list[DialResult | None], dial_id: int = 7) -> object:
     return bench.ready[0].open_dial(
-        HostPort("2001:db8::1", 443),
+        DialRequest(HostPort("2001:db8::1", 443), Identity("who")),
         dial_id=DialId(dial_id),
         timeout_s=5.0,
-        requester=Identity("who"),
         told=answers.append,
     )
 

@@ -21,7 +21,7 @@ from isthmus.net.connect import literal
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
-from isthmus.values import DialId, HostPort, Identity, ServerId
+from isthmus.values import DialId, DialRequest, HostPort, Identity, ServerId
 from isthmus.wire.link_pb2 import Control, DialResult, Ended
 
 
@@ -34,10 +34,9 @@ def test_every_ending_has_its_own_reason_on_the_wire() -> None:
 
 def ask(link: Link, answers: list[DialResult | None]) -> object:
     return link.open_dial(
-        HostPort("demo.internal", 80),
+        DialRequest(HostPort("demo.internal", 80), Identity("who", ("group",))),
         dial_id=DialId(9),
         timeout_s=1.5,
-        requester=Identity("who", ("group",)),
         told=answers.append,
     )
 
@@ -291,10 +290,9 @@ def test_closing_a_link_loses_nothing_that_was_said(files: pki.PkiFiles) -> None
         got = MemoryEnd()
         told: list[DialResult | None] = []
         stream = server_side.open_dial(
-            HostPort("10.0.0.1", 1),
+            DialRequest(HostPort("10.0.0.1", 1), Identity("me")),
             dial_id=DialId(1),
             timeout_s=5,
-            requester=Identity("me"),
             told=told.append,
         )
         assert stream is not None

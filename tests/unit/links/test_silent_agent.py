@@ -12,7 +12,7 @@ from isthmus.links.link import Link
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.session import Session
-from isthmus.values import DialId, HostPort, Identity
+from isthmus.values import DialId, DialRequest, HostPort, Identity
 
 BOTH = pytest.mark.parametrize("alpn", [MUX, GRPC], ids=["mux", "grpc"])
 
@@ -26,10 +26,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dial(link: Link) -> None:
     link.open_dial(
-        HostPort("demo.internal", 80),
+        DialRequest(HostPort("demo.internal", 80), Identity("who")),
         dial_id=DialId(9),
         timeout_s=1.5,
-        requester=Identity("who"),
         told=lambda result: None,
     )
 

@@ -10,7 +10,15 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.first_byte import UntouchedTunnel
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import HostPort, Identity, TunnelId
+from isthmus.values import (
+    AgentId,
+    DialOutcome,
+    DialRequest,
+    HostPort,
+    Identity,
+    ServerId,
+    TunnelId,
+)
 
 
 class Far(MemoryEnd):
@@ -34,14 +42,11 @@ class Bench:
             self.client.feed(early)
         self.tunnel = UntouchedTunnel(
             TunnelId(1),
+            DialRequest(HostPort("a", 1), Identity("x"), "test"),
+            DialOutcome(AgentId("first"), 1),
             client=self.client,
             far=self.far,
-            target=HostPort("a", 1),
-            requester=Identity("x"),
             opened_at=0.0,
-            agent_id="first",
-            link_id=1,
-            frontend="test",
             on_done=self.over,
         )
         self.tunnel.dial_again_by(self.again)
@@ -58,7 +63,7 @@ class Bench:
         self.cancelled += 1
 
     def answer(self) -> None:
-        self.tunnel.dialed_again(self.other, agent_id="second", link_id=2, relay="r")
+        self.tunnel.dialed_again(self.other, DialOutcome(AgentId("second"), 2, ServerId("r")))
 
     @property
     def is_joined(self) -> bool:
@@ -101,7 +106,7 @@ def test_it_goes_on_with_the_other_one() -> None:
     assert not bench.other.received
     bench.answer()
     assert bench.other.received == b"while it is dialed" and bench.is_joined
-    assert (bench.tunnel.agent_id, bench.tunnel.link_id, bench.tunnel.relay) == ("second", 2, "r")
+    assert bench.tunnel.outcome == DialOutcome(AgentId("second"), 2, ServerId("r"))
     bench.other.feed(b"answer")
     bench.other.feed_eof()
     bench.client.feed_eof()

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
-from isthmus.tunnel.packet_reader import PacketReader
 
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
 from isthmus.tunnel import packet_link
@@ -21,7 +20,7 @@ from isthmus.tunnel.limits import Http2Limits
 from isthmus.tunnel.linked_end import REPLY_PAUSE_S, LinkedEnd
 from isthmus.tunnel.message_reader import PacketCounts, PacketReader
 from isthmus.tunnel.packet_brake import PRIVATE_BUDGET_BYTES, PROBE_S
-from isthmus.tunnel.packet_link import REPLY_PAUSE_S, TURN_BYTES, LinkedEnd, PacketLink
+from isthmus.tunnel.packet_link import PacketLink
 from isthmus.values import NORMAL, URGENT
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.konnectivity_pb2 import Packet

@@ -25,7 +25,7 @@ from isthmus.net.connect import SPENT, Address, Failed
 from isthmus.net.resolver import Cancel, Found, Resolver
 from isthmus.tunnel.budget import OVER_SHARE
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import NORMAL, Asking, HostPort, Identity, TrafficClass
+from isthmus.values import NORMAL, Asking, DialRequest, HostPort, Identity, TrafficClass
 from isthmus.wire.asking import MAX_VALUE_BYTES
 
 _MOST_SHOWN = 3
@@ -105,14 +105,13 @@ class WayDial(AgentDial):
     def __init__(
         self,
         dialer: AgentDialer,
-        target: HostPort,
-        requester: Identity,
+        request: DialRequest,
         who: Dialing,
         *,
         way: Way | None = None,
         denied: Callable[[Decision], None],
     ) -> None:
-        super().__init__(dialer, dialer.next_id(), target, requester, who)
+        super().__init__(dialer, request, who)
         self.way = way
         self._denied = denied
         self._under_way: Cancellable | None = None
@@ -127,6 +126,7 @@ class WayDial(AgentDial):
         if refused:
             self._fail(DialFailure.TOO_MANY, OVER_SHARE)
             return
+        target, requester = self.request.target, self.request.requester
         left_s = self.started_at + self._dialer.timeout_s - time.monotonic()
         if left_s <= 0:
             self._fail(DialFailure.TIMED_OUT, SPENT)
@@ -134,17 +134,17 @@ class WayDial(AgentDial):
         dial: Cancellable
         if isinstance(way, ServerDialer):
             dial = way.dial(
-                self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
-                asking=passed_on(who.pass_on(), self.requester),
+                target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
+                asking=passed_on(who.pass_on(self.request).asking, requester),
             )  # fmt: skip
         elif isinstance(way, DirectDialer):
             dial = way.dial(
-                self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
-                client=self.requester,
+                target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
+                client=requester,
             )  # fmt: skip
         else:
             dial = way.dial(
-                self.target, timeout_s=left_s, reached=self._reached, failed=self._way_failed
+                target, timeout_s=left_s, reached=self._reached, failed=self._way_failed
             )
         if self.who is not None:
             self._under_way = dial
@@ -210,7 +210,7 @@ class ByNetwork:
         ways: Mapping[str, Way],
         policy: Callable[[], Policy | None],
         denied: Callable[[Decision], None],
-        admit: Callable[[Dialing, HostPort, Identity, str], Decision | None] | None = None,
+        admit: Callable[[Dialing, DialRequest, str], Decision | None] | None = None,
         unaudited: Callable[[], str] | None = None,
     ) -> None:
         self._admit = admit
@@ -240,50 +240,53 @@ class ByNetwork:
             claimed=self._agents.standing_for if self._agents is not None else _nobody,
         )
 
-    def dial(self, target: HostPort, requester: Identity, who: Dialing) -> AgentDial:
+    def dial(self, request: DialRequest, who: Dialing) -> AgentDial:
         """Start a dial, or deny it; the answer may come before this returns."""
-        decision = self.decide(target, requester, who.asking.network)
+        decision = self.decide(request.target, request.requester, request.asking.network)
         dialer = self._dialer
         way = self._ways.get(decision.network)
         dial: AgentDial
         if not decision.allowed:
-            denial = WayDial(dialer, target, requester, who, denied=self._denied)
+            denial = WayDial(dialer, request, who, denied=self._denied)
             denial.deny(decision)
             return denial
         if self._admit is not None:
-            refusal = self._admit(who, target, requester, decision.network)
+            refusal = self._admit(who, request, decision.network)
             if refusal is not None:
-                denial = WayDial(dialer, target, requester, who, denied=self._denied)
+                denial = WayDial(dialer, request, who, denied=self._denied)
                 denial.turn_away(refusal)
                 return denial
         if way is not None:
-            dial = WayDial(dialer, target, requester, who, way=way, denied=self._denied)
+            dial = WayDial(dialer, request, who, way=way, denied=self._denied)
         else:
-            dial = AgentDial(dialer, dialer.next_id(), target, requester, who)
-            dial.traffic = self._class_of(target, requester, decision.network, who)
+            traffic = self._class_of(request, decision.network)
+            if traffic is not NORMAL:
+                request = request._replace(traffic=traffic)
+            dial = AgentDial(dialer, request, who)
             if self._agents is not None:
                 dial.agents = self._agents.within(decision.network)
         dial.decision = decision
         dialer.begin(dial)
         return dial
 
-    def place(self, dial: AgentDial, asked: str) -> Decision:
+    def place(self, dial: AgentDial) -> Decision:
         """Decide on a dial that another server passes on, and among which agents it goes.
 
         That server has decided too; only what both allow is dialed. It goes to agents, or nowhere.
         """
-        decision = dial.decision = self.decide(dial.target, dial.requester, asked)
+        request = dial.request
+        decision = dial.decision = self.decide(
+            request.target, request.requester, request.asking.network
+        )
         if not decision.allowed:
             self._denied(decision)
         elif self._agents is not None:
             dial.agents = self._agents.within(decision.network)
         return decision
 
-    def _class_of(
-        self, target: HostPort, requester: Identity, network: str, who: Dialing
-    ) -> TrafficClass:
+    def _class_of(self, request: DialRequest, network: str) -> TrafficClass:
         policy = self._policy()
         if policy is None or not policy.classes:
             return NORMAL
-        asked = Question(requester=requester, network=network, target=target)
-        return class_of(policy, asked, who.asking.object)
+        asked = Question(requester=request.requester, network=network, target=request.target)
+        return class_of(policy, asked, request.asking.object)

@@ -25,14 +25,11 @@ from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.budget import OVER_SHARE, Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import (
-    NORMAL,
+    DIRECTLY,
     AgentId,
-    Asking,
     DialId,
-    HostPort,
-    Identity,
-    ServerId,
-    TrafficClass,
+    DialOutcome,
+    DialRequest,
 )
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
@@ -49,15 +46,7 @@ AnyLink = AgentLink | PeerLink
 class Dialing(Protocol):
     """Who wants the answer of a dial."""
 
-    @property
-    def connection_id(self) -> str:
-        """What the request is called; the agent calls it the same."""
-
-    @property
-    def asking(self) -> Asking:
-        """What the client said, as far as it is believed."""
-
-    def pass_on(self) -> Asking:
+    def pass_on(self, request: DialRequest) -> DialRequest:
         """Somebody is asked now: what to tell them, the trace included."""
 
     def payer(self) -> Account:
@@ -66,7 +55,7 @@ class Dialing(Protocol):
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
         """The target is reached; the stream may be joined. None: by a way without agents.
 
-        ``dial.agent_id`` and ``dial.relay`` say by whom.
+        ``dial.outcome`` says by whom.
         """
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
@@ -83,45 +72,30 @@ class AgentDial:
         "_lost_at_once",
         "_stream",
         "_tried",
-        "address",
-        "agent_id",
         "agents",
         "answered",
         "decision",
         "id",
-        "relay",
+        "outcome",
         "relays",
-        "requester",
+        "request",
         "started_at",
-        "target",
-        "traffic",
         "who",
     )
 
-    def __init__(
-        self,
-        dialer: AgentDialer,
-        dial_id: DialId,
-        target: HostPort,
-        requester: Identity,
-        who: Dialing,
-    ) -> None:
+    def __init__(self, dialer: AgentDialer, request: DialRequest, who: Dialing) -> None:
         self._dialer = dialer
-        self.id = dial_id
-        self.target = target
-        self.requester = requester
+        self.id = DialId(next(dialer.ids))
+        self.request = request
         self.who: Dialing | None = who
         self.agents = dialer.agents  # among whom to choose
         self.decision: Decision | None = None  # None: there is neither policy nor network
-        self.traffic: TrafficClass = NORMAL
         self.started_at = time.monotonic()
         self.relays = dialer.relays  # whom to ask when none of them can; None: nobody
         self._tried: list[AgentLink] = []
         self._asked: list[PeerLink] = []  # that could not help
         self.answered = False  # by an agent, rather than by our own deadline
-        self.address = ""  # what was reached, if the agent says so
-        self.agent_id = AgentId("")  # who reached it
-        self.relay = ServerId("")  # through which other server
+        self.outcome = DIRECTLY  # an agent reaches it, and then says more
         self._stream: BaseEnd | None = None
         self._lost_at_once = False
         self._link: AnyLink | None = None
@@ -146,19 +120,12 @@ class AgentDial:
             return
         while (link := self._choose()) is not None:
             self._link = link
-            asking = who.pass_on()
+            request = who.pass_on(self.request)
             if self.decision is not None and isinstance(link, PeerLink):
-                asking = replace(asking, network=self.decision.network)
+                asking = replace(request.asking, network=self.decision.network)
+                request = request._replace(asking=asking)
             self._stream = link.open_dial(
-                self.target,
-                dial_id=self.id,
-                timeout_s=left_s,
-                requester=self.requester,
-                told=self._told,
-                connection_id=who.connection_id,
-                asking=asking,
-                traffic=self.traffic,
-                account=account,
+                request, dial_id=self.id, timeout_s=left_s, told=self._told, account=account
             )
             if self._stream is not None and not self._lost_at_once:
                 account.close()
@@ -173,7 +140,7 @@ class AgentDial:
         """An agent; or another server, if no agent is fit to be asked."""
         own = None
         if len(self._tried) < MOST_TRIES:
-            own = self.agents.choose(self.target, self._tried)
+            own = self.agents.choose(self.request.target, self._tried)
         if self.relays is None or (own is not None and own.takes_dials):
             return own
         return self.relays.choose(self._asked) or own
@@ -208,7 +175,7 @@ class AgentDial:
         if who is None or self._stream is None or link is None or not link.stuck:
             return
         tried = [*self._tried, link] if isinstance(link, AgentLink) else self._tried
-        other = self.agents.choose(self.target, tried)
+        other = self.agents.choose(self.request.target, tried)
         if len(tried) >= MOST_TRIES or other is None or not other.takes_dials:
             return
         self.who = None  # what a stream says when it is dropped is no answer
@@ -257,12 +224,12 @@ class AgentDial:
             return
         self.answered = True
         by = link.agent_id if isinstance(link, AgentLink) else AgentId(result.agent_id)
-        if isinstance(link, PeerLink):
-            self.relay = link.server_id
+        relay = link.server_id if isinstance(link, PeerLink) else DIRECTLY.relay
         if failure is None:
-            self.address, self.agent_id = result.address, by
+            self.outcome = DialOutcome(by, link.id, relay, result.address)
             self._settle().dialed(self, stream, link)
         else:
+            self.outcome = DialOutcome(relay=relay)
             stream.write_eof()
             self._fail(failure, result.detail)
 
@@ -288,10 +255,9 @@ class Again(AgentDial):
 
     def __init__(self, first: AgentDial, lost: AnyLink, who: Dialing) -> None:
         dialer = first._dialer
-        super().__init__(dialer, dialer.next_id(), first.target, first.requester, who)
+        super().__init__(dialer, first.request, who)
         self.agents = first.agents
         self.decision = first.decision
-        self.traffic = first.traffic
         self.relays = first.relays
         self.started_at = first.started_at
         self._tried, self._asked = first._tried, first._asked
@@ -335,11 +301,11 @@ class AgentDialer:
         self.timeout_s = timeout_s
         self.pending: Deadlines[AgentDial] = Deadlines(loop, timeout_s, lambda dial: dial.expire())
         self._looks = False
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
 
-    def dial(self, target: HostPort, requester: Identity, who: Dialing) -> AgentDial:
+    def dial(self, request: DialRequest, who: Dialing) -> AgentDial:
         """Start a dial; the answer may come before this returns."""
-        dial = AgentDial(self, self.next_id(), target, requester, who)
+        dial = AgentDial(self, request, who)
         self.begin(dial)
         return dial
 
@@ -358,7 +324,3 @@ class AgentDialer:
         self._looks = len(self.pending) > 0
         if self._looks:
             self.loop.call_later(_LOOK_S, self._look)
-
-    def next_id(self) -> DialId:
-        """Number a dial."""
-        return DialId(next(self._ids))

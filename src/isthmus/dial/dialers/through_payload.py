@@ -18,7 +18,6 @@ from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload import PayloadCall
-from isthmus.tunnel.payload_call import PayloadCall
 from isthmus.values import NOTHING, Asking, HostPort
 from isthmus.wire.asking import headers_of
 from isthmus.wire.grpc import Status

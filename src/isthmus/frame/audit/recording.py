@@ -33,13 +33,12 @@ from isthmus.frame.audit.model import (
 )
 from isthmus.settings.audit import AuditSettings
 from isthmus.tunnel.end import BaseEnd, Ending, unsent
-from isthmus.tunnel.packet_brake import unsent
 from isthmus.values import NOTHING, Asking
 
 if TYPE_CHECKING:
     import asyncio
 
-    from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
+    from isthmus.dial.dialers.through_agent import AgentDial
     from isthmus.tunnel.tunnel import Tunnel
     from isthmus.values import Identity
 
@@ -128,10 +127,10 @@ class Auditor:
         )
 
     def began(
-        self, request: Asked, client: str, dial: AgentDial, link: AnyLink | None
+        self, request: Asked, client: str, dial: AgentDial
     ) -> Callable[[Tunnel, float], None]:
         """A tunnel begins; gives what wants to know its end."""
-        return self.begin(self._of_dial(Stage.BEGIN, request, client, dial, link))
+        return self.begin(self._of_dial(Stage.BEGIN, request, client, dial))
 
     def begin(self, record: Record) -> Callable[[Tunnel, float], None]:
         """A tunnel begins, as the record says; gives what wants to know its end."""
@@ -162,9 +161,9 @@ class Auditor:
         request: Asked,
         client: str,
         dial: AgentDial,
-        link: AnyLink | None = None,
     ) -> Record:
-        now, decision, requester = time.time(), dial.decision, dial.requester
+        now, decision, outcome = time.time(), dial.decision, dial.outcome
+        requester = dial.request.requester
         verdict = ""
         if decision is not None:
             verdict = "allow" if decision.allowed else "deny"
@@ -179,11 +178,11 @@ class Auditor:
             requester=requester_of(requester),
             claimed=self._claimed(request, requester),
             network=decision.network if decision is not None else "",
-            destination=str(dial.target),
-            address=cut(dial.address),
-            agent_id=dial.agent_id,
-            link_id=link.id if link is not None else 0,
-            relay=dial.relay,
+            destination=str(dial.request.target),
+            address=cut(outcome.address),
+            agent_id=outcome.agent_id,
+            link_id=outcome.link_id,
+            relay=outcome.relay,
             relayed_by=getattr(request, "relayed_by", ""),
             decision=verdict,
             rule=decision.rule if decision is not None else "",

@@ -20,7 +20,7 @@ from isthmus.links.dials import class_of
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.end import BaseEnd, Early, Ending
 from isthmus.tunnel.stream import Stream
-from isthmus.values import NOTHING, HostPort, Identity
+from isthmus.values import DialRequest, HostPort, Identity
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import DialTrace
     from isthmus.programs.agent.node_connections import NodeConnections
 
+#: How such tunnels are called where frontends are named.
+FRONTEND = "node"
 #: A client that leaves sooner wanted nothing, as a probe; one that leaves later was failed.
 GIVES_UP_S = 1.0
 
@@ -43,21 +45,17 @@ class NodeConnection(Early):
         "_table",
         "_tried",
         "accepted_at",
-        "connection_id",
-        "destination",
         "end",
         "failure",
         "patient",
-        "requester",
+        "request",
         "trace",
     )
 
     def __init__(self, table: NodeConnections, destination: HostPort, requester: Identity) -> None:
         super().__init__()
         self._table = table
-        self.destination = destination
-        self.requester = requester
-        self.connection_id = new_connection_id()
+        self.request = DialRequest(destination, requester, FRONTEND, new_connection_id())
         self.accepted_at = time.monotonic()
         self.end: SocketEnd | None = None  # None as well once it is settled
         self.failure: tuple[DialFailure, str] | None = None  # the last that a server answered
@@ -71,7 +69,7 @@ class NodeConnection(Early):
 
     def __repr__(self) -> str:
         state = "over" if self.end is None else f"asks {self._link}" if self.asks else "waits"
-        return f"<NodeConnection {self.connection_id} to {self.destination} {state}>"
+        return f"<NodeConnection {self.request.connection_id} to {self.request.target} {state}>"
 
     @property
     def asks(self) -> bool:
@@ -87,15 +85,12 @@ class NodeConnection(Early):
             self._tried.append(link)
             self._link = link
             self._number += 1
-            account = table.budget.account(self.requester)
+            account = table.budget.account(self.request.requester)
             stream = link.open_dial(
-                self.destination,
+                self._asks_for(),
                 dial_id=table.next_id(),
                 timeout_s=table.time_for(self),
-                requester=self.requester,
                 told=partial(self._told, self._number),
-                connection_id=self.connection_id,
-                asking=NOTHING if self.trace is None else self.trace.ask(NOTHING),
                 account=account,
             )
             account.close()
@@ -108,6 +103,10 @@ class NodeConnection(Early):
             self.give_up(*self.failure)
         elif not self.patient:
             self.give_up_waiting()
+
+    def _asks_for(self) -> DialRequest:
+        request, trace = self.request, self.trace
+        return request if trace is None else request._replace(asking=trace.ask(request.asking))
 
     def _told(self, number: int, result: DialResult | None) -> None:
         """Take the answer to one attempt; None: its link was lost, so nothing was done."""

@@ -29,15 +29,13 @@ from isthmus.net.deadlines import Deadlines
 from isthmus.net.descriptors import descriptors
 from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
-from isthmus.programs.agent.node_connection import NodeConnection
+from isthmus.programs.agent.node_connection import FRONTEND, NodeConnection
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import NOTHING, AgentId, DialId, HostPort, Identity
+from isthmus.values import NOTHING, AgentId, DialId, DialOutcome, HostPort, Identity
 
-#: How such tunnels are called where frontends are named.
-FRONTEND = "node"
 MOST_WAITING = 1024
 MOST_CONNECTIONS = 16_384
 #: How long a server that answers nothing is left alone while another can be asked.
@@ -138,8 +136,8 @@ class NodeConnections:
         tracing = self._tracing()
         if tracing is not None:
             connection.trace = tracing.begin(
-                NOTHING, connection_id=connection.connection_id, frontend=FRONTEND,
-                requester=connection.requester.name,
+                NOTHING, connection_id=connection.request.connection_id, frontend=FRONTEND,
+                requester=connection.request.requester.name,
             )  # fmt: skip
             connection.trace.target(destination)
         connection.attempt()
@@ -172,18 +170,14 @@ class NodeConnections:
     ) -> None:
         """The destination is reached: join."""
         took_s = time.monotonic() - connection.accepted_at
-        self.metrics.joined(took_s, connection.connection_id)
+        self.metrics.joined(took_s, connection.request.connection_id)
         self._denials.other()
         self.open += 1
         self._tunnels.open(
+            connection.request,
+            DialOutcome(self.agent_id, link.id),
             client=end,
             far=stream,
-            target=connection.destination,
-            requester=connection.requester,
-            agent_id=self.agent_id,
-            link_id=link.id,
-            frontend=FRONTEND,
-            connection_id=connection.connection_id,
             on_ended=self._ended,
         )
 
@@ -192,25 +186,26 @@ class NodeConnections:
 
     def failed(self, connection: NodeConnection, result: NodeResult, reason: str) -> None:
         """A client was reset: count it, and say why, not too often."""
+        request = connection.request
         self.metrics.ended(result)
         if result is NodeResult.DENIED:
-            self._denials.denied(str(connection.destination), now=time.monotonic())
+            self._denials.denied(str(request.target), now=time.monotonic())
         elif result not in (NodeResult.OUTSIDE, NodeResult.DRAINED):
             self._denials.other()
         self._failures.appendleft(
             NodeFailureView(
-                client=connection.requester.name,
-                destination=str(connection.destination),
+                client=request.requester.name,
+                destination=str(request.target),
                 result=result.name.lower(),
                 reason=reason,
                 age_s=time.monotonic(),  # becomes an age when it is shown
-                connection_id=connection.connection_id,
+                connection_id=request.connection_id,
             )
         )
         self._once.log(
-            ("node", result, connection.destination), _QUIET_S, _log, logging.WARNING,
-            "reset a connection from the node", destination=str(connection.destination),
-            reason=reason, client=connection.requester.name, connection=connection.connection_id,
+            ("node", result, request.target), _QUIET_S, _log, logging.WARNING,
+            "reset a connection from the node", destination=str(request.target),
+            reason=reason, client=request.requester.name, connection=request.connection_id,
         )  # fmt: skip
 
     def denied(self) -> str:

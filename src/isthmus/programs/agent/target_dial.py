@@ -13,7 +13,7 @@ from isthmus.frame.observe.tracing import Span
 from isthmus.links.talk import Incoming
 from isthmus.logs import log
 from isthmus.net.socket_end import SocketEnd
-from isthmus.values import HostPort, is_address
+from isthmus.values import DialOutcome, DialRequest, HostPort, is_address
 
 if TYPE_CHECKING:
     from isthmus.programs.agent.program import Agent
@@ -66,14 +66,10 @@ class TargetDial:
             self._span.succeeded()
         client = incoming.accept(_address(end, self._target))
         agent.tunnels.open(
+            DialRequest(self._target, incoming.requester, "link", connection_id),
+            DialOutcome(agent.id, incoming.link_id),
             client=client,
             far=end,
-            target=self._target,
-            requester=incoming.requester,
-            agent_id=agent.id,
-            link_id=incoming.link_id,
-            frontend="link",
-            connection_id=connection_id,
         )
         agent.dial_over(self)
 

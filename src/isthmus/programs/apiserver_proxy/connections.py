@@ -30,7 +30,7 @@ from isthmus.programs.apiserver_proxy.rules import Upstreams
 from isthmus.programs.apiserver_proxy.ways import LOOK_AGAIN_S, Ways
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import AgentId, Asking, HostPort, Identity, TunnelId
+from isthmus.values import Asking, DialRequest, HostPort, Identity, TunnelId
 from isthmus.wire.proxy_protocol import IpPort
 
 _QUIET_S = 30.0
@@ -246,14 +246,10 @@ class Connections:
         self._forget(connection)
         self._metrics.dial_succeeded(self.now() - connection.dialed_at)
         self._metrics.retried += connection.tried > 1
-        self.tunnels.open(
+        self.tunnels.open_here(
+            DialRequest(at, Identity(str(connection.source), kind="address"), "tcp"),
             client=connection.client,
             far=far,
-            target=at,
-            requester=Identity(str(connection.source), kind="address"),
-            agent_id=AgentId(""),
-            link_id=0,
-            frontend="tcp",
             on_ended=partial(self._ended, at, self._note(far, at)),
             payer=connection.client.payer,
         )

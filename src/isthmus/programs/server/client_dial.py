@@ -14,11 +14,11 @@ from isthmus.dial.frontends.peers import payer_of
 from isthmus.dial.rules_shares import Hold
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.recording import LEFT
-from isthmus.programs.server.retry import dialing_again
+from isthmus.programs.server.retry import dial_again
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import ANONYMOUS, NOTHING, Asking, HostPort, Identity
+from isthmus.values import ANONYMOUS, NOTHING, DialRequest, HostPort, Identity
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import DialTrace
@@ -41,56 +41,58 @@ class ClientDial:
         "_payer",
         "_server",
         "_trace",
-        "asking",
-        "connection_id",
         "hold",
+        "request",
     )
 
-    def __init__(self, server: Server, client: Request, requester: Identity) -> None:
+    def __init__(
+        self, server: Server, client: Request, target: HostPort, requester: Identity
+    ) -> None:
         self._server = server
         self._client = client
         self._dial: AgentDial | None = None
         self.hold: Hold | None = None  # what it takes of its requester's shares
-        self.connection_id = client.connection_id
         self._payer = requester if requester is not ANONYMOUS else payer_of(requester, client)
         asking = client.asking
         if asking is not NOTHING and not server.believes(requester):
             asking = asking.only_trace()
-        self.asking = asking  # as far as it is believed
+        # What the client says, as far as it is believed.
+        self.request = DialRequest(target, requester, client.frontend, client.connection_id, asking)
         # Asked while the client is there: it may have left when there is something to write.
         self._address = client.client_address if server.audit is not None else ""
         self._trace: DialTrace | None = None
         if server.tracing is not None:
             self._trace = server.tracing.begin(
                 asking,
-                connection_id=self.connection_id,
+                connection_id=client.connection_id,
                 frontend=client.frontend,
                 requester=str(requester),
                 accepted_at=getattr(client, "accepted_at", None),
             )
 
-    def pass_on(self) -> Asking:
+    def pass_on(self, request: DialRequest) -> DialRequest:
         """Somebody is asked now: what to tell them; each has a span of its own."""
-        return self.asking if self._trace is None else self._trace.ask(self.asking)
+        trace = self._trace
+        return request if trace is None else request._replace(asking=trace.ask(request.asking))
 
     def payer(self) -> Account:
-        """See Dialing: the client, or its address where it did not prove who it is."""
+        # By its address where it did not prove who it is.
         return self._server.budget.account(self._payer)
 
-    def start(self, target: HostPort, requester: Identity) -> ClientDial:
+    def start(self) -> ClientDial:
         """Dial; the answer may come before this returns."""
-        server = self._server
+        server, request = self._server, self.request
         if self._trace is not None:
-            self._trace.target(target)
-        refusal = server.admits_clients.refusal(requester)
+            self._trace.target(request.target)
+        refusal = server.admits_clients.refusal(request.requester)
         router = server.networks.router
         if refusal:
-            dial = AgentDial(server.dialer, server.dialer.next_id(), target, requester, self)
+            dial = AgentDial(server.dialer, request, self)
             dial.give_up(DialFailure.DENIED, refusal)
         elif router is None:
-            dial = server.dialer.dial(target, requester, self)
+            dial = server.dialer.dial(request, self)
         else:
-            dial = router.dial(target, requester, self)
+            dial = router.dial(request, self)
         if dial.who is not None:  # not answered yet
             self._dial = dial
         return self
@@ -113,39 +115,31 @@ class ClientDial:
             self._left(dial)
             return
         if self._trace is not None:
-            self._trace.reached(dial.agent_id, dial.address)
-        server.metrics.dial_succeeded(time.monotonic() - dial.started_at, self.connection_id)
-        server.metrics.relays.answered(dial.relay, None, dial.asked_in_vain)
+            self._trace.reached(dial.outcome.agent_id, dial.outcome.address)
+        request, outcome, tunnels = dial.request, dial.outcome, server.tunnels
+        server.metrics.dial_succeeded(time.monotonic() - dial.started_at, request.connection_id)
+        server.metrics.relays.answered(outcome.relay, None, dial.asked_in_vain)
         hold, gates = self.hold, None
         if hold is not None:
             assert server.networks.shares is not None  # or nothing would be held
             gates = server.networks.shares.gates(hold)
-        # Nobody counts for a target that no agent dialed.
-        payer = self.payer() if link is None else None
-        server.tunnels.open(
-            client=end,
-            far=stream,
-            target=dial.target,
-            requester=dial.requester,
-            agent_id=dial.agent_id,
-            link_id=link.id if link is not None else 0,
-            frontend=client.frontend,
-            connection_id=self.connection_id,
-            on_ended=self._told(dial, link),
-            gates=gates,
-            relay=dial.relay,
-            again=dialing_again(server, dial, link, self.asking, self._told),
-            payer=payer,
-        )
-        if payer is not None:
+        told = self._told(dial)
+        if link is None:
+            payer = self.payer()
+            tunnels.open_here(
+                request, client=end, far=stream, payer=payer, on_ended=told, gates=gates
+            )
             payer.close()
+        else:
+            again = partial(dial_again, server, dial, link, self._told)
+            tunnels.open(
+                request, outcome, client=end, far=stream, on_ended=told, gates=gates, again=again
+            )
 
-    def _told(
-        self, dial: AgentDial, link: AnyLink | None
-    ) -> Callable[[Tunnel, float], None] | None:
+    def _told(self, dial: AgentDial) -> Callable[[Tunnel, float], None] | None:
         """What wants to know the end of the tunnel; its begin is written down."""
         audit, hold = self._server.audit, self.hold
-        told = None if audit is None else audit.began(self._client, self._address, dial, link)
+        told = None if audit is None else audit.began(self._client, self._address, dial)
         return told if hold is None else partial(_ended, hold, told)
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
@@ -154,14 +148,14 @@ class ClientDial:
         self._dial = None
         if self.hold is not None:
             self.hold.release()
-        server.metrics.relays.answered(dial.relay, failure, dial.asked_in_vain)
+        server.metrics.relays.answered(dial.outcome.relay, failure, dial.asked_in_vain)
         server.metrics.dial_failed(
             failure, time.monotonic() - dial.started_at, answered=dial.answered
         )
         server.once.log(
             ("dial", failure), _QUIET_S, _log, logging.WARNING, "dial failed",
-            target=str(dial.target), reason=failure.value, detail=detail,
-            connection=self.connection_id,
+            target=str(dial.request.target), reason=failure.value, detail=detail,
+            connection=dial.request.connection_id,
         )  # fmt: skip
         if self._trace is not None:
             self._trace.failed(failure, detail)

@@ -33,7 +33,7 @@ from isthmus.programs.server.node_audit import NodeRequest, node_record
 from isthmus.programs.server.node_bounds import NodeBounds, most_open
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import ANONYMOUS, NORMAL, HostPort, TrafficClass
+from isthmus.values import ANONYMOUS, NORMAL, DialOutcome, DialRequest, HostPort, TrafficClass
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import Span
@@ -180,21 +180,17 @@ class NodeDials:
         told = None
         if server.audit is not None:
             record = node_record(
-                request, Stage.BEGIN, server_id=server.id, allowed=True, address=address,
+                request, Stage.BEGIN, server_id=server.id, address=address,
                 rule=str(by) if by is not None else "",
             )  # fmt: skip
             told = server.audit.begin(record)
         assert ruling.target is not None  # or it would not have been dialed
         self.tunnels += 1
         server.tunnels.open(
+            DialRequest(ruling.target, link.identity, FRONTEND, connection_id),
+            DialOutcome(link.agent_id, link.id),
             client=incoming.accept(address, self._class_of(request, ruling.target)),
             far=end,
-            target=ruling.target,
-            requester=link.identity,
-            agent_id=link.agent_id,
-            link_id=link.id,
-            frontend=FRONTEND,
-            connection_id=connection_id,
             on_ended=partial(self._ended, link.id, told),
         )
 
@@ -288,8 +284,7 @@ class NodeDials:
         if self.server.audit is None:
             return
         record = node_record(
-            request, stage, server_id=self.server.id, allowed=failure is not DialFailure.DENIED,
-            rule=rule, failure=failure, reason=reason,
+            request, stage, server_id=self.server.id, rule=rule, failure=failure, reason=reason,
         )  # fmt: skip
         self.server.audit.put(record)
 

@@ -463,8 +463,7 @@ class Server:
 
     def dial(self, request: Request, target: HostPort) -> ClientDial:
         """A client asks for a target; see frontends.backend.Backend."""
-        requester = request.requester
-        return ClientDial(self, request, requester).start(target, requester)
+        return ClientDial(self, request, target, request.requester).start()
 
     def believes(self, requester: Identity) -> bool:
         """What somebody says about their request counts if they proved who they are."""

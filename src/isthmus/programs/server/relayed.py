@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
@@ -19,11 +20,11 @@ from isthmus.errors import DialFailure
 from isthmus.frame.observe.relays import RESULTS, Relayed
 from isthmus.links.dials import IncomingDial
 from isthmus.links.talk import Incoming
-from isthmus.programs.server.retry import dialing_again
+from isthmus.programs.server.retry import dial_again
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import Asking, HostPort, Identity
+from isthmus.values import Asking, DialRequest, HostPort, Identity
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink
@@ -47,19 +48,41 @@ def relay_refusal(link: AgentLink, names: Collection[str]) -> str:
 class RelayedDial:
     """One such dial; see dialers.through_agent.Dialing and app.auditing.Asked."""
 
-    __slots__ = ("_dial", "_incoming", "_server", "asking", "connection_id", "link", "requester")
+    __slots__ = ("_dial", "_incoming", "_server", "link", "request")
 
     frontend = FRONTEND
 
-    def __init__(self, server: Server, incoming: IncomingDial, link: AgentLink) -> None:
+    def __init__(
+        self, server: Server, incoming: IncomingDial, link: AgentLink, target: HostPort
+    ) -> None:
         self._server = server
         self._incoming = incoming
         self._dial: AgentDial | None = None
         self.link = link
-        self.asking: Asking = incoming.asking
-        self.requester: Identity = incoming.requester
         known = incoming.connection_id
-        self.connection_id = known if _ID.fullmatch(known) else new_connection_id()
+        self.request = DialRequest(
+            target,
+            incoming.requester,
+            FRONTEND,
+            known if _ID.fullmatch(known) else new_connection_id(),
+            incoming.asking,
+            incoming.traffic,
+        )
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks, as the other server says."""
+        return self.request.requester
+
+    @property
+    def connection_id(self) -> str:
+        """What it is called."""
+        return self.request.connection_id
+
+    @property
+    def asking(self) -> Asking:
+        """What the other server passes on."""
+        return self.request.asking
 
     @property
     def client_address(self) -> str:
@@ -71,24 +94,23 @@ class RelayedDial:
         """The id of the other server."""
         return self.link.agent_id
 
-    def pass_on(self) -> Asking:
+    def pass_on(self, request: DialRequest) -> DialRequest:
         """What the other server said."""
-        return self.asking
+        return request
 
     def payer(self) -> Account:
-        """See Dialing: whoever the other server says, inside its account."""
-        who = self.requester
+        """Whoever the other server says, inside its account."""
+        who = self.request.requester
         return self.link.account.inside((who.kind[:256], who.name[:256]))
 
-    def start(self, target: HostPort) -> None:
+    def start(self) -> None:
         """Dial; the answer may come before this returns."""
         server, incoming = self._server, self._incoming
         dialer, router = server.dialer, server.networks.router
-        dial = AgentDial(dialer, dialer.next_id(), target, self.requester, self)
+        dial = AgentDial(dialer, self.request, self)
         dial.relays = None  # one hop at most
-        dial.traffic = incoming.traffic
         if router is not None:
-            decision = router.place(dial, self.asking.network)
+            decision = router.place(dial)
             if not decision.allowed:
                 dial.answered = True
                 dial.give_up(DialFailure.DENIED, decision.why)
@@ -113,25 +135,21 @@ class RelayedDial:
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
         """One of our agents reached the target: join."""
         assert link is not None  # our own agents have links
-        server = self._server
+        server, outcome = self._server, dial.outcome
         self._dial = None
         server.metrics.relays.taken[Relayed.JOINED] += 1
         server.tunnels.open(
-            client=self._incoming.accept_for(dial.agent_id, dial.address),
+            dial.request,
+            outcome,
+            client=self._incoming.accept_for(outcome.agent_id, outcome.address),
             far=stream,
-            target=dial.target,
-            requester=dial.requester,
-            agent_id=dial.agent_id,
-            link_id=link.id,
-            frontend=FRONTEND,
-            connection_id=self.connection_id,
-            on_ended=self._told(dial, link),
-            again=dialing_again(server, dial, link, self.asking, self._told),
+            on_ended=self._told(dial),
+            again=partial(dial_again, server, dial, link, self._told),
         )
 
-    def _told(self, dial: AgentDial, link: AnyLink) -> Callable[[Tunnel, float], None] | None:
+    def _told(self, dial: AgentDial) -> Callable[[Tunnel, float], None] | None:
         audit = self._server.audit
-        return audit.began(self, self.client_address, dial, link) if audit is not None else None
+        return audit.began(self, self.client_address, dial) if audit is not None else None
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
         """It is not: answer."""
@@ -140,8 +158,9 @@ class RelayedDial:
         server.metrics.relays.taken[RESULTS.get(failure, Relayed.FAILED)] += 1
         server.once.log(
             ("relayed", failure, self.relayed_by), _QUIET_S, _log, logging.WARNING,
-            "dial for another server failed", server_id=self.relayed_by, target=str(dial.target),
-            reason=failure.value, detail=detail, connection=self.connection_id,
+            "dial for another server failed", server_id=self.relayed_by,
+            target=str(self.request.target), reason=failure.value, detail=detail,
+            connection=self.connection_id,
         )  # fmt: skip
         if server.audit is not None:
             server.audit.failed(self, self.client_address, dial, failure, detail)
@@ -170,7 +189,7 @@ class RelayedDials:
             # Only a server sends it that takes this one for an agent.
             self._refuse(incoming, "it is not marked as relayed")
             return
-        RelayedDial(server, incoming, link).start(target)
+        RelayedDial(server, incoming, link, target).start()
 
     def _refuse(self, incoming: IncomingDial, why: str) -> None:
         self._server.metrics.relays.taken[Relayed.REFUSED] += 1

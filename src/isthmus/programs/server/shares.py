@@ -16,7 +16,7 @@ from isthmus.dial.metered import Gate, Gates
 from isthmus.dial.rules_policy import Decision, Policy, Question
 from isthmus.dial.rules_shares import Full, Hold, Pot, Share, ShareTable
 from isthmus.programs.server.metrics import ServerMetrics
-from isthmus.values import HostPort, Identity
+from isthmus.values import DialRequest
 
 
 class Holder(Protocol):
@@ -48,13 +48,11 @@ class ServerShares:
             if isinstance(pot.gates, Gates):
                 pot.gates.changed()
 
-    def admit(
-        self, who: object, target: HostPort, requester: Identity, network: str
-    ) -> Decision | None:
+    def admit(self, who: object, request: DialRequest, network: str) -> Decision | None:
         """Take a dial out of its pots; why not, or None."""
         if not self.table.shares:
             return None
-        asked = Question(requester=requester, network=network, target=target)
+        asked = Question(requester=request.requester, network=network, target=request.target)
         got = self.table.take(asked, now=self._loop.time())
         if isinstance(got, Full):
             self._metrics.share_refused(got.share.name, got.limit)

@@ -28,7 +28,7 @@ from isthmus.programs.sidecar.frontend import Credentials, SidecarClient
 from isthmus.programs.sidecar.metrics import SidecarMetrics, Unserved
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.tunnel.end import BaseEnd, Discard, End, Ending, join
-from isthmus.values import AgentId, Asking, HostPort, Identity
+from isthmus.values import Asking, DialRequest, HostPort, Identity
 
 #: How long whoever is told goodbye has to leave before we do.
 FAREWELL_S = 2.0
@@ -229,15 +229,11 @@ class SidecarConnections:
                 _log, logging.DEBUG, "tunnel opened", source=client.source,
                 target=str(client.target), connection=client.connection_id,
             )  # fmt: skip
-        self.tunnels.open(
+        requester = Identity(client.source, kind="address")
+        self.tunnels.open_here(
+            DialRequest(client.target, requester, client.frontend, client.connection_id),
             client=end,
             far=far,
-            target=client.target,
-            requester=Identity(client.source, kind="address"),
-            agent_id=AgentId(""),
-            link_id=0,
-            frontend=client.frontend,
-            connection_id=client.connection_id,
             payer=client.payer,
         )
 

@@ -35,7 +35,7 @@ from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.view import BackendView, RouteView
 from isthmus.tunnel.end import Discard, End, Ending, join
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import AgentId, Asking, HostPort, Identity
+from isthmus.values import Asking, DialRequest, HostPort, Identity
 from isthmus.wire.tls_alert import Alert
 
 #: How long a refused client has to read its alert and leave.
@@ -250,14 +250,10 @@ class SniConnections(Part):
         self._dialing.discard(connection)
         self._metrics.dial_succeeded(self.now() - connection.dialed_at)
         self._metrics.routed(route)
-        self.tunnels.open(
+        self.tunnels.open_here(
+            DialRequest(backend, Identity(str(connection.source), kind="address"), route),
             client=connection.client,
             far=far,
-            target=backend,
-            requester=Identity(str(connection.source), kind="address"),
-            agent_id=AgentId(""),
-            link_id=0,
-            frontend=route,
             on_ended=partial(self._ended, connection, backend),
             payer=connection.client.payer,
         )

@@ -704,7 +704,8 @@ def test_it_says_what_it_is_doing(files: pki.PkiFiles) -> None:
             await bed.until(lambda: bed.connections._pending)
             (connection,) = bed.connections._pending
             assert repr(connection).startswith(
-                f"<NodeConnection {connection.connection_id} to {DESTINATION} asks <ServerLink"
+                f"<NodeConnection {connection.request.connection_id} to {DESTINATION}"
+                " asks <ServerLink"
             )
             await far.serve()
             await bed.until(lambda: bed.connections.open)

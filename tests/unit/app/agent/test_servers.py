@@ -36,7 +36,7 @@ from isthmus.tunnel.end import Ending
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.stream import Stream
-from isthmus.values import AgentId, DialId, HostPort, Identity, ServerId
+from isthmus.values import AgentId, DialId, DialRequest, HostPort, Identity, ServerId
 from isthmus.wire.link import ALPN, alpn_asking_for
 from isthmus.wire.link_pb2 import Control, DialResult
 from isthmus.wire.link_pb2 import Membership as Members
@@ -215,10 +215,9 @@ def keepers() -> int:
 
 def ask(link: AgentLink, answers: list[DialResult | None]) -> Stream | None:
     return link.open_dial(
-        HostPort("demo.internal", 80),
+        DialRequest(HostPort("demo.internal", 80), Identity("who")),
         dial_id=DialId(1),
         timeout_s=10,
-        requester=Identity("who"),
         told=answers.append,
     )
 
