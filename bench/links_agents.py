@@ -26,7 +26,8 @@ import uvloop
 
 from isthmus.errors import LinkError, LinkStage
 from isthmus.frame.descriptors import allow_all
-from isthmus.links.agent_side import Greeting
+from isthmus.links.agent_side import AgentGreeting
+from isthmus.links.link import LinkTerms
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer
 from isthmus.net.certificates import TlsFiles
@@ -34,13 +35,12 @@ from isthmus.net.contexts import client_context
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyRules
-from isthmus.programs.agent.servers import Place, Servers
+from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
+from isthmus.programs.agent.servers import Servers
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.text.backoff import Backoff
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import BaseEnd, Ending, join
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId
 
 HOST = "127.0.0.1"
@@ -99,13 +99,14 @@ def answer(incoming: Incoming) -> None:
     join(incoming.accept("sim"), Echo())
 
 
-class OneAgent(Servers):
-    """An agent with an address of its own, as each node has."""
+class FromOwnAddress(ServerAddresses):
+    """The way to the server from an address of its own, as each node has."""
 
     index = 0
 
-    def _through(self, place: Place) -> Callable[[], Awaitable[socket.socket]]:
-        return partial(self._from_own_address, place[0][1])
+    def through(self, address: ServerAddress) -> Callable[[], Awaitable[socket.socket]]:
+        """Connect from there."""
+        return partial(self._from_own_address, address[0][1])
 
     async def _from_own_address(self, address: object) -> socket.socket:
         sock = socket.socket()
@@ -133,24 +134,25 @@ class Agents:
         tls = TlsFiles(cert=str(files.agent_cert), key=str(files.agent_key), ca=str(files.ca_cert))
         context = client_context(tls, alpn=settings.alpn)
         self.failures = Failures()
-        once, packets = OncePer(loop.time), PacketCounts()
+        once = OncePer(loop.time)
         backoff = partial(
             Backoff,
             first_s=settings.sync_interval_s,
             cap_s=settings.sync_interval_cap_s,
             chance=random.random,
         )
-        self.all = [
-            OneAgent(
-                loop, poller, resolver, hosts=(HOST,), port=port, context=lambda: context,
-                greeting=partial(_greeting, index), on_dial=answer, backoff=backoff,
-                limits=Limits(), metrics=self.failures, once=once, packets=packets,  # type: ignore[arg-type]
-                proxies=ProxyRules(), alpn=settings.alpn,
+        terms = LinkTerms(loop=loop, poller=poller)
+        self.all: list[Servers] = []
+        for index in range(first, first + number):
+            linking = Linking(
+                terms, context=lambda: context, greeting=partial(_greeting, index), on_dial=answer,
+                metrics=self.failures, once=once, alpn=settings.alpn,  # type: ignore[arg-type]
+            )  # fmt: skip
+            addresses = FromOwnAddress(
+                terms, resolver, hosts=(HOST,), port=port, proxies=ProxyRules(), once=once
             )
-            for index in range(first, first + number)
-        ]  # fmt: skip
-        for index, agent in enumerate(self.all, first):
-            agent.index = index
+            addresses.index = index
+            self.all.append(Servers(linking, addresses, backoff=backoff))
 
     def state(self) -> dict[str, object]:
         """What is asked for."""
@@ -162,9 +164,9 @@ class Agents:
         }
 
 
-def _greeting(index: int) -> Greeting:
+def _greeting(index: int) -> AgentGreeting:
     name = f"agent-{index}"
-    return Greeting(agent_id=AgentId(name), identifiers=f"host={name}.sim")
+    return AgentGreeting(agent_id=AgentId(name), identifiers=f"host={name}.sim")
 
 
 async def start(agents: Agents, keeping: list[asyncio.Task[None]]) -> None:

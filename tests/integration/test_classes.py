@@ -125,7 +125,7 @@ def classes_at(stack: Stack, program: Program) -> dict[int, set[TrafficClass]]:
         found: dict[int, set[TrafficClass]] = {}
         for tunnel in program.tunnels._open.values():
             streams = [end for end in (tunnel.client, tunnel.far) if hasattr(end, "traffic")]
-            found.setdefault(tunnel.target.port, set()).update(it.traffic for it in streams)
+            found.setdefault(tunnel.request.target.port, set()).update(it.traffic for it in streams)
         return found
 
     return stack.do(look)

@@ -17,9 +17,9 @@ from clients import MIB, Client, Target, receive_all, send_all, tunnel
 from programs import Programs
 from stack import Stack
 
-from isthmus.links.grpc_agent import GrpcAgentTalk
-from isthmus.links.grpc_server import GrpcServerTalk
+from isthmus.links.agent_side import GrpcAgentTalk
 from isthmus.links.mux import MuxTalk
+from isthmus.links.server_side import GrpcServerTalk
 from isthmus.links.talk import Talk
 
 

@@ -15,7 +15,7 @@ from relay_bed import NAME, TAKEN, Relays, peer_files
 from stack import Stack, wait_until
 
 from isthmus.errors import ConfigError
-from isthmus.links.peer_side import MuxPeerTalk
+from isthmus.links.agent_side import MuxPeerTalk
 from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.revoke import revoke

@@ -88,7 +88,7 @@ def test_an_agent(
     with contextlib.ExitStack() as opened:
         target = opened.enter_context(Target())
         pairs = []
-        while {it.agent_id for it in own.do(lambda: server.tunnels.all)} != {"good", "bad"}:
+        while {it.outcome.agent_id for it in own.do(lambda: server.tunnels.all)} != {"good", "bad"}:
             client = opened.enter_context(tunnel(own.uds(), target.name))
             far = opened.enter_context(target.accept())
             client.send(b"a")  # or another agent could do the dial again, and nobody would notice
@@ -96,7 +96,7 @@ def test_an_agent(
             far.send(b"b")
             assert client.read_exactly(1) == b"b"
             pairs.append((client, far))
-        by_agent = [it.agent_id for it in own.do(lambda: server.tunnels.all)]
+        by_agent = [it.outcome.agent_id for it in own.do(lambda: server.tunnels.all)]
         revoke([others.agent_cert], directory=mine.directory)
         own.wait(lambda: {it.agent_id for it in server.agents} == {"good"}, "the link is cut")
         for (client, far), agent_id in zip(pairs, by_agent, strict=True):
@@ -180,7 +180,7 @@ def test_an_agent_without_a_byte_is_replaced_by_another(
         with target.accept() as again:
             client.send(b"x")
             assert again.read_exactly(1) == b"x"
-            assert [it.agent_id for it in own.do(lambda: server.tunnels.all)] == ["good"]
+            assert [it.outcome.agent_id for it in own.do(lambda: server.tunnels.all)] == ["good"]
     own.wait_idle()
 
 

@@ -5,30 +5,48 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
+from typing_extensions import override
+
+from isthmus import __version__
 from isthmus.errors import LinkError, LinkStage, ProtocolError
-from isthmus.links.grpc_agent import GrpcAgentTalk
-from isthmus.links.link import Link
-from isthmus.links.mux_agent import MuxAgentTalk
+from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.hello import (
+    FEATURES,
+    NETWORK,
+    PROCESS,
+    ZONE,
+    features_header,
+    features_in,
+    features_said,
+    process_in,
+)
+from isthmus.links.link import Link, LinkTerms
+from isthmus.links.mux import MuxTalk
 from isthmus.links.talk import Incoming, choose
 from isthmus.net.connect import Address, Connecting
 from isthmus.net.contexts import offer
 from isthmus.net.poller import Poller
-from isthmus.tunnel.budget import UNBOUNDED, Budget
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.message_reader import PacketCounts
+from isthmus.net.rules_near import ZONE_LABEL
+from isthmus.tunnel.end import Ending
+from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
+from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, ServerId
-from isthmus.wire.link import asked_for, is_askable
+from isthmus.wire.grpc import CONTENT_TYPE, Status, read_status, response_problem
+from isthmus.wire.http2 import Headers
+from isthmus.wire.link import RELAY_ALPN, asked_for, is_askable
+from isthmus.wire.link_pb2 import Control, Hello, Welcome
 
 _CONNECT_S = 10.0
 _MAX_IDS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greeting:
+class AgentGreeting:
     """What an agent says of itself; ``process`` is what its connection ids begin with."""
 
     agent_id: AgentId
@@ -41,46 +59,54 @@ class Greeting:
 
 
 def _wanted(link: ServerLink) -> bool:
-    """Want every link."""
     return True
 
 
 def _unheard() -> None:
-    """Nobody asked to hear it."""
+    pass
 
 
-class ServerLink(Link):
-    """A link to a server, as an agent sees it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerHooks:
+    """Who hears what of the links to servers.
 
     ``claim(link)`` is asked when the server has said its id, before any dial is taken; False
     makes the link ``spare``: it drains from the beginning, and what the server asked before it
     knew is reset without an answer, so that it asks again elsewhere; konnectivity's protocol
     cannot say that, there it is served. ``on_membership()`` hears that ``server_count`` or
     ``servers``, the ids of all of them as far as this one knows, changed, or that the server said
-    that it drains, at ``drained_at``. ``alpn`` is what to offer this time; empty leaves it to the
-    context. ``features`` is what the server says that it can do; None: it says nothing, as
-    konnectivity's own, or it has not said welcome yet.
+    that it drains, at ``drained_at``.
+    """
+
+    on_dial: Callable[[Incoming], None]
+    claim: Callable[[ServerLink], bool] = _wanted
+    on_membership: Callable[[], None] = _unheard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOpening:
+    """How one connection is opened: the certificate's name, the greeting, and the ALPN names.
+
+    ``alpn`` is what to offer this time; empty leaves it to the context.
+    """
+
+    context: ssl.SSLContext
+    server_hostname: str
+    greeting: AgentGreeting
+    alpn: tuple[str, ...] = ()
+
+
+class ServerLink(Link):
+    """A link to a server, as an agent sees it.
+
+    ``features`` is what the server says that it can do; None: it says nothing, as konnectivity's
+    own, or it has not said welcome yet.
     """
 
     divides = True
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
-        sock: socket.socket,
-        context: ssl.SSLContext,
-        *,
-        server_hostname: str,
-        greeting: Greeting,
-        on_dial: Callable[[Incoming], None],
-        claim: Callable[[ServerLink], bool] = _wanted,
-        on_membership: Callable[[], None] = _unheard,
-        only: str = "auto",
-        alpn: Sequence[str] = (),
-        packets: PacketCounts | None = None,
-        limits: Limits = Limits(),
-        budget: Budget = UNBOUNDED,
+        self, terms: LinkTerms, hooks: ServerHooks, sock: socket.socket, opening: LinkOpening
     ) -> None:
         self.server_id = ServerId("")
         self.server_count = 1
@@ -89,43 +115,37 @@ class ServerLink(Link):
         self.spare = False
         self.drained_at: float | None = None
         self.was_asked_for = False  # by its id, so that another server may have handed us on
-        self.greeting = greeting
-        self.authority = server_hostname
-        self.packets = packets if packets is not None else PacketCounts()
-        self._claim = claim
-        self._only = only
-        self._on_membership = on_membership
-        self.welcomed: asyncio.Future[None] = loop.create_future()
-        self.over: asyncio.Future[str] = loop.create_future()
-        if alpn:
-            offer(context, alpn)
+        self.opening = opening
+        self._hooks = hooks
+        self.welcomed: asyncio.Future[None] = terms.loop.create_future()
+        self.over: asyncio.Future[str] = terms.loop.create_future()
+        if opening.alpn:
+            offer(opening.context, opening.alpn)
         super().__init__(
-            loop,
-            poller,
+            terms,
             sock,
-            context,
-            server_hostname=server_hostname,
-            on_dial=on_dial,
+            opening.context,
+            server_hostname=opening.server_hostname,
+            on_dial=hooks.on_dial,
             on_closed=self._report,
-            limits=limits,
-            budget=budget,
         )
         self.carrier.begin()
 
     @property
+    @override
     def peer_kind(self) -> str:
-        """See Link."""
         return "server"
 
     @property
+    @override
     def peer_id(self) -> str:
-        """See Link."""
         return self.server_id
 
+    @override
     def choose_talk(self, alpn: str | None) -> MuxAgentTalk | GrpcAgentTalk:
         """Our own protocol if the server knows it, else konnectivity's."""
         self.was_asked_for = alpn is not None and bool(asked_for([alpn]))
-        return MuxAgentTalk(self) if choose(alpn, self._only) else GrpcAgentTalk(self)
+        return MuxAgentTalk(self) if choose(alpn, self.terms.only) else GrpcAgentTalk(self)
 
     def welcome(
         self,
@@ -144,7 +164,7 @@ class ServerLink(Link):
         self.servers = _askable(servers)
         self.features = features
         self.version = version
-        self.spare = not self._claim(self)
+        self.spare = not self._hooks.claim(self)
         if self.spare:
             # Before the first ping, so that its answer also says: no further dial is coming.
             self.drain(turn_away=True)
@@ -156,14 +176,14 @@ class ServerLink(Link):
         """There are more or fewer servers now, or others."""
         self.server_count = max(1, server_count)
         self.servers = _askable(servers)
-        self._on_membership()
+        self._hooks.on_membership()
 
+    @override
     def told_to_drain(self) -> None:
-        """See Link."""
         super().told_to_drain()
         if self.drained_at is None:
             self.drained_at = self.loop.time()
-            self._on_membership()
+            self._hooks.on_membership()
 
     def make_spare(self) -> None:
         """Another link takes its place: take no new dials, what is open goes on."""
@@ -190,49 +210,25 @@ def _askable(servers: Iterable[str]) -> frozenset[ServerId]:
 
 
 async def connect(
-    loop: asyncio.AbstractEventLoop,
-    poller: Poller,
+    terms: LinkTerms,
+    hooks: ServerHooks,
+    opening: LinkOpening,
     address: Address,
-    context: ssl.SSLContext,
     *,
-    server_hostname: str,
-    greeting: Greeting,
-    on_dial: Callable[[Incoming], None],
-    claim: Callable[[ServerLink], bool] = _wanted,
-    on_membership: Callable[[], None] = _unheard,
-    only: str = "auto",
-    alpn: Sequence[str] = (),
-    packets: PacketCounts | None = None,
-    limits: Limits = Limits(),
-    budget: Budget = UNBOUNDED,
     through: Callable[[], Awaitable[socket.socket]] | None = None,
     kind: Callable[..., ServerLink] = ServerLink,
 ) -> ServerLink:
-    """Connect to one address of a server and wait until it said Welcome; see ServerLink.
+    """Connect to one address of a server and wait until it said Welcome.
 
     ``through`` makes the connection instead, by way of a proxy; ``kind`` makes the link.
 
     Raises:
         LinkError: it could not be reached, is not a server of ours, or refused us.
     """
-    sock = await (through() if through is not None else _reach(loop, poller, address))
+    poller = terms.poller
+    sock = await (through() if through is not None else _reach(terms.loop, poller, address))
     try:
-        link = kind(
-            loop,
-            poller,
-            sock,
-            context,
-            server_hostname=server_hostname,
-            greeting=greeting,
-            on_dial=on_dial,
-            claim=claim,
-            on_membership=on_membership,
-            only=only,
-            alpn=alpn,
-            packets=packets,
-            limits=limits,
-            budget=budget,
-        )
+        link = kind(terms, hooks, sock, opening)
     except BaseException:
         poller.close(sock)
         raise
@@ -271,3 +267,212 @@ async def _reach(
         if reached.done() and not reached.cancelled() and reached.exception() is None:
             poller.close(reached.result())  # connected, and cancelled before we were told
         raise
+
+
+class MuxAgentTalk(MuxTalk):
+    """Says Hello, waits for Welcome."""
+
+    def __init__(self, link: ServerLink) -> None:
+        super().__init__(link, client=True)
+        self._server_link = link
+
+    def begin(self) -> None:
+        """Open the control stream and say who we are."""
+        stream = self.session.open()
+        assert stream is not None  # the first of a new session
+        self.attach_control(stream)
+        greeting = self._server_link.opening.greeting
+        self.tell(
+            Control(
+                hello=Hello(
+                    agent_id=greeting.agent_id,
+                    identifiers=greeting.identifiers,
+                    labels=greeting.labels,
+                    network=greeting.network,
+                    token=greeting.token,
+                    version=__version__,
+                    features=greeting.features,
+                    relay=self.relays,
+                )
+            )
+        )
+
+    def told(self, message: Control) -> None:
+        """Take Welcome, once; a refusal; a change of membership; the rest both sides know."""
+        link = self._server_link
+        kind = message.WhichOneof("message")
+        if kind == "welcome":
+            if link.ready:
+                raise ProtocolError("link: second welcome")
+            self._welcome(message.welcome)
+        elif kind == "refusal":
+            link.lost(f"refused by the server: {message.refusal.reason}", LinkStage.REFUSED)
+        elif kind == "membership":
+            link.members_changed(message.membership.server_count, message.membership.servers)
+        else:
+            super().told(message)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if welcome.stream_window:
+            self.session.first_window = min(self.session.first_window, welcome.stream_window)
+        self._server_link.welcome(
+            welcome.server_id,
+            welcome.server_count,
+            welcome.servers,
+            features=features_said(welcome.features),
+            version=welcome.version,
+        )
+
+
+#: Go's server ends connections that ping more often than every 30 s (its enforcement policy).
+PING_EVERY_S = 31.0
+_PONG_S = 20.0
+
+
+class CalledPackets(PacketLink):
+    """The packets of a call that we made: its headers and trailers are the talk's."""
+
+    talk: GrpcAgentTalk
+
+    def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
+        """Read the response, or the trailers."""
+        self.talk.got_headers(headers, end)
+
+
+class GrpcAgentTalk(GrpcTalk):
+    """Calls a konnectivity server, and dials for it."""
+
+    def __init__(self, link: ServerLink) -> None:
+        super().__init__(
+            link,
+            client=True,
+            process=link.opening.greeting.process,
+            ping_every_s=PING_EVERY_S,
+            dead_after_s=PING_EVERY_S + _PONG_S,
+        )
+        self._server_link = link
+
+    def begin(self) -> None:
+        """Call."""
+        link = self._server_link
+        stream = self.session.open(NOBODY)
+        assert stream is not None  # the first of a new connection
+        packets = CalledPackets(
+            stream,
+            self,
+            agent=True,
+            clock=self.session.clock,
+            counts=link.terms.packets,
+            account=link.account,
+        )
+        packets.talk = self
+        stream.handler = packets
+        self.packets = packets
+        greeting = link.opening.greeting
+        token, zone = greeting.token, greeting.labels.get(ZONE_LABEL, "")
+        stream.send_headers(
+            (
+                (b":method", b"POST"),
+                (b":scheme", b"https"),
+                (b":path", PATH),
+                (b":authority", link.opening.server_hostname.encode()),
+                (b"content-type", CONTENT_TYPE),
+                (b"user-agent", f"isthmus/{__version__}".encode()),
+                (b"te", b"trailers"),
+                (b"agentid", greeting.agent_id.encode()),
+                (b"agentidentifiers", greeting.identifiers.encode()),
+                (HALF_CLOSE, b"1"),
+                features_header(greeting.features),
+                *(((PROCESS, greeting.process.encode()),) if greeting.process else ()),
+                *(((ZONE, zone.encode()),) if zone else ()),
+                *(((NETWORK, greeting.network.encode()),) if greeting.network else ()),
+                *(((b"authorization", b"Bearer " + token.encode()),) if token else ()),
+            ),
+            secret=bool(token),
+        )
+
+    def tick(self) -> bool:
+        """Also leave a server that goes away (Go's, when it drains) as soon as nothing is open."""
+        if self.session.remote_draining and not self.load:
+            self.link.close("the server goes away")
+            return True
+        return super().tick()
+
+    def got_headers(self, headers: Headers, end: bool) -> None:
+        """Read who the server is, or why the call ended."""
+        link = self._server_link
+        problem = None if link.was_ready else response_problem(headers)  # trailers have no :status
+        if problem is None and end:
+            problem = read_status(headers)
+        if problem is not None:
+            self._refused(*problem)
+        elif not link.was_ready:
+            ids = [value for name, value in headers if name == b"serverid"]
+            counts = [value for name, value in headers if name == b"servercount"]
+            if len(ids) != 1 or len(counts) != 1 or not counts[0].isdigit():
+                link.lost("the server did not say its serverID and serverCount", LinkStage.PROTOCOL)
+                return
+            assert self.packets is not None
+            self.packets.half_closes = any(name == HALF_CLOSE for name, _ in headers)
+            self.peer_process = process_in(value for name, value in headers if name == PROCESS)
+            link.welcome(
+                ids[0].decode("utf-8", "replace"),
+                int(counts[0][:9]),
+                features=features_in(value for name, value in headers if name == FEATURES),
+            )
+
+    def _refused(self, status: Status, text: str) -> None:
+        link = self._server_link
+        stage = LinkStage.LOST if link.was_ready else LinkStage.REFUSED
+        link.lost(f"the server ended the call: {status.go_name} {text}".rstrip(), stage)
+
+    def refuse(self, reason: str) -> None:
+        """Only a server refuses."""
+
+
+class PeerLink(ServerLink):
+    """A link to another server, to have dials passed to its agents: this side opens them.
+
+    The connection is made as an agent makes it, to the same port, under an ALPN name of its own.
+    One hop at most: what comes by such a link is for the other server's own agents, and it opens
+    nothing here. Which of these links is asked, and when, is dial/dialers/through_agent.py.
+    ``agents`` is whether the other server said that it has any.
+    """
+
+    agents = False
+
+    def choose_talk(self, alpn: str | None) -> MuxAgentTalk:
+        """Our own protocol, and only with a server that relays.
+
+        Raises:
+            ProtocolError: it does not, or not any more.
+        """
+        if alpn != RELAY_ALPN:
+            raise ProtocolError("the server does not relay (--peer-relay-name is not set there)")
+        return MuxPeerTalk(self)
+
+    @property
+    def can_relay(self) -> bool:
+        """The other server could pass a dial on now, as far as is known."""
+        return self.agents and self.takes_dials
+
+
+class MuxPeerTalk(MuxAgentTalk):
+    """What this side opens is relayed; nothing is taken from the other."""
+
+    relays = True
+
+    def __init__(self, link: PeerLink) -> None:
+        super().__init__(link)
+        self._peer_link = link
+
+    def told(self, message: Control) -> None:
+        """Take also whether the other server has agents."""
+        if message.HasField("load"):
+            self._peer_link.agents = message.load.agents > 0
+        else:
+            super().told(message)
+
+    def accept_stream(self, stream: Stream) -> None:
+        """Take nothing: another server has agents of its own to dial through."""
+        stream.abort(Ending.PROTOCOL)

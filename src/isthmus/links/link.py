@@ -12,16 +12,18 @@ import itertools
 import socket
 import ssl
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 from isthmus.errors import LinkStage, ProtocolError
-from isthmus.links.carrier import LinkSocket
 from isthmus.links.talk import Incoming, Talk, Told
+from isthmus.net.carriers import CarrierOwner, TlsCarrier
 from isthmus.net.contexts import peer_identity
 from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Account, Budget, Deposit
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import (
     ANONYMOUS,
     DialId,
@@ -39,7 +41,54 @@ _SILENT_S = 2.0
 _REMEMBERED = 0.7
 #: Of what the peer calls its clients, for their accounts.
 _MOST_KEY_CHARS = 256
+#: Leave the queue with us, where streams take turns, and not in the kernel, where they cannot.
+NOTSENT_LOWAT_BYTES = 128 * 1024
+_TCP_NOTSENT_LOWAT = 25
 _numbers = itertools.count(1)
+
+
+def keep_queue_short(sock: socket.socket) -> None:
+    """Let the kernel hold little that is unsent."""
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+
+
+class LinkSocket(TlsCarrier):
+    """One link's connection."""
+
+    always_out = True
+    __slots__ = ()
+
+    def __init__(
+        self,
+        owner: CarrierOwner,
+        sock: socket.socket,
+        poller: Poller,
+        context: ssl.SSLContext,
+        *,
+        server_hostname: str | None,
+    ) -> None:
+        if sock.family != socket.AF_UNIX:  # one is, behind an https proxy
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_queue_short(sock)
+        super().__init__(owner, sock, poller, context, server_hostname=server_hostname)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTerms:
+    """What all links of a program are made with.
+
+    What a peer makes us keep is charged to its account in the ``budget``. ``only`` is ``--link``'s
+    value; ``process`` is what connection ids begin with, and ``packets`` counts those of
+    konnectivity's protocol.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    poller: Poller
+    limits: Limits = Limits()
+    budget: Budget = UNBOUNDED
+    only: str = "auto"
+    process: str = ""
+    packets: PacketCounts = field(default_factory=PacketCounts)
 
 
 class Link:
@@ -50,8 +99,7 @@ class Link:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
+        terms: LinkTerms,
         sock: socket.socket,
         context: ssl.SSLContext,
         *,
@@ -59,19 +107,16 @@ class Link:
         on_dial: Callable[[Incoming], None],
         on_closed: Callable[[Link], None],
         handshake_s: float = HANDSHAKE_S,
-        limits: Limits = Limits(),
-        budget: Budget = UNBOUNDED,
     ) -> None:
-        """``handshake_s`` is for all of it, from now to the welcome.
-
-        What the peer makes us keep is charged to its account in the ``budget``.
-        """
+        """``handshake_s`` is for all of it, from now to the welcome."""
         self.id = next(_numbers)
-        self.loop = loop
-        self.limits = limits
+        self.terms = terms
+        self.loop = loop = terms.loop
+        self.limits = terms.limits
         self.on_dial = on_dial
         self.peer_address = peer_of(sock)
-        self.account = budget.account(source_of(sock))
+        self.source = source_of(sock)
+        self.account = terms.budget.account(self.source)
         self._handshake = Deposit(self.account, HANDSHAKE_BYTES)
         self.version = ""  # of the program at the other end, if it says
         self.identity: Identity = ANONYMOUS
@@ -92,7 +137,9 @@ class Link:
         self._timer: asyncio.TimerHandle | None = loop.call_later(
             handshake_s, self.lost, "handshake timed out", LinkStage.TIMED_OUT
         )
-        self.carrier = LinkSocket(self, sock, poller, context, server_hostname=server_hostname)
+        self.carrier = LinkSocket(
+            self, sock, terms.poller, context, server_hostname=server_hostname
+        )
 
     @property
     def peer_kind(self) -> str:

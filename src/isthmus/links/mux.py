@@ -1,6 +1,6 @@
 """A conversation by isthmus/1: a mux session whose first stream is for control, others for dials.
 
-What both sides share; mux_server.py and mux_agent.py add hello and welcome.
+What both sides share; agent_side.py and server_side.py add hello and welcome.
 """
 
 from __future__ import annotations

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from isthmus.links.grpc_server import GrpcServerTalk
-from isthmus.links.hello import Unwelcome
-from isthmus.links.link import HANDSHAKE_S, Link
-from isthmus.links.mux_server import MuxServerTalk
+from typing_extensions import override
+
+from isthmus import __version__
+from isthmus.errors import ProtocolError
+from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
+from isthmus.links.hello import (
+    FEATURES,
+    NETWORK,
+    PROCESS,
+    ZONE,
+    Unwelcome,
+    features_header,
+    features_in,
+    features_said,
+    hello_fault,
+    process_in,
+)
+from isthmus.links.link import HANDSHAKE_S, Link, LinkTerms
+from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
 from isthmus.links.talk import Incoming, choose
-from isthmus.links.unproven import MayRead, Unproven
-from isthmus.net.poller import Poller
+from isthmus.net.carriers import Carried
 from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.settings.identifiers import Identifiers
-from isthmus.tunnel.budget import UNBOUNDED, Budget
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.message_reader import PacketCounts
+from isthmus.text.text_limits import MAX_VERSION_CHARS, cut, plain
+from isthmus.tunnel.http2_stream import NOBODY, Handler, Http2Stream
+from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.stream import Stream
 from isthmus.values import ANONYMOUS, AgentId, ServerId
+from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
+from isthmus.wire.http2 import ErrorCode, Headers, Http2Error, header
 from isthmus.wire.link import RELAY_ALPN
+from isthmus.wire.link_pb2 import Control, Load, Welcome
+from isthmus.wire.link_pb2 import Membership as MembershipMessage
+from isthmus.wire.link_pb2 import Refusal as RefusalMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +68,7 @@ class Decided(Protocol):
 Admit = Callable[["AgentLink", str, Decided], None]
 
 
-def _any_bytes(size: int) -> bool:
-    """Read whatever fits into a greeting."""
+def _any_bytes(source: str, size: int) -> bool:
     return True
 
 
@@ -59,36 +77,40 @@ def _everybody(link: AgentLink, token: str, decided: Decided) -> None:
     decided("")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentHooks:
+    """Who hears what of the links to agents.
+
+    ``on_dial`` hears what the agent asks for: nothing that such a dial says of itself is proved,
+    only who the agent is. ``may_read`` is asked about everything that comes from an address before
+    its agent is welcome.
+    """
+
+    membership: Callable[[], Membership]
+    on_ready: Callable[[AgentLink], None]
+    on_dial: Callable[[Incoming], None]
+    on_closed: Callable[[Link], None]
+    admit: Admit = _everybody
+    may_read: Callable[[str, int], bool] = _any_bytes
+
+
 class AgentLink(Link):
     """A link to an agent, as a server sees it.
 
     ``features`` is what the agent says that it can do; None: it says nothing, as konnectivity's own
-    does. ``on_dial`` hears what the agent asks for: nothing that such a dial says of itself is
-    proved, only who the agent is. ``may_read`` is asked about everything that comes before it is
-    welcome.
+    does.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
+        terms: LinkTerms,
+        hooks: AgentHooks,
         sock: socket.socket,
         context: ssl.SSLContext,
         *,
-        membership: Callable[[], Membership],
-        on_ready: Callable[[AgentLink], None],
-        on_dial: Callable[[Incoming], None],
-        on_closed: Callable[[Link], None],
-        admit: Admit = _everybody,
-        only: str = "auto",
-        packets: PacketCounts | None = None,
         handshake_s: float = HANDSHAKE_S,
-        limits: Limits = Limits(),
-        budget: Budget = UNBOUNDED,
-        process: str = "",
-        may_read: MayRead = _any_bytes,
     ) -> None:
-        self._may_read = may_read
+        self._hooks = hooks
         self.unproven_bytes = 0  # that it said before it was welcome
         self.agent_id = AgentId("")
         self.identifiers = Identifiers()
@@ -100,48 +122,41 @@ class AgentLink(Link):
         self.is_extra = False  # this agent has another link already
         self.audited = False  # why it was refused has been said
         self.refused_as = Unwelcome.NO_PROOF
-        self.packets = packets if packets is not None else PacketCounts()
-        self.process = process  # what connection ids begin with
-        self._membership = membership
-        self._on_ready = on_ready
-        self._admit = admit
-        self._only = only
         super().__init__(
-            loop,
-            poller,
+            terms,
             sock,
             context,
             server_hostname=None,
-            on_dial=on_dial,
-            on_closed=on_closed,
+            on_dial=hooks.on_dial,
+            on_closed=hooks.on_closed,
             handshake_s=handshake_s,
-            limits=limits,
-            budget=budget,
         )
 
     @property
+    @override
     def peer_kind(self) -> str:
-        """See Link."""
         return "server" if self.relays else "agent"
 
     @property
+    @override
     def peer_id(self) -> str:
-        """See Link."""
         return self.agent_id
 
+    @override
     def choose_talk(self, alpn: str | None) -> MuxServerTalk | GrpcServerTalk:
         """Our own protocol with our own agents and servers, konnectivity's with every other."""
         if alpn == RELAY_ALPN:
             self.relays = self.divides = True
             return MuxServerTalk(self)
-        return MuxServerTalk(self) if choose(alpn, self._only) else GrpcServerTalk(self)
+        return MuxServerTalk(self) if choose(alpn, self.terms.only) else GrpcServerTalk(self)
 
+    @override
     def secured(self) -> None:
-        """See Link; until the agent is welcome, what it says is counted."""
+        """Until the agent is welcome, what it says is counted."""
         super().secured()
         session = self.carrier.session
         if session is not None and not self.ready:
-            self.carrier.session = Unproven(session, self._may_read)
+            self.carrier.session = Unproven(session, self._hooks.may_read, self.source)
 
     def greeted(
         self,
@@ -162,7 +177,7 @@ class AgentLink(Link):
         self.network = network
         self.version = version
         self.features = features
-        self._admit(self, token, self._decided)
+        self._hooks.admit(self, token, self._decided)
 
     def turn_away(self, reason: str, kind: Unwelcome) -> None:
         """Refuse the agent; the kind is for a talk that can say it."""
@@ -178,13 +193,13 @@ class AgentLink(Link):
         if self.identity is not ANONYMOUS:
             self.pays_as(self.identity)  # whose token it is, where that is the proof
         assert isinstance(self.talk, MuxServerTalk | GrpcServerTalk)
-        self.talk.welcome(self._membership())
+        self.talk.welcome(self._hooks.membership())
         counted = self.carrier.session
         if isinstance(counted, Unproven):
             self.unproven_bytes = counted.read_bytes
             self.carrier.session = counted.session
         self.be_ready()
-        self._on_ready(self)
+        self._hooks.on_ready(self)
 
     def tell_agents(self, number: int) -> None:
         """Tell another server how many agents could take its dials."""
@@ -194,4 +209,312 @@ class AgentLink(Link):
     def tell_membership(self) -> None:
         """The set of servers changed: tell an agent that can hear it."""
         if self.ready and isinstance(self.talk, MuxServerTalk):
-            self.talk.tell_membership(self._membership())
+            self.talk.tell_membership(self._hooks.membership())
+
+
+class MuxServerTalk(MuxTalk):
+    """Waits for Hello, answers Welcome."""
+
+    def __init__(self, link: AgentLink) -> None:
+        super().__init__(link, client=False)
+        self._agent_link = link
+        self._greeted = False
+
+    def begin(self) -> None:
+        """Begin our streams small; the agent opens the control stream."""
+        self.session.first_window = STREAM_WINDOW_BYTES
+
+    def accept_stream(self, stream: Stream) -> None:
+        """The first stream is the control stream, every other is a dial."""
+        if self.control is None:
+            self.attach_control(stream)
+        else:
+            super().accept_stream(stream)
+
+    def told(self, message: Control) -> None:
+        """Take Hello, once; the rest both sides know."""
+        if message.HasField("hello"):
+            if self._greeted:
+                raise ProtocolError("link: second hello")
+            self._greeted = True
+            hello = message.hello
+            if hello.relay != self._agent_link.relays:
+                raise ProtocolError("link: a hello of the other kind than ALPN said")
+            labels = dict(hello.labels)
+            fault = hello_fault(
+                agent_id=hello.agent_id,
+                identifiers=hello.identifiers,
+                labels=labels,
+                network=hello.network,
+                token=hello.token,
+            )
+            if fault:
+                self._agent_link.turn_away(fault, Unwelcome.BAD_HELLO)
+                return
+            try:
+                identifiers = Identifiers.read_claim(hello.identifiers)
+            except ValueError as exc:
+                self._agent_link.turn_away(f"identifiers: {exc}", Unwelcome.BAD_HELLO)
+                return
+            self._agent_link.greeted(
+                agent_id=hello.agent_id,
+                identifiers=identifiers,
+                labels=labels,
+                network=hello.network,
+                version=cut(hello.version, MAX_VERSION_CHARS),
+                token=hello.token,
+                features=features_said(hello.features),
+            )
+        elif not self._greeted:
+            raise ProtocolError("link: hello expected first")
+        else:
+            super().told(message)
+
+    def welcome(self, membership: Membership) -> None:
+        """Say who we are, and how many."""
+        self.tell(
+            Control(
+                welcome=Welcome(
+                    server_id=membership.server_id,
+                    server_count=membership.server_count,
+                    servers=membership.servers,
+                    stream_window=STREAM_WINDOW_BYTES,
+                    max_streams=self.link.limits.max_streams,
+                    version=__version__,
+                    features=membership.features,
+                )
+            )
+        )
+
+    def tell_agents(self, number: int) -> None:
+        """To another server: so many agents could take its dials."""
+        self.tell(Control(load=Load(agents=number)))
+
+    def tell_membership(self, membership: Membership) -> None:
+        """The set of servers changed."""
+        self.tell(
+            Control(
+                membership=MembershipMessage(
+                    server_count=membership.server_count, servers=membership.servers
+                )
+            )
+        )
+
+    def refuse(self, reason: str) -> None:
+        """Say why the agent is not welcome."""
+        self.tell(Control(refusal=RefusalMessage(reason=reason)))
+
+
+#: Go's agent logs the status and comes again whatever it is; people and other agents can tell.
+STATUS = {
+    Unwelcome.BAD_HELLO: Status.INVALID_ARGUMENT,
+    Unwelcome.NO_PROOF: Status.UNAUTHENTICATED,
+    Unwelcome.NOT_ENTITLED: Status.PERMISSION_DENIED,
+    Unwelcome.TRY_LATER: Status.UNAVAILABLE,
+}
+
+
+class GrpcServerTalk(GrpcTalk):
+    """Any konnectivity agent calls, and is dialed through."""
+
+    def __init__(self, link: AgentLink) -> None:
+        # Go's agent answers pings however often they come; silence is noticed as on our own links.
+        super().__init__(
+            link,
+            client=False,
+            process=link.terms.process,
+            ping_every_s=link.limits.ping_every_s,
+            dead_after_s=link.limits.dead_after_s,
+        )
+        self._agent_link = link
+        self._call: Http2Stream | None = None
+        self._half_closes = False
+        self._refused = 0
+        self.session.on_request = self._request
+
+    def begin(self) -> None:
+        """The agent calls."""
+
+    def _request(self, stream: Http2Stream, headers: Headers) -> Handler:
+        refusal = request_problem(headers)
+        if refusal is None and header(headers, b":path") != PATH:
+            path = plain(header(headers, b":path"))
+            refusal = _no(Status.UNIMPLEMENTED, f"unknown method {path}")
+        if refusal is None and self._call is not None:
+            refusal = _no(Status.ALREADY_EXISTS, "this connection has its call")
+        if refusal is None:
+            refusal = self._greeted(stream, headers)
+        if refusal is not None:
+            self._refused += 1
+            if self._refused > _MOST_REFUSED:
+                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many requests that are no call")
+            stream.send_headers(tuple(refusal.to_headers()), end=True)
+            bad_hello = refusal.http_status == 200 and refusal.status is Status.INVALID_ARGUMENT
+            if bad_hello and self._call is None:
+                # An agent that will not do better. Not now: this is called while reading.
+                self.link.loop.call_soon(self.link.refuse, refusal.message)
+            return NOBODY
+        return self.packets if self._agent_link.ready and self.packets is not None else NOBODY
+
+    def _greeted(self, stream: Http2Stream, headers: Headers) -> Refusal | None:
+        fields: dict[bytes, list[bytes]] = {}
+        for name, value in headers:
+            fields.setdefault(name, []).append(value)
+        ids = fields.get(b"agentid", [])
+        if len(ids) != 1 or not ids[0]:
+            return _no(Status.INVALID_ARGUMENT, f"expected one agentID, got {len(ids)}")
+        claims = fields.get(b"agentidentifiers", [])
+        if len(claims) > 1:
+            return _no(Status.INVALID_ARGUMENT, f"expected one agentIdentifiers, got {len(claims)}")
+        networks = fields.get(NETWORK, [b""])
+        if len(networks) > 1:
+            return _no(Status.INVALID_ARGUMENT, f"expected one network, got {len(networks)}")
+        agent_id, claim = _text(ids[0]), _text(claims[0]) if claims else ""
+        authorization = _text(fields.get(b"authorization", [b""])[0])
+        token = authorization.removeprefix("Bearer ").strip()
+        zone = _text(fields.get(ZONE, [b""])[0])
+        labels = {ZONE_LABEL: zone} if zone else {}
+        network = _text(networks[0])
+        fault = hello_fault(
+            agent_id=agent_id, identifiers=claim, labels=labels, network=network, token=token
+        )
+        if fault:
+            return _no(Status.INVALID_ARGUMENT, fault)
+        try:
+            identifiers = Identifiers.read_claim(claim)
+        except ValueError as exc:
+            return _no(Status.INVALID_ARGUMENT, f"agentIdentifiers: {exc}")
+        self._call = stream
+        self._half_closes = HALF_CLOSE in fields
+        self.peer_process = process_in(fields.get(PROCESS, ()))
+        # Heard when it is welcome: until then nobody has proved anything, and Go's agent waits for
+        # our headers before it says a word.
+        self.packets = PacketLink(
+            stream,
+            self,
+            agent=False,
+            clock=self.session.clock,
+            counts=self._agent_link.terms.packets,
+            half_closes=self._half_closes,
+            account=self.link.account,
+        )
+        self._agent_link.greeted(
+            agent_id=agent_id,
+            identifiers=identifiers,
+            labels=labels,
+            network=network,
+            version=cut(_text(header(headers, b"user-agent")), MAX_VERSION_CHARS),
+            token=token,
+            features=features_in(fields.get(FEATURES, ())),
+        )
+        return None
+
+    def welcome(self, membership: Membership) -> None:
+        """Say who we are, and how many."""
+        assert self._call is not None and self.packets is not None
+        self._call.handler = self.packets
+        # An agent that can half-close is one of ours.
+        process = self._agent_link.terms.process.encode()
+        features = features_header(membership.features)
+        extra = ((HALF_CLOSE, b"1"), (PROCESS, process), features) if self._half_closes else ()
+        self._call.send_headers(
+            (
+                (b":status", b"200"),
+                (b"content-type", CONTENT_TYPE),
+                (b"serverid", membership.server_id.encode()),
+                (b"servercount", b"%d" % membership.server_count),
+                *extra,
+            )
+        )
+
+    def refuse(self, reason: str) -> None:
+        """Say why the agent is not welcome."""
+        if self._call is not None:
+            self._call.send_headers(
+                (
+                    (b":status", b"200"),
+                    (b"content-type", CONTENT_TYPE),
+                    *status_headers(STATUS[self._agent_link.refused_as], reason),
+                ),
+                end=True,
+            )
+
+    def drain(self, *, turn_away: bool = False) -> None:
+        """Ask an Isthmus agent to open nothing more.
+
+        Go's drops its tunnels at GOAWAY and opens nothing, so that it is told nothing.
+        """
+        if self._agent_link.features is not None:
+            super().drain()
+
+    def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
+        """The agent wants a connection: one that is full, or leaves, gives none."""
+        if not self.link.ready:
+            return  # it hears that the link is gone, and asks elsewhere
+        if self.full:
+            assert self.packets is not None
+            self.packets.refuse(random, _FULL)
+            return
+        super().asked(protocol, address, random, ours)
+
+    def nonsense(self, asked: str, random: int, ours: bytes, why: str) -> None:
+        """Let it be refused by who refuses the rest: it is counted and audited like that."""
+        self.take(asked[:_MAX_ASKED_CHARS], random, ours)
+
+
+_MAX_ASKED_CHARS = 300
+#: An agent makes one call; some more are for people with curl.
+_MOST_REFUSED = 16
+_FULL = "dial tcp: socket: too many open files: this link carries all the connections it may"
+
+
+def _no(status: Status, message: str) -> Refusal:
+    return Refusal(http_status=200, status=status, message=message)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+#: A Hello has 64 KiB at most, a call of konnectivity's about as much; with room for frames.
+MAX_UNPROVEN_BYTES = 128 * 1024
+
+
+class Unproven:
+    """Counts what is read from an agent before it is welcome: never more than a greeting takes.
+
+    Stands between the carrier and the session until then; a link that is ready pays nothing.
+    """
+
+    __slots__ = ("_may_read", "_source", "read_bytes", "session")
+
+    def __init__(self, session: Carried, may_read: Callable[[str, int], bool], source: str) -> None:
+        self.session = session
+        self._source = source
+        self.read_bytes = 0
+        self._may_read = may_read
+
+    def heard(self) -> None:
+        """Bytes arrived."""
+        self.session.heard()
+
+    def receive(self, view: memoryview) -> None:
+        """Take them.
+
+        Raises:
+            ProtocolError: they are too many of somebody who has not shown who it is.
+        """
+        self.read_bytes += len(view)
+        if self.read_bytes > MAX_UNPROVEN_BYTES or not self._may_read(self._source, len(view)):
+            raise ProtocolError(
+                f"link: the peer sent {self.read_bytes} bytes without showing who it is"
+            )
+        self.session.receive(view)
+
+    def flush(self) -> None:
+        """Write out what this batch of events made."""
+        self.session.flush()
+
+    def resume(self) -> None:
+        """There is room for more."""
+        self.session.resume()

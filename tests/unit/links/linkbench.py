@@ -8,9 +8,9 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from isthmus.links.agent_side import Greeting, ServerLink, connect
-from isthmus.links.link import Link
-from isthmus.links.server_side import AgentLink, Membership
+from isthmus.links.agent_side import AgentGreeting, LinkOpening, ServerHooks, ServerLink, connect
+from isthmus.links.link import Link, LinkTerms
+from isthmus.links.server_side import Admit, AgentHooks, AgentLink, Membership
 from isthmus.links.talk import Incoming
 from isthmus.net.connect import Address, literal
 from isthmus.net.contexts import TlsFiles, client_context, server_context
@@ -24,7 +24,7 @@ MUX, GRPC = (ALPN,), ("h2",)
 
 
 class Bench:
-    """A listener of server sides; ``settings`` are more arguments of each AgentLink."""
+    """A listener of server sides; ``settings`` are more of the terms of each AgentLink."""
 
     def __init__(self, files: pki.PkiFiles) -> None:
         self.files = files
@@ -32,6 +32,7 @@ class Bench:
         self.poller = Poller(self.loop)
         self.membership = Membership(server_id=ServerId("server"), server_count=3)
         self.settings: dict[str, Any] = {}
+        self.admit: Admit = lambda link, token, decided: decided("")
         self.on_ready: Callable[[AgentLink], object] = lambda link: None
         self.accepted: list[AgentLink] = []
         self.ready: list[AgentLink] = []
@@ -47,15 +48,16 @@ class Bench:
     def _accept(self, sock: socket.socket) -> None:
         self.accepted.append(
             AgentLink(
-                self.loop,
-                self.poller,
+                LinkTerms(loop=self.loop, poller=self.poller, **self.settings),
+                AgentHooks(
+                    membership=lambda: self.membership,
+                    on_ready=self._is_ready,
+                    on_dial=self._dialed,
+                    on_closed=self.gone.append,
+                    admit=self.admit,
+                ),
                 sock,
                 self._context,
-                membership=lambda: self.membership,
-                on_ready=self._is_ready,
-                on_dial=self._dialed,
-                on_closed=self.gone.append,
-                **self.settings,
             )
         )
 
@@ -76,27 +78,28 @@ class Bench:
         network: str = "",
         features: tuple[str, ...] = (),
         process: str = "",
+        claim: Callable[[ServerLink], bool] = lambda link: True,
         **more: Any,
     ) -> ServerLink:
-        """Link as an agent does."""
+        """Link as an agent does; ``more`` are more of its terms."""
         files = self.files
         tls = TlsFiles(str(files.agent_cert), str(files.agent_key), str(files.ca_cert))
         link = await connect(
-            self.loop,
-            self.poller,
-            address or self.address,
-            client_context(tls, alpn=alpn),
-            server_hostname="localhost",
-            greeting=Greeting(
-                agent_id=AgentId(agent_id),
-                identifiers="host=n1",
-                network=network,
-                token=token,
-                features=features,
-                process=process,
+            LinkTerms(loop=self.loop, poller=self.poller, **more),
+            ServerHooks(on_dial=self._dialed, claim=claim),
+            LinkOpening(
+                context=client_context(tls, alpn=alpn),
+                server_hostname="localhost",
+                greeting=AgentGreeting(
+                    agent_id=AgentId(agent_id),
+                    identifiers="host=n1",
+                    network=network,
+                    token=token,
+                    features=features,
+                    process=process,
+                ),
             ),
-            on_dial=self._dialed,
-            **more,
+            address or self.address,
         )
         self.links.append(link)
         return link

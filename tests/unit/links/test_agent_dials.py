@@ -81,7 +81,7 @@ def test_features_are_said_both_ways(files: pki.PkiFiles, alpn: tuple[str, ...])
             seen.append(link.features)
             return True
 
-        bench.settings["admit"] = admit
+        bench.admit = admit
         agent_side = await bench.connect(alpn=alpn, features=(GATE,), claim=claim)
         assert agent_side.features == {GATE, "Other"} and bench.ready[0].features == {GATE}
         assert seen == [{GATE}, {GATE, "Other"}]  # known to whoever decides

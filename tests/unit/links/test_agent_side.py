@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from isthmus.links import agent_side
-from isthmus.links.agent_side import Greeting, connect
+from isthmus.links.agent_side import AgentGreeting, LinkOpening, ServerHooks, connect
+from isthmus.links.link import LinkTerms
 from isthmus.net.connect import Connected, Connecting, literal
 from isthmus.net.poller import Poller
 from isthmus.values import AgentId
@@ -39,13 +40,14 @@ def test_cancelled_when_just_connected_the_socket_is_closed(
         with socket.create_server(("127.0.0.1", 0)) as server:
             task = asyncio.create_task(
                 connect(
-                    loop,
-                    poller,
+                    LinkTerms(loop=loop, poller=poller),
+                    ServerHooks(on_dial=lambda _: None),
+                    LinkOpening(
+                        context=ssl.create_default_context(),
+                        server_hostname="localhost",
+                        greeting=AgentGreeting(agent_id=AgentId("agent")),
+                    ),
                     literal(*server.getsockname()),
-                    ssl.create_default_context(),
-                    server_hostname="localhost",
-                    greeting=Greeting(agent_id=AgentId("agent")),
-                    on_dial=lambda _: None,
                 )
             )
             with pytest.raises(asyncio.CancelledError):

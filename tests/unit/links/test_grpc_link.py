@@ -11,11 +11,10 @@ from linkbench import GRPC, MUX, Bench, run
 
 from isthmus import __version__
 from isthmus.errors import DialFailure, LinkError, LinkStage
-from isthmus.links.grpc_agent import PING_EVERY_S, GrpcAgentTalk
-from isthmus.links.grpc_server import GrpcServerTalk
+from isthmus.links.agent_side import PING_EVERY_S, GrpcAgentTalk
 from isthmus.links.hello import Unwelcome
 from isthmus.links.link import Link
-from isthmus.links.server_side import AgentLink, Decided
+from isthmus.links.server_side import AgentLink, Decided, GrpcServerTalk
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join
@@ -107,7 +106,7 @@ def test_the_token_reaches_whoever_admits_and_the_verdict_may_come_later(
         def admit(link: AgentLink, token: str, decided: Callable[[str], None]) -> None:
             asked.append((link.agent_id, token, decided))
 
-        bench.settings["admit"] = admit
+        bench.admit = admit
         connecting = asyncio.create_task(bench.connect(alpn=GRPC, token="s3cret"))
         await bench.until(lambda: asked)
         assert asked[0][:2] == ("agent", "s3cret")
@@ -121,7 +120,7 @@ def test_the_token_reaches_whoever_admits_and_the_verdict_may_come_later(
 
 def test_why_an_agent_is_refused_reaches_it(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
-        bench.settings["admit"] = lambda link, token, decided: decided("naïve: 100% wrong token")
+        bench.admit = lambda link, token, decided: decided("naïve: 100% wrong token")
         with pytest.raises(LinkError) as failed:
             await bench.connect(alpn=GRPC, token="x")
         assert failed.value.stage is LinkStage.REFUSED
@@ -145,7 +144,7 @@ def test_the_network_reaches_whoever_admits(files: pki.PkiFiles, alpn: tuple[str
             networks.append(link.network)
             decided("")
 
-        bench.settings["admit"] = admit
+        bench.admit = admit
         await bench.connect(alpn=alpn, network="sites")
         await bench.connect(alpn=alpn)
         assert networks == ["sites", ""]
@@ -165,7 +164,7 @@ def test_the_status_of_a_refusal_tells_its_kind(files: pki.PkiFiles, kind: Unwel
     }
 
     async def test(bench: Bench) -> None:
-        bench.settings["admit"] = lambda link, token, decided: decided("not you", kind)
+        bench.admit = lambda link, token, decided: decided("not you", kind)
         with pytest.raises(LinkError) as failed:
             await bench.connect(alpn=GRPC)
         assert failed.value.stage is LinkStage.REFUSED
@@ -185,7 +184,7 @@ def test_an_id_that_is_too_long_is_a_bad_hello(files: pki.PkiFiles) -> None:
 def test_a_verdict_after_the_agent_has_left_changes_nothing(files: pki.PkiFiles) -> None:
     async def test(bench: Bench) -> None:
         asked: list[Callable[[str], None]] = []
-        bench.settings["admit"] = lambda link, token, decided: asked.append(decided)
+        bench.admit = lambda link, token, decided: asked.append(decided)
         for verdict in ("", "no"):
             connecting = asyncio.create_task(bench.connect(alpn=GRPC))
             await bench.until(lambda: asked)
@@ -277,7 +276,7 @@ def test_what_cannot_be_dialed_is_refused_without_asking(files: pki.PkiFiles) ->
         await bench.until(lambda: len(said) == 4)
         assert all(text and text.startswith("dial tcp: address ") for text in said)
         packets.say(DIAL_REQ, dial_request("udp", "10.0.0.1:53", 60))
-        await bench.until(lambda: agent_side.packets.sent[DIAL_RSP] == 5)
+        await bench.until(lambda: agent_side.terms.packets.sent[DIAL_RSP] == 5)
         assert not bench.dials and agent_side.load == 0
 
     run(files, test)
@@ -313,7 +312,7 @@ def test_a_dial_cancelled_while_its_answer_is_on_the_way_leaves_nothing(
         join(bench.dials[0].accept("10.0.0.1:80"), far)  # said, and not heard yet
         end.abort(Ending.CANCELLED)
         await bench.until(lambda: far.aborted)
-        assert server_side.packets.sent[CLOSE_REQ] == 1
+        assert server_side.terms.packets.sent[CLOSE_REQ] == 1
         assert (answers, server_side.load, agent_side.load) == ([], 0, 0)
 
     run(files, test)
@@ -375,7 +374,7 @@ def test_a_draining_agent_is_not_chosen_and_its_tunnels_go_on(files: pki.PkiFile
         agent_side.drain()
         await bench.until(lambda: server_side.draining)
         assert not server_side.takes_dials and server_side.ready
-        assert server_side.packets.received[DRAIN] == 1
+        assert server_side.terms.packets.received[DRAIN] == 1
         client.feed(b"still here")
         await bench.until(lambda: far.received == b"still here")
         agent_side.close("done")

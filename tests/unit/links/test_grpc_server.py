@@ -184,7 +184,7 @@ def test_the_token_is_what_follows_bearer(files: pki.PkiFiles, token: bytes) -> 
             tokens.append(token)
             decided("")
 
-        bench.settings["admit"] = admit
+        bench.admit = admit
         caller, _ = await calling(bench, ID, (b"authorization", token.strip()))
         assert tokens == ["abc.def"]
         caller.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ProtocolError
-from isthmus.links.unproven import MAX_UNPROVEN_BYTES, Unproven
+from isthmus.links.server_side import MAX_UNPROVEN_BYTES, Unproven
 
 
 class Session:
@@ -33,7 +33,7 @@ class Session:
 
 def test_everything_is_passed_on() -> None:
     session = Session()
-    unproven = Unproven(session, lambda size: True)
+    unproven = Unproven(session, lambda source, size: True, "")
     unproven.heard()
     unproven.receive(memoryview(b"12345"))
     unproven.flush()
@@ -43,7 +43,7 @@ def test_everything_is_passed_on() -> None:
 
 def test_more_than_a_greeting_is_not_read() -> None:
     session = Session()
-    unproven = Unproven(session, lambda size: True)
+    unproven = Unproven(session, lambda source, size: True, "")
     unproven.receive(memoryview(bytes(MAX_UNPROVEN_BYTES)))
     with pytest.raises(ProtocolError, match="without showing who it is"):
         unproven.receive(memoryview(b"x"))
@@ -52,7 +52,7 @@ def test_more_than_a_greeting_is_not_read() -> None:
 
 def test_nor_more_than_its_source_may() -> None:
     asked: list[int] = []
-    unproven = Unproven(Session(), lambda size: bool(asked.append(size)))
+    unproven = Unproven(Session(), lambda source, size: bool(asked.append(size)), "")
     with pytest.raises(ProtocolError):
         unproven.receive(memoryview(b"123"))
     assert asked == [3]

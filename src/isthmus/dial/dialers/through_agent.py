@@ -18,7 +18,7 @@ from isthmus.dial.dialers.through_peer import PeerLinks
 from isthmus.dial.rules_agents import Agents
 from isthmus.dial.rules_policy import Decision
 from isthmus.errors import DialFailure
-from isthmus.links.peer_side import PeerLink
+from isthmus.links.agent_side import PeerLink
 from isthmus.links.server_side import AgentLink
 from isthmus.net.connect import SPENT
 from isthmus.net.deadlines import Deadlines

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from isthmus.links.peer_side import PeerLink
+from isthmus.links.agent_side import PeerLink
 from isthmus.values import ServerId
 
 

@@ -1,28 +1,105 @@
-"""Making one link of an agent: by one address, to whoever is there or to a server by its id."""
+"""Making one link of an agent: where servers are, and to whoever is there or to one by its id."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from isthmus.errors import LinkError
 from isthmus.frame.observe.program import ProgramMetrics
-from isthmus.links.agent_side import Greeting, ServerLink, connect
+from isthmus.links.agent_side import (
+    AgentGreeting,
+    LinkOpening,
+    ServerHooks,
+    ServerLink,
+    connect,
+)
+from isthmus.links.link import LinkTerms
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer
 from isthmus.net.connect import Address
-from isthmus.net.poller import Poller
-from isthmus.programs.agent.places import Place, Places
-from isthmus.tunnel.budget import UNBOUNDED, Budget
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.message_reader import PacketCounts
+from isthmus.net.resolver import Resolver
+from isthmus.net.rules_proxies import ProxyRules
+from isthmus.net.srv import srv_targets
+from isthmus.net.through_proxy import connect_through
+from isthmus.programs.agent.settings import is_srv_name
 from isthmus.values import HostPort, ServerId
 from isthmus.wire.link import alpn_asking_for
 
 _QUIET_S = 30.0
+#: The family of an address that is a name, which a proxy looks up.
+_BY_NAME = int(socket.AF_UNSPEC)
 _log = logging.getLogger("isthmus.agent")
+
+#: A socket address and the name that its certificate must carry.
+ServerAddress = tuple[Address, str]
+
+
+class ServerAddresses:
+    """Finds every address of every name that an agent was given, again and again."""
+
+    def __init__(
+        self,
+        terms: LinkTerms,
+        resolver: Resolver,
+        *,
+        hosts: Sequence[str],
+        port: int,
+        proxies: ProxyRules,
+        once: OncePer,
+        server_name: str = "",
+    ) -> None:
+        """``server_name`` is what every server's certificate must carry; empty means the host."""
+        self._terms = terms
+        self._resolver = resolver
+        self._hosts = tuple(hosts)
+        self._port = port
+        self._proxies = proxies
+        self._once = once
+        self._server_name = server_name
+        self._known: dict[str, list[ServerAddress]] = {}
+
+    async def find(self) -> list[ServerAddress]:
+        """Every address of every host; of those that do not resolve now, what was known before."""
+        for host in self._hosts:
+            try:
+                self._known[host] = await self._find_one(host)
+            except OSError as exc:
+                self._unresolved(host, str(exc))
+            except Exception as exc:  # one name must not end the links to the others
+                self._unresolved(host, repr(exc))
+        return list(dict.fromkeys(it for found in self._known.values() for it in found))
+
+    def _unresolved(self, host: str, reason: str) -> None:
+        _say(self._once, "server name does not resolve", about=host, reason=reason)
+
+    async def _find_one(self, host: str) -> list[ServerAddress]:
+        targets = await srv_targets(host) if is_srv_name(host) else [HostPort(host, self._port)]
+        addresses: list[ServerAddress] = []
+        for target in targets:
+            name = self._server_name or target.host
+            if self._proxies.proxy_for(target.host, target.port) is not None:
+                # The proxy looks the name up: we perhaps cannot, and need not.
+                addresses.append(((_BY_NAME, (target.host, target.port)), name))
+            else:
+                found = await self._resolver.addresses(target)
+                addresses += [(address, name) for address in found]
+        return addresses
+
+    def through(self, address: ServerAddress) -> Callable[[], Awaitable[socket.socket]] | None:
+        """The way to an address that is behind a proxy; None if none is."""
+        family, (host, port, *_) = address[0]
+        if family != _BY_NAME:
+            return None
+        target = HostPort(host, port)
+        proxy = self._proxies.proxy_for(target.host, target.port)
+        assert proxy is not None  # or it would have been resolved
+        terms = self._terms
+        return partial(connect_through, terms.loop, terms.poller, self._resolver, proxy, target)
 
 
 class Linking:
@@ -30,43 +107,34 @@ class Linking:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
+        terms: LinkTerms,
         *,
         context: Callable[[], ssl.SSLContext],
-        greeting: Callable[[], Greeting],
+        greeting: Callable[[], AgentGreeting],
         on_dial: Callable[[Incoming], None],
-        limits: Limits,
         metrics: ProgramMetrics,
         once: OncePer,
-        packets: PacketCounts,
-        only: str = "auto",
         alpn: Sequence[str] = (),
-        budget: Budget = UNBOUNDED,
     ) -> None:
         """``alpn`` is what the context offers; without it no server is asked for by its id."""
-        self._loop = loop
-        self._poller = poller
+        self.loop: asyncio.AbstractEventLoop = terms.loop
+        self._terms = terms
         self._context = context
         self._greeting = greeting
         self._on_dial = on_dial
-        self._limits = limits
-        self._metrics = metrics
+        self.metrics = metrics
         self._once = once
-        self._packets = packets
-        self._only = only
         self._alpn = tuple(alpn)
-        self._budget = budget
 
     @property
     def can_ask(self) -> bool:
         """A server can be asked for by its id."""
-        return self._only != "grpc" and bool(self._alpn)
+        return self._terms.only != "grpc" and bool(self._alpn)
 
     async def link(
         self,
-        places: Places,
-        place: Place,
+        addresses: ServerAddresses,
+        address: ServerAddress,
         asked: ServerId | None,
         *,
         claim: Callable[[ServerLink], bool],
@@ -74,40 +142,32 @@ class Linking:
     ) -> ServerLink | None:
         """Link the server that is asked for, or any; None if that failed."""
         alpn = self._alpn if asked is None else (alpn_asking_for(asked), *self._alpn)
+        hooks = ServerHooks(on_dial=self._on_dial, claim=claim, on_membership=on_membership)
         try:
-            return await connect(
-                self._loop,
-                self._poller,
-                place[0],
-                self._context(),
-                server_hostname=place[1],
+            opening = LinkOpening(
+                context=self._context(),
+                server_hostname=address[1],
                 greeting=self._greeting(),
-                on_dial=self._on_dial,
-                claim=claim,
-                on_membership=on_membership,
-                only=self._only,
                 alpn=alpn,
-                packets=self._packets,
-                through=places.through(place),
-                limits=self._limits,
-                budget=self._budget,
             )
+            through = addresses.through(address)
+            return await connect(self._terms, hooks, opening, address[0], through=through)
         except LinkError as exc:
-            self._metrics.link_failed(exc.stage)
-            self._say("cannot link to the server", about=_shown(place[0], asked), reason=str(exc))
+            self.metrics.link_failed(exc.stage)
+            reason = str(exc)
         except Exception as exc:  # whatever it is, the other links go on and this one is retried
-            self._say("cannot link to the server", about=_shown(place[0], asked), reason=repr(exc))
+            reason = repr(exc)
+        _say(
+            self._once, "cannot link to the server", about=_shown(address[0], asked), reason=reason
+        )
         return None
 
-    def unresolved(self, host: str, reason: str) -> None:
-        """Say now and then that a name does not resolve."""
-        self._say("server name does not resolve", about=host, reason=reason)
 
-    def _say(self, message: str, *, about: str, reason: str) -> None:
-        self._once.log(
-            (message, about, reason), _QUIET_S, _log, logging.WARNING, message,
-            server=about, reason=reason,
-        )  # fmt: skip
+def _say(once: OncePer, message: str, *, about: str, reason: str) -> None:
+    once.log(
+        (message, about, reason), _QUIET_S, _log, logging.WARNING, message,
+        server=about, reason=reason,
+    )  # fmt: skip
 
 
 def _shown(address: Address, asked: ServerId | None) -> str:

@@ -34,7 +34,8 @@ from isthmus.frame.views import certificates, gate_views, link_view, memory_view
 from isthmus.kube.api import Kube
 from isthmus.kube.leases import LeaseCounter
 from isthmus.kube.opening import open_kube
-from isthmus.links.agent_side import Greeting
+from isthmus.links.agent_side import AgentGreeting
+from isthmus.links.link import LinkTerms
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer, log
 from isthmus.net.contexts import HotContext, TlsFiles, client_context, lifetimes_of, watch
@@ -46,6 +47,7 @@ from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.agent import PROGRAM
 from isthmus.programs.agent.gate_watch import GateWatch
+from isthmus.programs.agent.linking import Linking, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_traffic import NodeTraffic, remove_leftovers
 from isthmus.programs.agent.servers import Servers
@@ -156,34 +158,45 @@ class Agent:
         build = partial(client_context, alpn=settings.alpn, revocations=revocations)
         context = HotContext(files, build, purpose="client")
         self.contexts.append(context)
-        return Servers(
-            self.loop,
-            self.poller,
-            self.resolver,
-            hosts=settings.proxy_server_host,
-            port=settings.proxy_server_port,
+        terms = LinkTerms(
+            loop=self.loop,
+            poller=self.poller,
+            limits=with_keepalive(Limits(), settings.keepalive_time_s),
+            budget=self.budget,
+            only=settings.link,
+            packets=self.packets,
+        )
+        linking = Linking(
+            terms,
             context=lambda: context.current,
             greeting=self._greeting,
             on_dial=self._dial,
+            metrics=self.metrics,
+            once=self.once,
+            alpn=settings.alpn,
+        )
+        addresses = ServerAddresses(
+            terms,
+            self.resolver,
+            hosts=settings.proxy_server_host,
+            port=settings.proxy_server_port,
+            proxies=ProxyRules.from_environment(os.environ),
+            once=self.once,
+            server_name=settings.proxy_server_name,
+        )
+        return Servers(
+            linking,
+            addresses,
             backoff=lambda: Backoff(
                 first_s=settings.sync_interval_s,
                 cap_s=settings.sync_interval_cap_s,
                 chance=random.random,
             ),
-            limits=with_keepalive(Limits(), settings.keepalive_time_s),
-            metrics=self.metrics,
-            once=self.once,
-            packets=self.packets,
-            budget=self.budget,
-            proxies=ProxyRules.from_environment(os.environ),
-            only=settings.link,
-            alpn=settings.alpn,
             count_source=settings.server_count_source,
-            server_name=settings.proxy_server_name,
             changed=self._gate_watch.changed,
         )
 
-    def _greeting(self) -> Greeting:
+    def _greeting(self) -> AgentGreeting:
         """Say who we are; the token is read for each link, because it is rotated.
 
         Raises:
@@ -197,7 +210,7 @@ class Agent:
             except (OSError, UnicodeDecodeError) as exc:
                 why = exc.strerror if isinstance(exc, OSError) else "is no token"
                 raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
-        return Greeting(
+        return AgentGreeting(
             agent_id=self.id,
             identifiers=self.settings.agent_identifiers,
             labels={ZONE_LABEL: self.settings.zone} if self.settings.zone else {},

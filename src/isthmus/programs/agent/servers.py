@@ -4,7 +4,7 @@ Every address that a name resolves to is connected. A server says in its Welcome
 there are, and perhaps which. Those that are named and not linked are asked for by their ids, where
 somebody answers: whichever server is met hands the connection on. While there are others (they may
 hide behind one load-balanced address), the same addresses are tried again and again. A link to a
-server that is linked already is spare: see spare_links.py.
+server that is linked already is spare: see table.py.
 
 A link that was asked for by its server's id may pass through any other server, and ends with that
 one. Which one it is nobody says, so that all of them are made anew when a server says that it
@@ -17,26 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from isthmus.frame.observe.program import ProgramMetrics
-from isthmus.links.agent_side import Greeting, ServerLink
+from isthmus.links.agent_side import ServerLink
 from isthmus.links.link import GOODBYE_S
-from isthmus.links.talk import Incoming
-from isthmus.logs import OncePer
-from isthmus.net.poller import Poller
-from isthmus.net.resolver import Resolver
-from isthmus.net.rules_proxies import ProxyRules
-from isthmus.programs.agent.linking import Linking
-from isthmus.programs.agent.places import Place, Places
-from isthmus.programs.agent.rules_asking import Asking
-from isthmus.programs.agent.table import Table
+from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
+from isthmus.programs.agent.rules_turns import AskingTurns
+from isthmus.programs.agent.table import LinkTable
 from isthmus.text.backoff import Backoff
-from isthmus.tunnel.budget import UNBOUNDED, Budget
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import ServerId
 
 _RESOLVE_AGAIN_S = 30.0
@@ -63,51 +52,26 @@ class Servers:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
-        resolver: Resolver,
+        linking: Linking,
+        addresses: ServerAddresses,
         *,
-        hosts: Sequence[str],
-        port: int,
-        context: Callable[[], ssl.SSLContext],
-        greeting: Callable[[], Greeting],
-        on_dial: Callable[[Incoming], None],
         backoff: Callable[[], Backoff],
-        limits: Limits,
-        metrics: ProgramMetrics,
-        once: OncePer,
-        packets: PacketCounts,
-        proxies: ProxyRules,
-        only: str = "auto",
-        alpn: Sequence[str] = (),
         count_source: str = "default",
-        server_name: str = "",
         changed: Callable[[], None] = _unheard,
-        budget: Budget = UNBOUNDED,
     ) -> None:
-        """``alpn`` is what the context offers; without it no server is asked for by its id.
-
-        ``server_name`` is what every server's certificate must carry and what is asked for by
-        SNI; empty means the host. ``changed()`` hears that a link came or went.
-        """
-        self._loop = loop
+        """``changed()`` hears that a link came or went."""
+        self._loop = linking.loop
         self._backoff = backoff
-        self._linking = Linking(
-            loop, poller, context=context, greeting=greeting, on_dial=on_dial, limits=limits,
-            metrics=metrics, once=once, packets=packets, only=only, alpn=alpn,
-            budget=budget,
+        self._linking = linking
+        self._addresses = addresses
+        self._table = LinkTable(
+            linking.loop, backoff=backoff, metrics=linking.metrics, count_source=count_source,
+            can_ask=linking.can_ask, changed=changed,
         )  # fmt: skip
-        self._table = Table(
-            loop, backoff=backoff, metrics=metrics, count_source=count_source,
-            can_ask=self._linking.can_ask, changed=changed,
-        )  # fmt: skip
-        self._where = Places(
-            loop, poller, resolver, hosts=hosts, port=port, proxies=proxies,
-            server_name=server_name, unresolved=self._linking.unresolved,
-        )  # fmt: skip
-        self._places: set[Place] = set()
-        self._answering: set[Place] = set()  # where the last attempt met a server, or one is linked
-        self._kept: set[Place] = set()  # where the keeper has its link
+        self._current: set[ServerAddress] = set()
+        # Where the last attempt met a server, or one is linked.
+        self._answering: set[ServerAddress] = set()
+        self._kept: set[ServerAddress] = set()  # where the keeper has its link
         self._turn = 0
 
     @property
@@ -142,40 +106,40 @@ class Servers:
             Work.PROBE: self._probe,
             Work.REPLACE: self._replace,
         }
-        keepers: dict[tuple[Place, Work], asyncio.Task[None]] = {}
+        keepers: dict[tuple[ServerAddress, Work], asyncio.Task[None]] = {}
         backoff = self._backoff()
         async with asyncio.TaskGroup() as tasks:
             while not self._table.draining:
-                places = await self._where.find()
-                if set(places) != self._places:
-                    self._places = set(places)
-                    self._answering &= self._places
+                addresses = await self._addresses.find()
+                if set(addresses) != self._current:
+                    self._current = set(addresses)
+                    self._answering &= self._current
                     # Who waits at an address that is gone has to hear it.
                     self._table.tell_change()
                 keepers = {key: task for key, task in keepers.items() if not task.done()}
-                for place, work in self._wanted(places):
-                    if (place, work) not in keepers:
-                        keepers[place, work] = tasks.create_task(
-                            does[work](place), name=f"link:{place[1]}"
+                for address, work in self._wanted(addresses):
+                    if (address, work) not in keepers:
+                        keepers[address, work] = tasks.create_task(
+                            does[work](address), name=f"link:{address[1]}"
                         )
-                if places:
+                if addresses:
                     backoff.reset()
-                await self._table.wait_change(_RESOLVE_AGAIN_S if places else backoff.next_s())
+                await self._table.wait_change(_RESOLVE_AGAIN_S if addresses else backoff.next_s())
 
-    def _wanted(self, places: Sequence[Place]) -> list[tuple[Place, Work]]:
+    def _wanted(self, addresses: Sequence[ServerAddress]) -> list[tuple[ServerAddress, Work]]:
         """One keeper for each address, others while servers are missing that may be behind it.
 
         However many addresses there are: some may be dead, and others lead to one server. And one
         that replaces links, while there are some to be replaced.
         """
-        wanted = [(place, Work.KEEP) for place in places]
-        for place in places:
-            if place in self._answering and self._table.to_ask_for:
-                wanted.append((place, Work.ASK))
-            if place in self._answering and self._table.some_unnamed:
-                wanted.append((place, Work.PROBE))
+        wanted = [(address, Work.KEEP) for address in addresses]
+        for address in addresses:
+            if address in self._answering and self._table.to_ask_for:
+                wanted.append((address, Work.ASK))
+            if address in self._answering and self._table.some_unnamed:
+                wanted.append((address, Work.PROBE))
             if self._table.unsure:
-                wanted.append((place, Work.REPLACE))
+                wanted.append((address, Work.REPLACE))
         return wanted
 
     def drain(self) -> None:
@@ -208,7 +172,7 @@ class Servers:
         """Something that a tunnel said waits in a link."""
         return any(link.unsent for link in self.open_links)
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, address: ServerAddress) -> None:
         """Keep one link by one address, until the address is gone from the name.
 
         Who finds that it leads to a server that is linked already leaves the rest to those who
@@ -217,21 +181,21 @@ class Servers:
         """
         backoff = self._backoff()
         looking = False
-        while self._is_current(place):
-            link = await self._try(place, self._in_turn() if looking else None)
+        while self._is_current(address):
+            link = await self._try(address, self._in_turn() if looking else None)
             looking = link is None and not looking
             if link is not None and not link.spare:
                 backoff.reset()
-                self._kept.add(place)
+                self._kept.add(address)
                 # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
                 while self.links.get(link.server_id) is link:
                     await self._table.wait_change()
-                self._kept.discard(place)
+                self._kept.discard(address)
             elif link is not None:
-                while self.links and place in self._answering and self._is_current(place):
+                while self.links and address in self._answering and self._is_current(address):
                     await self._table.wait_change()
                     backoff.reset()
-            await self._pause(place, backoff)
+            await self._pause(address, backoff)
 
     def _in_turn(self) -> ServerId | None:
         """One of the missing servers; whether it is dead or the address is, is not known."""
@@ -239,46 +203,46 @@ class Servers:
         self._turn += 1
         return missing[self._turn % len(missing)] if missing else None
 
-    async def _probe(self, place: Place) -> None:
+    async def _probe(self, address: ServerAddress) -> None:
         """Look by one address for servers that nobody names, until all are linked."""
         backoff = self._backoff()
         found: set[ServerId] = set()
         await self._let_others_link(backoff)
-        while self._is_current(place) and place in self._answering and self._table.some_unnamed:
-            link = await self._try(place, None)
+        while self._is_current(address) and address in self._answering and self._table.some_unnamed:
+            link = await self._try(address, None)
             if link is not None and not link.spare:
                 backoff.reset()
                 if self._table.some_unnamed and link.server_id not in found:
                     found.add(link.server_id)
                     continue  # with the next: only those that come and go have to wait
-            await self._pause(place, backoff)
+            await self._pause(address, backoff)
 
-    async def _ask(self, place: Place) -> None:
+    async def _ask(self, address: ServerAddress) -> None:
         """Ask by one address for servers that are missing, until all are linked."""
         await self._let_others_link(self._backoff())
         await self._ask_while(
-            place,
+            address,
             self._table.asking,
-            lambda: place in self._answering and bool(self._table.to_ask_for),
+            lambda: address in self._answering and bool(self._table.to_ask_for),
         )
 
-    async def _replace(self, place: Place) -> None:
+    async def _replace(self, address: ServerAddress) -> None:
         """Make links anew by one address, until none may pass through a server that drains."""
-        await self._ask_while(place, self._table.asking_anew, lambda: bool(self._table.unsure))
+        await self._ask_while(address, self._table.asking_anew, lambda: bool(self._table.unsure))
 
     async def _ask_while(
-        self, place: Place, asking: Asking, some_are_wanted: Callable[[], bool]
+        self, address: ServerAddress, asking: AskingTurns, some_are_wanted: Callable[[], bool]
     ) -> None:
         """Ask for each whose turn it is; one that is silent keeps nobody waiting for long."""
         under_way: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as tries:
-            while self._is_current(place) and (some_are_wanted() or under_way):
+            while self._is_current(address) and (some_are_wanted() or under_way):
                 asked = None
                 full = len(under_way) >= _MOST_AT_ONCE or self._table.spare.are_many
                 if some_are_wanted() and not full:
                     asked = asking.take(now=self._loop.time())
                 if asked is not None:
-                    task = tries.create_task(self._try_turn(place, asking, asked))
+                    task = tries.create_task(self._try_turn(address, asking, asked))
                     under_way.add(task)
                     await asyncio.wait({task}, timeout=_PATIENCE_S)
                 else:
@@ -288,10 +252,10 @@ class Servers:
                     await self._table.wait_change(None if full and not under_way else wait_s)
                 under_way = {each for each in under_way if not each.done()}
 
-    async def _try_turn(self, place: Place, asking: Asking, asked: ServerId) -> None:
+    async def _try_turn(self, address: ServerAddress, asking: AskingTurns, asked: ServerId) -> None:
         linked = False
         try:
-            link = await self._try(place, asked)
+            link = await self._try(address, asked)
             linked = link is not None and not link.spare and link.server_id == asked
         finally:
             if not linked:
@@ -299,31 +263,31 @@ class Servers:
 
     async def _let_others_link(self, backoff: Backoff) -> None:
         """Wait a moment where there are several addresses: most are being linked just now."""
-        if self._answering != self._places:
+        if self._answering != self._current:
             await asyncio.sleep(backoff.next_s())
 
-    async def _pause(self, place: Place, backoff: Backoff) -> None:
+    async def _pause(self, address: ServerAddress, backoff: Backoff) -> None:
         """Wait before the next attempt; for longer while there are many spare links."""
-        while self._table.spare.are_many and self._is_current(place):
+        while self._table.spare.are_many and self._is_current(address):
             await self._table.wait_change()
         await asyncio.sleep(backoff.next_s())
 
-    def _is_current(self, place: Place) -> bool:
-        return not self._table.draining and place in self._places
+    def _is_current(self, address: ServerAddress) -> bool:
+        return not self._table.draining and address in self._current
 
-    async def _try(self, place: Place, asked: ServerId | None) -> ServerLink | None:
+    async def _try(self, address: ServerAddress, asked: ServerId | None) -> ServerLink | None:
         """Make one link by one address, to the server that is asked for or to any.
 
         Whether somebody answers there decides whether others look there as well. One that refuses
         us does not mean that nobody is there while the keeper has its link, and would not look.
         """
         link = await self._linking.link(
-            self._where, place, asked,
+            self._addresses, address, asked,
             claim=self._table.claim, on_membership=self._table.tell_change,
         )  # fmt: skip
         answers = link is not None
-        gone = not answers and asked is None and place not in self._kept
-        if (answers or gone) and answers != (place in self._answering):
-            self._answering ^= {place}
+        gone = not answers and asked is None and address not in self._kept
+        if (answers or gone) and answers != (address in self._answering):
+            self._answering ^= {address}
             self._table.tell_change()
         return link

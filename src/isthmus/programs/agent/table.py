@@ -1,6 +1,6 @@
 """The table of an agent's links, one for each server; it says what is missing, and wakes who waits.
 
-rules_mesh.py says what follows from the links, rules_asking.py whose turn it is to be asked for;
+rules_mesh.py says what follows from the links, rules_turns.py whose turn it is to be asked for;
 servers.py makes them.
 """
 
@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.links.agent_side import ServerLink
 from isthmus.logs import log
 from isthmus.programs.agent import rules_mesh as mesh
-from isthmus.programs.agent.rules_asking import Asking
-from isthmus.programs.agent.spare_links import SpareLinks
+from isthmus.programs.agent.rules_turns import AskingTurns
 from isthmus.text.backoff import Backoff
 from isthmus.values import ServerId
 
 _log = logging.getLogger("isthmus.agent")
 
 
-class Table:
+class LinkTable:
     """Keeps the links, and whom to ask for next.
 
     ``asking`` is for servers that are missing, ``asking_anew`` for those whose links may end soon.
@@ -48,8 +47,8 @@ class Table:
         self._leases: int | None = None
         self._change = asyncio.Event()
         self.spare = SpareLinks(loop)
-        self.asking = Asking(backoff, most=mesh.MOST_SERVERS)
-        self.asking_anew = Asking(backoff, most=mesh.MOST_SERVERS)
+        self.asking = AskingTurns(backoff, most=mesh.MOST_SERVERS)
+        self.asking_anew = AskingTurns(backoff, most=mesh.MOST_SERVERS)
         self.draining = False
         self.links: dict[ServerId, ServerLink] = {}
 
@@ -138,3 +137,59 @@ class Table:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._change.wait()
+
+
+_MOST = 16
+#: Tunnels may stay open for days, and each link that was replaced with them.
+_MOST_REPLACED = 16
+_LOOK_S = 0.05
+
+
+class SpareLinks:
+    """An agent's links that are not in use: it has another to the same server, or they close.
+
+    A spare one takes no new dials, and is closed when its server knows that and has asked
+    elsewhere. So is one that was in use until another took its place, when the last of its tunnels
+    has ended.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._links: set[ServerLink] = set()
+        self._replaced: set[ServerLink] = set()
+
+    def __iter__(self) -> Iterator[ServerLink]:
+        yield from self._links
+        yield from self._replaced
+
+    @property
+    def are_many(self) -> bool:
+        """Who looks for servers makes no more of them now."""
+        return len(self._links) >= _MOST
+
+    @property
+    def may_replace(self) -> bool:
+        """One more that is in use may be replaced now."""
+        return len(self._replaced) < _MOST_REPLACED
+
+    def add(self, link: ServerLink) -> None:
+        """Keep one until it is over."""
+        self._links.add(link)
+        self._loop.call_later(_LOOK_S, self._look, link)
+
+    def replace(self, link: ServerLink) -> None:
+        """Another link takes the place of this one: keep it until it is over."""
+        self._replaced.add(link)
+        link.make_spare()
+        self._loop.call_later(_LOOK_S, self._look, link)
+
+    def over(self, link: ServerLink) -> None:
+        """One has ended, if it was one."""
+        self._links.discard(link)
+        self._replaced.discard(link)
+
+    def _look(self, link: ServerLink) -> None:
+        if link.unused:
+            link.close("already linked to this server")
+        elif not link.closed_because:
+            self._loop.call_later(_LOOK_S, self._look, link)

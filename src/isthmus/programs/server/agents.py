@@ -15,8 +15,8 @@ from isthmus.errors import LinkStage
 from isthmus.frame.descriptors import places
 from isthmus.frame.handed import Handed
 from isthmus.links.hello import Unwelcome
-from isthmus.links.link import HANDSHAKE_S, Link, peer_of
-from isthmus.links.server_side import AgentLink, Decided, Membership
+from isthmus.links.link import HANDSHAKE_S, Link, LinkTerms, peer_of
+from isthmus.links.server_side import AgentHooks, AgentLink, Decided, Membership
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer, log
 from isthmus.net.contexts import HotContext
@@ -45,7 +45,6 @@ from isthmus.programs.server.tls_refusals import refusal_of
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits, with_keepalive
-from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link import RELAY_ALPN, alpn_asking_for, is_askable
 
@@ -86,8 +85,22 @@ class AgentDoor:
         self._id = server_id
         self._metrics = metrics
         self._once = once
-        self._on_dial = on_dial
-        self._limits = with_keepalive(Limits(), settings.keepalive_time_s)
+        self.terms = LinkTerms(
+            loop=loop,
+            poller=poller,
+            limits=with_keepalive(Limits(), settings.keepalive_time_s),
+            budget=budget,
+            only=settings.link,
+            process=PROCESS,
+        )
+        self._hooks = AgentHooks(
+            membership=self._membership,
+            on_ready=self._ready,
+            on_dial=on_dial,
+            on_closed=self._gone,
+            admit=self._admit,
+            may_read=self._may_read,
+        )
         self._admission: Admission | None = None
         self._bound: list[socket.socket] = []
         self._listeners: list[Listener] = []
@@ -104,7 +117,7 @@ class AgentDoor:
         if agents is None:
             agents = Agents(settings.proxy_strategies, below, settings.nearness)
         self.agents = agents
-        self.packets = PacketCounts()
+        self.packets = self.terms.packets
         self.port = 0
         siblings = handed.slot.siblings if handed is not None else ()
         self.peers = Peers(server_id, settings.peers, siblings)
@@ -265,24 +278,7 @@ class AgentDoor:
     ) -> None:
         assert self._admission is not None  # made before the port was opened
         source = source_of(sock)
-        link = AgentLink(
-            self._loop,
-            self._poller,
-            sock,
-            context.current,
-            membership=self._membership,
-            on_ready=self._ready,
-            on_dial=self._on_dial,
-            on_closed=self._gone,
-            admit=self._admit,
-            only=self._settings.link,
-            packets=self.packets,
-            handshake_s=handshake_s,
-            limits=self._limits,
-            process=PROCESS,
-            budget=self._budget,
-            may_read=partial(self._may_read, source),
-        )
+        link = AgentLink(self.terms, self._hooks, sock, context.current, handshake_s=handshake_s)
         self.links.add(link)
         self.strangers.add(link, source)
         self._by_id[link.id] = link

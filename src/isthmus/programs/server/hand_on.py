@@ -21,8 +21,7 @@ from typing import Any
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
-from isthmus.links.carrier import keep_queue_short
-from isthmus.links.link import GOODBYE_S, HANDSHAKE_S
+from isthmus.links.link import GOODBYE_S, HANDSHAKE_S, keep_queue_short
 from isthmus.logs import OncePer
 from isthmus.net.gate import source_of
 from isthmus.net.peek import HelloPeek

@@ -11,26 +11,29 @@ import asyncio
 import contextlib
 import logging
 import random
+from dataclasses import replace
 from functools import partial
 
 from isthmus.dial.dialers.through_peer import PeerLinks
 from isthmus.errors import DialFailure, LinkError, LinkStage
-from isthmus.links.agent_side import Greeting, connect
-from isthmus.links.link import GOODBYE_S
-from isthmus.links.peer_side import PeerLink
+from isthmus.links.agent_side import (
+    AgentGreeting,
+    LinkOpening,
+    PeerLink,
+    ServerHooks,
+    connect,
+)
+from isthmus.links.link import GOODBYE_S, LinkTerms
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer, log
 from isthmus.net.connect import Address
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
-from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import Revocations
 from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.peers import Peers
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.text.backoff import Backoff
-from isthmus.tunnel.budget import UNBOUNDED, Budget
-from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.values import AgentId, HostPort, ServerId
 from isthmus.wire.link import RELAY_ALPN
 
@@ -78,33 +81,32 @@ def _takes_nothing(incoming: Incoming) -> None:
     incoming.refuse(DialFailure.DENIED, "a server that relays takes no dials")
 
 
+_HOOKS = ServerHooks(on_dial=_takes_nothing)
+
+
 class RelayKeeper:
     """Keeps ``links`` to every server that ``peers`` knows."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
-        settings: ServerSettings,
+        terms: LinkTerms,
         *,
         own: ServerId,
         peers: Peers,
         context: HotContext,
+        server_name: str,
         metrics: ServerMetrics,
         once: OncePer,
-        budget: Budget = UNBOUNDED,
     ) -> None:
-        self._budget = budget
-        self._loop = loop
-        self._poller = poller
-        self._name = settings.peer_server_name
+        """``server_name`` is what every server's certificate must carry; empty: its host."""
+        self._terms = replace(terms, only="mux")
+        self._name = server_name
         self._own = own
         self._peers = peers
         self._context = context
-        self._limits = with_keepalive(Limits(), settings.keepalive_time_s)
         self._metrics = metrics
         self._once = once
-        self._resolver = Resolver(loop, for_peers=False)
+        self._resolver = Resolver(terms.loop, for_peers=False)
         self._stopped = False
         self._open: dict[PeerLink, tuple[ServerId, HostPort]] = {}
         self.links = PeerLinks()
@@ -190,16 +192,14 @@ class RelayKeeper:
 
     async def _connect(self, place: Address, peer_id: ServerId, address: HostPort) -> PeerLink:
         link = await connect(
-            self._loop,
-            self._poller,
+            self._terms,
+            _HOOKS,
+            LinkOpening(
+                context=self._context.current,
+                server_hostname=self._name or address.host,
+                greeting=AgentGreeting(agent_id=AgentId(self._own)),
+            ),
             place,
-            self._context.current,
-            server_hostname=self._name or address.host,
-            greeting=Greeting(agent_id=AgentId(self._own)),
-            on_dial=_takes_nothing,
-            only="mux",
-            limits=self._limits,
-            budget=self._budget,
             kind=PeerLink,
         )
         assert isinstance(link, PeerLink)

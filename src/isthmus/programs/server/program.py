@@ -293,8 +293,8 @@ class Server:
         context = peer_context(self.settings, self._revoking.all.get("cluster"))
         self.contexts.append(context)
         self.relays = RelayKeeper(
-            self.loop, self.poller, self.settings, own=self.id, peers=self.agent_door.peers,
-            context=context, metrics=self.metrics, once=self.once, budget=self.budget,
+            self.agent_door.terms, own=self.id, peers=self.agent_door.peers, context=context,
+            server_name=self.settings.peer_server_name, metrics=self.metrics, once=self.once,
         )  # fmt: skip
         self.dialer.relays = self.relays.links
 

@@ -22,9 +22,9 @@ from isthmus.dial.settings_targets import Target
 from isthmus.errors import DialFailure
 from isthmus.frame.observe.node_traffic import NodeResult
 from isthmus.frame.tunnels import TunnelTable
-from isthmus.links.agent_side import Greeting
-from isthmus.links.link import Link
-from isthmus.links.server_side import AgentLink, Membership
+from isthmus.links.agent_side import AgentGreeting
+from isthmus.links.link import Link, LinkTerms
+from isthmus.links.server_side import AgentHooks, AgentLink, Membership
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer
 from isthmus.net.connect import Address, literal
@@ -34,6 +34,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.agent import node_connections
+from isthmus.programs.agent.linking import Linking, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_connections import NodeConnections
 from isthmus.programs.agent.node_listeners import NodeListeners
@@ -43,8 +44,6 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.text.backoff import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId, HostPort, ServerId
 from isthmus.wire.link import ALPN
 
@@ -89,14 +88,15 @@ class FarServer:
         def accept(sock: socket.socket) -> None:
             self.links.add(
                 AgentLink(
-                    bed.loop,
-                    bed.poller,
+                    LinkTerms(loop=bed.loop, poller=bed.poller),
+                    AgentHooks(
+                        membership=lambda: said,
+                        on_ready=lambda _: None,
+                        on_dial=self.dials.append,
+                        on_closed=self.links.discard,
+                    ),
                     sock,
                     bed.server_context,
-                    membership=lambda: said,
-                    on_ready=lambda _: None,
-                    on_dial=self.dials.append,
-                    on_closed=self.links.discard,
                 )
             )
 
@@ -137,21 +137,27 @@ class Bed:
         mine = TlsFiles(str(files.agent_cert), str(files.agent_key), str(files.ca_cert))
         self.server_context = server_context(theirs, alpn=(alpn,))
         context = client_context(mine, alpn=(alpn,))
+        terms = LinkTerms(loop=self.loop, poller=self.poller)
         self.servers = Servers(
-            self.loop,
-            self.poller,
-            self.names,
-            hosts=["localhost"],
-            port=1,
-            context=lambda: context,
-            greeting=lambda: Greeting(agent_id=AgentId("agent"), features=GATE, process=PROCESS),
-            on_dial=lambda _: pytest.fail("a server dials"),
+            Linking(
+                terms,
+                context=lambda: context,
+                greeting=lambda: AgentGreeting(
+                    agent_id=AgentId("agent"), features=GATE, process=PROCESS
+                ),
+                on_dial=lambda _: pytest.fail("a server dials"),
+                metrics=self.metrics,
+                once=OncePer(),
+            ),
+            ServerAddresses(
+                terms,
+                self.names,
+                hosts=["localhost"],
+                port=1,
+                proxies=ProxyRules.from_environment({}),
+                once=OncePer(),
+            ),
             backoff=lambda: Backoff(first_s=0.001, cap_s=0.002, chance=lambda: 0.5),
-            limits=Limits(),
-            metrics=self.metrics,
-            once=OncePer(),
-            packets=PacketCounts(),
-            proxies=ProxyRules.from_environment({}),
             changed=self._changed,
         )
         self.connections: NodeConnections

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.links.agent_side import Greeting, ServerLink
+from isthmus.links.agent_side import AgentGreeting, ServerLink
 from isthmus.links.dials import IncomingDial
-from isthmus.links.link import Link
-from isthmus.links.mux_server import MuxServerTalk
-from isthmus.links.server_side import AgentLink, Membership
+from isthmus.links.link import Link, LinkTerms
+from isthmus.links.server_side import AgentHooks, AgentLink, Membership, MuxServerTalk
 from isthmus.logs import OncePer
 from isthmus.net.connect import Address, literal
 from isthmus.net.contexts import TlsFiles, client_context, server_context
@@ -25,16 +24,14 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.agent import servers as servers_module
-from isthmus.programs.agent import spare_links
+from isthmus.programs.agent import table as link_table
+from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
-from isthmus.programs.agent.places import Place, Places
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.server import view as server_view
 from isthmus.text.backoff import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.limits import Limits
-from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, DialId, DialRequest, HostPort, Identity, ServerId
 from isthmus.wire.link import ALPN, alpn_asking_for
@@ -94,14 +91,15 @@ class Bed:
             said = Membership(server_id=ServerId(server_id), server_count=count)
             self.open.add(
                 AgentLink(
-                    self.loop,
-                    self.poller,
+                    LinkTerms(loop=self.loop, poller=self.poller),
+                    AgentHooks(
+                        membership=lambda: said,
+                        on_ready=lambda link: self.on_ready(link),
+                        on_dial=lambda _: pytest.fail("an agent dials"),
+                        on_closed=self.open.discard,
+                    ),
                     sock,
                     self._server_context,
-                    membership=lambda: said,
-                    on_ready=lambda link: self.on_ready(link),
-                    on_dial=lambda _: pytest.fail("an agent dials"),
-                    on_closed=self.open.discard,
                 )
             )
 
@@ -130,14 +128,15 @@ class Bed:
 
         def accept(sock: socket.socket) -> None:
             link = AgentLink(
-                self.loop,
-                self.poller,
+                LinkTerms(loop=self.loop, poller=self.poller),
+                AgentHooks(
+                    membership=lambda: membership(link),
+                    on_ready=lambda link: self.on_ready(link),
+                    on_dial=lambda _: pytest.fail("an agent dials"),
+                    on_closed=self.open.discard,
+                ),
                 sock,
                 context,
-                membership=lambda: membership(link),
-                on_ready=lambda link: self.on_ready(link),
-                on_dial=lambda _: pytest.fail("an agent dials"),
-                on_closed=self.open.discard,
             )
             self.open.add(link)
 
@@ -152,22 +151,26 @@ class Bed:
         *,
         first_s: float = 0.001,
     ) -> Servers:
+        terms = LinkTerms(loop=self.loop, poller=self.poller)
         self.servers = Servers(
-            self.loop,
-            self.poller,
-            self.names,
-            hosts=hosts,
-            port=1,
-            context=context or (lambda: self.context),
-            greeting=lambda: Greeting(agent_id=AgentId("agent")),
-            on_dial=self.dials.append,
+            Linking(
+                terms,
+                context=context or (lambda: self.context),
+                greeting=lambda: AgentGreeting(agent_id=AgentId("agent")),
+                on_dial=self.dials.append,
+                metrics=AgentMetrics(),
+                once=OncePer(),
+                alpn=(ALPN,),
+            ),
+            ServerAddresses(
+                terms,
+                self.names,
+                hosts=hosts,
+                port=1,
+                proxies=ProxyRules.from_environment({}),
+                once=OncePer(),
+            ),
             backoff=lambda: Backoff(first_s=first_s, cap_s=2 * first_s, chance=lambda: 0.5),
-            limits=Limits(),
-            metrics=AgentMetrics(),
-            once=OncePer(),
-            packets=PacketCounts(),
-            proxies=ProxyRules.from_environment({}),
-            alpn=(ALPN,),
         )
         return self.servers
 
@@ -415,14 +418,15 @@ def test_who_found_nobody_asks_for_somebody_else(files: pki.PkiFiles) -> None:
                 return Membership(server_id=ServerId("two" if known else ""), server_count=2)
 
             link = AgentLink(
-                bed.loop,
-                bed.poller,
+                LinkTerms(loop=bed.loop, poller=bed.poller),
+                AgentHooks(
+                    membership=told,
+                    on_ready=bed.ready.append,
+                    on_dial=lambda _: pytest.fail("an agent dials"),
+                    on_closed=bed.open.discard,
+                ),
                 sock,
                 asking_only,
-                membership=told,
-                on_ready=bed.ready.append,
-                on_dial=lambda _: pytest.fail("an agent dials"),
-                on_closed=bed.open.discard,
             )
             bed.open.add(link)
 
@@ -608,7 +612,7 @@ def test_a_link_that_was_begun_before_a_server_drained_replaces_none(files: pki.
 def test_no_more_links_are_replaced_than_may_wait_for_their_tunnels(
     files: pki.PkiFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spare_links, "_MOST_REPLACED", 1)
+    monkeypatch.setattr(link_table, "_MOST_REPLACED", 1)
 
     async def test(bed: Bed) -> None:
         ids = ["one", "two", "three"]
@@ -708,11 +712,11 @@ def test_one_that_is_silent_keeps_nobody_from_the_others(
         link, answer = servers._linking.link, asyncio.Event()
 
         async def slowly(
-            places: Places, place: Place, asked: ServerId | None, **more: Any
+            addresses: ServerAddresses, at: ServerAddress, asked: ServerId | None, **more: Any
         ) -> ServerLink | None:
             if asked == "silent":
                 await answer.wait()
-            return await link(places, place, asked, **more)
+            return await link(addresses, at, asked, **more)
 
         servers._linking.link = slowly  # type: ignore[method-assign]
         async with keeping(servers):
@@ -733,10 +737,10 @@ def test_when_all_links_are_lost_the_dead_are_still_known(files: pki.PkiFiles) -
         asking = servers._table.asking
         async with keeping(servers):
             await bed.until(lambda: set(servers.links) == {"one", "two"})
-            await bed.until(lambda: repr(asking) == "<Asking for 1, 1 failed>")
+            await bed.until(lambda: repr(asking) == "<AskingTurns for 1, 1 failed>")
             for link in list(bed.open):
                 link.close("lost")
             await bed.until(lambda: not servers.links)
-            assert repr(asking) == "<Asking for 3, 1 failed>"  # it is not asked for at once
+            assert repr(asking) == "<AskingTurns for 3, 1 failed>"  # it is not asked for at once
 
     run(files, test)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from isthmus.programs.agent.rules_asking import Asking
+from isthmus.programs.agent.rules_turns import AskingTurns
 from isthmus.testing.clock import ManualClock
 from isthmus.text.backoff import Backoff
 from isthmus.values import ServerId
@@ -24,7 +24,7 @@ class Agent:
             return Backoff(first_s=1.0, cap_s=CAP_S, chance=chance)
 
         self.clock = ManualClock(0.0)
-        self.asking = Asking(backoff, most=most)
+        self.asking = AskingTurns(backoff, most=most)
         self.named = [ServerId(each) for each in named]
         self.living: set[str] = set()
         self.linked: dict[str, float] = {}
@@ -185,7 +185,7 @@ def test_nobody_is_asked_for_twice_at_a_time() -> None:
     assert agent.asking.next_in_s(now=0.0) is None
     agent.asking.failed(ServerId("a"), now=0.0)
     assert agent.asking.next_in_s(now=0.0) == 1.0
-    assert repr(agent.asking) == "<Asking for 2, 1 failed>"
+    assert repr(agent.asking) == "<AskingTurns for 2, 1 failed>"
 
 
 def test_only_so_many_are_kept_in_mind() -> None:

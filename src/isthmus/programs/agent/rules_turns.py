@@ -37,7 +37,7 @@ class _Wanted:
         return self.failed_at is not None
 
 
-class Asking:
+class AskingTurns:
     """Decides whom to ask for, and when."""
 
     def __init__(self, backoff: Callable[[], Backoff], *, most: int) -> None:
@@ -52,7 +52,7 @@ class Asking:
 
     def __repr__(self) -> str:
         waiting = sum(each.has_failed for each in self._wanted.values())
-        return f"<Asking for {len(self)}, {waiting} failed>"
+        return f"<AskingTurns for {len(self)}, {waiting} failed>"
 
     def want(self, servers: Collection[ServerId], *, now: float) -> None:
         """Say who is wanted from now on; whoever else was is forgotten."""
