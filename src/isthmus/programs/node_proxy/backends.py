@@ -58,7 +58,6 @@ _OTHERS = {IPTABLES: (NFTABLES,), IPVS: (NFTABLES,), NFTABLES: (IPTABLES, IPVS)}
 
 
 def families_of_host() -> list[IpFamily]:
-    """The families that the kernel has."""
     return [IpFamily.IPV4, *([IpFamily.IPV6] if has_ipv6() else [])]
 
 

@@ -32,7 +32,6 @@ class _FlagGroup(FlagCommand, click.Group):
         )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags under their headings, then the commands."""
         super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
 

@@ -153,7 +153,6 @@ def _percent(chance: float) -> str:
 
 
 def difference_json(found: Differences) -> str:
-    """All differences, by family."""
     answer = {
         family.value: {
             "ports": [

@@ -56,7 +56,6 @@ class ToolCommand(FlagCommand):
         self.params += own
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its own options first."""
         options = [each for each in self.own if isinstance(each, click.Option)]
         rows = [each.get_help_record(ctx) for each in options]
         with formatter.section("Options"):

@@ -72,7 +72,6 @@ class Frequency:
         self._requested = False
 
     def ended(self, *, now: float, worked: bool) -> None:
-        """A run is over."""
         self._earliest = now + self._min_s
         self._latest = now + (self._max_s if worked else min(self._retry_s, self._max_s))
 
@@ -97,7 +96,6 @@ class Runner:
         self._changed.set()
 
     async def run(self) -> None:
-        """Run for ever."""
         while True:
             await self._wait_due()
             self._frequency.began()
@@ -204,7 +202,6 @@ class FamilySync:
         return f"<FamilySync {self.family.value}, {self.syncs} syncs>"
 
     def request(self) -> None:
-        """Something changed."""
         self._health.queued(self.family)
         self._metrics.queued(self.family.value)
         self._runner.request()
@@ -215,7 +212,6 @@ class FamilySync:
         self.request()
 
     async def run(self) -> None:
-        """Sync whenever it is due."""
         await self._runner.run()
 
     async def watch_canary(self) -> None:

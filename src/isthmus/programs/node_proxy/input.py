@@ -93,7 +93,6 @@ class ApiInput:
         ).run()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._kube.close()
 
 
@@ -107,7 +106,6 @@ class FileInput:
         self._node = NodeObject(name=node_name)
 
     async def run(self, listener: ObjectListener) -> None:
-        """Follow; see Input."""
 
         def tell(found: Manifests) -> None:
             # A Node whose file is gone stays what it was: nobody says that the machine is.
@@ -122,4 +120,4 @@ class FileInput:
         await self._watch.run(tell)
 
     async def close(self) -> None:
-        """Do nothing: between looks nothing is open."""
+        pass

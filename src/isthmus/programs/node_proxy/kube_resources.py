@@ -47,7 +47,6 @@ _log = logging.getLogger("isthmus.kube")
 
 
 def cluster_sources(client: KubeClient, node_name: str) -> ClusterSources:
-    """Give the sources, for one node."""
     said = _Said()
     own = {"fieldSelector": f"metadata.name={node_name}"}
     return ClusterSources(

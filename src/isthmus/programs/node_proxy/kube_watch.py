@@ -98,7 +98,6 @@ class ClusterWatch:
         return f"<ClusterWatch {', '.join(self._followers)}>"
 
     async def run(self) -> None:
-        """Follow everything, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for name, follower in self._followers.items():
                 tasks.create_task(follower.run(), name=f"watch:{name}")

@@ -49,14 +49,12 @@ class FamilyTimings:
         self.by_family: dict[str, Histogram] = {}
 
     def observe(self, family: str, seconds: float) -> None:
-        """Count one value."""
         found = self.by_family.get(family)
         if found is None:
             found = self.by_family[family] = Histogram(self.bounds)
         found.observe(seconds)
 
     def read(self) -> Iterable[tuple[tuple[str, ...], Histogram]]:
-        """Give them with their label."""
         return [((family,), found) for family, found in self.by_family.items()]
 
 
@@ -112,7 +110,6 @@ class NodeProxyMetrics(ProgramMetrics):
         return cls(settings.mode)
 
     def queued(self, family: str) -> None:
-        """Note that a sync was asked for."""
         self.last_queued[family] = self._wall()
 
     def synced(
@@ -159,15 +156,12 @@ class NodeProxyMetrics(ProgramMetrics):
         self.flows_deleted[family] = self.flows_deleted.get(family, 0) + deleted
 
     def healthz_answered(self, status: int) -> None:
-        """Count an answer of ``/healthz``."""
         self.healthz_codes[str(status)] = self.healthz_codes.get(str(status), 0) + 1
 
     def livez_answered(self, status: int) -> None:
-        """Count an answer of ``/livez``."""
         self.livez_codes[str(status)] = self.livez_codes.get(str(status), 0) + 1
 
     def pinged(self) -> None:
-        """Count an answer of the metrics port's own ``/healthz``."""
         self.pings += 1
 
     def render_slis(self) -> bytes:

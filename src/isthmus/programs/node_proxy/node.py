@@ -82,7 +82,6 @@ class OwnNode:
 
     @property
     def primary(self) -> IpFamily:
-        """The family of the node's first address."""
         return self._ips.primary
 
     async def wait_ready(self, families: list[IpFamily]) -> None:
@@ -134,14 +133,12 @@ class OwnNode:
             self._changed()
 
     def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
-        """Take the ranges of cluster IPs as they are now."""
         self._service_cidrs_heard.set()
         if ranges != self._service_cidrs:
             self._service_cidrs = ranges
             self._changed()
 
     def heard_addresses(self, addresses: Mapping[IpFamily, frozenset[str]]) -> None:
-        """Take the addresses of this host as they are now."""
         before = {family: self.rules(family) for family in IpFamily}
         self.host.addresses = addresses
         if self._ready and any(self.rules(family) != rules for family, rules in before.items()):

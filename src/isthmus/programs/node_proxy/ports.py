@@ -126,7 +126,6 @@ class OwnPorts(Part):
         return f"<OwnPorts {', '.join(self.open_ones)}>"
 
     def number(self, name: str) -> int:
-        """The number of an open port; 0 where there is none."""
         return self.open_ones[name].number if name in self.open_ones else 0
 
     def foreign(self) -> set[int]:

@@ -216,7 +216,6 @@ class KernelSettings(LogSettings):
 
     @property
     def mode(self) -> str:
-        """What programs the kernel."""
         return self.proxy_mode or IPTABLES
 
     @property
@@ -237,7 +236,6 @@ class KernelSettings(LogSettings):
 
     @property
     def masquerade_bit(self) -> int:
-        """The bit of the mark."""
         nft = self.mode == NFTABLES
         return self.nftables_masquerade_bit if nft else self.iptables_masquerade_bit
 

@@ -63,7 +63,6 @@ class Snapshot:
         return found or [IpFamily.IPV4]
 
     def rendered(self, family: IpFamily) -> Rendered:
-        """The rules of a family."""
         own = frozenset(ip for ip in self.here if family_of(ip) is family)
         options = IpvsOptions(scheduler=self.settings.ipvs_scheduler or DEFAULT_SCHEDULER)
         return rendered(

@@ -30,7 +30,6 @@ DetectorMaker = Callable[[DetectorSettings], LocalTrafficDetector]
 
 
 def installed() -> dict[str, EntryPoint]:
-    """The detectors of other packages, by name."""
     return {found.name: found for found in entry_points(group=GROUP)}
 
 

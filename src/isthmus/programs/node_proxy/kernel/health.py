@@ -69,7 +69,6 @@ class ProxyHealth:
         self._updated.setdefault(family, self._wall())
 
     def synced(self, family: IpFamily) -> None:
-        """Note that the kernel has everything."""
         self._waiting.pop(family, None)
         self._updated[family] = self._wall()
 
@@ -187,7 +186,6 @@ class ServiceHealthPorts:
             self._listen(*place)
 
     async def close(self) -> None:
-        """Stop listening and close every connection."""
         for listener in self._open.values():
             await listener.close()
         self._open.clear()

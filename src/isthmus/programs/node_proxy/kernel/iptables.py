@@ -28,7 +28,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from typing_extensions import override
+
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, KernelBackend, SyncReport
 from isthmus.programs.node_proxy.kernel.commands import IptablesCommands, IptablesPrograms
 from isthmus.programs.node_proxy.kernel.nfacct import ensure_counters
 from isthmus.programs.node_proxy.rules.iptables import base
@@ -61,7 +63,7 @@ _WITNESSES = (
 )
 
 
-class IptablesBackend:
+class IptablesBackend(KernelBackend):
     """Programs one family with iptables; see ``Backend``.
 
     A full sync reads what is there, writes everything and removes what is stale; any other one
@@ -84,20 +86,12 @@ class IptablesBackend:
         self._written = False
         self._may_list = True
 
+    @override
     def start(self) -> None:
-        """Look whether programs and kernel can do it.
-
-        Raises:
-            ConfigError: they cannot, and in one sentence why.
-        """
         self._commands.check()
 
+    @override
     def sync(self, update: Update, settings: RuleSettings, *, full: bool) -> SyncReport:
-        """Bring the kernel to the view.
-
-        Raises:
-            ApplyError: nothing was changed; the next sync is a full one.
-        """
         renderer = self._renderer
         if renderer is None or renderer.settings != settings:
             renderer, full = IptablesRenderer(settings), True
@@ -114,8 +108,8 @@ class IptablesBackend:
             no_local_endpoints=rendering.ruleset.no_local_endpoints(),
         )
 
+    @override
     def intact(self) -> bool:
-        """Whether what was written once is still there; nobody flushed it."""
         if not self._written:
             return True
         try:
@@ -128,8 +122,8 @@ class IptablesBackend:
             logger.warning("cannot look for a flush of the rules: %s", error)
         return True
 
+    @override
     def cleanup(self) -> list[str]:
-        """Remove all that is ours, from any run; what could not be removed, in words."""
         self._renderer, self._written = None, False
         try:
             saved = self._saved()

@@ -15,9 +15,16 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from typing_extensions import override
+
 from isthmus.errors import ConfigError
 from isthmus.logs import log
-from isthmus.programs.node_proxy.kernel.backend import ApplyError, NoIpvsError, SyncReport
+from isthmus.programs.node_proxy.kernel.backend import (
+    ApplyError,
+    KernelBackend,
+    NoIpvsError,
+    SyncReport,
+)
 from isthmus.programs.node_proxy.kernel.commands import run
 from isthmus.programs.node_proxy.kernel.ipvs_programs import (
     MIN_IPSET,
@@ -81,7 +88,7 @@ class VirtualServers(Protocol):
     def set_timeouts(self, *, tcp_s: int, tcp_fin_s: int, udp_s: int) -> None: ...
 
 
-class IpvsBackend:
+class IpvsBackend(KernelBackend):
     """Programs one family by ipvs. ``table`` and ``kernel`` are this machine's unless given."""
 
     def __init__(
@@ -120,6 +127,7 @@ class IpvsBackend:
 
         return ServiceAddresses(self.family)
 
+    @override
     def start(self) -> None:
         """Look for IPVS, ipset, iptables and the scheduler; set the sysctls, make the interface.
 
@@ -143,6 +151,7 @@ class IpvsBackend:
                 " missing): addresses of Services are put on lo instead of kube-ipvs0",
                 family=self.family.value)  # fmt: skip
 
+    @override
     def sync(self, update: Update, settings: RuleSettings, *, full: bool) -> SyncReport:
         """Bring sets, rules, servers and addresses to the view.
 
@@ -171,6 +180,7 @@ class IpvsBackend:
             no_local_endpoints=made.no_local,
         )
 
+    @override
     def intact(self) -> bool:
         """Whether sets and rules are still there, and this node has the addresses that it had.
 
@@ -182,8 +192,8 @@ class IpvsBackend:
             return False
         return self._rules.present() and self._ipsets.complete()
 
+    @override
     def cleanup(self) -> list[str]:
-        """Remove our virtual servers, addresses, rules and sets; those of others stay."""
         steps: list[tuple[str, Callable[[], list[str] | None]]] = [
             ("addresses of Services", self._device.close),
             ("rules of iptables", self._rules.remove),

@@ -106,7 +106,6 @@ class IpvsTable:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None
@@ -170,7 +169,6 @@ class IpvsTable:
 
 
 def message_of(command: IpvsCommand) -> IpvsMessage:
-    """The message that carries a command."""
     match command:
         case AddServer():
             return _message(codes.IPVS_CMD_NEW_SERVICE, _server_attributes(command.server))
@@ -297,12 +295,10 @@ class _Kernel:
             raise
 
     def ask(self, message: IpvsMessage, flags: int) -> list[Any]:
-        """Send a message and give the answers."""
         found = self._socket.nlm_request(message, msg_type=self._socket.prid, msg_flags=flags)
         return list(found)
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
     def _all(self) -> list[Any]:
@@ -333,7 +329,6 @@ class ServiceAddresses:
 
     @property
     def device(self) -> str:
-        """Where they are."""
         return _LO if self._on_lo else DEVICE
 
     def open(self) -> bool:

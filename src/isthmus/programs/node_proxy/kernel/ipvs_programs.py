@@ -102,7 +102,6 @@ def restore_sets(lines: list[str]) -> None:
 
 
 def _worked(done: CommandResult, what: str) -> str:
-    """What a program wrote."""
     if done.code:
         raise ApplyError(f"{what}: {done.complaint}")
     return done.out
@@ -138,11 +137,11 @@ class IpvsRules:
         """
         for jump in JUMPS:
             place = ("-t", jump.table)
-            if not self._commands.failure(*place, "-C", jump.source, *jump.rule):
+            if not self._commands.failure(*place, "-C", jump.source, *jump.args):
                 continue
-            why = self._commands.failure(*place, "-I", jump.source, *jump.rule)
+            why = self._commands.failure(*place, "-I", jump.source, *jump.args)
             if why:
-                raise ApplyError(f"iptables failed: {why}", rule=" ".join(jump.rule))
+                raise ApplyError(f"iptables failed: {why}", rule=" ".join(jump.args))
 
     def present(self) -> bool:
         """Whether nobody flushed them."""
@@ -161,8 +160,8 @@ class IpvsRules:
         wrong = []
         for jump in JUMPS:
             place = ("-t", jump.table)
-            while not self._commands.failure(*place, "-C", jump.source, *jump.rule):
-                why = self._commands.failure(*place, "-D", jump.source, *jump.rule)
+            while not self._commands.failure(*place, "-C", jump.source, *jump.args):
+                why = self._commands.failure(*place, "-D", jump.source, *jump.args)
                 if why:
                     wrong.append(f"a jump from {jump.source} stays: {why}")
                     break

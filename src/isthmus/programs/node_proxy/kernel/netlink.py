@@ -78,7 +78,6 @@ class Netlink:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Write an attribute."""
     padding = -len(value) % 4
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(padding)
 

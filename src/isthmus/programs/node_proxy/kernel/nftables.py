@@ -15,8 +15,10 @@ import struct
 import time
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.backend import ApplyError, KernelBackend, SyncReport
 from isthmus.programs.node_proxy.kernel.nftables_kernel import (
     NftTransactions,
     found_in,
@@ -53,7 +55,7 @@ _SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 _STALE_S = 1.0
 
 
-class NftablesBackend:
+class NftablesBackend(KernelBackend):
     """The rules of one family in nftables.
 
     ``program`` is for what we cannot write ourselves; ``always_nft`` has it do everything.
@@ -81,12 +83,8 @@ class NftablesBackend:
         #: Emptied chains, and when they were.
         self._stale: dict[str, float] = {}
 
+    @override
     def start(self) -> None:
-        """Look whether the kernel can do it.
-
-        Raises:
-            ConfigError: it cannot.
-        """
         try:
             has_table(self._word, TABLE)
         except OSError as exc:
@@ -97,12 +95,8 @@ class NftablesBackend:
         if version_of(kernel) < _OLDEST_KERNEL and not os.environ.get(_SKIP_KERNEL_CHECK):
             raise ConfigError(f"proxy mode nftables needs Linux 5.13 or later, not {kernel}")
 
+    @override
     def sync(self, update: Update, settings: RuleSettings, *, full: bool) -> SyncReport:
-        """Bring the kernel to the view.
-
-        Raises:
-            ApplyError: nothing was changed; the next sync is a full one.
-        """
         if self._renderer is None or self._renderer.settings != settings:
             self._renderer, self._current = NftablesRenderer(settings), False
         renderer = self._renderer
@@ -121,8 +115,8 @@ class NftablesBackend:
             no_local_endpoints={each: renderer.no_local[each] for each in ("internal", "external")},
         )
 
+    @override
     def intact(self) -> bool:
-        """Whether the table, its rules and the bridge's are still there."""
         if self._renderer is None:
             return True
         try:
@@ -133,8 +127,8 @@ class NftablesBackend:
         except OSError:
             return False
 
+    @override
     def cleanup(self) -> list[str]:
-        """Remove the table and the bridge's; what could not be removed, in words."""
         self._renderer, self._current = None, False
         self._stale.clear()
         said = []

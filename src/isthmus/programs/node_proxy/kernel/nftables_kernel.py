@@ -89,7 +89,6 @@ class NftTransactions:
         weakref.finalize(self, sock.close)
 
     def close(self) -> None:
-        """Close it."""
         self._sock.close()
 
     def apply(self, batch: Batch, text: str) -> None:

@@ -139,6 +139,5 @@ class AddressChanges:
         self._changed()
 
     def close(self) -> None:
-        """Hear of nothing more."""
         self._loop.remove_reader(self._sock)
         self._sock.close()

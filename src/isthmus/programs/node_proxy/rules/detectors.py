@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Protocol
 
+from typing_extensions import override
+
 from isthmus.programs.node_proxy.rules.model import IpFamily
 
 
@@ -37,6 +39,7 @@ class LocalTrafficDetector(Protocol):
         iptables matches them itself; nft cannot in the ip families, so that packets are marked
         in the bridge family (``BRIDGE_MARK_BIT``) and the mark is matched.
         """
+        return None
 
 
 #: The bit of the packet mark by which nft tells what came in through a bridge port.
@@ -44,17 +47,12 @@ BRIDGE_MARK_BIT = 12
 
 
 @dataclass(frozen=True, slots=True)
-class NoDetector:
+class NoDetector(LocalTrafficDetector):
     """Cannot tell: nothing to a cluster IP is masqueraded, and no pod is taken for one."""
 
+    @override
     def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
-        """Nothing."""
         return ()
-
-    @property
-    def bridge_ports(self) -> None:
-        """No bridges."""
-        return None
 
 
 NOTHING_LOCAL = NoDetector()
@@ -77,13 +75,13 @@ class DetectorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRanges:
+class SourceRanges(LocalTrafficDetector):
     """Local is what comes from one of these ranges."""
 
     ranges: tuple[str, ...]
 
+    @override
     def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
-        """One for each range of the family."""
         ip = "ip" if family is IpFamily.IPV4 else "ip6"
         return tuple(
             LocalMatch(
@@ -95,21 +93,16 @@ class SourceRanges:
             for each in of_family(self.ranges, family)
         )
 
-    @property
-    def bridge_ports(self) -> None:
-        """No bridges."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class Interfaces:
+class Interfaces(LocalTrafficDetector):
     """Local is what comes in by one of these interfaces; ``prefixes`` stand for many each."""
 
     names: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
 
+    @override
     def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
-        """One for each name and prefix, the same in both families."""
         spelled = [(name, name) for name in self.names]
         spelled += [(f"{prefix}+", f"{prefix}*") for prefix in self.prefixes]
         return tuple(
@@ -122,18 +115,14 @@ class Interfaces:
             for iptables, nft in spelled
         )
 
-    @property
-    def bridge_ports(self) -> None:
-        """No bridges."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class BridgePorts:
+class BridgePorts(LocalTrafficDetector):
     """Local is what came in through a port of a bridge; any, or one of these prefixes."""
 
     prefixes: tuple[str, ...] = ()
 
+    @override
     def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
         """One for each prefix, or one for all; to nft they are the same."""
         mark = f"{1 << BRIDGE_MARK_BIT:#010x}"
@@ -150,8 +139,8 @@ class BridgePorts:
         )
 
     @property
+    @override
     def bridge_ports(self) -> tuple[str, ...]:
-        """These."""
         return self.prefixes
 
 

@@ -92,7 +92,6 @@ class PacketExplanation:
 
     @property
     def shared_steps(self) -> int:
-        """How many steps all outcomes begin with."""
         count = 0
         for steps in zip(*(each.steps for each in self.outcomes), strict=False):
             if len(set(steps)) > 1:

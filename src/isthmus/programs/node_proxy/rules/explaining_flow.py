@@ -69,7 +69,6 @@ class Packet:
     here: frozenset[str] = frozenset()
 
     def is_here(self, address: str) -> bool:
-        """Whether an address is one of the node's own."""
         return address in self.here or parsed(address).is_loopback
 
 
@@ -114,11 +113,9 @@ class Flow:
     notes: frozenset[str] = field(default=frozenset())
 
     def met(self, step: RuleStep) -> Flow:
-        """The same, after a rule."""
         return replace(self, trail=Trail(step, self.trail))
 
     def to(self, address: str, port: int) -> Flow:
-        """The same, with another destination."""
         packet = replace(self.packet, destination=address, port=port)
         return replace(self, packet=packet, translated=True)
 
@@ -204,7 +201,6 @@ def walk(
 
 @lru_cache(maxsize=4096)
 def parsed(address: str) -> IPv4Address | IPv6Address:
-    """An address."""
     return ip_address(address)
 
 
@@ -214,7 +210,6 @@ def _network(text: str) -> IPv4Network | IPv6Network:
 
 
 def within(address: str, text: str) -> bool:
-    """Whether an address is another, or lies in a range."""
     found, network = parsed(address), _network(text)
     return found.version == network.version and found in network
 

@@ -128,7 +128,6 @@ class IptablesRules:
             self._tables[jump.table][jump.source] = (quoted_words(jump.args), *rules)
 
     def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
-        """What becomes of a flow in the chains of a hook; see Rules."""
         flows = [flow]
         for table in _TABLES[hook]:
             ended = [each for each in flows if each.verdict is not None]
@@ -158,7 +157,6 @@ def matches(rule: IptablesRule, flow: Flow) -> bool:
 
 
 def _meet(table: str, chain: str, rule: IptablesRule, flow: Flow) -> Iterator[RuleEffect]:
-    """What a rule does to a flow."""
     if not matches(rule, flow):
         yield RuleEffect(flow)
         return

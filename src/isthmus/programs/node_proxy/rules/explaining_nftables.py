@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.explaining_flow import (
     Continuation,
@@ -25,7 +27,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
 from isthmus.programs.node_proxy.rules.explaining_iptables import remembering
 from isthmus.programs.node_proxy.rules.nftables.base import AFFINITY, NFT_FAMILY
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRuleset
-from isthmus.programs.node_proxy.rules.nftables.text import table_of
+from isthmus.programs.node_proxy.rules.nftables.text import RuleWords, table_of
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 _TOKEN = re.compile(r'"[^"]*"|[{}]|[^\s{}]+')
@@ -64,13 +66,12 @@ class RuleReading:
     marks: bool = False
 
 
-class RuleReader:
+class RuleReader(RuleWords):
     """Reads a rule once. ``has`` looks up elements: see ``NftablesRules``."""
 
     def __init__(self, rule: str, has: ElementLookup) -> None:
+        super().__init__(_TOKEN.findall(rule))
         self._rule = rule
-        self._words: list[str] = _TOKEN.findall(rule)
-        self._at = 0
         self._has = has
         self._remembers_s: int | None = None
 
@@ -94,36 +95,15 @@ class RuleReader:
                 break
         yield now
 
-    # Words.
-
-    def _next(self) -> str:
-        if self._at >= len(self._words):
-            raise self._unknown("its end")
-        self._at += 1
-        return self._words[self._at - 1]
-
-    def _take(self, *words: str) -> bool:
-        """Go on behind these words, if they come next."""
-        end = self._at + len(words)
-        if tuple(self._words[self._at : end]) != words:
-            return False
-        self._at = end
-        return True
-
+    @override
     def _unknown(self, what: str) -> ConfigError:
         return ConfigError(f"{what} cannot be explained, in the rule: {self._rule}")
 
-    def _listed(self) -> list[str]:
+    def _texts(self) -> list[str]:
         """What stands in braces, as texts between commas."""
-        if self._next() != "{":
+        if not self._take("{"):
             raise self._unknown("what has no braces")
-        found = [""]
-        while (word := self._next()) != "}":
-            if word == ",":
-                found.append("")
-            else:
-                found[-1] = f"{found[-1]} {word}".strip()
-        return found
+        return [" ".join(words) for words in self._listed()]
 
     # Statements.
 
@@ -134,7 +114,7 @@ class RuleReader:
             return now
         if self._take("update"):
             self._next()
-            self._listed()
+            self._texts()
             return _did(now, "remembers the client")
         if self._take("masquerade"):
             self._take("fully-random")
@@ -219,7 +199,7 @@ class RuleReader:
             return now if (value is not None) is equal else None
         if word == "{":
             self._at -= 1
-            among = self._listed()
+            among = self._texts()
         else:
             among = [word.strip('"')]
         return now if any(_is(key, each) for each in among) is equal else None
@@ -238,7 +218,7 @@ class RuleReader:
             if not self._take("addr", ".", "port", "to", "numgen", "random", "mod"):
                 raise self._unknown("dnat")
         self._next()  # how many there are
-        kind, among = self._next(), self._listed()
+        kind, among = self._next(), self._texts()
         for each in among:
             value = each.partition(" : ")[2]
             share = replace(now, flow=replace(now.flow, chance=now.flow.chance / len(among)))
@@ -290,7 +270,6 @@ class NftablesRules:
         }
 
     def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
-        """What becomes of a flow in the chains of a hook; see Rules."""
         flows = [self._bridged(flow)] if hook is Hook.PREROUTING else [flow]
         for chain in self._hooks.get(hook, ()):
             ended = [each for each in flows if each.verdict is not None]
@@ -303,7 +282,6 @@ class NftablesRules:
         return self._chains[chain]
 
     def _meet(self, chain: str, rule: str, flow: Flow) -> Iterator[RuleEffect]:
-        """What a rule does to a flow."""
         for reading in RuleReader(rule, self._has).read(flow):
             if not reading.does:
                 yield RuleEffect(reading.flow)

@@ -21,7 +21,6 @@ class IpFamily(Enum):
 
     @property
     def version(self) -> int:
-        """4 or 6."""
         return 4 if self is IpFamily.IPV4 else 6
 
 

@@ -62,7 +62,6 @@ class SliceObject:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
         return self.namespace, self.name
 
 
@@ -98,7 +97,6 @@ class ServiceObject:
 
     @property
     def key(self) -> ServiceName:
-        """Its name."""
         return self.name
 
     def cluster_ip(self, family: IpFamily) -> str:
@@ -121,7 +119,6 @@ class NodeObject:
     deleting: bool = False
 
     def addresses_of(self, family: IpFamily) -> tuple[str, ...]:
-        """Those of a family, in order."""
         return tuple(ip for ip in self.addresses if family_of(ip) is family)
 
 

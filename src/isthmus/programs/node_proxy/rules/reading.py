@@ -106,7 +106,6 @@ class ObjectNotes:
         self._left = _MOST_NOTES
 
     def __call__(self, sentence: str) -> None:
-        """Say one thing."""
         self._left -= 1
         if self._left > 0:
             say(self._notes, self._what, sentence)
@@ -115,7 +114,6 @@ class ObjectNotes:
 
 
 def say(notes: list[str], what: str, sentence: str) -> None:
-    """Say one thing of an object."""
     notes.append(f"{what}: {sentence}")
 
 
@@ -135,7 +133,6 @@ def decoded(given: Given, shape: type[T], notes: list[str], kind: str) -> T | No
 
 
 def is_label(text: str) -> bool:
-    """A DNS label, as Kubernetes has it."""
     return _LABEL.fullmatch(text) is not None
 
 
@@ -147,7 +144,6 @@ def service_name(namespace: str, name: str) -> ServiceName | None:
 
 
 def addresses(given: Iterable[str], what: str, said: ObjectNotes) -> tuple[str, ...]:
-    """Those that are addresses, in order."""
     found = []
     for text in given:
         address = canonical_address(text)
@@ -159,7 +155,6 @@ def addresses(given: Iterable[str], what: str, said: ObjectNotes) -> tuple[str, 
 
 
 def networks(given: Iterable[str], said: ObjectNotes) -> tuple[str, ...]:
-    """Those that are networks, in order."""
     found = []
     for text in given:
         network = canonical_network(text)
@@ -171,12 +166,10 @@ def networks(given: Iterable[str], said: ObjectNotes) -> tuple[str, ...]:
 
 
 def port_number(number: int | None) -> int:
-    """A port, or 0."""
     return number if number is not None and 0 < number < 65536 else 0
 
 
 def timestamp(text: str | None) -> float:
-    """Seconds since 1970, or 0."""
     if not text or not _TIME.fullmatch(text):
         return 0.0
     try:

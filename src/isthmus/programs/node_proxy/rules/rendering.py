@@ -278,7 +278,7 @@ def _chain(line: str) -> str:
 def _jumps() -> Iterator[str]:
     for table in ipvs_rules.CHAINS:
         jumps = [jump for jump in ipvs_rules.JUMPS if jump.table == table]
-        inserted = (f"-I {jump.source} {quoted_words(jump.rule)}" for jump in jumps)
+        inserted = (f"-I {jump.source} {quoted_words(jump.args)}" for jump in jumps)
         yield from (f"*{table}", *inserted, "COMMIT")
 
 

@@ -122,7 +122,6 @@ class BuiltService:
 
     @property
     def udp(self) -> dict[PortKey, object]:
-        """What is behind its UDP ports."""
         return {
             each.port.key: each.backends
             for each in self.ports

@@ -149,7 +149,6 @@ class ServiceTracker:
 
     @property
     def pending_services(self) -> int:
-        """How many Services changed since they were last taken."""
         return len(self._changed_services)
 
     @property
@@ -158,7 +157,6 @@ class ServiceTracker:
         return sum(side.slice_changes for side in self._sides.values())
 
     def set_node(self, labels: Mapping[str, str]) -> None:
-        """Hear of the labels of our node."""
         zone = labels.get(ZONE_LABEL, "")
         if zone == self._zone:
             return
@@ -167,7 +165,6 @@ class ServiceTracker:
             self._mark(service, family)
 
     def replace_services(self, objects: Iterable[ServiceObject]) -> None:
-        """Hear of all Services."""
         new = {obj.name: obj for obj in objects}
         for name in self._services.keys() - new.keys():
             self.drop_service(name)
@@ -176,7 +173,6 @@ class ServiceTracker:
         self._listed.add("services")
 
     def put_service(self, obj: ServiceObject) -> None:
-        """Hear of a new or changed Service."""
         if self._services.get(obj.name) != obj:
             self._services[obj.name] = obj
             self._service_changed(obj.name)
@@ -187,7 +183,6 @@ class ServiceTracker:
             self._service_changed(name)
 
     def hear_services(self, batch: ServiceBatch) -> None:
-        """Hear of several at once."""
         if batch.complete:
             self.replace_services(batch.put)
             return
@@ -197,7 +192,6 @@ class ServiceTracker:
             self.put_service(obj)
 
     def replace_slices(self, objects: Iterable[SliceObject]) -> None:
-        """Hear of all EndpointSlices."""
         new = {obj.key: obj for obj in objects}
         for key in self._slices.gone(new):
             self.drop_slice(*key)
@@ -206,7 +200,6 @@ class ServiceTracker:
         self._listed.add("slices")
 
     def put_slice(self, obj: SliceObject) -> None:
-        """Hear of a new or changed EndpointSlice."""
         for each in self._slices.put(obj):
             side = self._mark(each.service, each.family)
             if side is not None:
@@ -224,7 +217,6 @@ class ServiceTracker:
                 side.triggers.pop(each.service, None)
 
     def hear_slices(self, batch: SliceBatch) -> None:
-        """Hear of several at once."""
         if batch.complete:
             self.replace_slices(batch.put)
             return

@@ -164,7 +164,6 @@ def postrouting(settings: RuleSettings) -> str:
 
 
 def mark_masq(settings: RuleSettings) -> str:
-    """KUBE-MARK-MASQ of nat."""
     return f"-A {MARK_MASQ} -j MARK --or-mark {settings.mark}\n"
 
 

@@ -55,7 +55,6 @@ class PortPlan:
 
     @classmethod
     def of(cls, backed: BackedPort) -> PortPlan:
-        """Decide for a port."""
         port, backends = backed.port, backed.backends
         text, protocol = str(port.key), port.key.protocol.value
         exist, local = backends.exist, bool(backends.local)
@@ -98,17 +97,14 @@ class PortPlan:
 
     @property
     def uses_cluster(self) -> bool:
-        """There is a chain for all endpoints."""
         return bool(self.backends.cluster) and self.port.uses_cluster_endpoints
 
     @property
     def uses_local(self) -> bool:
-        """There is a chain for the endpoints of this node."""
         return bool(self.backends.local) and self.port.uses_local_endpoints
 
     @property
     def uses_firewall(self) -> bool:
-        """There is a chain for source ranges."""
         return bool(self.exist and self.port.load_balancer_ips and self.port.source_ranges)
 
     def to(self, ip: str) -> str:
@@ -271,7 +267,6 @@ def rule_context(settings: RuleSettings, *, large: bool) -> RuleContext:
 
 
 def port_rules(backed: BackedPort, context: RuleContext) -> IptablesPortRules:
-    """Write the rules of a port."""
     plan = PortPlan.of(backed)
     own = chains_of(plan, context)
     text = "".join(own.values())

@@ -89,7 +89,6 @@ class IptablesRuleset:
     ports: tuple[IptablesPortRules, ...]
 
     def counts(self) -> dict[str, int]:
-        """How many rules there are, by table."""
         totals = {"filter": 0, "nat": 0}
         for (table, _), text in self.common.items():
             totals[table] += text.count("\n")

@@ -74,7 +74,6 @@ def is_ours(table: str, chain: str) -> bool:
 
 
 def parse_saved(text: str) -> SavedRules:
-    """Read what iptables-save wrote."""
     tables: dict[str, SavedTable] = {}
     name, chains, count = "", set[str](), 0
     rules: dict[str, list[str]] = {}

@@ -66,7 +66,6 @@ class IpvsPlan:
     no_local: dict[str, int] = field(default_factory=dict)
 
     def entries(self) -> Mapping[IpSet, frozenset[str]]:
-        """The entries of every set."""
         return {each: frozenset(found) for each, found in self.sets.items()}
 
 

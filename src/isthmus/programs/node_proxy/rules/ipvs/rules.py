@@ -1,52 +1,46 @@
 """The iptables part of ipvs mode: a few rules that match the sets, as iptables-restore reads them.
 
-The order of rules is kube-proxy's. Where several matches tell what is local, the chain
-KUBE-MASQ-IF-NOT-LOCAL returns for each of them and masquerades the rest.
+The order of rules is kube-proxy's. What marks, masquerades and forwards is iptables mode's. Where
+several matches tell what is local, the chain KUBE-MASQ-IF-NOT-LOCAL returns for each of them and
+masquerades the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from isthmus.programs.node_proxy.rules.iptables.base import (
+    FORWARD,
+    MARK_MASQ,
+    MASQ_IF_NOT_LOCAL,
+    POSTROUTING,
+    PROXY_FIREWALL,
+    SERVICES,
+    Jump,
+    forward,
+    mark_masq,
+    masq_if_not_local,
+    postrouting,
+    quoted_words,
+)
 from isthmus.programs.node_proxy.rules.ipvs.plan import BlockedAddress, IpvsPlan
 from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-SERVICES = "KUBE-SERVICES"
-POSTROUTING = "KUBE-POSTROUTING"
 NODE_PORT = "KUBE-NODE-PORT"
 LOAD_BALANCER = "KUBE-LOAD-BALANCER"
-MARK_MASQ = "KUBE-MARK-MASQ"
-MASQ_IF_NOT_LOCAL = "KUBE-MASQ-IF-NOT-LOCAL"
-FORWARD = "KUBE-FORWARD"
-FIREWALL = "KUBE-PROXY-FIREWALL"
 SOURCE_RANGES = "KUBE-SOURCE-RANGES-FIREWALL"
 FILTER = "KUBE-IPVS-FILTER"
 OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
 
 CHAINS: Mapping[str, tuple[str, ...]] = {
     "nat": (SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ),
-    "filter": (FORWARD, NODE_PORT, FIREWALL, SOURCE_RANGES, FILTER, OUT_FILTER),
+    "filter": (FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, FILTER, OUT_FILTER),
 }
 #: What is only there with several matches, and is removed with the rest.
 MORE_CHAINS: Mapping[str, tuple[str, ...]] = {"nat": (MASQ_IF_NOT_LOCAL,), "filter": ()}
-
-
-@dataclass(frozen=True, slots=True)
-class Jump:
-    """A rule at the front of a chain of the kernel that leads into one of ours."""
-
-    table: str
-    source: str
-    target: str
-    comment: str
-
-    @property
-    def rule(self) -> list[str]:
-        """What follows the chain's name."""
-        return ["-m", "comment", "--comment", self.comment, "-j", self.target]
 
 
 JUMPS = (
@@ -55,8 +49,8 @@ JUMPS = (
     Jump("nat", "POSTROUTING", POSTROUTING, "kubernetes postrouting rules"),
     Jump("filter", "FORWARD", FORWARD, "kubernetes forwarding rules"),
     Jump("filter", "INPUT", NODE_PORT, "kubernetes health check rules"),
-    Jump("filter", "INPUT", FIREWALL, "kube-proxy firewall rules"),
-    Jump("filter", "FORWARD", FIREWALL, "kube-proxy firewall rules"),
+    Jump("filter", "INPUT", PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump("filter", "FORWARD", PROXY_FIREWALL, "kube-proxy firewall rules"),
     Jump("filter", "INPUT", FILTER, "kubernetes ipvs access filter"),
     Jump("filter", "OUTPUT", OUT_FILTER, "kubernetes ipvs access filter"),
 )
@@ -75,7 +69,7 @@ _NAT_SETS = (
     (IpSet.NODE_PORT_SCTP, NODE_PORT, MARK_MASQ, "dst,dst", "sctp"),
 )
 _FILTER_SETS = (
-    (IpSet.LOAD_BALANCER_FW, FIREWALL, SOURCE_RANGES, "dst,dst", ""),
+    (IpSet.LOAD_BALANCER_FW, PROXY_FIREWALL, SOURCE_RANGES, "dst,dst", ""),
     (IpSet.LOAD_BALANCER_SOURCE_CIDR, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
     (IpSet.LOAD_BALANCER_SOURCE_IP, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
 )
@@ -120,19 +114,17 @@ def rules(made: IpvsPlan, settings: RuleSettings) -> IpvsRuleset:
         f"-A {SERVICES} -m addrtype --dst-type LOCAL -j {NODE_PORT}",
         f"-A {LOAD_BALANCER} -j {MARK_MASQ}",
         *_accepted(used, settings.family),
-        *_masquerading(settings),
-        *(_if_not_local(settings) if several else ()),
+        *postrouting(settings).splitlines(),
+        *mark_masq(settings).splitlines(),
+        *(masq_if_not_local(_local(settings)).splitlines() if several else ()),
     ]
-    family, mark = settings.family, settings.mark
+    family = settings.family
     kept = [f"-A {FILTER} {_in(each, way, family)} -j RETURN" for each, way in _REACHABLE]
     filtering = [
         *_through(_FILTER_SETS, used, family),
         f"-A {SOURCE_RANGES} -j DROP",
         *map(_not_from_here, sorted(made.blocked)),
-        f"-A {FORWARD} {_said('kubernetes forwarding rules')} -m mark --mark {mark}/{mark}"
-        " -j ACCEPT",
-        f"-A {FORWARD} {_said('kubernetes forwarding conntrack rule')} -m conntrack"
-        " --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        *forward(replace(settings, drop_invalid=False)).splitlines(),
         f"-A {NODE_PORT} {_matched(IpSet.HEALTH_CHECK_NODE_PORT, 'dst', family)} -j ACCEPT",
         *kept,
         f"-A {FILTER} -m conntrack --ctstate NEW {_in(IpSet.IPVS_IPS, 'dst', family)} -j REJECT",
@@ -181,7 +173,7 @@ def _cluster_ips(used: set[IpSet], settings: RuleSettings) -> list[str]:
     if len(matches) > 1:
         return [f"{start} -j {MASQ_IF_NOT_LOCAL}"]
     if matches:
-        return [f"{start} {' '.join(matches[0].iptables_not)} -j {MARK_MASQ}"]
+        return [f"{start} {quoted_words(matches[0].iptables_not)} -j {MARK_MASQ}"]
     # Nothing tells what is local. But the node itself takes a Service's address for its source,
     # since it has them all, and the answer to that would not come back.
     start = f"-A {SERVICES} {_matched(IpSet.CLUSTER_IP, 'src,dst', settings.family)}"
@@ -212,24 +204,8 @@ def _accepted(used: set[IpSet], family: IpFamily) -> list[str]:
     ]
 
 
-def _masquerading(settings: RuleSettings) -> list[str]:
-    mark = settings.mark
-    fully = " --random-fully" if settings.random_fully else ""
-    return [
-        f"-A {POSTROUTING} -m mark ! --mark {mark}/{mark} -j RETURN",
-        f"-A {POSTROUTING} -j MARK --xor-mark {mark}",
-        f"-A {POSTROUTING} {_said('kubernetes service traffic requiring SNAT')}"
-        f" -j MASQUERADE{fully}",
-        f"-A {MARK_MASQ} -j MARK --or-mark {mark}",
-    ]
-
-
-def _if_not_local(settings: RuleSettings) -> list[str]:
-    matches = settings.detector.matches(settings.family)
-    return [
-        *(f"-A {MASQ_IF_NOT_LOCAL} {' '.join(each.iptables)} -j RETURN" for each in matches),
-        f"-A {MASQ_IF_NOT_LOCAL} -j {MARK_MASQ}",
-    ]
+def _local(settings: RuleSettings) -> list[str]:
+    return [quoted_words(each.iptables) for each in settings.detector.matches(settings.family)]
 
 
 def _not_from_here(blocked: BlockedAddress) -> str:

@@ -197,7 +197,6 @@ class TerminatingDestinations:
         return list(self._waiting)
 
     def done(self, commands: Iterable[IpvsCommand]) -> None:
-        """Take note of what was done."""
         for command in commands:
             match command:
                 case WeighDestination(weight=0):

@@ -101,7 +101,6 @@ class IpSet(Enum):
 
     @property
     def kind(self) -> str:
-        """The ipset type."""
         return self.value[1]
 
     @property

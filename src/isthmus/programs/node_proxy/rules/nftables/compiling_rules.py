@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
 
+from typing_extensions import override
+
 from isthmus.errors import IsthmusError
 from isthmus.net.rules_nft_encoding import (
     APPEND,
@@ -47,6 +49,7 @@ from isthmus.net.rules_nft_encoding import (
     value,
     verdict,
 )
+from isthmus.programs.node_proxy.rules.nftables.text import RuleWords
 
 # An address or a range, if a wrong one perhaps; nft has other words for them, too.
 _PLAIN = re.compile(r"[0-9a-fA-F.:/]+")
@@ -118,7 +121,6 @@ def concatenated(parts: Sequence[bytes]) -> bytes:
 
 
 def verdict_of(words: Sequence[str]) -> bytes:
-    """The verdict that words say."""
     match words:
         case [word] if word in _VERDICTS:
             return verdict(_VERDICTS[word])
@@ -214,7 +216,6 @@ def address_port(words: Sequence[str]) -> bytes:
 
 
 def single(field: PacketField, word: str) -> bytes:
-    """An element with one address."""
     found = address_bytes(word)
     if len(found) != field.size:
         raise RuleValueError(f"{word} is an address of the other family")
@@ -275,18 +276,17 @@ _MARKS = (("mark",), ("meta", "mark"))
 _NOTHING = host_order(0)
 
 
-class RuleCompiler:
+class RuleCompiler(RuleWords):
     """Compiles rules into a batch: each is a message, after those of the sets that it has."""
 
     def __init__(self, batch: Batch) -> None:
+        super().__init__([])
         self._batch = batch
         self._set_id = 0
         self._family = 0
         self._word = ""
         self._table = b""
         self._line = 0
-        self._words: list[str] = []
-        self._at = 0
         self._made: list[bytes] = []
         self._said = b""
 
@@ -312,36 +312,17 @@ class RuleCompiler:
         body = self._table + name(2, chain) + nested(4, *self._made) + self._said
         self._batch.add(Message.NEW_RULE, self._family, body, line=line, flags=CREATE | APPEND)
 
-    # Words.
-
-    def _next(self) -> str:
-        if self._at >= len(self._words):
-            raise ForeignRuleError("its end")
-        self._at += 1
-        return self._words[self._at - 1]
-
-    def _take(self, *words: str) -> bool:
-        """Go on behind these words, if they come next."""
-        end = self._at + len(words)
-        if tuple(self._words[self._at : end]) != words:
-            return False
-        self._at = end
-        return True
+    @override
+    def _unknown(self, what: str) -> ForeignRuleError:
+        return ForeignRuleError(what)
 
     def _need(self, *words: str) -> None:
         if not self._take(*words):
             raise ForeignRuleError(" ".join(self._words[self._at : self._at + len(words)]))
 
-    def _listed(self) -> list[list[str]]:
-        """What stands in braces, as words between commas."""
+    def _in_braces(self) -> list[list[str]]:
         self._need("{")
-        found: list[list[str]] = [[]]
-        while (word := self._next()) != "}":
-            if word == ",":
-                found.append([])
-            else:
-                found[-1].append(word)
-        return found
+        return self._listed()
 
     # Statements.
 
@@ -441,7 +422,7 @@ class RuleCompiler:
             raise ForeignRuleError(word)
         elif word == "{":
             self._at -= 1
-            self._among(fields[0], how, [each for (each,) in self._listed()])
+            self._among(fields[0], how, [each for (each,) in self._in_braces()])
         elif "/" in word:
             self._within(fields[0], how, word)
         else:
@@ -564,7 +545,7 @@ class RuleCompiler:
 
     def _numbered(self) -> list[list[str]]:
         """What stands in braces after the numbers from 0 on, each with a colon behind it."""
-        listed = self._listed()
+        listed = self._in_braces()
         for at, words in enumerate(listed):
             if words[:2] != [str(at), ":"]:
                 raise ForeignRuleError(" ".join(words))

@@ -75,7 +75,6 @@ class _Port:
 
 
 def port_rules(backed: BackedPort, settings: RuleSettings) -> NftablesPortRules:
-    """Write what a port needs, with the settings of its family."""
     it = _Port(backed, NFT_FAMILY[settings.family])
     chains: dict[str, tuple[str, ...]] = {}
     affinity: dict[str, int] = {}

@@ -38,7 +38,6 @@ class NftablesRuleset:
 
     @property
     def rules(self) -> int:
-        """How many rules there are."""
         return sum(map(len, self.base.chains.values())) + sum(map(len, self.chains.values()))
 
     def all_elements(self) -> Iterator[tuple[Container, list[Element]]]:
@@ -73,7 +72,6 @@ class NftablesChanges:
 
     @property
     def rules(self) -> int:
-        """How many rules are written."""
         return sum(map(len, self.chains.values()))
 
 
@@ -101,7 +99,6 @@ class NftablesRenderer:
 
     @property
     def rules(self) -> int:
-        """How many rules there are."""
         return self._rules
 
     def ruleset(self) -> NftablesRuleset:

@@ -176,3 +176,39 @@ def _bridge(ruleset: NftablesRuleset) -> Iterator[str]:
 
 def _text(*parts: Iterable[str]) -> str:
     return "".join(f"{line}\n" for part in parts for line in part)
+
+
+class RuleWords:
+    """The words of a rule, taken one after the other; a subclass says what an unknown one is."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._at = 0
+
+    def _unknown(self, what: str) -> Exception:
+        """Make the error of a word that is none of ours."""
+        raise NotImplementedError
+
+    def _next(self) -> str:
+        if self._at >= len(self._words):
+            raise self._unknown("its end")
+        self._at += 1
+        return self._words[self._at - 1]
+
+    def _take(self, *words: str) -> bool:
+        """Go on behind these words, if they come next."""
+        end = self._at + len(words)
+        if tuple(self._words[self._at : end]) != words:
+            return False
+        self._at = end
+        return True
+
+    def _listed(self) -> list[list[str]]:
+        """What stands in braces, behind the first of them, as words between commas."""
+        found: list[list[str]] = [[]]
+        while (word := self._next()) != "}":
+            if word == ",":
+                found.append([])
+            else:
+                found[-1].append(word)
+        return found
