@@ -13,10 +13,10 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 from clients import LIMIT_S, Client
+from lifecycles import StartedProxy
 from stack import wait_until
 
 from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
-from isthmus.programs.apiserver_proxy.program import ApiserverProxy
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.tools.pki import making as pki
 
@@ -129,7 +129,7 @@ class Bed:
         self.unhandled: list[dict[str, Any]] = []
         self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever, name="proxy", daemon=True)
-        self._started: ApiserverProxy | None = None
+        self._started: StartedProxy | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
@@ -168,7 +168,7 @@ class Bed:
         """Wait until something holds, asked in the loop."""
         wait_until(lambda: self.do(holds), what)
 
-    def start(self, *upstreams: str, **settings: Any) -> ApiserverProxy:
+    def start(self, *upstreams: str, **settings: Any) -> StartedProxy:
         """Start the proxy on free ports; checks are quick, and by TLS."""
         usual: dict[str, Any] = {} if "config" in settings else {
             "listen": ("127.0.0.1:0",),
@@ -182,8 +182,8 @@ class Bed:
         given = ApiserverProxySettings(**{"health_port": 0, "admin_port": 0, **usual, **settings})
         given.validate()
 
-        async def start() -> ApiserverProxy:
-            proxy = ApiserverProxy(given)
+        async def start() -> StartedProxy:
+            proxy = StartedProxy(given)
             await proxy.start()
             self._watching = asyncio.create_task(proxy.watch())
             return proxy
@@ -199,7 +199,7 @@ class Bed:
         await self._started.stop()
 
     @property
-    def proxy(self) -> ApiserverProxy:
+    def proxy(self) -> StartedProxy:
         """The one that was started."""
         assert self._started is not None
         return self._started

@@ -12,21 +12,20 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from clients import LIMIT_S, Client
+from lifecycles import StartedSidecar
 from sidecar_bed import DNS, FakeServices, StubDns, Zone
 from stack import Stack
 
-from isthmus.programs.https_proxy.program import HttpsProxy
+from isthmus.programs.https_proxy import PROGRAM as HTTPS_PROXY
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.metrics import Unserved
-from isthmus.programs.sidecar.program import Sidecar
-from isthmus.programs.socks5_proxy.program import Socks5Proxy
+from isthmus.programs.socks5_proxy import PROGRAM as SOCKS5_PROXY
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.wire import socks5
 
-P = TypeVar("P", bound=Sidecar)
 #: A name of the guest cluster, which leads to loopback as the agent sees it.
 NAME = "origin.guest.example"
 
@@ -39,7 +38,7 @@ class ProxiesBed:
         self.directory = directory
         self.zone = Zone()
         self.zone.put(NAME, "A", "127.0.0.1")
-        self._started: list[tuple[Sidecar, asyncio.Task[None]]] = []
+        self._started: list[tuple[StartedSidecar, asyncio.Task[None]]] = []
 
     def __enter__(self) -> Self:
         self.stack.run(self._open())
@@ -66,7 +65,7 @@ class ProxiesBed:
         await self.api.close()
 
     @staticmethod
-    async def _stop(sidecar: Sidecar, task: asyncio.Task[None]) -> None:
+    async def _stop(sidecar: StartedSidecar, task: asyncio.Task[None]) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -99,20 +98,20 @@ class ProxiesBed:
             "tls_key_path": str(files.client_key),
         }
 
-    def socks5(self, **settings: Any) -> Socks5Proxy:
+    def socks5(self, **settings: Any) -> StartedSidecar:
         """Start a SOCKS5 sidecar on free ports; it resolves by the guest's DNS."""
         given = {**self._flags, "resolve_from_guest_cluster_dns": True, **settings}
         made = Socks5ProxySettings(**given)
         made.validate()
-        return self._start(self.stack.do(lambda: Socks5Proxy(made)))
+        return self._start(self.stack.do(lambda: StartedSidecar(SOCKS5_PROXY, made)))
 
-    def https(self, **settings: Any) -> HttpsProxy:
+    def https(self, **settings: Any) -> StartedSidecar:
         """Start an HTTP proxy sidecar on free ports."""
         made = HttpsProxySettings(**{**self._flags, **settings})
         made.validate()
-        return self._start(self.stack.do(lambda: HttpsProxy(made)))
+        return self._start(self.stack.do(lambda: StartedSidecar(HTTPS_PROXY, made)))
 
-    def _start(self, sidecar: P) -> P:
+    def _start(self, sidecar: StartedSidecar) -> StartedSidecar:
         async def start() -> asyncio.Task[None]:
             await sidecar.start()
             return asyncio.create_task(sidecar.watch())
@@ -122,27 +121,27 @@ class ProxiesBed:
 
     # Asking.
 
-    def unserved(self, sidecar: Sidecar) -> dict[Unserved, int]:
+    def unserved(self, sidecar: StartedSidecar) -> dict[Unserved, int]:
         """Who was not served so far."""
         found = self.stack.do(lambda: dict(sidecar.metrics.unserved))
         return {why: count for why, count in found.items() if count}
 
-    def wait_unserved(self, sidecar: Sidecar, why: Unserved, count: int = 1) -> None:
+    def wait_unserved(self, sidecar: StartedSidecar, why: Unserved, count: int = 1) -> None:
         """Wait until so many were not served for this reason, and none for another."""
         self.stack.wait(lambda: sidecar.metrics.unserved[why] >= count, why.value)
         assert self.unserved(sidecar) == {why: count}
 
-    def wait_empty(self, sidecar: Sidecar) -> None:
+    def wait_empty(self, sidecar: StartedSidecar) -> None:
         """Wait until nobody is connected."""
         self.stack.wait(lambda: not len(sidecar.connections), "nobody is connected")
 
 
-def port_of(sidecar: Sidecar) -> int:
+def port_of(sidecar: StartedSidecar) -> int:
     """Where a sidecar listens."""
     return sidecar.listeners[0].port
 
 
-def connect(sidecar: Sidecar) -> Client:
+def connect(sidecar: StartedSidecar) -> Client:
     """Connect to a sidecar, and say nothing yet."""
     return Client(socket.create_connection(("127.0.0.1", port_of(sidecar)), LIMIT_S))
 
@@ -171,7 +170,7 @@ def read_reply(client: Client) -> socks5.Reply:
             return reply
 
 
-def open_socks5(sidecar: Sidecar, host: str, port: int) -> Client:
+def open_socks5(sidecar: StartedSidecar, host: str, port: int) -> Client:
     """A tunnel by SOCKS5."""
     client = connect(sidecar)
     try:

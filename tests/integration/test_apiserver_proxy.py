@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from apiserver_bed import Bed, Upstream
 from clients import LIMIT_S, MIB, Client, Target, blocks, free_port, full_target
+from lifecycles import StartedProxy
 from programs import Programs
 from stack import http_get, metric, wait_until
 
@@ -23,7 +24,6 @@ from isthmus.errors import ConfigError
 from isthmus.net.resolver import Resolver
 from isthmus.programs.apiserver_proxy import connections as apiserver_proxy_connections
 from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
-from isthmus.programs.apiserver_proxy.program import ApiserverProxy
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
 from isthmus.wire.proxy_protocol import take_proxy_header
@@ -588,7 +588,7 @@ def write(bed: Bed, *upstreams: str, more: str = "", listen: str = "127.0.0.1:0"
     new.rename(bed.config)
 
 
-def look_again(bed: Bed, proxy: ApiserverProxy) -> None:
+def look_again(bed: Bed, proxy: StartedProxy) -> None:
     assert proxy.source.file is not None
     bed.run(proxy.source.file.check())
 

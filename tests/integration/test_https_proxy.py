@@ -31,11 +31,11 @@ from clients import (
     head_for,
     status_of,
 )
+from lifecycles import StartedSidecar
 from programs import Programs
 from proxies_bed import NAME, Origin, ProxiesBed, connect, curl, origin_server, port_of
 from stack import Stack, http_get, metric, wait_until
 
-from isthmus.programs.https_proxy.program import HttpsProxy
 from isthmus.programs.sidecar import connections as sidecar_connections
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.tools.pki import making as pki
@@ -62,11 +62,11 @@ def echo() -> Iterator[Target]:
         yield target
 
 
-def url_of(proxy: HttpsProxy, user: str = "") -> str:
+def url_of(proxy: StartedSidecar, user: str = "") -> str:
     return f"http://{user}127.0.0.1:{port_of(proxy)}"
 
 
-def tunnel(proxy: HttpsProxy, target: str, early: bytes = b"") -> Client:
+def tunnel(proxy: StartedSidecar, target: str, early: bytes = b"") -> Client:
     client = connect(proxy)
     client.send(head_for(target) + early)
     assert client.read_head() == ESTABLISHED

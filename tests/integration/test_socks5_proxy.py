@@ -307,7 +307,7 @@ def test_a_client_that_leaves_takes_its_dial_along(bed: ProxiesBed) -> None:
     with full_target() as full, connect(proxy) as client:
         greet(client)
         client.send(Request(1, "127.0.0.1", full.port).to_bytes())
-        bed.stack.wait(lambda: proxy.connections.busy == 1, "it dials")
+        bed.stack.wait(lambda: len(proxy.connections._asked) == 1, "it dials")
         client.reset()
         bed.wait_empty(proxy)
     bed.wait_unserved(proxy, Unserved.LEFT)

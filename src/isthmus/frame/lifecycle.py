@@ -40,8 +40,17 @@ _LOOK_AGAIN_S = 0.05
 class Lifecycle:
     """One run of a program; see lifetime.Program for who calls what."""
 
-    def __init__(self, program: Program, settings: Any, *, handed: Handed | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        settings: Any,
+        *,
+        handed: Handed | None = None,
+        signals: bool = False,
+    ) -> None:
         """Make its parts, in the loop; in a worker connections are ``handed`` to it.
+
+        With ``signals``, SIGHUP has every part reload, if one can.
 
         Raises:
             ConfigError: a part cannot be made of these settings.
@@ -58,6 +67,7 @@ class Lifecycle:
         )
         self.ports: OperatorPorts | None = None
         self._serves = False
+        self._hears = signals and self.reloads
         self._log = logging.getLogger(f"isthmus.{program.log}")
 
     # The way up.
@@ -83,7 +93,7 @@ class Lifecycle:
             part.start()
         self._set_gauges()
         self.health.start(self.ports.open_ones if self.ports is not None else {})
-        if ground.handed is None and self.reloads:
+        if self._hears:
             ground.loop.add_signal_handler(signal.SIGHUP, self.reload)
         self._serves = True
         self._say_serving()
@@ -177,7 +187,7 @@ class Lifecycle:
     async def stop(self) -> None:
         """Close every part, listeners first, and the operator ports last."""
         ground = self.ground
-        if self._serves and ground.handed is None and self.reloads:
+        if self._serves and self._hears:
             ground.loop.remove_signal_handler(signal.SIGHUP)
         self.health.stop()
         for part in reversed(self.parts):
@@ -281,4 +291,6 @@ def main(program: Program, settings: Any) -> int:
     os.umask(0o077)
     program.found(program.parts)  # imported before the collector is told what lives for ever
     drain_s = getattr(settings, "graceful_shutdown_timeout_s", 0.0)
-    return lifetime.main(lambda: Lifecycle(program, settings), settings, drain_s=drain_s)
+    return lifetime.main(
+        lambda: Lifecycle(program, settings, signals=True), settings, drain_s=drain_s
+    )

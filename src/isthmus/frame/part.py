@@ -22,12 +22,14 @@ from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext
 from isthmus.net.http_site import Refused
 from isthmus.net.poller import Poller
+from isthmus.values import NOTHING
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.program import ProgramMetrics
-    from isthmus.frame.observe.tracing import Tracing
+    from isthmus.frame.observe.tracing import Span, Tracing
     from isthmus.frame.program import Program
     from isthmus.tunnel.budget import Budget
+    from isthmus.values import HostPort
 
 S = TypeVar("S")
 M = TypeVar("M", bound="ProgramMetrics")
@@ -159,6 +161,12 @@ class Ground(Generic[S, M]):
     def budget(self) -> Budget:
         """What may be kept on behalf of peers."""
         return open_budget(self.settings)  # type: ignore[arg-type]  # of one that carries
+
+    def span(self, target: HostPort) -> Span | None:
+        """A span for a dial whose client told nothing of itself; None where nobody traces."""
+        if self.tracing is None:
+            return None
+        return self.tracing.connect(NOTHING, connection_id="", target=target)
 
     def now(self) -> float:
         """The loop's time."""

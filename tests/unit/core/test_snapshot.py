@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from isthmus.frame.model import names_view, snapshot, snapshot_json
+from isthmus.frame.model import snapshot, snapshot_json
 from isthmus.frame.model.snapshot import (
     AgentProgramView,
     AgentView,
@@ -24,6 +25,7 @@ from isthmus.frame.model.snapshot import (
     TunnelView,
 )
 from isthmus.frame.model.snapshot_json import CHUNK_ITEMS, json_chunks, to_json
+from isthmus.programs import programs
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
 
@@ -171,8 +173,10 @@ def test_recent_endings_are_bounded_and_newest_first() -> None:
 
 
 def test_the_docs_name_every_key_and_no_other() -> None:
-    modules = {**vars(names_view), **vars(snapshot)}
-    classes = [v for v in modules.values() if isinstance(v, type)]
+    rooms = [sys.modules[it.view_class.__module__] for it in programs() if it.view]
+    classes = [
+        v for module in (snapshot, *rooms) for v in vars(module).values() if isinstance(v, type)
+    ]
     views = [v for v in classes if dataclasses.is_dataclass(v)]
     keys = {key for view in views for _, key in snapshot_json._keys(view)}
     written = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)

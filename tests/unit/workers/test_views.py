@@ -10,7 +10,6 @@ import pytest
 
 from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.frame.model.merge import Merge, merges, rules_of
-from isthmus.frame.model.names_view import LookupView, NamesView, WayView
 from isthmus.frame.model.snapshot import (
     AgentProgramView,
     AgentView,
@@ -20,13 +19,13 @@ from isthmus.frame.model.snapshot import (
     ProgramView,
     RelayView,
     ServerView,
-    SidecarView,
     Totals,
     TunnelState,
     TunnelView,
 )
-from isthmus.frame.model.snapshot import ApiserverProxyView as Apiserver
 from isthmus.frame.workers.views import WorkerView, merge, worker_of
+from isthmus.programs.apiserver_proxy.view import ApiserverProxyView as Apiserver
+from isthmus.programs.sidecar.view import LookupView, NamesView, SidecarView, WayView
 from isthmus.programs.sni_router.view import SniRouterView
 from isthmus.values import AgentId, ServerId, TunnelId
 

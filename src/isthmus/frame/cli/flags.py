@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any, Protocol, TypeVar
 
@@ -76,6 +76,15 @@ class FlagCommand(click.Command):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
+class FlagGroup(FlagCommand, click.Group):
+    """A command that runs with its flags, and has commands below it."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags under their headings, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
 def settings_command(
     name: str, settings: type[S], run: Callable[[S], int], *, help: str, examples: str
 ) -> click.Command:
@@ -86,14 +95,28 @@ def settings_command(
     """
 
     def callback(**given: tuple[str, ...]) -> int:
-        loaded = load(settings, given, os.environ)
-        loaded.validate()
-        vain = given_in_vain(settings, given)
-        if vain:
-            click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
-        return run(loaded)
+        return run(checked(settings, given))
 
     return FlagCommand(name, options_of(settings), examples, callback=callback, help=help)
+
+
+def checked(settings: type[S], given: Mapping[str, Sequence[str]]) -> S:
+    """Settings of the texts that were given; those without an effect are named on standard error.
+
+    Raises:
+        ConfigError: they make no sense.
+    """
+    loaded = load(settings, given, os.environ)
+    loaded.validate()
+    say_vain(settings, given)
+    return loaded
+
+
+def say_vain(settings: type[Any], given: Mapping[str, Sequence[str]]) -> None:
+    """Name the flags that were given and have no effect here, in one line."""
+    vain = given_in_vain(settings, given)
+    if vain:
+        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
 
 
 def go_style(args: Iterable[str], declared: Iterable[Option]) -> list[str]:

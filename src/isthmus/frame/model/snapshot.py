@@ -14,7 +14,6 @@ from enum import Enum
 from typing import Any, ClassVar, Literal, Protocol
 
 from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
-from isthmus.frame.model.names_view import NamesView
 from isthmus.net.rules_expiry import Standing
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
@@ -333,80 +332,6 @@ class AgentProgramView:
     node_traffic: NodeTrafficView | None = None
     endpoint_allow: tuple[str, ...] = ()
     endpoint_deny: tuple[str, ...] = ()
-    memory: MemoryView | None = None
-
-
-@merges(
-    # Of an upstream that is down, the check that says so.
-    lead=lambda row: row.up,
-    address=KEY, connections=SUM, up=MIN, failed=MAX, checks=SUM, last_check=SAME, resolved=SAME,
-    through=SAME,
-)  # fmt: skip
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamView:
-    """An upstream of the apiserver proxy. ``failed``: it could not be reached a moment ago."""
-
-    address: str
-    connections: int
-    up: bool
-    failed: bool
-    checks: int
-    last_check: str
-    resolved: tuple[str, ...] = ()
-    through: str = ""
-
-
-@merges(
-    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, listeners=SAME,
-    addresses=SAME, dialing=SUM, totals=PARTS, upstreams=ROWS, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
-)  # fmt: skip
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiserverProxyView:
-    """A whole apiserver proxy."""
-
-    kind: Literal["ApiserverProxySnapshot"] = "ApiserverProxySnapshot"
-    version: str
-    taken_at: datetime | None = None
-    uptime_s: float
-    draining: bool
-    config: str
-    listeners: tuple[str, ...]
-    addresses: tuple[str, ...]
-    dialing: int
-    totals: Totals
-    upstreams: tuple[UpstreamView, ...]
-    tunnels: tuple[TunnelView, ...]
-    truncated: int = 0
-    recent_endings: tuple[EndedView, ...] = ()
-    certificates: tuple[CertificateView, ...] = ()
-    memory: MemoryView | None = None
-
-
-@merges(
-    kind=SAME, program=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, server=SAME,
-    handshakes=SUM, requests=SUM, names=PARTS, totals=PARTS, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
-)  # fmt: skip
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SidecarView:
-    """A whole sidecar. ``requests``: clients that wait for a dial, or exchange plain HTTP."""
-
-    kind: Literal["SidecarSnapshot"] = "SidecarSnapshot"
-    program: str
-    version: str
-    taken_at: datetime | None = None
-    uptime_s: float
-    draining: bool
-    server: str
-    handshakes: int
-    requests: int
-    names: NamesView
-    totals: Totals
-    tunnels: tuple[TunnelView, ...]
-    truncated: int = 0
-    recent_endings: tuple[EndedView, ...] = ()
-    certificates: tuple[CertificateView, ...] = ()
     memory: MemoryView | None = None
 
 

@@ -10,10 +10,10 @@ PROGRAM = Program(
     example="--upstream=api.example.com:6443 --ca-cert=/etc/kubernetes/ca.crt",
     room=__name__,
     settings="settings:ApiserverProxySettings",
-    made="with_workers:in_worker",
+    parts="program:parts",
     metrics="metrics:ApiserverProxyMetrics",
-    view="isthmus.frame.model.snapshot:ApiserverProxyView",
-    workers="with_workers:worker_plan",
+    view="view:ApiserverProxyView",
+    workers="program:worker_plan",
     log="apiserver_proxy",
     snapshot_kind="ApiserverProxySnapshot",
 )

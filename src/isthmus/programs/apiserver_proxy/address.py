@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
+from isthmus.frame.part import LongTask, Part
 from isthmus.logs import OncePer, log
 from isthmus.net.host_callers import Caller
 from isthmus.programs.apiserver_proxy.plan import ProxyPlan
@@ -29,11 +33,14 @@ _CALLER = Caller(who="apiserver proxy", address_flag="--listen")
 _log = logging.getLogger("isthmus.apiserver_proxy")
 
 
-class Addresses:
-    """What a plan wants on ``lo``; nothing when it wants nothing."""
+class Addresses(Part):
+    """What a plan wants on ``lo``; nothing when it wants nothing.
 
-    def __init__(self, plan: ProxyPlan, once: OncePer) -> None:
-        self._wanted = plan.managed
+    A worker has none of its own: with ``put`` False they are its parent's.
+    """
+
+    def __init__(self, plan: ProxyPlan, once: OncePer, *, put: bool = True) -> None:
+        self._wanted = plan.managed if put else ()
         self._uplinks = plan.uplinks
         self._once = once
         self._held: list[HostAddress] = []
@@ -44,12 +51,8 @@ class Addresses:
         """The addresses that are in place."""
         return tuple(str(one.address) for one in self._held)
 
-    async def put(self) -> None:
-        """Put them on ``lo``.
-
-        Raises:
-            ConfigError: one sentence that says what is in the way.
-        """
+    @override
+    async def open(self) -> None:
         for address in self._wanted:
             held = await asyncio.to_thread(self._put, address)
             self._held.append(held)
@@ -76,7 +79,15 @@ class Addresses:
                 return name
         return ""
 
-    async def watch(self) -> None:
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        yield "address", self._watch()
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {"addresses": self.held}
+
+    async def _watch(self) -> None:
         """See for ever that they are there."""
         while True:
             for one in self._held:
@@ -93,8 +104,9 @@ class Addresses:
         for sentence in said:
             self._once.log(("address", sentence), _SAY_AGAIN_S, _log, logging.WARNING, sentence)
 
-    async def take_away(self) -> None:
-        """Take them from ``lo``, if that does not take for ever."""
+    @override
+    async def wait_closed(self) -> None:
+        # Taken from lo, if that does not take for ever.
         held, self._held = self._held, []
         for one in held:
             try:

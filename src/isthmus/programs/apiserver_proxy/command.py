@@ -7,43 +7,22 @@ from __future__ import annotations
 
 import click
 
-from isthmus.frame.cli.flags import FlagCommand
+from isthmus.frame.cli.flags import FlagGroup, checked
+from isthmus.programs.apiserver_proxy import PROGRAM
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.settings.options import given_in_vain, options_of
-from isthmus.settings.parsing import load
-
-
-class _FlagGroup(FlagCommand, click.Group):
-    """A command that runs with its flags, and has commands below it."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags under their headings, then the commands."""
-        super().format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
+from isthmus.settings.options import options_of
 
 
 def _run(**given: tuple[str, ...]) -> int:
-    import os
-
     if click.get_current_context().invoked_subcommand is not None:
         return 0
-    settings = load(ApiserverProxySettings, given, os.environ)
-    settings.validate()
-    vain = given_in_vain(ApiserverProxySettings, given)
-    if vain:
-        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
-    if settings.workers != 1:
-        from isthmus.frame.workers.start import main as run_workers
-        from isthmus.programs.apiserver_proxy import PROGRAM
+    from isthmus.frame.lifecycle import main
 
-        return run_workers(PROGRAM, settings)
-    from isthmus.programs.apiserver_proxy.program import main
-
-    return main(settings)
+    return main(PROGRAM, checked(ApiserverProxySettings, given))
 
 
-command = _FlagGroup(
-    "apiserver-proxy",
+command = FlagGroup(
+    PROGRAM.name,
     options_of(ApiserverProxySettings),
     """\
 isthmus apiserver-proxy --upstream=api.example.com:6443 --ca-cert=/etc/kubernetes/ca.crt
@@ -51,7 +30,7 @@ isthmus apiserver-proxy --config=apiserver-proxy.yaml
 isthmus apiserver-proxy convert haproxy.cfg --ca-cert=/etc/kubernetes/ca.crt""",
     callback=_run,
     invoke_without_command=True,
-    help="Give a node its own address for an apiserver that runs elsewhere",
+    help=PROGRAM.help,
 )
 
 

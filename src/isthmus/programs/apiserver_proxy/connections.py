@@ -1,7 +1,13 @@
 """The connections of an apiserver proxy: the bounds, what is counted, and who is idle too long.
 
-What happens to one of them is connection.py; the program around them
-program.py.
+An upstream is dialed as soon as the client is there.
+
+Bytes are copied by joined ends, as everywhere, and not spliced in the kernel. Measured, rough
+medians of 3 interleaved rounds on 2 busy cores, a bare relay in Python takes 0.83 s of CPU per GB
+copying (336 MB/s), 0.55 splicing through a pipe of 64 KiB (461 MB/s) and 0.29 through one of 1 MiB
+(215 MB/s), and 16 µs for a small message either way. But splice costs four more descriptors for
+each connection, and a second data path; and copying, this proxy carries 0.95 to 1.5 times the bulk
+of a haproxy beside it, and 0.94 times its request/responses at 16 connections.
 """
 
 from __future__ import annotations
@@ -9,32 +15,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from typing_extensions import override
 
 from isthmus.errors import DialFailure
+from isthmus.frame.admin.answers import Check
 from isthmus.frame.descriptors import most_connections
-from isthmus.frame.observe.tracing import Span, Tracing
+from isthmus.frame.forwarding import ForwardedConnection, ForwardedConnections
+from isthmus.frame.part import Ground, LongTask
 from isthmus.frame.tunnels import TunnelTable
-from isthmus.logs import OncePer, log
+from isthmus.logs import log
 from isthmus.net.accepted import endpoint
+from isthmus.net.charging import PaidEarly
 from isthmus.net.gate import admitted, reset, source_elsewhere
-from isthmus.net.poller import Poller
+from isthmus.net.reaching import Dialing
 from isthmus.net.rules_places import Full, Places
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.apiserver_proxy.checks import Checker
-from isthmus.programs.apiserver_proxy.connection import Connection
 from isthmus.programs.apiserver_proxy.metrics import ApiserverProxyMetrics, ProxyRefusal
 from isthmus.programs.apiserver_proxy.planning import Prepared
-from isthmus.programs.apiserver_proxy.rules import Upstreams
+from isthmus.programs.apiserver_proxy.rules import Upstream, Upstreams
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.apiserver_proxy.view import UpstreamView
 from isthmus.programs.apiserver_proxy.ways import LOOK_AGAIN_S, Ways
 from isthmus.tunnel.end import Ending
-from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import Asking, DialRequest, HostPort, Identity, TunnelId
-from isthmus.wire.proxy_protocol import IpPort
+from isthmus.values import HostPort, TunnelId
+from isthmus.wire.proxy_protocol import IpPort, ProxyHeader
 
 _QUIET_S = 30.0
-_LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.apiserver_proxy")
 _NO_PLACE = {
     Full.TOO_MANY: ProxyRefusal.TOO_MANY,
@@ -43,7 +53,7 @@ _NO_PLACE = {
 }
 
 #: Where a connection comes from and where it goes: there is one such at a time.
-_Pair = tuple[IpPort, IpPort]
+Pair = tuple[IpPort, IpPort]
 
 
 class ProxyTunnels(TunnelTable):
@@ -73,51 +83,114 @@ class ProxyTunnels(TunnelTable):
         return len(idle)
 
 
-class Connections:
-    """Every connection of a proxy, from accept to the end; the Owner that they ask."""
+class ProxyConnection(ForwardedConnection[ProxyRefusal]):
+    """A client that wants to be joined to an upstream."""
+
+    __slots__ = ("went",)
+
+    _owner: ProxyConnections
+    #: The pair of the connection that it is joined to; None where there is none.
+    went: Pair | None
+
+    @override
+    def header(self) -> bytes:
+        tlvs = self._owner.plan.proxy_protocol
+        if tlvs is None:
+            return b""
+        header = ProxyHeader(source=self.source, destination=self.destination, tlvs=tlvs)
+        return header.to_bytes()
+
+
+class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
+    """Every connection of a proxy, from accept to the end.
+
+    ``uplink_of`` names the uplink that a connection came in by, which none should.
+    """
+
+    gone = ProxyRefusal.LEFT
+    all_failed = ProxyRefusal.UPSTREAMS_DOWN
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        ground: Ground[ApiserverProxySettings, ApiserverProxyMetrics],
+        tunnels: ProxyTunnels,
         prepared: Prepared,
         *,
-        metrics: ApiserverProxyMetrics,
-        once: OncePer,
         uplink_of: Callable[[socket.socket], str],
     ) -> None:
-        """``uplink_of`` names the uplink that a connection came in by, which none should."""
-        self._loop = loop
-        self._metrics = metrics
-        self._once = once
-        self._uplink_of = uplink_of
         self.plan = prepared.plan
         self._pairs = prepared.pairs
-        self.places = Places(self.most, prepared.plan.max_connections_per_source)
-        self.poller = Poller(loop)
         self.upstreams = Upstreams(prepared.plan.upstreams)
-        self.ways = Ways(loop, self.poller, prepared)
-        self.checker = Checker(loop, self.poller, self.ways, self.upstreams, metrics, prepared)
-        self.tunnels = ProxyTunnels(loop, metrics)
-        self.tracing: Tracing | None = None
-        self._dialing: set[Connection] = set()
+        places = Places(self.most, prepared.plan.max_connections_per_source)
+        super().__init__(ground, tunnels, places, self.upstreams)
+        self.proxy_tunnels = tunnels
+        self._metrics = metrics = ground.metrics
+        self._uplink_of = uplink_of
+        self.ways = Ways(ground.loop, self.poller, prepared)
+        self.checker = Checker(
+            ground.loop, self.poller, self.ways, self.upstreams, metrics, prepared
+        )
         # A connection that comes in as one of ours went out closes a circle.
-        self._came: dict[_Pair, Connection] = {}
-        self._went: dict[_Pair, HostPort] = {}
+        self._came: dict[Pair, ProxyConnection] = {}
+        self._went: dict[Pair, HostPort] = {}
         self._plan_changed = asyncio.Event()
         self._look = asyncio.Event()
 
-    def __len__(self) -> int:
-        return len(self._dialing) + len(self.tunnels)
+    # Part.
+
+    @override
+    def start(self) -> None:
+        metrics, upstreams = self._metrics, self.upstreams
+        metrics.open_by_upstream = lambda: {str(it.at): it.connections for it in upstreams}
+        metrics.up = lambda: {str(it.at): int(it.health.is_up) for it in upstreams}
+        metrics.waiting = lambda: len(self.dialing)
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        yield "checks", self.checker.watch()
+        yield "names", self._watch_names()
+        yield "idle", self._watch_idle()
+
+    @override
+    def ready(self) -> Iterable[Check]:
+        # Only readiness: to start a proxy again because its apiserver is down mends nothing.
+        yield Check("upstreams", "" if self.upstreams.any_up else "every upstream is down")
+
+    @override
+    def serving(self) -> dict[str, Any]:
+        upstreams = ",".join(map(str, self.plan.upstreams))
+        return {"upstreams": upstreams, "max_connections": self.most}
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {
+            "dialing": len(self.dialing),
+            "upstreams": tuple(self._upstream_view(each) for each in self.upstreams),
+        }
+
+    def _upstream_view(self, upstream: Upstream) -> UpstreamView:
+        through = self.ways.proxy_of(upstream.at)
+        return UpstreamView(
+            address=str(upstream.at),
+            connections=upstream.connections,
+            up=upstream.health.is_up,
+            failed=upstream.has_failed(self.now()),
+            checks=upstream.health.checks,
+            last_check=upstream.health.said,
+            resolved=self.ways.addresses_of(upstream.at),
+            through="" if through is None else str(through),
+        )
+
+    @override
+    def close(self) -> None:
+        for connection in list(self.dialing):
+            connection.refuse(ProxyRefusal.LEFT)
+        self.ways.close()
 
     @property
     def most(self) -> int:
         """How many there may be."""
         return max(1, most_connections(self.plan.max_connections * self._pairs) // self._pairs)
-
-    @property
-    def dialing(self) -> int:
-        """How many wait for an upstream."""
-        return len(self._dialing)
 
     def adopt(self, prepared: Prepared) -> None:
         """Do as this plan says from now on; what is open goes on."""
@@ -130,23 +203,9 @@ class Connections:
         self._plan_changed.set()
         self._look.set()
 
-    async def wait_empty(self) -> None:
-        """Wait until there is none."""
-        while len(self):
-            await self.tunnels.wait_empty()
-            if len(self):  # soon a tunnel, or gone
-                await asyncio.sleep(_LOOK_AGAIN_S)
-
-    def close(self) -> None:
-        """Reset them all."""
-        for connection in list(self._dialing):
-            connection.refuse(ProxyRefusal.LEFT)
-        self.tunnels.abort_all(Ending.DRAINED)
-        self.ways.close()
-
     # What is done now and then.
 
-    async def watch_idle(self) -> None:
+    async def _watch_idle(self) -> None:
         """Reset idle connections for ever."""
         while True:
             self._plan_changed.clear()
@@ -155,15 +214,15 @@ class Connections:
                 async with asyncio.timeout(min(idle_s / 8, 30.0) if idle_s else None):
                     await self._plan_changed.wait()
             except TimeoutError:
-                self.tunnels.reset_idle(now=self.now(), idle_s=idle_s)
+                self.proxy_tunnels.reset_idle(now=self.now(), idle_s=idle_s)
 
-    async def watch_names(self) -> None:
+    async def _watch_names(self) -> None:
         """Look names up for ever: now and then, and soon when an upstream cannot be reached."""
         while True:
             self._look.clear()
             failed = await self.ways.look_all_up(older_than_s=LOOK_AGAIN_S)
             for at, why in failed.items():
-                self._once.log(
+                self.ground.once.log(
                     ("name", at), _QUIET_S, _log, logging.WARNING,
                     "an upstream's name cannot be looked up", upstream=str(at), reason=why,
                 )  # fmt: skip
@@ -202,65 +261,53 @@ class Connections:
             return
         if not self.upstreams.any_up:
             self._metrics.last_resort += 1
-        connection = Connection(self, guest, source=source, destination=destination)
-        account = self.places.account(counted_as)
-        if account is not None:
-            connection.client.charge_to(account)
-            account.close()
-        self._dialing.add(connection)
+        connection = ProxyConnection(
+            self, guest, PaidEarly(), source=source, destination=destination
+        )
+        self.pay(connection, counted_as)
+        self.dialing.add(connection)
         self._came[source, destination] = connection
-        connection.start()
+        order = self.upstreams.in_order(now=self.now(), most=1 + self.plan.retries)
+        connection.try_each(order, timeout_s=self.plan.connect_timeout_s)
 
     def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
         """See net.gate.Refuse; whatever is spoken here, a reset is all that there is to say."""
         self._count(_NO_PLACE[why], source, "")
         reset(sock)
 
-    # What connections ask; see Owner.
+    # What connections ask.
 
-    def now(self) -> float:
-        """The loop's time."""
-        return self._loop.time()
+    @override
+    def dial(self, at: HostPort, **how: Any) -> Dialing:
+        return self.ways.dial(at, **how)
 
-    def trace(self, target: HostPort) -> Span | None:
-        """A span for a dial, where somebody traces."""
-        if self.tracing is None:
-            return None
-        return self.tracing.connect(Asking(), connection_id="", target=target)
-
-    def upstream_failed(
-        self, connection: Connection, at: HostPort, failure: DialFailure, detail: str
+    @override
+    def target_failed(
+        self, connection: ProxyConnection, at: HostPort, failure: DialFailure, detail: str
     ) -> None:
-        """Count a dial that failed, say it now and then, and look what is wrong."""
         self._metrics.dial_failed(failure, self.now() - connection.dialed_at)
         self._metrics.upstream_failed(str(at))
         self.checker.hurry(at)
         self._look.set()
-        self._once.log(
+        self.ground.once.log(
             ("upstream", at), _QUIET_S, _log, logging.WARNING, "an upstream cannot be reached",
             upstream=str(at), reason=detail or failure.value,
         )  # fmt: skip
 
-    def reached(self, connection: Connection, far: SocketEnd, at: HostPort) -> None:
-        """Join a connection to its upstream."""
+    @override
+    def joining(self, connection: ProxyConnection, far: SocketEnd, at: HostPort) -> str:
         self._forget(connection)
-        self._metrics.dial_succeeded(self.now() - connection.dialed_at)
         self._metrics.retried += connection.tried > 1
-        self.tunnels.open_here(
-            DialRequest(at, Identity(str(connection.source), kind="address"), "tcp"),
-            client=connection.client,
-            far=far,
-            on_ended=partial(self._ended, at, self._note(far, at)),
-            payer=connection.client.payer,
-        )
+        connection.went = self._note(far, at)
+        return "tcp"
 
-    def _forget(self, connection: Connection) -> None:
-        self._dialing.discard(connection)
+    def _forget(self, connection: ProxyConnection) -> None:
+        self.dialing.discard(connection)
         pair = connection.source, connection.destination
         if self._came.get(pair) is connection:  # a reset frees the pair before we hear of it
             del self._came[pair]
 
-    def _note(self, far: SocketEnd, at: HostPort) -> _Pair | None:
+    def _note(self, far: SocketEnd, at: HostPort) -> Pair | None:
         """Remember a connection of ours, and end the one that it is, if it came in here already."""
         if far.sock.family == socket.AF_UNIX:  # which is the inside of a proxy's TLS
             return None
@@ -275,13 +322,14 @@ class Connections:
             again.refuse(ProxyRefusal.CIRCLE, f"upstream {at}")
         return pair
 
-    def _ended(self, at: HostPort, pair: _Pair | None, _: Tunnel, _s: float) -> None:
-        if pair is not None:
-            self._went.pop(pair, None)
-        self.upstreams.let_go(at)
+    @override
+    def ended(self, connection: ProxyConnection, at: HostPort) -> None:
+        if connection.went is not None:
+            self._went.pop(connection.went, None)
+        super().ended(connection, at)
 
-    def refused(self, connection: Connection, why: ProxyRefusal, detail: str) -> None:
-        """Count a connection that is over before it was joined, and reset it."""
+    @override
+    def refused(self, connection: ProxyConnection, why: ProxyRefusal, detail: str) -> None:
         self._forget(connection)
         self._count(why, str(connection.source), detail)
         connection.client.abort(Ending.CANCELLED)
@@ -291,7 +339,7 @@ class Connections:
         if why is ProxyRefusal.LEFT:
             log(_log, logging.DEBUG, "client left", source=source)
             return
-        self._once.log(
+        self.ground.once.log(
             ("refused", why), _QUIET_S, _log, logging.WARNING, "connection reset",
             reason=why.value, source=source, detail=detail,
         )  # fmt: skip

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
+
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
+from isthmus.frame.descriptors import allow_connections
+from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.logs import log
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.followed_file import FollowedFile, read_text
@@ -79,7 +84,7 @@ def _read_prepared(path: str) -> Prepared:
     return prepare(read_plan(path), flags=False)
 
 
-class PlanSource:
+class PlanSource(Part):
     """Where the plan comes from: flags, or a ``file`` that is to be watched.
 
     ``current`` is the one in use, ``changed`` hears of a new one.
@@ -88,19 +93,17 @@ class PlanSource:
     changes nothing, and is said once, in one line.
     """
 
-    def __init__(
-        self,
-        settings: ApiserverProxySettings,
-        metrics: ApiserverProxyMetrics,
-        changed: Callable[[Prepared], None],
-    ) -> None:
+    def __init__(self, ground: Ground[ApiserverProxySettings, ApiserverProxyMetrics]) -> None:
         """Read the plan.
 
         Raises:
             ConfigError: the file, or one that it names, cannot be read or is wrong.
         """
-        self._metrics = metrics
-        self._changed = changed
+        settings = ground.settings
+        self._path = settings.config
+        self._metrics = ground.metrics
+        self._contexts = ground.contexts
+        self.changed: Callable[[Prepared], None] = lambda _: None
         self.file: FollowedFile[Prepared] | None = None
         if settings.config:
             self.file = FollowedFile(
@@ -109,9 +112,19 @@ class PlanSource:
             self.current = self.file.current
         else:
             self.current = prepare(settings.plan(), flags=True)
+        self._contexts += self.current.contexts
 
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        if self.file is not None:
+            yield "config", self.file.watch()
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {"config": self._path}
+
+    @override
     def reload(self) -> None:
-        """Look at the file now, and read it even if it seems the same."""
         if self.file is None:
             log(_log, logging.INFO, "nothing to reload: there is no --config")
         else:
@@ -137,9 +150,13 @@ class PlanSource:
                 " were until the next start", file=self.file.path,
             )  # fmt: skip
             prepared = replace(prepared, plan=kept)
+        for context in self.current.contexts:
+            self._contexts.remove(context)
+        self._contexts += prepared.contexts
         self.current = prepared
         self._metrics.reloads += 1
-        self._changed(prepared)
+        allow_connections(prepared.plan.max_connections * prepared.pairs)
+        self.changed(prepared)
         log(
             _log, logging.INFO, "configuration reloaded", file=self.file.path,
             upstreams=",".join(map(str, prepared.plan.upstreams)),

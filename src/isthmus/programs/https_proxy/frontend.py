@@ -21,7 +21,7 @@ from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.https_proxy.exchange import Exchange, Upstream
-from isthmus.programs.sidecar.frontend import Owner, SidecarClient
+from isthmus.programs.sidecar.frontend import SidecarClient, SidecarOwner
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.tunnel.end import BaseEnd, Early, Ending
 from isthmus.values import HostPort
@@ -36,7 +36,7 @@ _log = logging.getLogger("isthmus.http_proxy")
 _ASKS = [("Proxy-Authenticate", 'Basic realm="isthmus"')]
 
 
-class HttpOwner(Owner, Protocol):
+class HttpOwner(SidecarOwner, Protocol):
     """The sidecar, as far as clients that speak HTTP ask it."""
 
     draining: bool

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from functools import partial
 
 from isthmus.dial.frontends.http_connect import no_place
 from isthmus.dial.rules_cloud_apis import CloudApis
-from isthmus.frame.handed import Handed
+from isthmus.frame.descriptors import allow_connections
+from isthmus.frame.part import Ground, Part
+from isthmus.frame.tunnels import TunnelsPart
 from isthmus.net.connect import Failed
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.reaching import Dialing, Reached
@@ -23,7 +26,8 @@ from isthmus.programs.https_proxy.metrics import HttpsProxyMetrics
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.https_proxy.through_user_proxy import UserProxyDialer
 from isthmus.programs.sidecar.connections import SidecarConnections
-from isthmus.programs.sidecar.program import Sidecar, run
+from isthmus.programs.sidecar.password import PasswordFile
+from isthmus.programs.sidecar.program import DialingPart, SidecarListening
 from isthmus.values import HostPort, is_address
 
 
@@ -47,7 +51,12 @@ class HttpsConnections(SidecarConnections):
     """The connections of an HTTP proxy; the HttpOwner that its clients ask."""
 
     plain: UserProxyDialer
-    counts: HttpsProxyMetrics
+
+    @property
+    def counts(self) -> HttpsProxyMetrics:
+        """Its metrics."""
+        counts: HttpsProxyMetrics = self._ground.metrics
+        return counts
 
     def say_no(self, sock: socket.socket, why: Full) -> None:
         """Tell a client that it is one too many, in its own words."""
@@ -82,84 +91,52 @@ class HttpsConnections(SidecarConnections):
         self.counts.sent_again += 1
 
 
-class HttpsProxy(Sidecar):
-    """A running HTTP proxy sidecar."""
+def parts(ground: Ground[HttpsProxySettings, HttpsProxyMetrics]) -> tuple[Part, ...]:
+    """The parts of an HTTP proxy sidecar, foundations first.
 
-    name = "https-proxy"
-    settings: HttpsProxySettings
-    metrics: HttpsProxyMetrics
+    Clients are dialed for by the hosted cluster's own proxy, or without it.
+    """
+    settings = ground.settings
+    allow_connections(settings.max_connections)
+    password = PasswordFile(settings.username, settings.password_file)
+    dialing, tunnels = DialingPart(ground), TunnelsPart(ground)
+    cloud = CloudApis(settings.cloud_api_suffix, settings.never_cloud_hosts)
+    direct = settings.connect_directly_to_cloud_apis
+    metadata = dialing.dialer.metadata
 
-    def __init__(self, settings: HttpsProxySettings, *, handed: Handed | None = None) -> None:
-        """Read files, in the loop.
+    def without(host: str) -> bool:
+        # The sidecar's own dialer denies a metadata address; the proxy would dial it.
+        if is_address(host):
+            return bool(metadata.refuse(host))
+        return direct and bool(cloud.suffix_of(host))
 
-        Raises:
-            ConfigError: one is wrong.
-        """
-        super().__init__(settings, HttpsProxyMetrics(), handed=handed)
-
-    def make_connections(self) -> HttpsConnections:
-        """Clients speak HTTP, and are dialed for by the hosted cluster's proxy or without it."""
-        settings, context = self.settings, self._proxy_context()
-        cloud = CloudApis(settings.cloud_api_suffix, settings.never_cloud_hosts)
-        direct = settings.connect_directly_to_cloud_apis
-        metadata = self.dialer.metadata
-
-        def without(host: str) -> bool:
-            # The sidecar's own dialer denies a metadata address; the proxy would dial it.
-            if is_address(host):
-                return bool(metadata.refuse(host))
-            return direct and bool(cloud.suffix_of(host))
-
-        chain = partial(
-            UserProxyDialer,
-            self.loop,
-            self.poller,
-            self.dialer,
-            context=context,
-            without=without,
-        )
-        connections = HttpsConnections(
-            self.loop,
-            self.poller,
-            settings,
-            metrics=self.metrics,
-            once=self.once,
-            make=HttpClient,
-            dialer=chain(rules=settings.connect_rules),
-            credentials=self.credentials,
-        )
-        connections.plain = chain(rules=settings.plain_rules)
-        connections.counts = self.metrics
-        return connections
-
-    def _proxy_context(self) -> _ProxyContext:
-        """What https proxies are trusted by; read now only if there is one."""
-        settings = self.settings
-        proxies = (settings.plain_rules.proxy, settings.connect_rules.proxy)
-        if any(proxy is not None and proxy.scheme == "https" for proxy in proxies):
-            files = TlsFiles("", "", settings.proxy_ca_path, labels=("", "", "--proxy-ca-path"))
-            hot = HotContext(files, partial(client_context, alpn=("http/1.1",)), purpose="client")
-            self.contexts.append(hot)
-            return _ProxyContext(hot)
-        return _ProxyContext(None)
+    chain = partial(
+        UserProxyDialer, ground.loop, ground.poller, dialing.dialer,
+        context=_proxy_context(ground), without=without,
+    )  # fmt: skip
+    connections = HttpsConnections(
+        ground, tunnels.table, make=HttpClient, dialer=chain(rules=settings.connect_rules),
+        password=password,
+    )  # fmt: skip
+    connections.plain = chain(rules=settings.plain_rules)
+    listening = SidecarListening(ground, dialing, connections)
+    return password, dialing, tunnels, connections, listening
 
 
-class _ProxyContext:
-    """The TLS of https proxies, as the file of authorities is now."""
+def _proxy_context(
+    ground: Ground[HttpsProxySettings, HttpsProxyMetrics],
+) -> Callable[[], ssl.SSLContext]:
+    """What https proxies are trusted by; read now only if there is one."""
+    settings = ground.settings
+    proxies = (settings.plain_rules.proxy, settings.connect_rules.proxy)
+    hot: HotContext | None = None
+    if any(proxy is not None and proxy.scheme == "https" for proxy in proxies):
+        files = TlsFiles("", "", settings.proxy_ca_path, labels=("", "", "--proxy-ca-path"))
+        hot = HotContext(files, partial(client_context, alpn=("http/1.1",)), purpose="client")
+        ground.contexts.append(hot)
 
-    def __init__(self, hot: HotContext | None) -> None:
-        self._hot = hot
+    def current() -> ssl.SSLContext:
+        assert hot is not None  # nobody asks without such a proxy
+        return hot.current
 
-    def __call__(self) -> ssl.SSLContext:
-        assert self._hot is not None
-        return self._hot.current
-
-
-def main(settings: HttpsProxySettings) -> int:
-    """Run the sidecar until it is told to stop; the exit code."""
-    return run(lambda: HttpsProxy(settings), settings)
-
-
-def in_worker(settings: HttpsProxySettings, handed: Handed) -> HttpsProxy:
-    """Make the sidecar of a worker."""
-    return HttpsProxy(settings, handed=handed)
+    return current

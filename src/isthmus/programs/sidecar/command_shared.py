@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from typing import TypeVar
-
 import click
 
-from isthmus.frame.cli.flags import FlagCommand
-from isthmus.programs.sidecar.settings import SidecarSettings
-from isthmus.settings.options import given_in_vain, options_of
-from isthmus.settings.parsing import load
+from isthmus.frame.cli.flags import FlagCommand, checked
+from isthmus.frame.program import Program
+from isthmus.settings.options import options_of
 
-S = TypeVar("S", bound=SidecarSettings)
 RUN = "run"
 
 
@@ -25,23 +19,15 @@ class SidecarCommand(FlagCommand):
         return super().parse_args(ctx, args[1:] if args[:1] == [RUN] else args)
 
 
-def sidecar_command(
-    name: str,
-    settings: type[S],
-    validate: Callable[[S], None],
-    run: Callable[[S], int],
-    *,
-    help: str,
-    examples: str,
-) -> click.Command:
-    """A command as flags.settings_command makes it, which takes a leading ``run`` as well."""
+def sidecar_command(program: Program, *, examples: str) -> click.Command:
+    """The command of a sidecar, which takes a leading ``run`` as well."""
+    settings = program.settings_class
 
     def callback(**given: tuple[str, ...]) -> int:
-        loaded = load(settings, given, os.environ)
-        validate(loaded)
-        vain = given_in_vain(settings, given)
-        if vain:
-            click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
-        return run(loaded)
+        from isthmus.frame.lifecycle import main
 
-    return SidecarCommand(name, options_of(settings), examples, callback=callback, help=help)
+        return main(program, checked(settings, given))
+
+    return SidecarCommand(
+        program.name, options_of(settings), examples, callback=callback, help=program.help
+    )

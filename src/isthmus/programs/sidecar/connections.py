@@ -1,34 +1,35 @@
 """The connections of a sidecar: who waits for what, the bounds, and what is counted.
 
-What a client says is socks5_frontend.py and http_proxy_frontend.py; the program around them is
-program.py.
+What a client says is each sidecar's frontend.py; the program around them is program.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import override
+
 from isthmus.errors import DialFailure
 from isthmus.frame.descriptors import most_connections
-from isthmus.frame.observe.tracing import Span, Tracing
+from isthmus.frame.observe.tracing import Span
+from isthmus.frame.part import Ground, Part
 from isthmus.frame.tunnels import TunnelTable
-from isthmus.logs import OncePer, log
+from isthmus.logs import log
 from isthmus.net.accepted import stay_awake
 from isthmus.net.connect import Failed
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.gate import admitted, reset, source_elsewhere
-from isthmus.net.poller import Poller
 from isthmus.net.reaching import AnyDialer, Dialing, Reached
 from isthmus.net.rules_places import Full, Places, Strangers
 from isthmus.programs.sidecar.frontend import Credentials, SidecarClient
 from isthmus.programs.sidecar.metrics import SidecarMetrics, Unserved
+from isthmus.programs.sidecar.password import PasswordFile
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.tunnel.end import BaseEnd, Discard, End, Ending, join
-from isthmus.values import Asking, DialRequest, HostPort, Identity
+from isthmus.values import DialRequest, HostPort, Identity
 
 #: How long whoever is told goodbye has to leave before we do.
 FAREWELL_S = 2.0
@@ -37,7 +38,6 @@ MOST_STILL = 150
 #: How long a connection may be kept for another request.
 IDLE_S = 60.0
 _QUIET_S = 60.0
-_LOOK_AGAIN_S = 0.05
 _log = logging.getLogger("isthmus.sidecar")
 _NO_PLACE = {
     Full.TOO_MANY: Unserved.TOO_MANY,
@@ -49,37 +49,36 @@ _NO_PLACE = {
 MakeClient = Callable[[Any, socket.socket], SidecarClient]
 
 
-class SidecarConnections:
-    """Every connection of a sidecar, from accept to the end; the Owner that clients ask."""
+class SidecarConnections(Part):
+    """Every connection of a sidecar, from accept to the end; what its clients ask."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
-        settings: SidecarSettings,
+        ground: Ground[Any, Any],
+        tunnels: TunnelTable,
         *,
-        metrics: SidecarMetrics,
-        once: OncePer,
         make: MakeClient,
         dialer: AnyDialer,
-        credentials: Callable[[], Credentials | None],
+        password: PasswordFile,
     ) -> None:
+        loop, settings = ground.loop, ground.settings
+        self._ground = ground
         self._loop = loop
-        self._settings = settings
-        self._metrics = metrics
+        self._settings: SidecarSettings = settings
+        self._metrics: SidecarMetrics = ground.metrics
         self._make = make
         self._dialer = dialer
-        self._credentials = credentials
-        self.poller = poller
-        self.once = once
-        self.tunnels = TunnelTable(loop, metrics)
-        self.tracing: Tracing | None = None
+        self._password = password
+        self.poller = ground.poller
+        self.once = ground.once
+        self.tunnels = tunnels
         self.draining = False
         #: How many there may be.
         self.most = most_connections(settings.max_connections)
         self.places = Places(self.most, settings.max_connections_per_source)
+        self.places.budget = ground.budget
         self._handshakes: Strangers[SidecarClient] = Strangers(settings.max_handshakes)
-        self._busy: set[SidecarClient] = set()
+        self._asked: set[SidecarClient] = set()
         self._idle: Deadlines[SidecarClient] = Deadlines(loop, IDLE_S, _no_more)
         self._late = Deadlines(loop, settings.handshake_timeout_s, _too_late)
         self._leaving: Deadlines[BaseEnd] = Deadlines(loop, FAREWELL_S, self._leave)
@@ -87,7 +86,7 @@ class SidecarConnections:
         self._slow: dict[BaseEnd, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        waiting = len(self._handshakes) + len(self._busy) + len(self._idle)
+        waiting = len(self._handshakes) + len(self._asked) + len(self._idle)
         return waiting + len(self.tunnels) + len(self._leaving)
 
     @property
@@ -95,33 +94,43 @@ class SidecarConnections:
         """How many have not said yet what they want."""
         return len(self._handshakes)
 
-    @property
-    def busy(self) -> int:
-        """How many wait for a dial, or exchange plain requests."""
-        return len(self._busy)
+    # Part.
 
+    @override
+    def start(self) -> None:
+        self._metrics.connections = lambda: len(self)
+        self._metrics.waiting = lambda: self.handshakes
+
+    @override
     def drain(self) -> None:
-        """From now on nobody is kept for another request."""
+        # From now on nobody is kept for another request.
         self.draining = True
         for client in self._idle.take_all():
             _no_more(client)
 
-    async def wait_empty(self) -> None:
-        """Wait until there is none."""
-        while len(self):
-            await self.tunnels.wait_empty()
-            if len(self):  # soon a tunnel, or gone
-                await asyncio.sleep(_LOOK_AGAIN_S)
+    @override
+    def busy(self) -> bool:
+        return len(self) > 0
 
+    @override
     def close(self) -> None:
-        """Reset them all."""
         self.draining = True
-        for client in [*self._handshakes, *self._busy, *self._idle.take_all()]:
+        for client in [*self._handshakes, *self._asked, *self._idle.take_all()]:
             client.unserved(Unserved.LEFT)
         self._late.take_all()
         for end in self._leaving.take_all():
             end.abort(Ending.DRAINED)
-        self.tunnels.abort_all(Ending.DRAINED)
+
+    @override
+    def serving(self) -> dict[str, Any]:
+        return {
+            "authenticates": self._password.current is not None,
+            "max_connections": self.most,
+        }
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {"handshakes": self.handshakes, "requests": len(self._asked)}
 
     # Accepting.
 
@@ -158,22 +167,22 @@ class SidecarConnections:
         """Tell a client that it is one too many: SOCKS5 has no word for it before its greeting."""
         reset(sock)
 
-    # What clients ask; see frontends.sidecar.Owner.
+    # What clients ask; see SidecarOwner.
 
     def credentials(self) -> Credentials | None:
         """What clients have to say now; None when everybody is served."""
-        return self._credentials()
+        return self._password.current
 
     def asked(self, client: SidecarClient) -> None:
         """A client has said what it wants."""
         self._forget(client)
-        self._busy.add(client)
+        self._asked.add(client)
 
     def keep(self, client: SidecarClient) -> bool:
         """Keep a client for another request; False when nobody is kept any more."""
         if self.draining:
             return False
-        self._busy.discard(client)
+        self._asked.discard(client)
         self._idle.add(client)
         return True
 
@@ -187,7 +196,7 @@ class SidecarConnections:
     ) -> Dialing:
         """Open a connection for a client."""
         began = self._loop.time()
-        span = self._trace(target)
+        span = self._ground.span(target)
 
         def there(far: BaseEnd) -> None:
             self._metrics.dial_succeeded(self._loop.time() - began)
@@ -205,11 +214,6 @@ class SidecarConnections:
             target, timeout_s=self._settings.dial_timeout_s, reached=there, failed=not_there
         )
         return dial if span is None else _Traced(dial, span)
-
-    def _trace(self, target: HostPort) -> Span | None:
-        if self.tracing is None:
-            return None
-        return self.tracing.connect(Asking(), connection_id="", target=target)
 
     def _dial_failed(
         self, target: HostPort, failure: DialFailure, detail: str, seconds: float
@@ -239,7 +243,7 @@ class SidecarConnections:
 
     def unserved(self, client: SidecarClient, why: Unserved, detail: str) -> None:
         """Count a client that is over before it was served."""
-        idle = client not in self._handshakes and client not in self._busy
+        idle = client not in self._handshakes and client not in self._asked
         self._forget(client)
         if not idle:  # a kept connection that ends has had what it wanted
             self._count(why, source=client.source, detail=detail)
@@ -279,7 +283,7 @@ class SidecarConnections:
     def _forget(self, client: SidecarClient) -> None:
         self._handshakes.remove(client)
         self._late.remove(client)
-        self._busy.discard(client)
+        self._asked.discard(client)
         self._idle.remove(client)
 
     def _count(self, why: Unserved, *, source: str, detail: str) -> None:

@@ -1,6 +1,6 @@
 """What the frontends of both sidecars share: a client until its tunnel stands, and who owns it.
 
-What a client says is socks5.py's and http_proxy.py's; bounds, deadlines and counting are the
+What a client says is each sidecar's frontend.py; bounds, deadlines and counting are the
 owner's, which is connections.py.
 """
 
@@ -39,7 +39,7 @@ class Credentials:
         return hmac.compare_digest(self.password, password) and right_name
 
 
-class Owner(Protocol):
+class SidecarOwner(Protocol):
     """The sidecar, as far as its clients ask it."""
 
     poller: Poller
@@ -78,7 +78,7 @@ class SidecarClient(PaidEarly):
     #: How it came, for people.
     frontend = ""
 
-    def __init__(self, owner: Owner, sock: socket.socket) -> None:
+    def __init__(self, owner: SidecarOwner, sock: socket.socket) -> None:
         super().__init__()
         self.owner = owner
         self.source = peer_address(sock)

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
+
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
+from isthmus.frame.part import LongTask, Part
 from isthmus.logs import log
 from isthmus.net.followed_file import stamp_of
 from isthmus.net.plain_file import read_part
@@ -41,23 +45,28 @@ def read_password(path: str) -> bytes:
     return password
 
 
-class PasswordFile:
-    """What clients have to say, as the file says it now."""
+class PasswordFile(Part):
+    """What clients have to say, as the file says it now; nothing without a path."""
 
     def __init__(self, username: str, path: str) -> None:
-        """Read it.
-
-        Raises:
-            ConfigError: it is wrong.
-        """
+        self._username = username.encode("utf-8", "surrogateescape")
         self._path = path
         self._failure = ""
-        self._stamp = stamp_of(path)
-        name = username.encode("utf-8", "surrogateescape")
-        self.current = Credentials(name, read_password(path))
+        self._stamp: object = None
+        self.current: Credentials | None = None
 
-    async def watch(self) -> None:
-        """Follow the file for ever."""
+    @override
+    async def prepare(self) -> None:
+        if self._path:
+            self._stamp = stamp_of(self._path)
+            self.current = Credentials(self._username, read_password(self._path))
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        if self._path:
+            yield "password", self._watch()
+
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             await asyncio.to_thread(self.look)
@@ -75,5 +84,5 @@ class PasswordFile:
                 log(_log, logging.WARNING, "password not reloaded", reason=str(exc))
             return
         self._stamp, self._failure = stamp, ""
-        self.current = Credentials(self.current.username, password)
+        self.current = Credentials(self._username, password)
         log(_log, logging.INFO, "password reloaded", file=self._path)

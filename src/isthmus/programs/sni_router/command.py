@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.frame.cli.flags import FlagCommand
+from isthmus.frame.cli.flags import FlagGroup, checked
 from isthmus.programs.sni_router import PROGRAM
 from isthmus.programs.sni_router.settings import SniRouterSettings
-from isthmus.settings.options import given_in_vain, options_of
-from isthmus.settings.parsing import load
+from isthmus.settings.options import options_of
 
 if TYPE_CHECKING:
     from isthmus.programs.sni_router.rules import Found, Miss
@@ -23,32 +22,16 @@ if TYPE_CHECKING:
 ROUTED, REFUSED = 0, 1
 
 
-class _FlagGroup(FlagCommand, click.Group):
-    """A command that runs with its flags, and has commands below it."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags under their headings, then the commands."""
-        super().format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
-
-
 def _run(**given: tuple[str, ...]) -> int:
-    import os
-
     if click.get_current_context().invoked_subcommand is not None:
         return 0
-    settings = load(SniRouterSettings, given, os.environ)
-    settings.validate()
-    vain = given_in_vain(SniRouterSettings, given)
-    if vain:
-        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
     from isthmus.frame.lifecycle import main
 
-    return main(PROGRAM, settings)
+    return main(PROGRAM, checked(SniRouterSettings, given))
 
 
-command = _FlagGroup(
-    "sni-router",
+command = FlagGroup(
+    PROGRAM.name,
     options_of(SniRouterSettings),
     """\
 isthmus sni-router --config=routes.yaml --listen=:6443
@@ -56,7 +39,7 @@ isthmus sni-router check routes.yaml
 isthmus sni-router explain routes.yaml api.tenant-a.example.com""",
     callback=_run,
     invoke_without_command=True,
-    help="Share one address between many control planes, told apart by TLS server name",
+    help=PROGRAM.help,
 )
 
 

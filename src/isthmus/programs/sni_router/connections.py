@@ -1,51 +1,106 @@
-"""The connections of an SNI router: who waits for what, the bounds, and what is counted.
-
-What happens to one of them is connection.py; the program around them program.py.
-"""
+"""The connections of an SNI router: who waits for what, the bounds, and what is counted."""
 
 from __future__ import annotations
 
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
 from isthmus.dial.dialers.direct import DirectDialer
-from isthmus.errors import DialFailure
+from isthmus.errors import DialFailure, ProtocolError
 from isthmus.frame.descriptors import most_connections
-from isthmus.frame.observe.tracing import Span
-from isthmus.frame.part import Ground, Part
+from isthmus.frame.forwarding import ForwardedConnection, ForwardedConnections
+from isthmus.frame.part import Ground
 from isthmus.frame.tunnels import TunnelTable
+from isthmus.logs import log
 from isthmus.net.accepted import endpoint
+from isthmus.net.charging import PaidEarly
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.gate import source_named
+from isthmus.net.reaching import Dialing
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
 from isthmus.net.rules_places import Full, Places, Strangers
 from isthmus.net.socket_end import SocketEnd
-from isthmus.programs.sni_router.connection import ALERT_OF, Connection
 from isthmus.programs.sni_router.metrics import Refusal, SniRouterMetrics
 from isthmus.programs.sni_router.routes_file import RoutesPart
-from isthmus.programs.sni_router.rules import Found, Route, RoutingTable
+from isthmus.programs.sni_router.rules import Found, Miss, Route, RoutingTable
 from isthmus.programs.sni_router.rules_backends import Backends
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.view import BackendView, RouteView
 from isthmus.tunnel.end import Discard, End, Ending, join
-from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import Asking, DialRequest, HostPort, Identity
+from isthmus.values import HostPort
+from isthmus.wire.client_hello import ClientHello, hello_in
+from isthmus.wire.proxy_protocol import BOTH, IpPort, take_proxy_header
 from isthmus.wire.tls_alert import Alert
 
+#: 16 KiB in fragments of 512 bytes, the smallest that OpenSSL makes.
+MAX_RECORDS = 32
+_OF_MISS = {
+    Miss.NO_NAME: Refusal.NO_NAME,
+    Miss.UNKNOWN_NAME: Refusal.UNKNOWN_NAME,
+    Miss.NO_PROTOCOL: Refusal.NO_PROTOCOL,
+}
+#: What a refused client is told; None is a reset without a word.
+ALERT_OF: dict[Refusal, Alert | None] = {
+    Refusal.NO_NAME: Alert.UNRECOGNIZED_NAME,
+    Refusal.UNKNOWN_NAME: Alert.UNRECOGNIZED_NAME,
+    Refusal.NO_PROTOCOL: Alert.NO_APPLICATION_PROTOCOL,
+    Refusal.ROUTE_FULL: Alert.INTERNAL_ERROR,
+    Refusal.BACKEND_DOWN: Alert.INTERNAL_ERROR,
+    Refusal.LOOP: Alert.INTERNAL_ERROR,
+    Refusal.NOT_TLS: None,
+    Refusal.LATE: None,
+    Refusal.LEFT: None,
+    Refusal.CROWDED: None,
+    Refusal.NO_PROXY_HEADER: None,
+    Refusal.UNTRUSTED_PROXY: None,
+    Refusal.TOO_MANY: None,
+    Refusal.TOO_MANY_OF_SOURCE: None,
+}
 #: How long a refused client has to read its alert and leave.
 FAREWELL_S = 1.0
 _QUIET_S = 30.0
 _log = logging.getLogger("isthmus.sni")
 
 
-class SniConnections(Part):
+class _Reader(PaidEarly):
+    """The peer of a client that has none yet: keeps the bytes, and has them looked at."""
+
+    __slots__ = ("heard",)
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        super().__init__()
+        self.heard = heard
+
+    def write(self, data: bytes) -> bool:
+        """Keep the bytes and look at them."""
+        self.buffer += data
+        self.heard()
+        # Asked only now: when a backend was reached at once, nothing is left here.
+        self.charge()
+        return len(self.buffer) < self.limit
+
+    def write_eof(self) -> None:
+        """Remember the end of file; a hello that is not here will not come any more."""
+        super().write_eof()
+        self.heard()
+
+
+def _unheard() -> None:
+    """Nobody asks any more."""
+
+
+class SniConnections(ForwardedConnections["SniConnection", Refusal]):
     """Every connection of a router, from accept to the end."""
+
+    gone = Refusal.LEFT
+    all_failed = Refusal.BACKEND_DOWN
 
     def __init__(
         self,
@@ -54,34 +109,31 @@ class SniConnections(Part):
         tunnels: TunnelTable,
     ) -> None:
         loop, settings = ground.loop, ground.settings
-        self._ground = ground
+        self.backends = Backends()
+        #: How many there may be.
+        self.most = most_connections(settings.max_connections)
+        places = Places(self.most, settings.max_connections_per_source)
+        super().__init__(ground, tunnels, places, self.backends)
         self._settings = settings
         self._metrics = ground.metrics
         self._routes = routes
-        self.poller = ground.poller
         self._resolver = Resolver(loop)
         self.dialer = DirectDialer(loop, self.poller, self._resolver, metadata=NO_METADATA_BY_NAME)
-        self.backends = Backends()
-        self.tunnels = tunnels
         self.dial_timeout_s = settings.dial_timeout_s
         self.expects_proxy = settings.accept_proxy
-        #: How many there may be.
-        self.most = most_connections(settings.max_connections)
-        # Those that said what they want, dialing and joined; the others are strangers, who make way
-        # for each other by where they come from: their hello is not here, or they were told no.
-        self._strangers: Strangers[Connection] = Strangers(settings.max_hellos)
-        self.places = Places(self.most, settings.max_connections_per_source)
-        self.places.budget = ground.budget
+        # Those that said what they want, dialing and joined, have a place; the others are
+        # strangers, who make way for each other by where they come from: their hello is not here,
+        # or they were told no.
+        self._strangers: Strangers[SniConnection] = Strangers(settings.max_hellos)
         #: By route, those that are dialing included.
         self.by_route: Counter[str] = Counter()
         self._trusted = settings.trusted
-        self._dialing: set[Connection] = set()
         self._late = Deadlines(loop, settings.hello_timeout_s, self._too_late)
-        self._leaving: Deadlines[Connection] = Deadlines(loop, FAREWELL_S, self._cut_off)
+        self._leaving: Deadlines[SniConnection] = Deadlines(loop, FAREWELL_S, self._cut_off)
         self._randoms: set[bytes] = set()
 
     def __len__(self) -> int:
-        return len(self._strangers) + len(self._dialing) + len(self.tunnels)
+        return len(self._strangers) + super().__len__()
 
     @property
     def hellos(self) -> int:
@@ -94,10 +146,6 @@ class SniConnections(Part):
     def start(self) -> None:
         self._metrics.open_by_route = lambda: self.by_route
         self._metrics.waiting_hellos = lambda: self.hellos
-
-    @override
-    def busy(self) -> bool:
-        return len(self) > 0
 
     @override
     def serving(self) -> dict[str, Any]:
@@ -131,7 +179,7 @@ class SniConnections(Part):
 
     @override
     def close(self) -> None:
-        for connection in [*self._late.take_all(), *self._dialing]:
+        for connection in [*self._late.take_all(), *self.dialing]:
             connection.refuse(Refusal.LEFT)
         for connection in self._leaving.take_all():
             connection.client.abort(Ending.DRAINED)
@@ -159,12 +207,12 @@ class SniConnections(Part):
             SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
             self._count(refusal, source=str(source))
             return
-        connection = Connection(self, sock, source=source, destination=destination)
-        self._charge(connection)
+        connection = SniConnection(self, sock, source=source, destination=destination)
+        self.pay(connection, _source_of(connection))
         self._add_stranger(connection)
         self._late.add(connection)
 
-    def _add_stranger(self, connection: Connection) -> None:
+    def _add_stranger(self, connection: SniConnection) -> None:
         """Give a connection a place among strangers, if need be that of the greediest source."""
         strangers = self._strangers
         strangers.most = max(1, min(self._settings.max_hellos, self.most - len(self.places)))
@@ -178,14 +226,7 @@ class SniConnections(Part):
                 greedy.refuse(Refusal.CROWDED)
         strangers.add(connection, _source_of(connection))
 
-    def _charge(self, connection: Connection) -> None:
-        """Have its source pay for what is kept of it."""
-        account = self.places.account(_source_of(connection))
-        if account is not None:
-            connection.client.charge_to(account)
-            account.close()
-
-    def _too_late(self, connection: Connection) -> None:
+    def _too_late(self, connection: SniConnection) -> None:
         connection.refuse(Refusal.LATE)
 
     # What connections ask.
@@ -194,24 +235,13 @@ class SniConnections(Part):
         """The routes in use."""
         return self._routes.table
 
-    def told_source(self, connection: Connection) -> None:
+    def told_source(self, connection: SniConnection) -> None:
         """It is a stranger of that source from now on, and no more of the proxy's."""
         self._strangers.remove(connection)
         self._strangers.add(connection, _source_of(connection))
-        self._charge(connection)
+        self.pay(connection, _source_of(connection))
 
-    def now(self) -> float:
-        """The loop's time."""
-        return self._ground.now()
-
-    def trace(self, target: HostPort) -> Span | None:
-        """A span for a dial, where somebody traces."""
-        tracing = self._ground.tracing
-        if tracing is None:
-            return None
-        return tracing.connect(Asking(), connection_id="", target=target)
-
-    def refusal_of(self, connection: Connection, found: Found) -> Refusal | None:
+    def refusal_of(self, connection: SniConnection, found: Found) -> Refusal | None:
         """Hold a connection against the bounds; one that may go on is counted with its route."""
         route, random = found.route, connection.hello.random
         if random in self._randoms:
@@ -224,45 +254,42 @@ class SniConnections(Part):
         self.places.enter(source)
         self._forget(connection)
         self._metrics.hellos.observe(self.now() - connection.accepted_at)
-        self._dialing.add(connection)
+        self.dialing.add(connection)
         self._randoms.add(random)
         self.by_route[route.name] += 1
         return None
 
-    def backend_failed(
-        self, connection: Connection, backend: HostPort, failure: DialFailure, detail: str
+    @override
+    def dial(self, at: HostPort, **how: Any) -> Dialing:
+        return self.dialer.dial(at, **how)
+
+    @override
+    def target_failed(
+        self, connection: SniConnection, at: HostPort, failure: DialFailure, detail: str
     ) -> None:
-        """Count a dial that failed, and say it now and then."""
         assert connection.found is not None
         route = connection.found.route.name
         self._metrics.dial_failed(failure, self.now() - connection.dialed_at)
-        self._metrics.backend_failed(route, str(backend))
-        self._ground.once.log(
-            ("backend", route, backend), _QUIET_S, _log, logging.WARNING,
-            "a backend cannot be reached", route=route, backend=str(backend),
+        self._metrics.backend_failed(route, str(at))
+        self.ground.once.log(
+            ("backend", route, at), _QUIET_S, _log, logging.WARNING,
+            "a backend cannot be reached", route=route, backend=str(at),
             reason=detail or failure.value,
         )  # fmt: skip
 
-    def reached(self, connection: Connection, far: SocketEnd, backend: HostPort) -> None:
-        """Join a connection to its backend."""
+    @override
+    def joining(self, connection: SniConnection, far: SocketEnd, at: HostPort) -> str:
         assert connection.found is not None
         route = connection.found.route.name
-        self._dialing.discard(connection)
-        self._metrics.dial_succeeded(self.now() - connection.dialed_at)
         self._metrics.routed(route)
-        self.tunnels.open_here(
-            DialRequest(backend, Identity(str(connection.source), kind="address"), route),
-            client=connection.client,
-            far=far,
-            on_ended=partial(self._ended, connection, backend),
-            payer=connection.client.payer,
-        )
+        return route
 
-    def _ended(self, connection: Connection, backend: HostPort, _: Tunnel, _s: float) -> None:
-        self.backends.let_go(backend)
+    @override
+    def ended(self, connection: SniConnection, at: HostPort) -> None:
+        super().ended(connection, at)
         self._leave_route(connection)
 
-    def _leave_route(self, connection: Connection) -> None:
+    def _leave_route(self, connection: SniConnection) -> None:
         assert connection.found is not None
         name = connection.found.route.name
         self._randoms.discard(connection.hello.random)
@@ -271,11 +298,16 @@ class SniConnections(Part):
         if not self.by_route[name]:
             del self.by_route[name]
 
-    def refused(self, connection: Connection, why: Refusal, detail: str) -> None:
-        """Count a connection that is over before it was joined, and say goodbye."""
+    @override
+    def refused(self, connection: SniConnection, why: Refusal, detail: str) -> None:
+        if _log.isEnabledFor(logging.DEBUG):
+            log(
+                _log, logging.DEBUG, "connection refused", source=str(connection.source),
+                server_name=connection.hello.server_name, reason=why.value, detail=detail,
+            )  # fmt: skip
         self._forget(connection)
-        if connection in self._dialing:
-            self._dialing.discard(connection)
+        if connection in self.dialing:
+            self.dialing.discard(connection)
             self._leave_route(connection)
         self._count(
             why, source=str(connection.source), server_name=connection.hello.server_name,
@@ -287,7 +319,7 @@ class SniConnections(Part):
         else:
             self._say_goodbye(connection, alert)
 
-    def _say_goodbye(self, connection: Connection, alert: Alert) -> None:
+    def _say_goodbye(self, connection: SniConnection, alert: Alert) -> None:
         """Send an alert; closing at once could destroy it before the client has read it."""
         client = connection.client
         client.on_done = partial(self._farewell_over, connection)
@@ -297,15 +329,15 @@ class SniConnections(Part):
         client.write(alert.to_bytes_fatal())
         client.write_eof()
 
-    def _farewell_over(self, connection: Connection, end: End, ending: Ending) -> None:
+    def _farewell_over(self, connection: SniConnection, end: End, ending: Ending) -> None:
         self._leaving.remove(connection)
         self._strangers.remove(connection)
 
-    def _cut_off(self, connection: Connection) -> None:
+    def _cut_off(self, connection: SniConnection) -> None:
         """It does not leave by itself, or another needs its place."""
         connection.client.abort(Ending.TIMED_OUT)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: SniConnection) -> None:
         """Its hello is here, or is not waited for any more."""
         self._strangers.remove(connection)
         self._late.remove(connection)
@@ -313,12 +345,100 @@ class SniConnections(Part):
     def _count(self, why: Refusal, *, source: str, server_name: str = "", detail: str = "") -> None:
         self._metrics.refused(why)
         if why is not Refusal.LEFT:  # which is what a probe of a balancer does all day
-            self._ground.once.log(
+            self.ground.once.log(
                 ("refused", why), _QUIET_S, _log, logging.WARNING, "connection refused",
                 reason=why.value, source=source, server_name=server_name, detail=detail,
             )  # fmt: skip
 
 
-def _source_of(connection: Connection) -> str:
+class SniConnection(ForwardedConnection[Refusal]):
+    """A client that wants to be joined to a backend of the route that its ClientHello names.
+
+    The hello is read and kept; nothing is decrypted. The bytes go to the backend as they came,
+    behind a PROXY header where the route says so.
+    """
+
+    __slots__ = ("_reader", "_wanted", "_wants_proxy", "accepted_at", "found", "hello")
+
+    _owner: SniConnections
+
+    def __init__(
+        self, owner: SniConnections, sock: socket.socket, *, source: IpPort, destination: IpPort
+    ) -> None:
+        self._wants_proxy = owner.expects_proxy
+        self._wanted = 1
+        self.accepted_at = owner.now()
+        self.hello = ClientHello()
+        self.found: Found | None = None
+        self._reader = _Reader(self._heard)
+        # Where it comes from and goes to may be what a PROXY header tells, later.
+        super().__init__(owner, sock, self._reader, source=source, destination=destination)
+
+    def _heard(self) -> None:
+        if self.found is not None or self.is_over:
+            return
+        buffer = self._reader.buffer
+        try:
+            if self._wants_proxy and not self._take_proxy(buffer):
+                return
+            hello: ClientHello | int = self._wanted
+            if len(buffer) >= self._wanted:  # not read again for each of its bytes
+                hello = hello_in(bytes(buffer), max_records=MAX_RECORDS)
+        except ProtocolError as exc:
+            self.refuse(Refusal.NO_PROXY_HEADER if self._wants_proxy else Refusal.NOT_TLS, str(exc))
+            return
+        if isinstance(hello, ClientHello):
+            self._route(hello)
+        elif self._reader.eof:
+            self.refuse(Refusal.LEFT)
+        else:
+            self._wanted = hello
+
+    def _take_proxy(self, buffer: bytearray) -> bool:
+        """Take the PROXY header; whether it was all here."""
+        header = take_proxy_header(buffer, versions=BOTH)
+        if header is None:
+            if self._reader.eof:
+                self.refuse(Refusal.LEFT)
+            return False
+        self._wants_proxy = False
+        if header.source is not None and header.destination is not None:
+            self.source, self.destination = header.source, header.destination
+            self._owner.told_source(self)
+        return True
+
+    def _route(self, hello: ClientHello) -> None:
+        owner = self._owner
+        self.hello = hello
+        found = owner.table().find(hello.server_name, hello.alpn)
+        if isinstance(found, Miss):
+            self.refuse(_OF_MISS[found])
+            return
+        refusal = owner.refusal_of(self, found)
+        if refusal is not None:
+            self.refuse(refusal)
+            return
+        self.found = found
+        order = owner.backends.in_order(found.route.backends, now=owner.now())
+        self.try_each(order, timeout_s=owner.dial_timeout_s)
+
+    @override
+    def header(self) -> bytes:
+        assert self.found is not None
+        proxy = self.found.route.proxy
+        if proxy is None:
+            return b""
+        header = proxy.header(
+            source=self.source, destination=self.destination, server_name=self.hello.server_name
+        )
+        return header.to_bytes()
+
+    @override
+    def over(self) -> None:
+        super().over()
+        self._reader.heard = _unheard  # else only a collection would free us
+
+
+def _source_of(connection: SniConnection) -> str:
     """Where a connection comes from, as far as places go."""
     return source_named(str(connection.source.ip))

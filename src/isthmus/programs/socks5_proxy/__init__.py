@@ -10,10 +10,10 @@ PROGRAM = Program(
     example="run --konnectivity-hostname=konnectivity-server-local …",
     room=__name__,
     settings="settings:Socks5ProxySettings",
-    made="program:in_worker",
+    parts="program:parts",
     metrics="metrics:Socks5ProxyMetrics",
-    view="isthmus.frame.model.snapshot:SidecarView",
-    workers="isthmus.programs.sidecar.with_workers:worker_plan",
+    view="isthmus.programs.sidecar.view:SidecarView",
+    workers="isthmus.programs.sidecar.program:worker_plan",
     log="sidecar",
     snapshot_kind="SidecarSnapshot",
 )

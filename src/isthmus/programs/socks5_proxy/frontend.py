@@ -13,7 +13,7 @@ from enum import Enum
 from isthmus.errors import DialFailure
 from isthmus.net.raw import RawSocket
 from isthmus.net.socket_end import SocketEnd
-from isthmus.programs.sidecar.frontend import Owner, SidecarClient
+from isthmus.programs.sidecar.frontend import SidecarClient, SidecarOwner
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.tunnel.end import BaseEnd
 from isthmus.wire.socks5 import (
@@ -73,7 +73,7 @@ class Socks5Client(SidecarClient):
 
     frontend = "socks5"
 
-    def __init__(self, owner: Owner, sock: socket.socket) -> None:
+    def __init__(self, owner: SidecarOwner, sock: socket.socket) -> None:
         self._stage = Stage.GREETING
         super().__init__(owner, sock)
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from isthmus.dial.dialers.direct import DirectDialer
-from isthmus.logs import OncePer
-from isthmus.net.poller import Poller
+from isthmus.frame.part import Ground
+from isthmus.frame.tunnels import TunnelTable
 from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.sidecar import connections as sidecar_connections
 from isthmus.programs.sidecar.connections import SidecarConnections
+from isthmus.programs.sidecar.password import PasswordFile
+from isthmus.programs.socks5_proxy import PROGRAM
 from isthmus.programs.socks5_proxy.frontend import Socks5Client
 from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
@@ -42,17 +44,16 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def run(work: Callable[[SidecarConnections], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        poller = Poller(loop)
+        ground: Ground[Socks5ProxySettings, Socks5ProxyMetrics] = Ground(
+            PROGRAM, Socks5ProxySettings()
+        )
+        loop, poller = ground.loop, ground.poller
         connections = SidecarConnections(
-            loop,
-            poller,
-            Socks5ProxySettings(),
-            metrics=Socks5ProxyMetrics(),
-            once=OncePer(loop.time),
+            ground,
+            TunnelTable(loop, ground.metrics),
             make=Socks5Client,
             dialer=DirectDialer(loop, poller, Resolver(loop)),
-            credentials=lambda: None,
+            password=PasswordFile("", ""),
         )
         try:
             async with asyncio.timeout(LIMIT_S):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def test_changes(tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_text("first")
     file = PasswordFile("me", str(path))
+    asyncio.run(file.prepare())
+    assert file.current is not None
     assert file.current.match(b"me", b"first")
     before = file.current
     file.look()

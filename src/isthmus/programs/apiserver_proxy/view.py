@@ -1,0 +1,63 @@
+"""What an apiserver proxy looks like at one moment; what the fields mean is docs/snapshot.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
+from isthmus.frame.model.snapshot import (
+    CertificateView,
+    EndedView,
+    MemoryView,
+    Totals,
+    TunnelView,
+)
+
+
+@merges(
+    # Of an upstream that is down, the check that says so.
+    lead=lambda row: row.up,
+    address=KEY, connections=SUM, up=MIN, failed=MAX, checks=SUM, last_check=SAME, resolved=SAME,
+    through=SAME,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamView:
+    """An upstream of the apiserver proxy. ``failed``: it could not be reached a moment ago."""
+
+    address: str
+    connections: int
+    up: bool
+    failed: bool
+    checks: int
+    last_check: str
+    resolved: tuple[str, ...] = ()
+    through: str = ""
+
+
+@merges(
+    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, listeners=SAME,
+    addresses=SAME, dialing=SUM, totals=PARTS, upstreams=ROWS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiserverProxyView:
+    """A whole apiserver proxy."""
+
+    kind: Literal["ApiserverProxySnapshot"] = "ApiserverProxySnapshot"
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    config: str
+    listeners: tuple[str, ...]
+    addresses: tuple[str, ...]
+    dialing: int
+    totals: Totals
+    upstreams: tuple[UpstreamView, ...]
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None

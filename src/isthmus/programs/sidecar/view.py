@@ -1,0 +1,74 @@
+"""What a sidecar looks like at one moment; what the fields mean is docs/snapshot.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from isthmus.dial.rules_name_order import Outcome, Source, Way
+from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
+from isthmus.frame.model.snapshot import (
+    CertificateView,
+    EndedView,
+    MemoryView,
+    Totals,
+    TunnelView,
+)
+
+
+@merges(source=KEY, result=KEY, count=SUM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupView:
+    """How often who was asked for a name, with what result."""
+
+    source: Source
+    result: Outcome
+    count: int
+
+
+@merges(way=KEY, count=SUM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayView:
+    """How often a way was taken."""
+
+    way: Way
+    count: int
+
+
+@merges(tunnel_works=MIN, failing_s=MAX, lookups=ROWS, ways=ROWS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamesView:
+    """What a sidecar did with names. ``failing_s`` is how long the tunnel has not worked, or 0."""
+
+    tunnel_works: bool
+    failing_s: float
+    lookups: tuple[LookupView, ...]
+    ways: tuple[WayView, ...]
+
+
+@merges(
+    kind=SAME, program=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, server=SAME,
+    handshakes=SUM, requests=SUM, names=PARTS, totals=PARTS, tunnels=CONCAT, truncated=SUM,
+    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
+)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarView:
+    """A whole sidecar. ``requests``: clients that wait for a dial, or exchange plain HTTP."""
+
+    kind: Literal["SidecarSnapshot"] = "SidecarSnapshot"
+    program: str
+    version: str
+    taken_at: datetime | None = None
+    uptime_s: float
+    draining: bool
+    server: str
+    handshakes: int
+    requests: int
+    names: NamesView
+    totals: Totals
+    tunnels: tuple[TunnelView, ...]
+    truncated: int = 0
+    recent_endings: tuple[EndedView, ...] = ()
+    certificates: tuple[CertificateView, ...] = ()
+    memory: MemoryView | None = None
