@@ -19,7 +19,7 @@ from stack import Stack, agent_context, wait_until
 from test_token_watch import TokenApi, jwt, linked
 
 from isthmus import logs
-from isthmus.net.rules_places import STRANGER_S, Allowance
+from isthmus.net.rules_slots import STRANGER_S, Allowance
 from isthmus.text.text_limits import MAX_DETAIL_CHARS, MAX_LOGGED_CHARS, MAX_STATUS_BYTES
 from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort

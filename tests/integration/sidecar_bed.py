@@ -18,8 +18,8 @@ from clients import LIMIT_S, free_port
 from stack import Stack
 
 from isthmus.errors import DialError
+from isthmus.net.connect import reach_by
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import reach_by
 from isthmus.net.resolver import Resolver
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.dialer import SidecarDialer

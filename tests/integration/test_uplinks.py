@@ -24,8 +24,7 @@ def ip(*args: str) -> bool:
 
 @pytest.fixture
 def uplinks() -> Iterator[Names]:
-    from isthmus.net.host_links import kernel_of_this_host
-    from isthmus.net.uplinks import find_uplinks
+    from isthmus.net.host_links import find_uplinks, kernel_of_this_host
 
     def names() -> set[str]:
         with kernel_of_this_host() as kernel:
@@ -51,7 +50,7 @@ def test_neither_a_pods_cable_nor_its_bridge_is(uplinks: Names) -> None:
 
 LOOKS = """
 from isthmus.net.host_links import kernel_of_this_host
-from isthmus.net.uplinks import find_uplinks
+from isthmus.net.host_links import find_uplinks
 print("here", flush=True)
 input()
 with kernel_of_this_host() as kernel:

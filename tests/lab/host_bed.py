@@ -17,8 +17,8 @@ from typing import TypeVar
 import pytest
 from machine import environment
 
+from isthmus.lab.namespaces import in_namespace, inside, remove
 from isthmus.net.host_address import HostAddress, put
-from isthmus.net.namespaces import in_namespace, inside, remove
 
 T = TypeVar("T")
 Address = IPv4Address | IPv6Address

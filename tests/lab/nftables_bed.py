@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pyroute2 import netns
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.net.namespaces import remove
+from isthmus.lab.namespaces import remove
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
     ChosenEndpoints,

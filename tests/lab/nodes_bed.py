@@ -19,13 +19,13 @@ import pytest
 from machine import HOME, environment, lab, wait_until
 
 from isthmus.lab.fabric import set_cables
+from isthmus.lab.namespaces import in_namespace, inside
 from isthmus.lab.plan import Names
 from isthmus.lab.probe_messages import ProbeTlsFiles
 from isthmus.lab.prober import Prober
 from isthmus.lab.processes import argv
 from isthmus.lab.reading import read
 from isthmus.lab.topology import Cable
-from isthmus.net.namespaces import in_namespace, inside
 
 TOPOLOGY = "nodes-behind-wall"
 ADDRESS = "10.99.0.1"

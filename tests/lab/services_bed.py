@@ -24,8 +24,8 @@ import pytest
 from machine import HOME, environment, lab, nothing_left, wait_until
 from pyroute2 import netns
 
+from isthmus.lab.namespaces import in_namespace
 from isthmus.lab.plan import Names
-from isthmus.net.namespaces import in_namespace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 

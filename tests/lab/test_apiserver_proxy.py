@@ -16,7 +16,7 @@ import pytest
 from host_bed import DROPPED, REACHED, REFUSED, Bed, made
 from machine import environment
 
-from isthmus.net.namespaces import in_namespace, inside
+from isthmus.lab.namespaces import in_namespace, inside
 
 pytestmark = pytest.mark.lab
 

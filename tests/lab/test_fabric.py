@@ -20,6 +20,7 @@ from pyroute2 import IPRoute, netns
 
 from isthmus.errors import ConfigError
 from isthmus.lab import fabric, relay
+from isthmus.lab.namespaces import in_namespace, inside, remove
 from isthmus.lab.plan import PROGRAMS, Names
 from isthmus.lab.topology import (
     Allow,
@@ -32,7 +33,6 @@ from isthmus.lab.topology import (
     Topology,
     Wall,
 )
-from isthmus.net.namespaces import in_namespace, inside, remove
 
 pytestmark = [
     pytest.mark.lab,

@@ -27,9 +27,16 @@ from host_bed import (
 from machine import environment
 
 from isthmus.errors import ConfigError
-from isthmus.net.host_address import remove_leftovers, set_up, undo_set_up
-from isthmus.net.host_users import MOST_USERS, User, turn, used
-from isthmus.net.namespaces import in_namespace
+from isthmus.lab.namespaces import in_namespace
+from isthmus.net.host_address import (
+    MOST_USERS,
+    AddressClaim,
+    remove_leftovers,
+    set_up,
+    turn,
+    undo_set_up,
+    used,
+)
 
 FAMILIES = pytest.mark.parametrize("address", [V4, V6], ids=["v4", "v6"])
 FIREWALLS = pytest.mark.parametrize("firewall", ["nft", "iptables"], indirect=True)
@@ -140,7 +147,7 @@ def test_everything_waits_for_its_turn(bed: Bed, monkeypatch: pytest.MonkeyPatch
         waits.append(seconds)
         held.close()
 
-    monkeypatch.setattr("isthmus.net.host_users.sleep", sleep)
+    monkeypatch.setattr("isthmus.net.host_address.sleep", sleep)
     here = bed.put(V4)
     deeds: list[Callable[[], object]] = [
         here.refresh,
@@ -160,7 +167,7 @@ def test_everything_waits_for_its_turn(bed: Bed, monkeypatch: pytest.MonkeyPatch
 
 def test_those_who_take_every_place_keep_no_agent_from_starting(bed: Bed) -> None:
     """Anybody on the host can: a place is only a name."""
-    users = bed.on_node(lambda: [User(V4) for _ in range(MOST_USERS)])
+    users = bed.on_node(lambda: [AddressClaim(V4) for _ in range(MOST_USERS)])
     here = bed.put(V4)
     (said,) = bed.on_node(here.refresh)
     assert said.startswith(f"{MOST_USERS} programs of this host say that they use {V4} already")

@@ -18,7 +18,7 @@ from pyroute2 import netns
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import ConfigError
-from isthmus.net.namespaces import in_namespace, inside, remove
+from isthmus.lab.namespaces import in_namespace, inside, remove
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.ipvs import IpvsBackend
 from isthmus.programs.node_proxy.kernel.ipvs_netlink import IpvsTable

@@ -20,8 +20,8 @@ from pyroute2 import IPRoute, netns
 
 from isthmus.errors import ConfigError
 from isthmus.lab import relay
+from isthmus.lab.namespaces import in_namespace, inside, remove
 from isthmus.lab.topology import LineShape
-from isthmus.net.namespaces import in_namespace, inside, remove
 
 pytestmark = [
     pytest.mark.lab,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
 from isthmus.testing.carriers import take_frames
-from isthmus.tunnel.classes import QUANTA, TURN_BYTES, Turns
 from isthmus.tunnel.end import join
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.traffic_classes import QUANTA, TURN_BYTES, ClassTurns
 from isthmus.values import TrafficClass
 from isthmus.wire.yamux import WINDOW_UPDATE, pack
 
@@ -38,7 +38,7 @@ def test_whoever_is_first_of_its_class_is_served_soon(
     arrivals: list[tuple[TrafficClass, int, int]], data: st.DataObject
 ) -> None:
     """They come at any time, each for some turns, with turns of any length."""
-    turns: Turns[Somebody] = Turns()
+    turns: ClassTurns[Somebody] = ClassTurns()
     coming = [(Somebody(traffic, number), size) for traffic, number, size in arrivals]
     sizes: dict[int, int] = {}
     waits: dict[TrafficClass, int] = {}
@@ -66,7 +66,7 @@ def test_whoever_is_first_of_its_class_is_served_soon(
 @given(st.lists(st.lists(LONG, min_size=1, max_size=5), min_size=3, max_size=3))
 def test_each_class_has_its_share_of_a_link_that_is_always_full(sizes: list[list[int]]) -> None:
     """Whatever the lengths of their turns are: shares are of bytes, not of turns."""
-    turns: Turns[Somebody] = Turns()
+    turns: ClassTurns[Somebody] = ClassTurns()
     for it in TrafficClass:
         turns.add(Somebody(it, 0))
     sent = dict.fromkeys(TrafficClass, 0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.net import dns_messages
-from isthmus.net.dns_messages import Answer, DnsError, Question, question, read_answer
+from isthmus.net.dns_messages import DnsAnswer, DnsError, DnsQuestion, question, read_answer
 
 names = st.lists(st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True), min_size=1, max_size=5).map(
     ".".join
@@ -19,16 +19,16 @@ names = st.lists(st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True), min_size
 kinds = st.sampled_from(["A", "AAAA"])
 
 
-def slowly(asked: Question, wire: bytes) -> Answer | str:
+def slowly(asked: DnsQuestion, wire: bytes) -> DnsAnswer | str:
     """What dnspython alone makes of it."""
-    plain = Question(name=asked.name, kind=asked.kind, id=asked.id, wire=asked.wire)
+    plain = DnsQuestion(name=asked.name, kind=asked.kind, id=asked.id, wire=asked.wire)
     try:
         return read_answer(plain, wire)
     except DnsError as exc:
         return str(exc)
 
 
-def quickly(asked: Question, wire: bytes) -> Answer | str:
+def quickly(asked: DnsQuestion, wire: bytes) -> DnsAnswer | str:
     try:
         return read_answer(asked, wire)
     except DnsError as exc:
@@ -65,7 +65,7 @@ def test_an_answer_is_what_dnspython_reads(
         assert quickly(asked, one) == slowly(asked, one)
 
 
-def uncompressed(asked: Question, wire: bytes) -> bytes:
+def uncompressed(asked: DnsQuestion, wire: bytes) -> bytes:
     """The same answer as CoreDNS writes it: each record has the whole name again."""
     end = asked.plain_bytes
     return wire[:end] + wire[end:].replace(b"\xc0\x0c", asked.wire[12 : end - 4])
@@ -106,11 +106,11 @@ def test_a_denial_is_what_dnspython_reads(
     cut = bytes(wire[: data.draw(st.integers(0, len(wire)))])
     for one in (bytes(wire), cut, bytes(wire) + b"\0"):
         quick, slow = quickly(asked, one), slowly(asked, one)
-        if isinstance(slow, Answer):
-            assert isinstance(quick, Answer)
+        if isinstance(slow, DnsAnswer):
+            assert isinstance(quick, DnsAnswer)
             assert (quick.addresses, quick.exists) == (slow.addresses, slow.exists)
         else:
-            assert quick == slow or (isinstance(quick, Answer) and not quick.addresses)
+            assert quick == slow or (isinstance(quick, DnsAnswer) and not quick.addresses)
 
 
 @given(st.binary(max_size=200))

@@ -7,10 +7,10 @@ from ipaddress import ip_address
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.net.rules_address_order import in_order
-from isthmus.net.rules_name_files import (
+from isthmus.net.rules_names import (
     MOST_SEARCHED,
     MOST_SERVERS,
+    in_order,
     parse_hosts,
     parse_nsswitch,
     parse_resolv_conf,

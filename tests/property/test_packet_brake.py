@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
 from isthmus.tunnel.budget import Account, Budget
-from isthmus.tunnel.classes import TURN_BYTES
 from isthmus.tunnel.end import Early, Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Http2Limits
@@ -31,6 +30,7 @@ from isthmus.tunnel.packet_brake import (
     REDUCED_WINDOW_BYTES,
 )
 from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.traffic_classes import TURN_BYTES
 from isthmus.wire.http2 import Headers
 
 REQUEST: Headers = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))

@@ -15,8 +15,8 @@ from isthmus.dial.rules_cloud_apis import CloudApis
 from isthmus.dial.rules_name_order import Inquiry, NameRules, Outcome, Resolution, Source, Step, Way
 from isthmus.dial.rules_service_names import ServiceName, guest_questions, service_name
 from isthmus.errors import DialFailure
-from isthmus.net.dns_messages import Answer, DnsError, question, read_answer
-from isthmus.net.dns_stream import DnsStream
+from isthmus.net.dns_messages import DnsAnswer, DnsError, question, read_answer
+from isthmus.net.tunnel_dns import DnsStream
 from isthmus.programs.sidecar.rules_tunnel_health import Attempt, TunnelHealth
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import join
@@ -125,7 +125,7 @@ def test_there_is_never_more_than_one_retry(moves: list[tuple[str, int]]) -> Non
 def test_any_bytes_are_an_answer_or_an_error(wire: bytes) -> None:
     asked = question("www.example.com", "A")
     with contextlib.suppress(DnsError):
-        assert isinstance(read_answer(asked, asked.id.to_bytes(2, "big") + wire), Answer)
+        assert isinstance(read_answer(asked, asked.id.to_bytes(2, "big") + wire), DnsAnswer)
 
 
 @given(st.integers(0, 200), st.binary(min_size=1, max_size=3))
@@ -135,7 +135,7 @@ def test_an_answer_with_bytes_changed_is_an_answer_or_an_error(at: int, junk: by
     at %= len(wire)
     wire[at : at + len(junk)] = junk
     with contextlib.suppress(DnsError):
-        assert isinstance(read_answer(asked, bytes(wire)), Answer)
+        assert isinstance(read_answer(asked, bytes(wire)), DnsAnswer)
 
 
 def _response(query: dns.message.Message) -> bytes:

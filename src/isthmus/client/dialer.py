@@ -10,8 +10,7 @@ from isthmus.client.context import NetworkContext
 from isthmus.client.sockets import bridge, given
 from isthmus.client.stream import Connection
 from isthmus.client.ways import Ground, Way
-from isthmus.net.connect import Failed
-from isthmus.net.reaching import Dialing, Reached, reach
+from isthmus.net.connect import Dialing, Failed, Reached, reach
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort
 

@@ -16,7 +16,7 @@ from isthmus.client.errors import UnknownNetworkError
 from isthmus.client.ways import Ground, Way, describe
 from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
 from isthmus.errors import ConfigError, DialFailure
-from isthmus.net.plain_file import TooLargeError, read_bytes
+from isthmus.net.files import TooLargeError, read_bytes
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import BaseEnd, End, Ending

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Self
 
-from isthmus.net.reaching import TunnelResetError
+from isthmus.net.connect import TunnelResetError
 from isthmus.tunnel.end import GONE, BaseEnd, End, Ending, join
 
 #: What may wait here for a reader; past it the end stops reading.

@@ -11,7 +11,7 @@ import ssl
 from typing import Any, Protocol, Self
 
 from isthmus.client.stream import GRACE_S, READ_BYTES, Buffer, Connection
-from isthmus.net.reaching import TunnelResetError
+from isthmus.net.connect import TunnelResetError
 
 
 class Stream(Protocol):

@@ -14,10 +14,9 @@ from typing import Any
 from isthmus.dial.dialers.through_server import ServerPlace
 from isthmus.dial.rules_connectivity import ClientTls, Connection, NetworkConfig, Protocol
 from isthmus.errors import ConfigError
-from isthmus.net.connect import Failed
+from isthmus.net.connect import AnyDialer, Dialing, Failed, Reached
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import AnyDialer, Dialing, Reached
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
 from isthmus.values import Asking, HostPort

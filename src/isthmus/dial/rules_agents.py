@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from isthmus.net.rules_near import Group, Host, Near, Nearness, Pool, host_of, is_worth_it
+from isthmus.net.rules_near import (
+    DialHost,
+    LinkGroup,
+    LinkPool,
+    NearLink,
+    Nearness,
+    host_of,
+    is_worth_it,
+)
 from isthmus.values import AgentId, HostPort
 
 
-class Backend(Near, Protocol):
+class Backend(NearLink, Protocol):
     """What choosing needs to know of a link to an agent."""
 
     @property
@@ -38,8 +46,8 @@ class Agents(Generic[B]):
         self._strategies = tuple(strategies)
         self._pick = pick
         self._near = near
-        self._all: Group[B] = Group()
-        self._default_route: Group[B] = Group()
+        self._all: LinkGroup[B] = LinkGroup()
+        self._default_route: LinkGroup[B] = LinkGroup()
 
     def __len__(self) -> int:
         return len(self._all.all)
@@ -60,7 +68,7 @@ class Agents(Generic[B]):
 
     def ready_by_strategy(self) -> dict[str, int]:
         """How many agents each configured strategy could choose from, as ``choose`` does."""
-        pools: dict[str, Iterable[Pool[B]]] = {
+        pools: dict[str, Iterable[LinkPool[B]]] = {
             "default": (self._all.all,),
             "defaultRoute": (self._default_route.all,),
             "destHost": self._all.pools(),
@@ -84,14 +92,14 @@ class Agents(Generic[B]):
                 return found
         return None
 
-    def _allowed(self, strategy: str, host: Host) -> Pool[B] | None:
+    def _allowed(self, strategy: str, host: DialHost) -> LinkPool[B] | None:
         if strategy == "default":
             return self._all.all
         if strategy == "defaultRoute":
             return self._default_route.all
         return self._all.naming(host)
 
-    def _best(self, strategy: str, host: Host, tried: Collection[B]) -> B | None:
+    def _best(self, strategy: str, host: DialHost, tried: Collection[B]) -> B | None:
         """The nearest of those that a strategy allows and that take dials."""
         allowed = self._allowed(strategy, host)
         if not allowed:
@@ -112,8 +120,8 @@ class Agents(Generic[B]):
         return allowed.draw(self._pick, tried)
 
     def _nearer(
-        self, near: Nearness, strategy: str, host: Host, allowed: Pool[B]
-    ) -> Iterator[Pool[B]]:
+        self, near: Nearness, strategy: str, host: DialHost, allowed: LinkPool[B]
+    ) -> Iterator[LinkPool[B]]:
         """Those of a pool that are near a destination, the nearest first."""
         naming = self._all.naming(host)
         if naming is not None and naming is not allowed:
@@ -134,5 +142,5 @@ class Agents(Generic[B]):
         return self._all.naming(host_of(host)) is not None
 
 
-def _count_usable(pools: Iterable[Pool[B]]) -> int:
+def _count_usable(pools: Iterable[LinkPool[B]]) -> int:
     return len({link.agent_id for pool in pools for link in pool.members if link.can_open})

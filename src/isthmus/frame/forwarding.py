@@ -18,11 +18,10 @@ from isthmus.errors import DialFailure
 from isthmus.frame.observe.tracing import Span
 from isthmus.frame.part import Ground, Part
 from isthmus.frame.tunnels import TunnelTable
-from isthmus.net.accepted import stay_awake
 from isthmus.net.charging import PaidEarly
-from isthmus.net.connect import Failed
-from isthmus.net.reaching import Dialing
-from isthmus.net.rules_places import Places
+from isthmus.net.connect import Dialing, Failed
+from isthmus.net.connection_gate import stay_awake
+from isthmus.net.rules_slots import ConnectionSlots
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.end import End, Ending, nobody_listens
 from isthmus.tunnel.tunnel import Tunnel
@@ -63,7 +62,11 @@ class ForwardedConnections(Part, Generic[C, W]):
     all_failed: W
 
     def __init__(
-        self, ground: Ground[Any, Any], tunnels: TunnelTable, places: Places, counts: TargetCounts
+        self,
+        ground: Ground[Any, Any],
+        tunnels: TunnelTable,
+        places: ConnectionSlots,
+        counts: TargetCounts,
     ) -> None:
         self.ground = ground
         self.poller = ground.poller

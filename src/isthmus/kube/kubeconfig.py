@@ -24,7 +24,7 @@ from lightkube.core.exceptions import ConfigError as LightkubeError
 from lightkube.core.generic_client import GenericAsyncClient
 
 from isthmus.errors import ConfigError
-from isthmus.net.plain_file import read_bytes
+from isthmus.net.files import read_bytes
 from isthmus.text.addresses import is_loopback
 
 _EXEC_VERSIONS = frozenset(

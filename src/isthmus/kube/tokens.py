@@ -3,7 +3,7 @@
 A token is never logged and not kept here. Verdicts are remembered for seconds by its hash: accepted
 ones because thousands of agents that lost a server come back at once and would drown the API,
 rejections because whoever was rejected comes again at once. The API's time is divided fairly by
-where tokens come from (net/rules_turns.py): whoever sends many that are no good waits for itself.
+where tokens come from (net/rules_slots.py): whoever sends many that are no good waits for itself.
 Tokens of agents that are linked are kept, and asked about again, by programs/server/token_watch.py.
 """
 
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from isthmus.dial.rules_tokens import MOST_CHARS
 from isthmus.errors import KubeError
 from isthmus.kube.api import TokenReviews, TokenStatus
-from isthmus.net.rules_turns import Turns
+from isthmus.net.rules_slots import FairTurns
 from isthmus.values import Identity
 
 IDENTITY_KIND = "token"
@@ -199,7 +199,7 @@ class TokenReviewer:
     ) -> None:
         self._reviews = reviews
         self._expected = expected
-        self._turns: Turns[_Review] = Turns(
+        self._turns: FairTurns[_Review] = FairTurns(
             most=limits.max_at_once,
             most_of_one=min(limits.max_per_source, limits.max_at_once),
             waiting=limits.max_waiting,

@@ -11,9 +11,9 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from isthmus.net.connect import AnyDialer as Dialer
+from isthmus.net.connect import TunnelResetError, reach_by
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import AnyDialer as Dialer
-from isthmus.net.reaching import TunnelResetError, reach_by
 from isthmus.net.socket_end import SocketEnd
 from isthmus.tunnel.end import BaseEnd, End, Ending, join
 from isthmus.values import HostPort

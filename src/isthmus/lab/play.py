@@ -15,6 +15,7 @@ from typing import Protocol
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.frame.signals import Told, noting_signals
 from isthmus.lab import catalog, fabric, reading, removal
+from isthmus.lab.namespaces import in_namespace
 from isthmus.lab.picture_live import LiveState
 from isthmus.lab.plan import WALL, Names
 from isthmus.lab.processes import environment, last_words, runs, was_started
@@ -22,7 +23,6 @@ from isthmus.lab.stage import LabStage, enter, standing
 from isthmus.lab.state import Lab
 from isthmus.lab.steps import StepResult, describe, perform, snapshot
 from isthmus.lab.topology import LabStep, Topology
-from isthmus.net.namespaces import in_namespace
 from isthmus.settings.checks import nearest
 
 _OWNER_TIMEOUT_S = 15.0

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from isthmus.errors import ConfigError
 from isthmus.lab.commands import fill
+from isthmus.lab.namespaces import in_namespace
 from isthmus.lab.plan import Names
 from isthmus.lab.python import module
 from isthmus.lab.removal import NETNS, began_at, space_of
 from isthmus.lab.state import LOGS, MARK, PIDS, Lab
 from isthmus.lab.topology import Deed, Process
-from isthmus.net.namespaces import in_namespace
 
 _STOP_TIMEOUT_S = 10.0
 _SIGNALS = {

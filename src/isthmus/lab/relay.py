@@ -314,7 +314,7 @@ def _attach(name: str) -> int:
 def _attach_in(namespace: str, name: str) -> int:
     from pyroute2 import netns  # takes its time, and is not needed to say that a flag is wrong
 
-    from isthmus.net.namespaces import inside
+    from isthmus.lab.namespaces import inside
 
     if namespace not in netns.listnetns():  # entering would make it
         raise ConfigError(f"there is no namespace {namespace!r}")

@@ -17,10 +17,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.lab import state
+from isthmus.lab import namespaces, state
 from isthmus.lab.plan import Names
 from isthmus.lab.state import HOME, MARK, PIDS, Lab
-from isthmus.net import namespaces
 
 NETNS = Path("/run/netns")
 ETC = Path("/etc/netns")

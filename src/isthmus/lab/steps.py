@@ -19,6 +19,7 @@ from typing import Any, assert_never
 
 from isthmus.lab import commands, fabric
 from isthmus.lab.commands import fill
+from isthmus.lab.namespaces import in_namespace
 from isthmus.lab.probe_messages import AttemptOutcome, TrafficCount
 from isthmus.lab.processes import argv, environment
 from isthmus.lab.stage import LabStage, wait_ready
@@ -38,7 +39,6 @@ from isthmus.lab.topology import (
     Verb,
     WindowsGrow,
 )
-from isthmus.net.namespaces import in_namespace
 
 _LOOK_AGAIN_S = 0.1
 _SNAPSHOT_TIMEOUT_S = 2.0

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from isthmus.errors import LinkStage, ProtocolError
 from isthmus.links.talk import Incoming, Talk, Told
 from isthmus.net.carriers import CarrierOwner, TlsCarrier
+from isthmus.net.connection_gate import source_of
 from isthmus.net.contexts import peer_identity
-from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Account, Budget, Deposit
 from isthmus.tunnel.end import BaseEnd, Ending

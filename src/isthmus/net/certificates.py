@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from isthmus.errors import ConfigError
-from isthmus.net.plain_file import TooLargeError, as_file, read_bytes
+from isthmus.net.files import TooLargeError, as_file, read_bytes
 
 Purpose = Literal["server", "client"]
 

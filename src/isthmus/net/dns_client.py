@@ -16,16 +16,16 @@ from itertools import count
 
 from isthmus.net.descriptors import as_it_is, for_a_peer
 from isthmus.net.dns_messages import (
-    Answer,
+    DnsAnswer,
     DnsError,
-    Question,
+    DnsQuestion,
     is_format_error,
     is_truncated,
     question,
     read_answer,
     wire_id,
 )
-from isthmus.net.rules_name_files import ResolvConf
+from isthmus.net.rules_names import ResolvConf
 
 #: RFC 8305 §3: with addresses of one family there is no long wait for the other.
 OTHER_FAMILY_S = 1.0
@@ -89,7 +89,7 @@ class _Inquiry:
         self._kinds = kinds
         self._opened = opened
         self._edns = conf.edns
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, DnsAnswer] = {}
         self._failure: DnsError | None = None
 
     @property
@@ -138,7 +138,7 @@ class _Inquiry:
     async def _by_udp(self, server: str) -> list[str]:
         """Ask for what is missing; the families whose answers are too long for UDP."""
         truncated: list[str] = []
-        waiting: dict[int, Question] = {}
+        waiting: dict[int, DnsQuestion] = {}
         due = self._loop.time() + self._conf.timeout_s
         with self._open(server, socket.SOCK_DGRAM) as sock:
             sock.connect((server, self._port))
@@ -172,14 +172,14 @@ class _Inquiry:
         except BlockingIOError:
             return await self._loop.sock_recv(sock, _MOST_BYTES)
 
-    def _send(self, sock: socket.socket, kind: str, waiting: dict[int, Question]) -> None:
+    def _send(self, sock: socket.socket, kind: str, waiting: dict[int, DnsQuestion]) -> None:
         asked = question(self._name, kind, edns=self._edns)
         while asked.id in waiting:
             asked = question(self._name, kind, edns=self._edns)
         waiting[asked.id] = asked
         sock.send(asked.wire)
 
-    def _take(self, server: str, asked: Question, wire: bytes, truncated: list[str]) -> bool:
+    def _take(self, server: str, asked: DnsQuestion, wire: bytes, truncated: list[str]) -> bool:
         """Read a message with the right id; False if it is no answer to the question."""
         if is_truncated(wire):
             truncated.append(asked.kind)
@@ -192,7 +192,7 @@ class _Inquiry:
             self._failure = DnsError(f"DNS server {server}: {exc}", answered=True)
         return True
 
-    async def _by_tcp(self, server: str, asked: Question) -> None:
+    async def _by_tcp(self, server: str, asked: DnsQuestion) -> None:
         """Ask for one family.
 
         Raises:

@@ -3,9 +3,9 @@
 The plainest ones are read and written here, in 5 µs each instead of 37 and 76 or more: an ordinary
 name, and an answer that has only its addresses, or none. All others are left to dnspython.
 
-Whatever a server sends is an Answer or a DnsError, never another exception. Carrying them is
-dns_stream.py, asking and remembering tunnel_dns.py. Imports dnspython, so programs that resolve
-nothing should not import this.
+Whatever a server sends is a DnsAnswer or a DnsError, never another exception. Carrying them is
+dns_client.py (UDP) and tunnel_dns.py (through a tunnel). Imports dnspython, so programs that
+resolve nothing should not import this.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DnsError(IsthmusError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class DnsQuestion:
     """One kind of address of one name, and the id that its answer has to have."""
 
     name: str
@@ -80,7 +80,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DnsAnswer:
     """What a server says: addresses, or none; ``ttl_s`` is how long that is worth keeping.
 
     ``ask_also`` is a name whose addresses the server left out: the last one of its CNAMEs.
@@ -92,7 +92,7 @@ class Answer:
     ask_also: str = ""
 
 
-def question(name: str, kind: str, *, edns: bool = False) -> Question:
+def question(name: str, kind: str, *, edns: bool = False) -> DnsQuestion:
     """Ask for addresses of a complete name: kind ``A`` or ``AAAA``.
 
     ``edns`` allows for answers by UDP of more than 512 bytes (RFC 6891).
@@ -112,16 +112,16 @@ def question(name: str, kind: str, *, edns: bool = False) -> Question:
         wire = asked.to_wire()
     except (dns.exception.DNSException, UnicodeError) as exc:
         raise DnsError(f"{name!r} is no name that DNS can have", answered=True) from exc
-    return Question(name=name, kind=kind, id=number, wire=wire)
+    return DnsQuestion(name=name, kind=kind, id=number, wire=wire)
 
 
-def _plain_question(name: str, kind: str, number: int, edns: bool) -> Question:
+def _plain_question(name: str, kind: str, number: int, edns: bool) -> DnsQuestion:
     """RFC 1035 §4.1: a header with "recursion desired", and one question."""
     labels = b"".join(bytes([len(it)]) + it for it in name.encode("ascii").split(b"."))
     head = struct.pack("!6H", number, 0x0100, 1, 0, 0, int(edns))
     wire = head + labels + b"\0" + struct.pack("!2H", _KINDS[kind], _IN)
     option = struct.pack("!B2HIH", 0, _OPT, EDNS_BYTES, 0, 0) if edns else b""
-    return Question(name=name, kind=kind, id=number, wire=wire + option, plain_bytes=len(wire))
+    return DnsQuestion(name=name, kind=kind, id=number, wire=wire + option, plain_bytes=len(wire))
 
 
 def wire_id(wire: bytes) -> int:
@@ -139,7 +139,7 @@ def is_format_error(wire: bytes) -> bool:
     return len(wire) >= _HEADER_BYTES and bool(wire[2] & 0x80) and wire[3] & 0x0F == 1
 
 
-def read_answer(asked: Question, wire: bytes) -> Answer:
+def read_answer(asked: DnsQuestion, wire: bytes) -> DnsAnswer:
     """Hold a message against the question and read it.
 
     Raises:
@@ -164,7 +164,7 @@ def read_answer(asked: Question, wire: bytes) -> Answer:
         raise DnsError("the answer makes no sense") from exc
 
 
-def _plain_answer(asked: Question, wire: bytes) -> Answer | None:
+def _plain_answer(asked: DnsQuestion, wire: bytes) -> DnsAnswer | None:
     """Read an answer that is only addresses of the very name, or that there are none.
 
     None: it is more than that, or no answer to the question.
@@ -186,7 +186,9 @@ def _plain_answer(asked: Question, wire: bytes) -> Answer | None:
     return _plain_addresses(asked, wire, answers, others)
 
 
-def _plain_addresses(asked: Question, wire: bytes, answers: int, others: int) -> Answer | None:
+def _plain_addresses(
+    asked: DnsQuestion, wire: bytes, answers: int, others: int
+) -> DnsAnswer | None:
     family, size = _FAMILIES[asked.kind]
     end = asked.plain_bytes
     # The name is a pointer to that of the question (§4.1.4) or, as CoreDNS has it, that name again.
@@ -208,12 +210,12 @@ def _plain_addresses(asked: Question, wire: bytes, answers: int, others: int) ->
     if not _ends_plainly(wire[end:], others):
         return None
     ttl_s = max(LEAST_TTL_S, min(*ttls, MOST_TTL_S))
-    return Answer(addresses=tuple(found), exists=True, ttl_s=ttl_s)
+    return DnsAnswer(addresses=tuple(found), exists=True, ttl_s=ttl_s)
 
 
 def _plain_denial(
     wire: bytes, end: int, authorities: int, others: int, *, exists: bool
-) -> Answer | None:
+) -> DnsAnswer | None:
     """There is no such name, or it has no such addresses: with one SOA record, or alone.
 
     A name of a search list is denied for every domain but one, so that most answers are this.
@@ -234,7 +236,7 @@ def _plain_denial(
         ttl_s = max(LEAST_TTL_S, min(ttl, minimum, MOST_TTL_S))
     if not _ends_plainly(wire[end:], others):
         return None
-    return Answer(addresses=(), exists=exists, ttl_s=ttl_s)
+    return DnsAnswer(addresses=(), exists=exists, ttl_s=ttl_s)
 
 
 def _name_end(wire: bytes, at: int) -> int:
@@ -258,7 +260,7 @@ def _ends_plainly(rest: bytes, others: int) -> bool:
     return len(rest) == 11 and rest[:3] == _OPT_BEGINS and rest[5:] == b"\0" * 6
 
 
-def _read(asked: Question, got: dns.message.Message) -> Answer:
+def _read(asked: DnsQuestion, got: dns.message.Message) -> DnsAnswer:
     if got.flags & dns.flags.TC:
         # RFC 7766 §5: TCP is where one goes when UDP is too short; there is nowhere else to go.
         raise DnsError("the answer is truncated, by TCP")
@@ -270,12 +272,12 @@ def _read(asked: Question, got: dns.message.Message) -> Answer:
     ttl_s = max(LEAST_TTL_S, min(found.minimum_ttl, MOST_TTL_S))
     if found.answer is not None:
         addresses = tuple(rdata.to_text() for rdata in list(found.answer)[:_MOST_ADDRESSES])
-        return Answer(addresses=addresses, exists=True, ttl_s=ttl_s)
+        return DnsAnswer(addresses=addresses, exists=True, ttl_s=ttl_s)
     exists = rcode == dns.rcode.NOERROR
     # A CNAME to a name of another zone, whose addresses this server does not add.
     chained = exists and bool(found.cnames) and not _denied(got)
     last = found.canonical_name.to_text(omit_final_dot=True) if chained else ""
-    return Answer(addresses=(), exists=exists, ttl_s=ttl_s, ask_also=last)
+    return DnsAnswer(addresses=(), exists=exists, ttl_s=ttl_s, ask_also=last)
 
 
 def _denied(got: dns.message.Message) -> bool:

@@ -3,6 +3,10 @@
 What we make is marked where anybody can read it without privilege, and where it is set in the same
 moment: a link has a group of ours (and an alias, for people), an address has a metric of ours,
 which without a prefix route means nothing else. IPv6 addresses have no label, hence the metric.
+
+An uplink is an interface that a default route leads through, a physical device, or a tunnel from
+another host; with it goes whatever is built on top of it: its bond, bridge or VLAN.
+
 Imports pyroute2, which takes its time: import this module only where it is used.
 """
 
@@ -10,11 +14,13 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntFlag
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface
+from pathlib import Path
 
 from pyroute2 import IPRoute, NetlinkError
 
@@ -26,7 +32,7 @@ LOOPBACK = "lo"
 ALIAS = "isthmus agent"
 _LO_LABEL = "lo:isthmus"
 _GROUP = 2025  # of links; that of the KEP
-_METRIC = 20250000  # of addresses, with the Mark's bits
+_METRIC = 20250000  # of addresses, with the AddressMark's bits
 
 # linux/if_addr.h, rtnetlink.h
 _NODAD = 0x02
@@ -36,9 +42,31 @@ _SCOPE_HOST = 254
 _UP = 0x1
 _LO = 1  # its index in every namespace
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+# A thread's own: /proc/net is that of the process, which may be in another namespace.
+_NET = Path("/proc/thread-self/net")
+_TUNNELS = frozenset(
+    {"vxlan", "geneve", "wireguard", "ipip", "sit", "gre", "gretap", "erspan", "ip6tnl", "ip6gre"}
+    | {"ip6gretap", "ip6erspan", "vti", "vti6", "xfrm", "ppp", "bareudp", "amt", "gtp"}
+)
+# Their IFLA_LINK is the other end of the pair, not what they are built upon.
+_PAIRS = frozenset({"veth", "netkit"})
+# A VPN's in user space; the same kind with Ethernet, a tap, is as a rule a guest of this host.
+_TUN = "tun"
+_ETHERNET, _LOOPBACK = 1, 772  # ARPHRD_ETHER, ARPHRD_LOOPBACK, linux/if_arp.h
+# Looked up, never sent to: one in each half, as VPNs split the default route into two.
+_FAR = {socket.AF_INET: ("1.1.1.1", "192.0.2.1"), socket.AF_INET6: ("2001:db8::1",)}
+_FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route as it is, with all its next hops
+# In each file: the destination and the mask, all 0 in a default route, and the name.
+_ROUTE_FILES = {"route": (1, 7, 0), "ipv6_route": (0, 1, -1)}
+
+# linux/in.h, in6.h; what they answer for a TCP socket is the interface that its handshake came by.
+_IP_PKTINFO, _IP_PKTOPTIONS = 8, 9
+_IPV6_RECVPKTINFO, _IPV6_2292PKTOPTIONS = 49, 6
+_CMSG = struct.Struct("@Nii")
+_CMSG_BYTES = 128
 
 
-class Mark(IntFlag):
+class AddressMark(IntFlag):
     """What the metric of an address of ours tells."""
 
     LASTING = 1  # made by setup-interface: no agent takes it away
@@ -46,7 +74,7 @@ class Mark(IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class InterfaceAddress:
     """An address that an interface of this host has."""
 
     address: Address
@@ -54,7 +82,7 @@ class Held:
     index: int
     prefix: int
     host_scope: bool
-    mark: Mark | None  # None: we did not make it
+    mark: AddressMark | None  # None: we did not make it
 
     @property
     def ours(self) -> bool:
@@ -64,12 +92,12 @@ class Held:
     @property
     def lasting(self) -> bool:
         """Whether setup-interface made it."""
-        return self.mark is not None and Mark.LASTING in self.mark
+        return self.mark is not None and AddressMark.LASTING in self.mark
 
     @property
     def ruled(self) -> bool:
         """Whether the rule was there when it was made."""
-        return self.mark is not None and Mark.RULED in self.mark
+        return self.mark is not None and AddressMark.RULED in self.mark
 
     @property
     def whole(self) -> bool:
@@ -107,28 +135,28 @@ def allowed(kernel: IPRoute) -> bool:
     return True
 
 
-def addresses(kernel: IPRoute, version: int) -> list[Held]:
+def addresses(kernel: IPRoute, version: int) -> list[InterfaceAddress]:
     """Every address of one family that this host has."""
     names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in kernel.get_links()}
     found = []
     for message in kernel.get_addr(family=_FAMILIES[version]):
         text = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
         metric = message.get_attr("IFA_RT_PRIORITY") or 0
-        ours = 0 <= metric - _METRIC <= int(Mark.LASTING | Mark.RULED)
+        ours = 0 <= metric - _METRIC <= int(AddressMark.LASTING | AddressMark.RULED)
         found.append(
-            Held(
+            InterfaceAddress(
                 address=ip_address(text),
                 interface=names.get(message["index"]) or str(message["index"]),
                 index=message["index"],
                 prefix=message["prefixlen"],
                 host_scope=message["scope"] == _SCOPE_HOST,
-                mark=Mark(metric - _METRIC) if ours else None,
+                mark=AddressMark(metric - _METRIC) if ours else None,
             )
         )
     return found
 
 
-def neighbours_subnet(held: list[Held], address: Address) -> Held | None:
+def neighbours_subnet(held: list[InterfaceAddress], address: Address) -> InterfaceAddress | None:
     """The interface, if any, whose subnet the address lies in: others may have it there."""
     for one in held:
         if not one.whole and address in ip_interface(f"{one.address}/{one.prefix}").network:
@@ -179,7 +207,9 @@ def remove_link(kernel: IPRoute, name: str) -> bool:
     return True
 
 
-def add_address(kernel: IPRoute, index: int, name: str, address: Address, mark: Mark) -> None:
+def add_address(
+    kernel: IPRoute, index: int, name: str, address: Address, mark: AddressMark
+) -> None:
     """Put an address of ours on a link, or set the mark of one that is there.
 
     Raises:
@@ -204,7 +234,7 @@ def add_address(kernel: IPRoute, index: int, name: str, address: Address, mark: 
         raise
 
 
-def remove_address(kernel: IPRoute, held: Held) -> None:
+def remove_address(kernel: IPRoute, held: InterfaceAddress) -> None:
     """Take an address off its link; it may be gone."""
     with suppress(NetlinkError):
         kernel.addr("del", index=held.index, address=str(held.address), prefixlen=held.prefix)
@@ -216,3 +246,96 @@ def _why(error: NetlinkError) -> str:
             "this needs CAP_NET_ADMIN; or let isthmus agent setup-interface do it as root, before"
         )
     return str(error.args[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    index: int
+    name: str
+    outward: bool
+    master: int
+    below: int
+
+
+def find_uplinks(kernel: IPRoute) -> Mapping[str, int]:
+    """The uplinks of this host: names and indexes."""
+    links = {link.index: link for link in map(_link, kernel.get_links()) if link is not None}
+    routed = _default_names()
+    found = {link.index for link in links.values() if link.outward or link.name in routed}
+    found |= _looked_up(kernel) & links.keys()
+    grown = found
+    while grown:  # at most as often as links lie upon each other
+        masters = {links[index].master for index in grown}
+        above = {link.index for link in links.values() if link.below in grown}
+        grown = ((masters | above) & links.keys()) - found
+        found |= grown
+    return {links[index].name: index for index in sorted(found)}
+
+
+def _link(message: object) -> _Link | None:
+    """What matters about a link; None for the loopback, which is nobody's uplink."""
+    get = message.get_attr  # type: ignore[attr-defined]  # pyroute2 has no types
+    if message["ifi_type"] == _LOOPBACK:  # type: ignore[index]
+        return None
+    kind = message.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or ""  # type: ignore[attr-defined]
+    paired = kind in _PAIRS
+    # What it is built upon is in another namespace: a container's way out, by macvlan or VLAN.
+    elsewhere = get("IFLA_LINK_NETNSID") is not None and not paired
+    tunnel = kind in _TUNNELS or (kind == _TUN and message["ifi_type"] != _ETHERNET)  # type: ignore[index]
+    # Every virtual kind says which; sysfs, of another namespace in a container, is not asked.
+    physical = bool(get("IFLA_PARENT_DEV_NAME")) or not kind
+    return _Link(
+        index=message["index"],  # type: ignore[index]
+        name=get("IFLA_IFNAME"),
+        outward=physical or tunnel or elsewhere,
+        master=get("IFLA_MASTER") or 0,
+        below=0 if elsewhere or paired else get("IFLA_LINK") or 0,
+    )
+
+
+def _default_names() -> set[str]:
+    """The interfaces of all default routes: by file, as by netlink it would take a whole dump."""
+    found = set()
+    for name, (to, mask, interface) in _ROUTE_FILES.items():
+        try:
+            lines = (_NET / name).read_text().splitlines()
+        except OSError:
+            continue  # a kernel without this family
+        for words in map(str.split, lines):
+            if not (words[to] + words[mask]).strip("0"):
+                found.add(words[interface])
+    return found
+
+
+def _looked_up(kernel: IPRoute) -> set[int]:
+    """Where the rest of the world is reached: with the next hops that the file leaves out."""
+    found: set[int] = set()
+    for family, probes in _FAR.items():
+        for probe in probes:
+            try:
+                routes = list(kernel.route("get", family=family, dst=probe, flags=_FIB_MATCH))
+            except NetlinkError:
+                continue  # unreachable, or no such family
+            for route in routes:
+                hops = route.get_attr("RTA_MULTIPATH") or ()
+                found |= {hop["oif"] for hop in hops} | {route.get_attr("RTA_OIF") or 0}
+    return found
+
+
+def entered_by(connection: socket.socket) -> int:
+    """The index of the interface that an accepted TCP connection came in by; 0 when unknown.
+
+    A connection of this host itself came in by the loopback. Needs no privilege.
+    """
+    if connection.family == socket.AF_INET6:
+        level, ask, answer, skip = socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, _IPV6_2292PKTOPTIONS, 16
+    else:
+        level, ask, answer, skip = socket.IPPROTO_IP, _IP_PKTINFO, _IP_PKTOPTIONS, 0
+    try:
+        connection.setsockopt(level, ask, 1)
+        data = connection.getsockopt(level, answer, _CMSG_BYTES)
+        connection.setsockopt(level, ask, 0)
+    except OSError:
+        return 0  # reset meanwhile
+    index = data[_CMSG.size + skip : _CMSG.size + skip + 4]
+    return int(struct.unpack("@i", index)[0]) if len(index) == 4 else 0

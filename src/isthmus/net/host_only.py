@@ -3,9 +3,11 @@
 An address on a dummy interface or on lo is reachable for every neighbour that routes it here,
 whatever its scope. The rule sits where packets for this host arrive, after any translation of
 service addresses, and before what others filter there, who cannot overrule a drop. By nftables, in
-a table of our own, which nft lists and nft_guard.py writes; without nft by iptables, in a chain of
-our own. One per address, which agents of a host share. Texts that go to iptables have only
-addresses and checked names in them.
+a table of our own, which nft lists and this module writes by netlink: nft itself reads the sets of
+every table of the host before it writes to one, and crashes where a later nft made one of them
+(programs/node_proxy/kernel/nftables_kernel.py). Without nft by iptables, in a chain of our own. One
+per address, which agents of a host share. Texts that go to iptables have only addresses and checked
+names in them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import hashlib
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
@@ -21,7 +25,29 @@ from typing import Protocol
 
 from isthmus.errors import ConfigError
 from isthmus.net.child_endings import ending_of, was_killed
-from isthmus.net.nft_guard import apply, guard_table, without_table
+from isthmus.net.rules_nft_encoding import (
+    APPEND,
+    CREATE,
+    FAMILIES,
+    HOOKS,
+    VERDICT,
+    Compare,
+    NftBatch,
+    NftMessage,
+    attribute,
+    compare,
+    element,
+    element_lists,
+    immediate,
+    lookup,
+    meta,
+    name,
+    nested,
+    number,
+    payload,
+    user_data,
+    verdict,
+)
 from isthmus.net.settings_bind import check_interface
 
 TOOL_TIMEOUT_S = 15.0
@@ -29,9 +55,24 @@ _BEFORE_FILTERS = -10
 _COMMENT = "isthmus agent"
 _ELEMENTS = re.compile(r"elements\s*=\s*\{([^}]*)\}")
 _NAME = re.compile(r'"([^"]*)"')
+_CHAIN, _SET, _SET_ID = "input", "uplinks", 1
+# linux/netfilter.h and linux/netfilter/nf_tables.h
+_NETLINK_NETFILTER = 12
+_INET = 1
+_ACCEPT, _DROP = 1, 0
+_META_IIFNAME, _META_NFPROTO = 6, 15
+_NETWORK_HEADER = 1
+_NAME_BYTES = 16
+# The data type that nft lists as "ifname", and the byte order of its keys, which is the host's.
+_IFNAME_TYPE, _HOST_ORDER = 41, user_data((0, b"\1\0\0\0"))
+# linux/netlink.h
+_ERROR = 2
+_ANSWER = struct.Struct("=IHHIIi")
+_READ_BYTES = 64 * 1024
+_LIMIT_S = 15.0
 
 
-class Guard(Protocol):
+class UplinkGuard(Protocol):
     """The rule for one address, as one firewall has it; every method blocks for a short time."""
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
@@ -50,8 +91,10 @@ class Guard(Protocol):
         """Remove the rule, if it is there; tells whether it was."""
 
 
-def guard(address: IPv4Address | IPv6Address, uplinks: Iterable[str], *, exact: bool) -> Guard:
-    """Make the rule, by the first firewall that works here; see Guard.keep.
+def guard(
+    address: IPv4Address | IPv6Address, uplinks: Iterable[str], *, exact: bool
+) -> UplinkGuard:
+    """Make the rule, by the first firewall that works here; see UplinkGuard.keep.
 
     Raises:
         ConfigError: none does; the sentence says what each of them said.
@@ -82,8 +125,8 @@ def has_guard(address: IPv4Address | IPv6Address) -> bool:
     return any(candidate.present() for candidate in _candidates(address))
 
 
-def _candidates(address: IPv4Address | IPv6Address) -> list[Guard]:
-    found: list[Guard] = []
+def _candidates(address: IPv4Address | IPv6Address) -> list[UplinkGuard]:
+    found: list[UplinkGuard] = []
     if shutil.which("nft"):
         found.append(NftGuard(address))
     if shutil.which(_tool(address)) and shutil.which(f"{_tool(address)}-restore"):
@@ -105,7 +148,7 @@ class NftGuard:
         self._shape = ""
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """See to it that the table is there; see Guard."""
+        """See to it that the table is there; see UplinkGuard."""
         wanted = set(uplinks)
         listed = self._list()
         there = _nft_uplinks(listed)
@@ -119,11 +162,11 @@ class NftGuard:
         return _nft_shape(listed) != self._shape or not wanted <= there
 
     def present(self) -> bool:
-        """Whether the table has its rule; see Guard."""
+        """Whether the table has its rule; see UplinkGuard."""
         return "daddr" in self._list()
 
     def remove(self) -> bool:
-        """Remove the table; see Guard."""
+        """Remove the table; see UplinkGuard."""
         if not self._list():
             return False
         apply(without_table(self._table))
@@ -161,7 +204,7 @@ class IptablesGuard:
         self._jump = ("INPUT", "-d", target, *why, "-j", self._chain)
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """See to it that the chain is there and jumped to; see Guard."""
+        """See to it that the chain is there and jumped to; see UplinkGuard."""
         wanted = set(uplinks)
         listed = self._list()
         there = set() if listed is None else {_iptables_uplink(line) for line in listed}
@@ -179,11 +222,11 @@ class IptablesGuard:
         return listed is None or not jumped or not wanted <= there
 
     def present(self) -> bool:
-        """Whether the chain is there and jumped to; see Guard."""
+        """Whether the chain is there and jumped to; see UplinkGuard."""
         return self._list() is not None and self._works("-C", *self._jump)
 
     def remove(self) -> bool:
-        """Remove the jump and the chain; see Guard."""
+        """Remove the jump and the chain; see UplinkGuard."""
         if self._list() is None:
             return False
         while self._works("-C", *self._jump):
@@ -224,8 +267,8 @@ def _checked(names: Iterable[str]) -> list[str]:
         ConfigError: one is not.
     """
     found = sorted(names)
-    for name in found:
-        check_interface("uplink-interface", name)
+    for each in found:
+        check_interface("uplink-interface", each)
     return found
 
 
@@ -254,3 +297,71 @@ def _run(argv: Sequence[str], text: str = "") -> str:
         why = first if first and not crashed else ending_of(done.returncode)
         raise ConfigError(f"{argv[0]}: {why}")
     return done.stdout
+
+
+# The nftables table, in bytes.
+
+
+def guard_table(
+    table: str, address: IPv4Address | IPv6Address, uplinks: Sequence[str], *, priority: int
+) -> NftBatch:
+    """Build the transaction that replaces the table: there is no moment without a rule."""
+    batch = without_table(table)
+    here = name(1, table)
+    batch.add(NftMessage.NEW_TABLE, _INET, here + number(2, 0), line=0, flags=CREATE)
+    keys = number(4, _IFNAME_TYPE) + number(5, _NAME_BYTES) + number(10, _SET_ID)
+    uplink_set = here + name(2, _SET)
+    kept = attribute(13, _HOST_ORDER)
+    batch.add(
+        NftMessage.NEW_SET, _INET, uplink_set + number(3, 0) + keys + kept, line=0, flags=CREATE
+    )
+    names = (element(each.encode().ljust(_NAME_BYTES, b"\0")) for each in uplinks)
+    for listed, _ in element_lists(names):
+        batch.add(NftMessage.NEW_ELEMENTS, _INET, uplink_set + listed, line=0, flags=CREATE)
+    hook = nested(4, number(1, HOOKS["input"]), number(2, priority))
+    chain = here + name(3, _CHAIN) + hook + number(5, _ACCEPT) + name(7, "filter")
+    batch.add(NftMessage.NEW_CHAIN, _INET, chain, line=0, flags=CREATE)
+    rule = here + name(2, _CHAIN) + nested(4, *_drop(address))
+    batch.add(NftMessage.NEW_RULE, _INET, rule, line=0, flags=CREATE | APPEND)
+    return batch
+
+
+def without_table(table: str) -> NftBatch:
+    """Build the transaction that removes the table; it need not be there."""
+    batch = NftBatch()
+    batch.add(NftMessage.NEW_TABLE, _INET, name(1, table) + number(2, 0), line=0)
+    batch.add(NftMessage.DELETE_TABLE, _INET, name(1, table), line=0)
+    return batch
+
+
+def _drop(address: IPv4Address | IPv6Address) -> tuple[bytes, ...]:
+    """The expressions of ``ip daddr ADDRESS iifname @uplinks drop``."""
+    family, offset = (FAMILIES["ip"], 16) if address.version == 4 else (FAMILIES["ip6"], 24)
+    return (
+        meta(_META_NFPROTO, 1),
+        compare(Compare.EQUAL, bytes((family,))),
+        payload(1, _NETWORK_HEADER, offset, len(address.packed)),
+        compare(Compare.EQUAL, address.packed),
+        meta(_META_IIFNAME, 1),
+        lookup(_SET, set_id=_SET_ID),
+        immediate(VERDICT, verdict(_DROP)),
+    )
+
+
+def apply(batch: NftBatch) -> None:
+    """Give the kernel a transaction, in the network namespace of this thread.
+
+    Raises:
+        ConfigError: the kernel refused it, and nothing changed; one sentence.
+    """
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as kernel:
+            kernel.settimeout(_LIMIT_S)
+            kernel.bind((0, 0))
+            kernel.send(batch.finished())
+            answer = kernel.recv(_READ_BYTES)
+    except OSError as error:
+        raise ConfigError(f"nftables: {error.strerror or error}") from error
+    _, kind, _, _, _, code = _ANSWER.unpack_from(answer)
+    if kind != _ERROR or code:
+        raise ConfigError(f"nftables: {os.strerror(-code) if code else 'unexpected answer'}")

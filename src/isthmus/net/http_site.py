@@ -14,9 +14,9 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from isthmus.net.connection_gate import source_at
 from isthmus.net.contexts import HotContext
-from isthmus.net.gate import source_at
-from isthmus.net.rules_places import Strangers
+from isthmus.net.rules_slots import Strangers
 
 Refused = Callable[[OSError], None]
 #: Hears from where a connection came that had to make room.

@@ -13,8 +13,8 @@ import stat
 from collections.abc import Callable
 
 from isthmus.errors import ConfigError
+from isthmus.net.connection_gate import AcceptedSocket
 from isthmus.net.descriptors import is_kept_back
-from isthmus.net.gate import Guest
 from isthmus.net.poller import IN, Poller
 from isthmus.net.systemd import PASSED, PassedSocket
 from isthmus.values import HostPort
@@ -255,7 +255,7 @@ class Listener:
                 return
             self.accepted += 1
             self._short = is_kept_back(fd)
-            sock = Guest(self._family, fd)
+            sock = AcceptedSocket(self._family, fd)
             sock.setblocking(False)
             if self._is_tcp:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

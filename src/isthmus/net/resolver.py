@@ -1,7 +1,7 @@
 """From a name to socket addresses: static aliases first, then what nsswitch.conf names, in order.
 
 /etc/hosts is read here and DNS is asked from here; any other source is left to getaddrinfo()
-(system_lookups.py). No lookup waits for another: each has a socket of its own, and whoever does not
+(name_service.py). No lookup waits for another: each has a socket of its own, and whoever does not
 want its answer any more ends it. There may be as many as MOST_PENDING, half of them of one client;
 then the oldest of the client with most is given up, as it is the likeliest to never be answered.
 
@@ -26,16 +26,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isthmus.errors import DialFailure, IsthmusError
-from isthmus.net.address_order import ordered
 from isthmus.net.connect import Address, Failed, literal
 from isthmus.net.descriptors import descriptors
-from isthmus.net.name_service import NamePaths, NameService
-from isthmus.net.rules_name_files import Status
-from isthmus.net.system_lookups import SystemLookups
+from isthmus.net.name_service import NamePaths, NameService, SystemLookups
+from isthmus.net.rules_names import LookupStatus
 from isthmus.values import HostPort, is_address
 
 if TYPE_CHECKING:
     from isthmus.net.dns_client import DnsClient
+import socket
+from typing import Any
+
+from isthmus.net.rules_names import in_order
 
 MOST_PENDING = 1024
 #: Each lookup has a descriptor: together no more than this part of all.
@@ -48,6 +50,8 @@ _MOST_GIVEN_UP = 8
 #: Whatever resolv.conf says, a lookup ends.
 MOST_LOOKUP_S = 60.0
 TOO_MANY = "too many lookups are waiting for the resolver"
+_SRV_LOOKUP_S = 5.0
+_ANY_PORT = 9  # nothing is sent: a connected datagram socket only asks the routing table
 _log = logging.getLogger("isthmus.names")
 
 Found = Callable[[Sequence[Address]], None]
@@ -299,9 +303,9 @@ class Resolver:
                 return await self._system.find(name, client)
             if source.name == "files":
                 found: Sequence[str] = ordered(self._names.in_hosts(name))
-                status = Status.NOT_FOUND
+                status = LookupStatus.NOT_FOUND
             elif special is not None:
-                found, status = special, Status.NOT_FOUND
+                found, status = special, LookupStatus.NOT_FOUND
             else:
                 found, status, why = await self._ask_dns(name)
             if found:
@@ -310,7 +314,7 @@ class Resolver:
                 break
         raise UnresolvedError(why)
 
-    async def _ask_dns(self, name: str) -> tuple[Sequence[str], Status, str]:
+    async def _ask_dns(self, name: str) -> tuple[Sequence[str], LookupStatus, str]:
         from isthmus.net.dns_client import DnsClient
         from isthmus.net.dns_messages import DnsError
 
@@ -327,10 +331,10 @@ class Resolver:
                     break  # as res_search(3): the others would be as long without an answer
                 continue
             if found:
-                return ordered(found), Status.SUCCESS, ""
+                return ordered(found), LookupStatus.SUCCESS, ""
         if why:
-            return (), Status.TRY_AGAIN, why
-        return (), Status.NOT_FOUND, "no such host"
+            return (), LookupStatus.TRY_AGAIN, why
+        return (), LookupStatus.NOT_FOUND, "no such host"
 
 
 def _most_pending() -> int:
@@ -360,3 +364,54 @@ def interleaved(addresses: Sequence[Address]) -> list[Address]:
 
 def _normal(name: str) -> str:
     return name.lower().removesuffix(".")
+
+
+def ordered(addresses: Sequence[str]) -> list[str]:
+    """Put the best address first; one alone costs nothing."""
+    if len(addresses) < 2:
+        return list(addresses)
+    return in_order([(address, _source(address)) for address in addresses])
+
+
+def _source(address: str) -> str:
+    """The address of this host that it would be reached from; empty if no route leads there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        # One for each: what it is bound to stays with a datagram socket that connects again.
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+            sock.connect((address, _ANY_PORT))
+            return str(sock.getsockname()[0]).partition("%")[0]
+    except OSError:  # no route, no such family here, or no more descriptors
+        return ""
+
+
+async def srv_targets(name: str) -> list[HostPort]:
+    """Look an SRV name up, best priority first; records that name no host and port are skipped.
+
+    Raises:
+        OSError: there is no such name, no answer in time, or no record that can be used.
+    """
+    import dns.asyncresolver
+    import dns.exception
+
+    try:
+        # Not the default resolver, which reads resolv.conf once and for all.
+        resolver = dns.asyncresolver.Resolver()
+        answer = await resolver.resolve(name, "SRV", lifetime=_SRV_LOOKUP_S)
+    except dns.exception.DNSException as exc:
+        raise OSError(f"SRV {name}: {exc}") from exc
+    records = sorted(answer, key=lambda record: (record.priority, -record.weight))
+    targets = [target for target in map(_target, records) if target is not None]
+    if not targets:
+        raise OSError(f"SRV {name}: no record names a host and a port")
+    return targets
+
+
+def _target(record: Any) -> HostPort | None:
+    host = record.target.to_text(omit_final_dot=True)
+    if host in ("", "."):
+        return None  # RFC 2782: "the service is decidedly not available at this domain"
+    try:
+        return HostPort(host, record.port)
+    except ValueError:
+        return None

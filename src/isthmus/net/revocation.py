@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from isthmus.errors import ConfigError
 from isthmus.net.certificates import pem_places
-from isthmus.net.followed_file import stamp_of
-from isthmus.net.plain_file import TooLargeError, read_bytes
+from isthmus.net.files import TooLargeError, read_bytes, stamp_of
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -58,7 +57,7 @@ class CrlFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lists:
+class RevocationLists:
     """What the lists of a file say; ``next_update`` is when the first of them is late, or None."""
 
     serials: dict[x509.Name, frozenset[int]]
@@ -210,7 +209,7 @@ def _named(der: bytes) -> str:
     return f"{certificate.subject.rfc4514_string()} ({certificate.serial_number:x})"
 
 
-def read_lists(files: CrlFiles) -> Lists:
+def read_lists(files: CrlFiles) -> RevocationLists:
     """Read every list of a file, in PEM or DER, and see that its authority signed it.
 
     Raises:
@@ -225,7 +224,7 @@ def read_lists(files: CrlFiles) -> Lists:
         raise ConfigError(f"{files}: the list is damaged") from exc
 
 
-def _read_lists(files: CrlFiles) -> Lists:
+def _read_lists(files: CrlFiles) -> RevocationLists:
     authorities = _authorities(files)
     newest: dict[tuple[x509.Name, bytes], x509.CertificateRevocationList] = {}
     for crl in _crls(files):
@@ -239,7 +238,7 @@ def _read_lists(files: CrlFiles) -> Lists:
     for (issuer, _), crl in newest.items():
         # Authorities of one name are one that got a new key: each tells of its own.
         serials[issuer] = serials.get(issuer, frozenset()) | {it.serial_number for it in crl}
-    return Lists(serials=serials, next_update=min(due, default=None))
+    return RevocationLists(serials=serials, next_update=min(due, default=None))
 
 
 def _crls(files: CrlFiles) -> list[x509.CertificateRevocationList]:

@@ -30,7 +30,7 @@ _DRAWS = 8
 V = TypeVar("V")
 
 
-class Near(Protocol):
+class NearLink(Protocol):
     """What these indexes need to know of a link to an agent."""
 
     @property
@@ -54,7 +54,7 @@ class Near(Protocol):
         """How much it has to do, in tunnels: unsent bytes and a long way count as some."""
 
 
-B = TypeVar("B", bound=Near)
+B = TypeVar("B", bound=NearLink)
 
 
 def is_worth_it(near_weight: float, other_weight: float) -> bool:
@@ -66,7 +66,7 @@ def is_worth_it(near_weight: float, other_weight: float) -> bool:
     return near_weight <= NEAR_MORE + NEAR_TIMES * other_weight
 
 
-class Host(NamedTuple):
+class DialHost(NamedTuple):
     """A destination as the indexes have it; ``version`` is 0 for a name."""
 
     text: str
@@ -76,12 +76,12 @@ class Host(NamedTuple):
 
 
 @short_cache(2048, 512)
-def host_of(text: str) -> Host:
+def host_of(text: str) -> DialHost:
     """Read a target's host; the same targets are dialed again and again."""
     if not is_address(text):
-        return Host(text.lower().removesuffix("."), 0, 0, 0)
+        return DialHost(text.lower().removesuffix("."), 0, 0, 0)
     address = reached_address(text)
-    return Host(str(address), address.version, int(address), address.max_prefixlen)
+    return DialHost(str(address), address.version, int(address), address.max_prefixlen)
 
 
 class CidrTable(Generic[V]):
@@ -120,7 +120,7 @@ class CidrTable(Generic[V]):
         if not table:
             self._tables.pop(place, None)
 
-    def narrowest(self, host: Host) -> V | None:
+    def narrowest(self, host: DialHost) -> V | None:
         """The value of the narrowest network that holds an address; None for names."""
         version, number, bits = host.version, host.number, host.bits
         for (of, length), table in self._tables.items():
@@ -138,7 +138,7 @@ def _place(cidr: str) -> tuple[tuple[int, int], int]:
     return (network.version, length), number
 
 
-class Pool(Generic[B]):
+class LinkPool(Generic[B]):
     """Some links, and those of each zone among them; adding and removing look at one only."""
 
     __slots__ = ("_at", "by_zone", "members")
@@ -146,7 +146,7 @@ class Pool(Generic[B]):
     def __init__(self) -> None:
         self.members: list[B] = []
         self._at: dict[B, int] = {}
-        self.by_zone: dict[str, Pool[B]] = {}
+        self.by_zone: dict[str, LinkPool[B]] = {}
 
     def __len__(self) -> int:
         return len(self.members)
@@ -157,7 +157,7 @@ class Pool(Generic[B]):
             self._at[link] = len(self.members)
             self.members.append(link)
             if zone:
-                self.by_zone.setdefault(zone, Pool()).add(link)
+                self.by_zone.setdefault(zone, LinkPool()).add(link)
 
     def remove(self, link: B, zone: str = "") -> None:
         """A link is gone."""
@@ -207,28 +207,28 @@ class Pool(Generic[B]):
         return min(usable[pick(len(usable))], usable[pick(len(usable))], key=_weight)
 
 
-def _weight(link: Near) -> float:
+def _weight(link: NearLink) -> float:
     return link.weight
 
 
-class Group(Generic[B]):
+class LinkGroup(Generic[B]):
     """The links that one strategy may choose, by all that makes one of them near."""
 
     def __init__(self) -> None:
-        self.all: Pool[B] = Pool()
-        self._by_host: dict[str, Pool[B]] = {}
-        self._by_cidr: CidrTable[Pool[B]] = CidrTable()
+        self.all: LinkPool[B] = LinkPool()
+        self._by_host: dict[str, LinkPool[B]] = {}
+        self._by_cidr: CidrTable[LinkPool[B]] = CidrTable()
 
     def add(self, link: B) -> None:
         """A link is up."""
         ids, zone = link.identifiers, link.zone
         self.all.add(link, zone)
         for host in (*ids.ipv4, *ids.ipv6, *ids.host):
-            self._by_host.setdefault(host, Pool()).add(link, zone)
+            self._by_host.setdefault(host, LinkPool()).add(link, zone)
         for cidr in ids.cidr:
             pool = self._by_cidr.get(cidr)
             if pool is None:
-                pool = Pool()
+                pool = LinkPool()
                 self._by_cidr.put(cidr, pool)
             pool.add(link, zone)
 
@@ -249,12 +249,12 @@ class Group(Generic[B]):
                 if not pool:
                     self._by_cidr.drop(cidr)
 
-    def pools(self) -> Iterator[Pool[B]]:
+    def pools(self) -> Iterator[LinkPool[B]]:
         """Those of every host and network that somebody stands for."""
         yield from self._by_host.values()
         yield from self._by_cidr.values()
 
-    def naming(self, host: Host) -> Pool[B] | None:
+    def naming(self, host: DialHost) -> LinkPool[B] | None:
         """Those that stand for a host: by its name or address, or the narrowest network."""
         exact = self._by_host.get(host.text)
         # The narrowest network is the best informed, as in a routing table.
@@ -281,7 +281,7 @@ class Nearness:
             table.put(cidr, name)
         return cls(zone, table)
 
-    def zone_of(self, host: Host, naming: Pool[B] | None) -> str:
+    def zone_of(self, host: DialHost, naming: LinkPool[B] | None) -> str:
         """The zone of a destination: as it was said, or that of the agents that stand for it."""
         said = self.cidrs.narrowest(host) if self.cidrs else None
         if said is not None:

@@ -36,7 +36,7 @@ VERDICT: Final = 0  # the register of verdicts
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 
-class Message(IntEnum):
+class NftMessage(IntEnum):
     """What a message does."""
 
     NEW_TABLE = 0
@@ -58,7 +58,7 @@ class Compare(IntEnum):
     UNEQUAL = 1
 
 
-class Batch:
+class NftBatch:
     """Messages of one transaction, each with the number of the line that it comes from."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self._data)
 
-    def add(self, what: Message, family: int, body: bytes, *, line: int, flags: int = 0) -> None:
+    def add(self, what: NftMessage, family: int, body: bytes, *, line: int, flags: int = 0) -> None:
         """Add a message."""
         self._add(SUBSYSTEM | what, flags, family, body, subsystem=_NONE, line=line)
 
@@ -97,7 +97,7 @@ class Batch:
             return 0
         line, start = self.lines[sequence], self._starts[sequence]
         kind = _HEADER.unpack_from(self._data, start)[1] & 0xFF
-        if kind not in (Message.NEW_ELEMENTS, Message.DELETE_ELEMENTS):
+        if kind not in (NftMessage.NEW_ELEMENTS, NftMessage.DELETE_ELEMENTS):
             return line
         return line + _element_at(memoryview(self._data)[start:], offset) if offset else line
 

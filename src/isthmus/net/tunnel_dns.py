@@ -3,6 +3,9 @@
 Every question goes by TCP: a tunnel carries nothing else. A connection is used for as many
 questions as its server likes; the addresses of both families are asked for at once. Whatever a
 server does, asking ends within its deadline with addresses, with none, or with a DnsError.
+
+A DnsStream is DNS over one byte stream (RFC 1035 §4.2.2, RFC 7766): several questions at once, in
+any order.
 """
 
 from __future__ import annotations
@@ -13,9 +16,17 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
 from isthmus.errors import DialError
-from isthmus.net.dns_messages import LEAST_TTL_S, Answer, DnsError, question
-from isthmus.net.dns_stream import DnsStream, StreamOverError
-from isthmus.net.reaching import AnyDialer, reach_by
+from isthmus.net.connect import AnyDialer, reach_by
+from isthmus.net.dns_messages import (
+    LEAST_TTL_S,
+    DnsAnswer,
+    DnsError,
+    DnsQuestion,
+    question,
+    read_answer,
+    wire_id,
+)
+from isthmus.tunnel.end import GONE, Early, End, Ending, join
 from isthmus.values import HostPort
 
 LOOKUP_S = 5.0
@@ -29,12 +40,17 @@ _MOST_PENDING = 512
 _MOST_ALIASES = 8
 _MOST_STREAMS = 3
 _KINDS = ("A", "AAAA")
+_HEADER_BYTES = 12
+_LENGTH_BYTES = 2
+#: Answers that nobody waits for any more are passed over; a server that sends nothing else is not.
+_MOST_UNASKED = 16
+_GOODBYE_S = 2.0
 
 _Key = tuple[HostPort, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundAddresses:
     """The addresses of a name, none where it has none; ``remembered``: nobody was asked for it."""
 
     addresses: tuple[str, ...]
@@ -47,7 +63,7 @@ class _Pending:
 
     __slots__ = ("began_at", "given_up", "task", "waiters")
 
-    def __init__(self, task: asyncio.Task[Found], began_at: float) -> None:
+    def __init__(self, task: asyncio.Task[FoundAddresses], began_at: float) -> None:
         self.task = task
         self.waiters = 0
         self.began_at = began_at
@@ -75,13 +91,13 @@ class TunnelDns:
         self._most_pending = most_pending
         self._stream: tuple[HostPort, DnsStream] | None = None
         self._opening = asyncio.Lock()
-        self._kept: OrderedDict[_Key, tuple[float, Found]] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[float, FoundAddresses]] = OrderedDict()
         self._pending: dict[_Key, _Pending] = {}
 
     def __repr__(self) -> str:
         return f"<TunnelDns {len(self._kept)} names, {len(self._pending)} under way>"
 
-    def known(self, server: HostPort, name: str) -> Found | None:
+    def known(self, server: HostPort, name: str) -> FoundAddresses | None:
         """What is remembered of a name, for as long as its server said."""
         key = (server, name)
         until, found = self._kept.get(key, (0.0, None))
@@ -97,7 +113,7 @@ class TunnelDns:
         for key in [key for key in self._kept if key[1] == name]:
             del self._kept[key]
 
-    async def lookup(self, server: HostPort, name: str, *, fresh: bool = False) -> Found:
+    async def lookup(self, server: HostPort, name: str, *, fresh: bool = False) -> FoundAddresses:
         """Ask a server for the addresses of a complete name, IPv4 and IPv6 in turns.
 
         ``fresh`` asks even for what is remembered. When whoever waits is cancelled, so is the
@@ -142,7 +158,7 @@ class TunnelDns:
         oldest.task.cancel()
         return True
 
-    def _done(self, key: _Key, task: asyncio.Task[Found]) -> None:
+    def _done(self, key: _Key, task: asyncio.Task[FoundAddresses]) -> None:
         pending = self._pending.get(key)
         if pending is not None and pending.task is task:
             del self._pending[key]
@@ -166,7 +182,7 @@ class TunnelDns:
 
     # Asking.
 
-    async def _ask(self, server: HostPort, name: str) -> Found:
+    async def _ask(self, server: HostPort, name: str) -> FoundAddresses:
         asking = [
             self._loop.create_task(self._follow(server, name, kind), name=f"dns:{name}:{kind}")
             for kind in _KINDS
@@ -188,7 +204,7 @@ class TunnelDns:
             for task in asking:
                 task.cancel()
 
-    async def _follow(self, server: HostPort, name: str, kind: str) -> Answer:
+    async def _follow(self, server: HostPort, name: str, kind: str) -> DnsAnswer:
         """Ask for one kind of address, and for those of the CNAMEs that the server leaves open."""
         ttl_s: int | None = None
         for _ in range(_MOST_ALIASES):
@@ -199,7 +215,7 @@ class TunnelDns:
             name = answer.ask_also
         raise DnsError(f"{server}: more than {_MOST_ALIASES} CNAMEs", answered=True)
 
-    async def _ask_once(self, server: HostPort, name: str, kind: str) -> Answer:
+    async def _ask_once(self, server: HostPort, name: str, kind: str) -> DnsAnswer:
         for left in reversed(range(_MOST_STREAMS)):
             stream, reused = await self._stream_to(server)
             asked = question(name, kind)
@@ -237,13 +253,13 @@ class TunnelDns:
             return stream, False
 
 
-def _outcome(task: asyncio.Task[Answer]) -> Answer | BaseException:
+def _outcome(task: asyncio.Task[DnsAnswer]) -> DnsAnswer | BaseException:
     return task.exception() or task.result()
 
 
-def _merged(answers: list[Answer | BaseException]) -> Found:
+def _merged(answers: list[DnsAnswer | BaseException]) -> FoundAddresses:
     """Put what was said of both families together; one may fail where the other has addresses."""
-    good = [each for each in answers if isinstance(each, Answer)]
+    good = [each for each in answers if isinstance(each, DnsAnswer)]
     bad = [each for each in answers if isinstance(each, BaseException)]
     for each in bad:
         if not isinstance(each, DnsError):
@@ -254,4 +270,160 @@ def _merged(answers: list[Answer | BaseException]) -> Found:
     ttl_s = min(each.ttl_s for each in useful or good)
     families = [each.addresses for each in useful]
     addresses = tuple(each for each in chain(*zip_longest(*families)) if each is not None)
-    return Found(addresses=addresses, ttl_s=LEAST_TTL_S if bad else ttl_s)
+    return FoundAddresses(addresses=addresses, ttl_s=LEAST_TTL_S if bad else ttl_s)
+
+
+class StreamOverError(DnsError):
+    """The stream ended before this answer; ``again`` says whether another one may do better."""
+
+    def __init__(self, message: str, *, again: bool) -> None:
+        super().__init__(message)
+        self.again = again
+
+
+class DnsStream(Early):
+    """The peer of an end that leads to a DNS server."""
+
+    __slots__ = ("_answered", "_idle", "_idle_s", "_loop", "_unasked", "_waiting", "over", "tired")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, idle_s: float) -> None:
+        super().__init__(limit=_LENGTH_BYTES + 65535)
+        self._loop = loop
+        self._idle_s = idle_s
+        self._waiting: dict[int, tuple[DnsQuestion, asyncio.Future[DnsAnswer]]] = {}
+        self._answered = 0
+        self._unasked = 0
+        self._idle: asyncio.TimerHandle | None = None
+        self.over = False
+        #: Nothing new is to be asked here: it ends with its last question.
+        self.tired = False
+
+    @property
+    def usable(self) -> bool:
+        """A new question may be asked here."""
+        return not (self.over or self.tired)
+
+    def attach(self, end: End) -> None:
+        """Take the end that leads to the server."""
+        join(end, self)
+        self.rest()
+
+    def has(self, number: int) -> bool:
+        """A question with this id is waiting."""
+        return number in self._waiting
+
+    def ask(self, asked: DnsQuestion) -> asyncio.Future[DnsAnswer]:
+        """Send a question whose id is not in use; the future may be cancelled.
+
+        It gets StreamOverError when the stream ends first, and DnsError for what is no answer.
+        """
+        future: asyncio.Future[DnsAnswer] = self._loop.create_future()
+        if self.over:
+            future.set_exception(StreamOverError("the connection is over", again=True))
+            return future
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._waiting[asked.id] = (asked, future)
+        future.add_done_callback(lambda _: self._forget(asked.id))
+        self.peer.write(len(asked.wire).to_bytes(_LENGTH_BYTES, "big") + asked.wire)
+        return future
+
+    def _forget(self, number: int) -> None:
+        found = self._waiting.get(number)
+        if found is not None and found[1].done():
+            del self._waiting[number]
+            self.rest()
+
+    def rest(self) -> None:
+        """Close soon, when there is nothing to wait for; at once if nothing more will be asked."""
+        if self._waiting or self.over:
+            return
+        if self.tired:
+            self.close()
+        elif self._idle is None:
+            self._idle = self._loop.call_later(self._idle_s, self.close)
+
+    def close(self) -> None:
+        """Say goodbye; whoever still waits hears that it is over."""
+        end = self.peer
+        self._finish("the connection was closed here", again=True)
+        end.write_eof()
+        end.let_go()
+        # Some ends close only when the other side does; a no-op for the others.
+        self._loop.call_later(_GOODBYE_S, end.abort, Ending.CANCELLED)
+
+    def cut(self) -> None:
+        """End it now."""
+        end = self.peer
+        self._finish("the connection was closed here", again=False)
+        end.abort(Ending.CANCELLED)
+
+    # What the end says.
+
+    def write(self, data: bytes) -> bool:
+        """Take what the server sent: a length, a message, and so on."""
+        if self.over:
+            return True
+        self.buffer += data
+        while len(self.buffer) >= _LENGTH_BYTES and not self.over:
+            size = int.from_bytes(self.buffer[:_LENGTH_BYTES], "big")
+            if size < _HEADER_BYTES:
+                self._broken(f"sent a message of {size} bytes, shorter than any")
+                break
+            if len(self.buffer) < _LENGTH_BYTES + size:
+                break
+            wire = bytes(self.buffer[_LENGTH_BYTES : _LENGTH_BYTES + size])
+            del self.buffer[: _LENGTH_BYTES + size]
+            self._take(wire)
+        return True  # a message is never longer than the bound
+
+    def write_eof(self) -> None:
+        """The server closes: it may do so at any time (RFC 7766 §6.2.4)."""
+        end = self.peer
+        self._finish("closed the connection before it had answered", again=self._answered > 0)
+        end.write_eof()
+        end.let_go()
+
+    def abort(self, reason: Ending) -> None:
+        """The tunnel broke."""
+        self._finish(f"the connection broke: {reason.value}", again=self._answered > 0)
+
+    def _take(self, wire: bytes) -> None:
+        found = self._waiting.get(wire_id(wire))
+        if found is None:
+            self._unasked += 1
+            if self._unasked > _MOST_UNASKED:
+                self._broken("sends answers to what was not asked")
+            return
+        asked, future = found
+        try:
+            answer = read_answer(asked, wire)
+        except DnsError as exc:
+            if not future.done():
+                future.set_exception(exc)
+            if not exc.answered:
+                # Who answers nonsense once is not asked again in the same breath.
+                self._broken(str(exc))
+            return
+        self._answered += 1
+        self._unasked = 0
+        if not future.done():
+            future.set_result(answer)
+
+    def _broken(self, why: str) -> None:
+        end = self.peer
+        self._finish(why, again=False)
+        end.abort(Ending.PROTOCOL)
+
+    def _finish(self, why: str, *, again: bool) -> None:
+        self.over = True
+        self.peer = GONE
+        self.buffer.clear()
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        waiting, self._waiting = self._waiting, {}
+        for _, future in waiting.values():
+            if not future.done():
+                future.set_exception(StreamOverError(why, again=again))

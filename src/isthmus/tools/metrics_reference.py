@@ -14,7 +14,7 @@ from isthmus.errors import DialFailure, LinkStage
 from isthmus.frame.observe.counters import Family
 from isthmus.frame.observe.relays import Relayed, Retried
 from isthmus.frame.observe.worker_metrics import NotHanded
-from isthmus.net.rules_places import Full
+from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
 from isthmus.programs.node_proxy.metrics import (
     MODES,
@@ -133,7 +133,7 @@ def _values() -> str:
         ("`ending` of `tunnels_ended_total`", Ending),
         ("`reason` of `link_failures_total`", LinkStage),
         ("`reason` of `tls_refused_total`", TlsRefusal),
-        ("`reason` of the server's `connections_refused_total`", Full),
+        ("`reason` of the server's `connections_refused_total`", AdmissionRefusal),
         ("`result` of `agent_connections_handed_on_total`", HandOn),
         ("`result` of `relayed_dials_total`", Relayed),
         ("`when` of `dial_retries_total`", Retried),

@@ -10,8 +10,8 @@ from collections import deque
 from typing import Protocol
 
 from isthmus.tunnel.budget import LEAST_WINDOW, SLOW_WINDOW, Account
-from isthmus.tunnel.classes import TURN_BYTES
 from isthmus.tunnel.limits import Http2Limits
+from isthmus.tunnel.traffic_classes import TURN_BYTES
 from isthmus.wire.http2 import (
     CONTINUATION,
     DATA,

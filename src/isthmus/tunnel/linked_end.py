@@ -10,9 +10,9 @@ from collections.abc import Callable, Container
 from typing import Protocol
 
 from isthmus.tunnel.budget import Account
-from isthmus.tunnel.classes import TURN_BYTES
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
+from isthmus.tunnel.traffic_classes import TURN_BYTES
 from isthmus.values import NORMAL, TrafficClass
 from isthmus.wire.packet import CLOSE_RSP, DATA, DataHead, close_response, end_of_data
 

@@ -3,7 +3,7 @@
 Either side may open connections. Which of the two opened one decides who asks to close it and who
 answers: the role is the connection's (LinkedEnd.opener), not the link's.
 
-Sending takes turns by class (classes.py), so that no connection waits for another's bulk;
+Sending takes turns by class (traffic_classes.py), so that no connection waits for another's bulk;
 what is in the call's own queue is past that, as HTTP/2 keeps its order. Receiving has no flow
 control of its own in this protocol; what happens when a sink is full is packet_brake.py. One
 connection is linked_end.py.
@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import Account
-from isthmus.tunnel.classes import Turns
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Limits
@@ -26,6 +25,7 @@ from isthmus.tunnel.linked_end import AwaitedReplies, ConnectIds, LinkedEnd, Lin
 from isthmus.tunnel.message_reader import PacketCounts, PacketReader, Piece
 from isthmus.tunnel.packet_brake import Brake, private_account
 from isthmus.tunnel.stream import MAX_WINDOW, wants_growth
+from isthmus.tunnel.traffic_classes import ClassTurns
 from isthmus.values import NORMAL, TrafficClass
 from isthmus.wire.http2 import Headers
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -79,7 +79,7 @@ class PacketLink:
         self.dials: dict[int, LinkedEnd] = {}
         self.closed = False
         self._packets = PacketReader()
-        self._turns: Turns[LinkedEnd] = Turns()
+        self._turns: ClassTurns[LinkedEnd] = ClassTurns()
         self._touched: list[LinkedEnd] = []
         self._ids = ConnectIds(agent=agent)
         self._told_over = False
@@ -258,7 +258,7 @@ class PacketLink:
             end.lost(reason)
         self.brake.lost()
 
-    # Turns.
+    # ClassTurns.
 
     def want_turn(self, end: LinkedEnd) -> None:
         """Queue a connection that has something to send, or that waits to be resumed."""

@@ -3,7 +3,7 @@
 The plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
 batch of events; the session calls ``carrier.send`` and ``carrier.wake``. Order: window updates,
 pings and resets are written at once; data waits in its stream while the carrier is full, and
-streams take turns of at most one frame, by their class (classes.py). Nothing here scans all
+streams take turns of at most one frame, by their class (traffic_classes.py). Nothing here scans all
 streams.
 
 What the first stream carries (hello, welcome, dials) is links/. Timers: the owner calls ``tick``.
@@ -16,10 +16,10 @@ from typing import Protocol
 
 from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, UNBOUNDED, Account
-from isthmus.tunnel.classes import Turns
 from isthmus.tunnel.end import Early, Ending, unsent
 from isthmus.tunnel.limits import Floods, Limits
 from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.traffic_classes import ClassTurns
 from isthmus.values import BULK, NORMAL, TrafficClass
 from isthmus.wire.yamux import (
     ACK,
@@ -93,7 +93,7 @@ class Session:
         self.room = limits.batch_bytes
         self._waking = False
         self._blocked = False
-        self._turns: Turns[Stream] = Turns()
+        self._turns: ClassTurns[Stream] = ClassTurns()
         # In: a header cut in two, or the rest of a payload.
         self._head = bytearray()
         self._body = 0

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from isthmus.tunnel.budget import LEAST_WINDOW, SLOW_WINDOW, Account
-from isthmus.tunnel.classes import TURN_BYTES
 from isthmus.tunnel.end import END_SLOTS, BaseEnd, Early, Ending
 from isthmus.tunnel.limits import Limits
+from isthmus.tunnel.traffic_classes import TURN_BYTES
 from isthmus.values import NORMAL, TrafficClass
 from isthmus.wire.yamux import DATA, FIN, INITIAL_WINDOW, RST, WINDOW_UPDATE, pack
 

@@ -2,7 +2,7 @@
 
 from ipaddress import ip_address
 
-from isthmus.net.rules_name_files import parse_hosts
+from isthmus.net.rules_names import parse_hosts
 
 
 def check(data: bytes) -> None:

@@ -1,6 +1,6 @@
 """An nsswitch.conf: a bounded list of sources, each with a name."""
 
-from isthmus.net.rules_name_files import parse_nsswitch
+from isthmus.net.rules_names import parse_nsswitch
 
 
 def check(data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from ipaddress import ip_address
 
-from isthmus.net.rules_name_files import MOST_SEARCHED, MOST_SERVERS, parse_resolv_conf
+from isthmus.net.rules_names import MOST_SEARCHED, MOST_SERVERS, parse_resolv_conf
 
 
 def check(data: bytes) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kube.programs import is_left_over, run_name
 from pyroute2 import IPRoute, netns
 
-from isthmus.net.namespaces import in_namespace, remove
+from isthmus.lab.namespaces import in_namespace, remove
 
 # Nobody else is in these namespaces, so addresses may be fixed.
 CONTROL_PLANE = "10.201.0.1"

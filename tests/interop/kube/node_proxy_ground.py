@@ -20,7 +20,7 @@ from kube.ground import CONTROL_PLANE
 from kube.programs import is_left_over, run_name
 from pyroute2 import IPRoute, netns
 
-from isthmus.net.namespaces import remove
+from isthmus.lab.namespaces import remove
 from isthmus.tools.pki import making as pki
 
 NODE_NAME = "node-a"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import isthmus
-from isthmus.net.namespaces import in_namespace
-from isthmus.net.namespaces import inside as inside_namespace
+from isthmus.lab.namespaces import in_namespace
+from isthmus.lab.namespaces import inside as inside_namespace
 
 T = TypeVar("T")
 

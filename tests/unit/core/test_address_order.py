@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.net.rules_address_order import in_order
+from isthmus.net.rules_names import in_order
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from isthmus.net.rules_near import (
     NEAR_MORE,
     NEAR_TIMES,
     CidrTable,
+    LinkPool,
     Nearness,
-    Pool,
     host_of,
     is_worth_it,
 )
@@ -271,7 +271,7 @@ def test_nobody_further_is_chosen_while_a_nearer_one_has_little_to_do(
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
 def test_a_pool_is_a_set_with_its_zones(steps: list[tuple[bool, int]]) -> None:
     links = [link(str(number), zone="ab"[number % 2]) for number in range(10)]
-    pool: Pool[Link] = Pool()
+    pool: LinkPool[Link] = LinkPool()
     kept: set[Link] = set()
     for add, number in steps:
         each = links[number]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.net.rules_name_files import (
+from isthmus.net.rules_names import (
     FILES_THEN_DNS,
+    LookupStatus,
     NameSource,
     ResolvConf,
-    Status,
     parse_hosts,
     parse_nsswitch,
     parse_resolv_conf,
@@ -69,7 +69,7 @@ def test_hosts() -> None:
     }
 
 
-ENDS = frozenset({Status.SUCCESS})
+ENDS = frozenset({LookupStatus.SUCCESS})
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,21 @@ ENDS = frozenset({Status.SUCCESS})
             "hosts: files mdns4_minimal [NOTFOUND=return] dns",
             (
                 NameSource("files"),
-                NameSource("mdns4_minimal", ENDS | {Status.NOT_FOUND}),
+                NameSource("mdns4_minimal", ENDS | {LookupStatus.NOT_FOUND}),
                 NameSource("dns"),
             ),
         ),
         (
             "hosts: resolve [!UNAVAIL=return] dns",
-            (NameSource("resolve", frozenset(Status) - {Status.UNAVAILABLE}), NameSource("dns")),
+            (
+                NameSource("resolve", frozenset(LookupStatus) - {LookupStatus.UNAVAILABLE}),
+                NameSource("dns"),
+            ),
         ),
         ("hosts: files[success=continue]dns",
          (NameSource("files", frozenset()), NameSource("dns"))),
         ("hosts: files [UNAVAIL=return TRYAGAIN=return]",
-         (NameSource("files", ENDS | {Status.UNAVAILABLE, Status.TRY_AGAIN}),)),
+         (NameSource("files", ENDS | {LookupStatus.UNAVAILABLE, LookupStatus.TRY_AGAIN}),)),
         ("hosts: files [NOTFOUND", (NameSource("[NOTFOUND", frozenset()),)),
         ("hosts: files [WHAT=ever]", (NameSource("[WHAT=ever]", frozenset()),)),
     ],

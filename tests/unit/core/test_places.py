@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.net.rules_places import (
+from isthmus.net.rules_slots import (
     CONNECTION_BYTES,
     HERE,
     STRANGER_S,
+    AdmissionRefusal,
     Allowance,
-    Full,
-    Places,
+    ConnectionSlots,
     Strangers,
     stranger_refusal,
 )
@@ -25,41 +25,41 @@ SOURCES = st.sampled_from(["a", "b", "c", "d"])
 
 
 def test_one_source_has_three_quarters_at_most() -> None:
-    places = Places(8)
+    places = ConnectionSlots(8)
     for _ in range(6):
         assert places.refusal("a") is None
         places.enter("a")
-    assert places.refusal("a") is Full.TOO_MANY_OF_SOURCE
+    assert places.refusal("a") is AdmissionRefusal.TOO_MANY_OF_SOURCE
     for _ in range(2):
         assert places.refusal("b") is None
         places.enter("b")
-    assert places.refusal("c") is Full.TOO_MANY
+    assert places.refusal("c") is AdmissionRefusal.TOO_MANY
     places.leave("a")
     assert places.refusal("a") is None and places.refusal("c") is None
 
 
 def test_this_machine_is_bounded_with_all_others_and_not_by_itself() -> None:
-    places = Places(4, 1)
+    places = ConnectionSlots(4, 1)
     for _ in range(4):
         assert places.refusal(HERE) is None
         places.enter(HERE)
-    assert places.refusal(HERE) is Full.TOO_MANY
+    assert places.refusal(HERE) is AdmissionRefusal.TOO_MANY
 
 
 def test_other_bounds_from_now_on() -> None:
-    places = Places(2)
+    places = ConnectionSlots(2)
     places.enter("a")
-    assert places.refusal("a") is Full.TOO_MANY_OF_SOURCE
+    assert places.refusal("a") is AdmissionRefusal.TOO_MANY_OF_SOURCE
     places.resize(8)
     assert (places.most, places.most_per_source) == (8, 6) and places.refusal("a") is None
     places.resize(1, 1)
-    assert places.refusal("b") is Full.TOO_MANY
+    assert places.refusal("b") is AdmissionRefusal.TOO_MANY
     places.leave("a")
     assert places.refusal("b") is None
 
 
 def test_a_source_that_has_left_is_forgotten() -> None:
-    places = Places(3, 1)
+    places = ConnectionSlots(3, 1)
     places.enter("a")
     assert len(places) == 1
     places.leave("a")
@@ -68,7 +68,7 @@ def test_a_source_that_has_left_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("most", "own"), [(1, 1), (2, 1), (3, 2), (4, 3)])
 def test_few_places(most: int, own: int) -> None:
-    assert Places(most).most_per_source == own
+    assert ConnectionSlots(most).most_per_source == own
 
 
 def test_the_greedy_one_makes_way() -> None:
@@ -135,12 +135,12 @@ def test_where_the_oldest_makes_way() -> None:
 
 def test_in_a_budget_each_connection_costs_its_source() -> None:
     budget = Budget(100 * CONNECTION_BYTES)
-    places = Places(1000)
+    places = ConnectionSlots(1000)
     places.budget = budget
     for _ in range(50):
         assert places.refusal("10.0.0.1") is None
         places.enter("10.0.0.1")
-    assert places.refusal("10.0.0.1") is Full.MEMORY
+    assert places.refusal("10.0.0.1") is AdmissionRefusal.MEMORY
     assert places.refusal("10.0.0.2") is places.refusal(HERE) is None
     for _ in range(50):
         places.leave("10.0.0.1")
@@ -181,28 +181,28 @@ def test_why_a_stranger_is_refused() -> None:
     allowance = Allowance(lambda: 0.0, burst_s=2 * STRANGER_S, per_second_s=0.0)
     budget = Budget(1 << 20)
 
-    def refusal(source: str) -> Full | None:
+    def refusal(source: str) -> AdmissionRefusal | None:
         return stranger_refusal(source, strangers, allowance, budget)
 
     assert refusal("a") is None and refusal("a") is None
-    assert refusal("a") is Full.TOO_FAST
+    assert refusal("a") is AdmissionRefusal.TOO_FAST
     account = budget.account("b")
     account.hold(1 << 20)
-    assert refusal("b") is Full.MEMORY
+    assert refusal("b") is AdmissionRefusal.MEMORY
     strangers.add(1, "a")
     strangers.add(2, "c")
-    assert refusal("c") is Full.CROWD, "first, for it costs the least"
+    assert refusal("c") is AdmissionRefusal.CROWD, "first, for it costs the least"
 
 
 def test_this_machine_is_refused_when_it_has_used_up_the_budget() -> None:
-    places = Places(1000)
+    places = ConnectionSlots(1000)
     budget = places.budget = Budget(1 << 20)
     account = places.account(HERE)
     assert account is not None
     account.hold(3 << 18)
     assert places.refusal(HERE) is None, "more than a share, but something is left"
     account.hold(1 << 18)
-    assert places.refusal(HERE) is Full.MEMORY
+    assert places.refusal(HERE) is AdmissionRefusal.MEMORY
     assert places.refusal("10.0.0.1") is None
     account.give_back(1 << 20)
     account.close()

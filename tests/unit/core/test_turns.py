@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.net.rules_turns import Turns
+from isthmus.net.rules_slots import FairTurns
 
 
 def turns(
     most: int = 4, of_one: int = 2, waiting: int = 100, waiting_of_one: int = 10
-) -> Turns[str]:
-    return Turns(
+) -> FairTurns[str]:
+    return FairTurns(
         most=most, most_of_one=of_one, waiting=waiting, waiting_of_one=waiting_of_one
     )  # fmt: skip
 
 
-def begun(those: Turns[str]) -> list[str]:
+def begun(those: FairTurns[str]) -> list[str]:
     found = []
     while (job := those.begin()) is not None:
         found.append(job)
@@ -80,7 +80,9 @@ def test_whoever_leaves_is_not_called() -> None:
 def test_whatever_happens_the_bounds_hold_and_nobody_waits_for_nothing(
     steps: list[tuple[str, str]],
 ) -> None:
-    those: Turns[tuple[str, int]] = Turns(most=3, most_of_one=2, waiting=8, waiting_of_one=4)
+    those: FairTurns[tuple[str, int]] = FairTurns(
+        most=3, most_of_one=2, waiting=8, waiting_of_one=4
+    )
     waiting: set[tuple[str, int]] = set()
     holding: list[str] = []
     for number, (source, what) in enumerate(steps):

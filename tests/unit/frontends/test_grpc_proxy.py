@@ -23,7 +23,7 @@ from isthmus.logs import OncePer
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
-from isthmus.net.rules_places import Full
+from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import join
@@ -78,7 +78,7 @@ class Notes:
         self.dials: list[Dial] = []
         self.statuses: list[int] = []
         self.failures: list[ssl.SSLError] = []
-        self.no_places: list[Full] = []
+        self.no_places: list[AdmissionRefusal] = []
         self.left = 0
         self.at_once: Callable[[Dial], object] = lambda dial: None
 
@@ -91,7 +91,7 @@ class Notes:
     def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         self.statuses.append(status)
 
-    def no_place(self, why: Full, source: str) -> None:
+    def no_place(self, why: AdmissionRefusal, source: str) -> None:
         self.no_places.append(why)
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
@@ -520,6 +520,6 @@ def test_too_many_that_say_nothing_are_refused(
             await until(lambda: len(bed.frontend.connections) == 2)
             with socket.create_connection(address, 20):
                 await until(lambda: bed.notes.no_places)
-        assert bed.notes.no_places == [Full.CROWD]
+        assert bed.notes.no_places == [AdmissionRefusal.CROWD]
 
     run(test, **tls_of(files))

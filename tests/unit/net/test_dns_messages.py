@@ -8,18 +8,25 @@ import dns.rrset
 import pytest
 from dns_stub import answer, framed, refusal
 
-from isthmus.net.dns_messages import MOST_TTL_S, Answer, DnsError, Question, question, read_answer
+from isthmus.net.dns_messages import (
+    MOST_TTL_S,
+    DnsAnswer,
+    DnsError,
+    DnsQuestion,
+    question,
+    read_answer,
+)
 
 
-def made(name: str = "www.example.com", kind: str = "A") -> Question:
+def made(name: str = "www.example.com", kind: str = "A") -> DnsQuestion:
     return question(name, kind)
 
 
-def query(asked: Question) -> dns.message.Message:
+def query(asked: DnsQuestion) -> dns.message.Message:
     return dns.message.from_wire(asked.wire)
 
 
-def read(asked: Question, sent: bytes) -> Answer:
+def read(asked: DnsQuestion, sent: bytes) -> DnsAnswer:
     assert int.from_bytes(sent[:2], "big") == len(sent) - 2
     return read_answer(asked, sent[2:])
 
@@ -57,7 +64,7 @@ def test_a_chain_to_a_name_without_such_addresses_is_no_address() -> None:
 def test_a_name_that_does_not_exist_is_remembered_as_the_soa_says() -> None:
     asked = made()
     got = read(asked, refusal(query(asked), "NXDOMAIN", soa=17))
-    assert got == Answer(addresses=(), exists=False, ttl_s=17)
+    assert got == DnsAnswer(addresses=(), exists=False, ttl_s=17)
 
 
 def test_no_ttl_is_believed_for_ever_nor_none_at_all() -> None:
@@ -74,50 +81,50 @@ def test_an_error_is_an_answer_nevertheless(rcode: str) -> None:
     assert caught.value.answered
 
 
-def wrong_id(asked: Question) -> bytes:
+def wrong_id(asked: DnsQuestion) -> bytes:
     other = query(asked)
     other.id = (asked.id + 1) % 65536
     return answer(other, "www.example.com 60 IN A 192.0.2.1")
 
 
-def wrong_name(asked: Question) -> bytes:
+def wrong_name(asked: DnsQuestion) -> bytes:
     other = dns.message.make_query("evil.example.com", "A", id=asked.id)
     return answer(other, "evil.example.com 60 IN A 192.0.2.1")
 
 
-def wrong_kind(asked: Question) -> bytes:
+def wrong_kind(asked: DnsQuestion) -> bytes:
     return answer(dns.message.make_query("www.example.com", "AAAA", id=asked.id))
 
 
-def no_response(asked: Question) -> bytes:
+def no_response(asked: DnsQuestion) -> bytes:
     return framed(asked.wire)
 
 
-def truncated(asked: Question) -> bytes:
+def truncated(asked: DnsQuestion) -> bytes:
     response = dns.message.make_response(query(asked))
     response.flags |= dns.flags.TC
     return framed(response)
 
 
-def cut(asked: Question) -> bytes:
+def cut(asked: DnsQuestion) -> bytes:
     return framed(answer(query(asked), "www.example.com 60 IN A 192.0.2.1")[2:-3])
 
 
-def junk_behind(asked: Question) -> bytes:
+def junk_behind(asked: DnsQuestion) -> bytes:
     return framed(answer(query(asked), "www.example.com 60 IN A 192.0.2.1")[2:] + b"junk")
 
 
-def circle(asked: Question) -> bytes:
+def circle(asked: DnsQuestion) -> bytes:
     return answer(query(asked), "www.example.com 9 IN CNAME a.", "a 9 IN CNAME www.example.com.")
 
 
-def answer_for_nobody(asked: Question) -> bytes:
+def answer_for_nobody(asked: DnsQuestion) -> bytes:
     response = dns.message.from_wire(answer(query(asked), "www.example.com 60 IN A 192.0.2.1")[2:])
     response.set_rcode(dns.rcode.NXDOMAIN)
     return framed(response)
 
 
-def header_only(asked: Question) -> bytes:
+def header_only(asked: DnsQuestion) -> bytes:
     return framed(asked.id.to_bytes(2, "big") + bytes(10))
 
 
@@ -165,18 +172,18 @@ NAME = b"\x03www\x07example\x03com\0"
 @pytest.mark.parametrize(
     ("flags_and_counts", "rest", "meant"),
     [
-        ("8583 0001 0000 0001 0000", DENIAL, Answer(addresses=(), exists=False, ttl_s=30)),
-        ("8180 0001 0000 0001 0000", DENIAL, Answer(addresses=(), exists=True, ttl_s=30)),
-        ("8183 0001 0000 0000 0000", b"", Answer(addresses=(), exists=False, ttl_s=MOST_TTL_S)),
+        ("8583 0001 0000 0001 0000", DENIAL, DnsAnswer(addresses=(), exists=False, ttl_s=30)),
+        ("8180 0001 0000 0001 0000", DENIAL, DnsAnswer(addresses=(), exists=True, ttl_s=30)),
+        ("8183 0001 0000 0000 0000", b"", DnsAnswer(addresses=(), exists=False, ttl_s=MOST_TTL_S)),
         (
             "8580 0001 0001 0000 0000",
             NAME + FOUND,  # CoreDNS uses no pointers
-            Answer(addresses=("192.0.2.1",), exists=True, ttl_s=60),
+            DnsAnswer(addresses=("192.0.2.1",), exists=True, ttl_s=60),
         ),
     ],
 )
 def test_the_usual_answers_of_a_search_list_cost_no_dnspython(
-    monkeypatch: pytest.MonkeyPatch, flags_and_counts: str, rest: bytes, meant: Answer
+    monkeypatch: pytest.MonkeyPatch, flags_and_counts: str, rest: bytes, meant: DnsAnswer
 ) -> None:
     asked = made()
     wire = asked.wire[:2] + bytes.fromhex(flags_and_counts) + asked.wire[12:] + rest

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.net.followed_file import FollowedFile, read_text, stamp_of
+from isthmus.net.files import FollowedFile, read_text, stamp_of
 
 
 class Bed:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.net import gate
-from isthmus.net.gate import Gate, Guest, reset, source_of
-from isthmus.net.rules_places import HERE, Full, Places
+from isthmus.net import connection_gate
+from isthmus.net.connection_gate import AcceptedSocket, ConnectionGate, reset, source_of
+from isthmus.net.rules_slots import HERE, AdmissionRefusal, ConnectionSlots
 
 
 class Door:
     """A gate with places, and what came of it."""
 
     def __init__(self, most: int = 2, most_per_source: int = 1) -> None:
-        self.places = Places(most, most_per_source)
+        self.places = ConnectionSlots(most, most_per_source)
         self.inside: list[socket.socket] = []
-        self.refused: list[tuple[Full, str]] = []
-        self.gate = Gate(self.places, self.inside.append, self._refuse)
+        self.refused: list[tuple[AdmissionRefusal, str]] = []
+        self.gate = ConnectionGate(self.places, self.inside.append, self._refuse)
 
-    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+    def _refuse(self, sock: socket.socket, why: AdmissionRefusal, source: str) -> None:
         self.refused.append((why, source))
         sock.send(b"no")
         reset(sock)
@@ -38,7 +38,7 @@ def test_a_place_is_given_back_once(pair: tuple[socket.socket, socket.socket]) -
     door = Door()
     door.gate(pair[0])
     (guest,) = door.inside
-    assert isinstance(guest, Guest) and source_of(guest).startswith("uid ")
+    assert isinstance(guest, AcceptedSocket) and source_of(guest).startswith("uid ")
     assert len(door.places) == 1
     guest.send(b"works as before")
     assert pair[1].recv(100) == b"works as before"
@@ -53,7 +53,7 @@ def test_one_too_many_is_told_and_closed(pair: tuple[socket.socket, socket.socke
     with far:
         door.gate(first)
         door.gate(pair[0])
-        assert [why for why, _ in door.refused] == [Full.TOO_MANY_OF_SOURCE]
+        assert [why for why, _ in door.refused] == [AdmissionRefusal.TOO_MANY_OF_SOURCE]
         assert pair[1].recv(100) == b"no" and pair[1].recv(100) == b""
         door.inside[0].close()
 
@@ -81,7 +81,7 @@ def test_one_that_has_left_takes_no_place() -> None:
     ],
 )
 def test_sources(host: str, source: str) -> None:
-    assert gate.source_named(host) == source
+    assert connection_gate.source_named(host) == source
 
 
 def connected(at: str, source: str) -> tuple[socket.socket, socket.socket]:
@@ -101,13 +101,13 @@ def connected(at: str, source: str) -> tuple[socket.socket, socket.socket]:
 def test_who_comes_by_loopback_is_of_this_machine(at: str, source: str) -> None:
     accepted, client = connected(at, source)
     with accepted, client:
-        assert gate.source_elsewhere(accepted) == HERE
+        assert connection_gate.source_elsewhere(accepted) == HERE
 
 
 def test_who_comes_by_a_unix_socket_is_of_this_machine(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    assert gate.source_elsewhere(pair[0]) == HERE
+    assert connection_gate.source_elsewhere(pair[0]) == HERE
 
 
 class Peered(socket.socket):
@@ -139,7 +139,7 @@ class Peered(socket.socket):
 )
 def test_who_comes_by_an_address_of_its_own(own: str, peer: str, source: str) -> None:
     with Peered(own, peer) as sock:
-        assert gate.source_elsewhere(sock) == source
+        assert connection_gate.source_elsewhere(sock) == source
 
 
 def test_a_socket_of_no_gate_has_no_source(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -150,10 +150,10 @@ def test_a_guest_of_a_listener_is_let_in_as_it_is() -> None:
     door = Door()
     one, other = socket.socketpair()
     with other:
-        accepted = Guest(one.family, one.detach())
+        accepted = AcceptedSocket(one.family, one.detach())
         door.gate(accepted)
         assert door.inside == [accepted] and len(door.places) == 1
-        assert accepted.uid == gate.uid_at(other)
+        assert accepted.uid == connection_gate.uid_at(other)
         accepted.close()
         assert not len(door.places)
 
@@ -161,6 +161,6 @@ def test_a_guest_of_a_listener_is_let_in_as_it_is() -> None:
 def test_a_guest_that_was_never_let_in_gives_no_place_back() -> None:
     one, other = socket.socketpair()
     with other:
-        guest = Guest(one.family, one.detach())
+        guest = AcceptedSocket(one.family, one.detach())
         guest.close()
         assert guest.source == "" and other.recv(1) == b""

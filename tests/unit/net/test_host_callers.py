@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from isthmus.net.host_callers import AGENT, SETUP, Caller
+from isthmus.net.host_placement import AGENT, SETUP, AddressUser
 
-PROXY = Caller(who="apiserver proxy", address_flag="--listen")
+PROXY = AddressUser(who="apiserver proxy", address_flag="--listen")
 
 
 def test_an_agent_has_a_command_and_a_flag() -> None:

@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from isthmus.net import host_users
-from isthmus.net.host_users import User, turn, used
+from isthmus.net import host_address
+from isthmus.net.host_address import AddressClaim, turn, used
 
 # Documentation's own (RFC 5737, RFC 3849): no agent of this machine has them.
 HERE = ip_address("192.0.2.77")
@@ -18,8 +18,8 @@ ALSO = ip_address("2001:db8::77")
 
 USES = """\
 from ipaddress import ip_address
-from isthmus.net.host_users import User
-user = User(ip_address("{address}"))
+from isthmus.net.host_address import AddressClaim
+user = AddressClaim(ip_address("{address}"))
 print("ready", flush=True)
 input()
 """
@@ -27,9 +27,9 @@ input()
 
 def test_an_address_is_used_until_the_last_one_leaves() -> None:
     assert not used(HERE)
-    first = User(HERE)
+    first = AddressClaim(HERE)
     assert first.alone()
-    second = User(HERE)
+    second = AddressClaim(HERE)
     assert not first.alone()
     assert not second.alone()
     assert not used(ALSO)
@@ -42,8 +42,8 @@ def test_an_address_is_used_until_the_last_one_leaves() -> None:
 
 
 def test_one_that_finds_no_place_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_users, "MOST_USERS", 2)
-    first, second, third = User(HERE), User(HERE), User(HERE)
+    monkeypatch.setattr(host_address, "MOST_USERS", 2)
+    first, second, third = AddressClaim(HERE), AddressClaim(HERE), AddressClaim(HERE)
     assert (first.counted, second.counted, third.counted) == (True, True, False)
     assert not third.alone()
     third.close()
@@ -77,7 +77,7 @@ def test_one_waits_for_the_turn_of_another(monkeypatch: pytest.MonkeyPatch) -> N
         if len(waits) == 2:
             first.close()
 
-    monkeypatch.setattr("isthmus.net.host_users.sleep", sleep)
+    monkeypatch.setattr("isthmus.net.host_address.sleep", sleep)
     with turn():
         assert len(waits) == 2
     with turn():
@@ -85,7 +85,7 @@ def test_one_waits_for_the_turn_of_another(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_users, "_WAIT_S", 0.0)
+    monkeypatch.setattr(host_address, "_WAIT_S", 0.0)
     reached = []
     with turn(), turn():
         reached.append("both")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.net.followed_file import read_text
-from isthmus.net.plain_file import TooLargeError, as_file, read_bytes, read_part
+from isthmus.net.files import TooLargeError, as_file, read_bytes, read_part, read_text
 
 
 def test_a_file(tmp_path: Path) -> None:

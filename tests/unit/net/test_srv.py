@@ -13,7 +13,7 @@ import dns.rrset
 import pytest
 import uvloop
 
-from isthmus.net.srv import srv_targets
+from isthmus.net.resolver import srv_targets
 from isthmus.values import HostPort
 
 ZONE = [

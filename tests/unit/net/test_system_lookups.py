@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.net.system_lookups import SystemLookups
+from isthmus.net.name_service import SystemLookups
 
 LIMIT_S = 20.0
 

@@ -10,10 +10,9 @@ import pytest
 from dns_stub import Reply, StubDns, Zone, answer, asked, framed, refusal
 
 from isthmus.dial.dialers.direct import DirectDialer
-from isthmus.net.connect import Failed
+from isthmus.net.connect import Dialing, Failed, Reached
 from isthmus.net.dns_messages import DnsError
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.resolver import Resolver
 from isthmus.net.tunnel_dns import YOUNG_S, TunnelDns
 from isthmus.values import HostPort

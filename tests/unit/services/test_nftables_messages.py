@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.net.rules_nft_encoding import SUBSYSTEM, Message
+from isthmus.net.rules_nft_encoding import SUBSYSTEM, NftMessage
 from isthmus.programs.node_proxy.rules.nftables.compiling import (
     ForeignRuleError,
     RuleValueError,
@@ -50,11 +50,11 @@ def tree(data: bytes) -> list[tuple[int, Any]]:
 def comparable(kind: int, flags: int, family: int, data: bytes) -> Any:
     """A message without what is free: numbers and sizes of sets, and what nft notes of them."""
     attributes = tree(data)
-    if kind == Message.NEW_SET:
+    if kind == NftMessage.NEW_SET:
         attributes = [each for each in attributes if each[0] not in (9, 10, 13)]
-    if kind in (Message.NEW_ELEMENTS, Message.DELETE_ELEMENTS):
+    if kind in (NftMessage.NEW_ELEMENTS, NftMessage.DELETE_ELEMENTS):
         attributes = [each for each in attributes if each[0] != 4]
-    if kind == Message.NEW_RULE:
+    if kind == NftMessage.NEW_RULE:
         attributes = [_without_set_ids(each) for each in attributes]
     return kind, flags, family, attributes
 
@@ -168,7 +168,7 @@ def test_many_elements_are_several_messages_and_a_refusal_finds_its_line() -> No
     text = f"{TABLE}add element ip t s {{\n{elements}\n}}\n"
     batch = compiled(text)
     data = bytes(batch.finished())
-    sizes = [len(body) for kind, _, _, body in messages(data) if kind == Message.NEW_ELEMENTS]
+    sizes = [len(body) for kind, _, _, body in messages(data) if kind == NftMessage.NEW_ELEMENTS]
     assert len(sizes) > 1
     assert max(sizes) < 65_536
     # The kernel says where in which message it met what it does not like.

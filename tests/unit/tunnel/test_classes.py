@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
-from isthmus.tunnel.classes import QUANTA, TURN_BYTES, Turns
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.traffic_classes import QUANTA, TURN_BYTES, ClassTurns
 from isthmus.values import BULK, NORMAL, URGENT, TrafficClass
 
 BULKS = 8
@@ -25,7 +25,7 @@ class Somebody:
     traffic: TrafficClass = NORMAL
 
 
-def order(turns: Turns[Somebody], number: int, size: int = TURN_BYTES) -> list[str]:
+def order(turns: ClassTurns[Somebody], number: int, size: int = TURN_BYTES) -> list[str]:
     """Who comes in the next turns, each using all of it and coming back."""
     names = []
     for _ in range(number):
@@ -46,14 +46,14 @@ def test_the_words_and_their_order() -> None:
 
 @pytest.mark.parametrize("traffic", TrafficClass)
 def test_one_class_takes_turns_as_ever(traffic: TrafficClass) -> None:
-    turns: Turns[Somebody] = Turns()
+    turns: ClassTurns[Somebody] = ClassTurns()
     for name in "abc":
         turns.add(Somebody(name, traffic))
     assert "".join(order(turns, 30)) == "abc" * 10
 
 
 def test_shares_of_a_full_link() -> None:
-    turns: Turns[Somebody] = Turns()
+    turns: ClassTurns[Somebody] = ClassTurns()
     for it in reversed(TrafficClass):
         turns.add(Somebody(it.value, it))
     served = order(turns, 210)
@@ -62,7 +62,7 @@ def test_shares_of_a_full_link() -> None:
 
 
 def test_who_comes_late_in_a_round_has_not_missed_it() -> None:
-    turns: Turns[Somebody] = Turns()
+    turns: ClassTurns[Somebody] = ClassTurns()
     turns.add(Somebody("bulk", BULK))
     turns.add(Somebody("normal", NORMAL))
     assert order(turns, 3) == ["normal"] * 3
@@ -71,14 +71,14 @@ def test_who_comes_late_in_a_round_has_not_missed_it() -> None:
 
 
 def test_what_is_too_much_is_paid_back_and_what_is_unused_is_not_kept() -> None:
-    turns: Turns[Somebody] = Turns()
+    turns: ClassTurns[Somebody] = ClassTurns()
     turns.add(Somebody("normal", NORMAL))
     turns.add(Somebody("bulk", BULK))
     # 48 KiB each: bulk has 64 KiB a round, so that it comes twice in the first, and once in each
     # third of the rounds that follow it pays for that.
     served = order(turns, 400, 48 * KIB)
     assert served.count("bulk") * 4 == pytest.approx(served.count("normal"), abs=8)
-    alone: Turns[Somebody] = Turns()
+    alone: ClassTurns[Somebody] = ClassTurns()
     alone.add(Somebody("bulk", BULK))
     order(alone, 1000)
     alone.add(Somebody("urgent", URGENT))
@@ -87,7 +87,7 @@ def test_what_is_too_much_is_paid_back_and_what_is_unused_is_not_kept() -> None:
 
 
 def test_nobody_waits() -> None:
-    turns: Turns[Somebody] = Turns()
+    turns: ClassTurns[Somebody] = ClassTurns()
     with pytest.raises(IndexError):
         turns.take()
     turns.add(Somebody("a"))

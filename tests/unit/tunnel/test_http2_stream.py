@@ -6,9 +6,9 @@ import pytest
 
 from isthmus.frame.tunnels import LEFTOVERS_S
 from isthmus.testing import Http2Frame, Http2Pair, ManualClock, Recorder, take_http2_frames
-from isthmus.tunnel.classes import TURN_BYTES
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Http2Limits
+from isthmus.tunnel.traffic_classes import TURN_BYTES
 from isthmus.wire.http2 import (
     CONTINUATION,
     DATA,

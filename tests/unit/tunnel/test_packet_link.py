@@ -13,7 +13,6 @@ import pytest
 from isthmus.testing import Http2Pair, ManualClock, MemoryEnd, Recorder
 from isthmus.tunnel import packet_link
 from isthmus.tunnel.budget import Budget
-from isthmus.tunnel.classes import TURN_BYTES
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Http2Limits
@@ -21,6 +20,7 @@ from isthmus.tunnel.linked_end import REPLY_PAUSE_S, LinkedEnd
 from isthmus.tunnel.message_reader import PacketCounts, PacketReader
 from isthmus.tunnel.packet_brake import PRIVATE_BUDGET_BYTES, PROBE_S
 from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.traffic_classes import TURN_BYTES
 from isthmus.values import NORMAL, URGENT
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.konnectivity_pb2 import Packet

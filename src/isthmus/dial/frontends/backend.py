@@ -8,7 +8,7 @@ import ssl
 from typing import Protocol
 
 from isthmus.errors import DialFailure
-from isthmus.net.rules_places import Full
+from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import Asking, HostPort, Identity
 
@@ -70,7 +70,7 @@ class Backend(Protocol):
     def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         """A request was answered with this status without a dial; None: before it was read."""
 
-    def no_place(self, why: Full, source: str) -> None:
+    def no_place(self, why: AdmissionRefusal, source: str) -> None:
         """A connection was ended because there are too many; where it came from."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:

@@ -25,11 +25,17 @@ from isthmus.dial.frontends.statuses import explain_to_konnectivity
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.logs import OncePer
 from isthmus.net.carriers import PlainCarrier, TlsCarrier
+from isthmus.net.connection_gate import source_of
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
-from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
-from isthmus.net.rules_places import STRANGER_S, Allowance, Full, Strangers, stranger_refusal
+from isthmus.net.rules_slots import (
+    STRANGER_S,
+    AdmissionRefusal,
+    Allowance,
+    Strangers,
+    stranger_refusal,
+)
 from isthmus.text.short_cache import short_cache
 from isthmus.text.text_limits import MAX_SHOWN_CHARS, cut, plain
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget, Deposit
@@ -413,7 +419,7 @@ class GrpcFrontend:
             return
         crowded_out = self._unproven.must_leave()
         if crowded_out is not None:
-            self.backend.no_place(Full.CROWD, source_of(crowded_out.carrier.sock))
+            self.backend.no_place(AdmissionRefusal.CROWD, source_of(crowded_out.carrier.sock))
             crowded_out.lost("crowded out")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = ClientConnection(self, source)
@@ -461,7 +467,7 @@ class GrpcFrontend:
                 connection.lost("no byte heard for too long")
 
 
-def no_place(sock: socket.socket, why: Full) -> None:
+def no_place(sock: socket.socket, why: AdmissionRefusal) -> None:
     """Tell a client of a UNIX socket that it is one too many; see net.gate.Refuse."""
     text = f"too many connections: {why.value}"
     sock.send(settings() + goaway(0, ErrorCode.ENHANCE_YOUR_CALM, text))

@@ -19,12 +19,18 @@ from isthmus.dial.frontends.peers import payer_of, peer_address, uds_identity
 from isthmus.dial.frontends.statuses import explain, status_for
 from isthmus.errors import DialFailure
 from isthmus.logs import OncePer
+from isthmus.net.connection_gate import source_of
 from isthmus.net.contexts import peer_identity
 from isthmus.net.deadlines import Deadlines
-from isthmus.net.gate import source_of
 from isthmus.net.poller import Poller
 from isthmus.net.raw import READ_BYTES
-from isthmus.net.rules_places import STRANGER_S, Allowance, Full, Strangers, stranger_refusal
+from isthmus.net.rules_slots import (
+    STRANGER_S,
+    AdmissionRefusal,
+    Allowance,
+    Strangers,
+    stranger_refusal,
+)
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget, Deposit
@@ -281,7 +287,7 @@ class ConnectFrontend:
         if crowded_out is not None:
             self.heard(crowded_out)
             greedy = crowded_out.end.sock if crowded_out.end is not None else sock
-            self.backend.no_place(Full.CROWD, source_of(greedy))
+            self.backend.no_place(AdmissionRefusal.CROWD, source_of(greedy))
             crowded_out.leave(Ending.CANCELLED)
         client = ConnectClient(self)
         self.heads.add(client)
@@ -319,7 +325,7 @@ class FrontendTls(TlsEnd):
         self.on_handshake_failed(error)
 
 
-def no_place(sock: socket.socket, why: Full) -> None:
+def no_place(sock: socket.socket, why: AdmissionRefusal) -> None:
     """Tell a client that it is one too many; see net.gate.Refuse."""
     with contextlib.suppress(BlockingIOError):
         # What it has said and nobody has read would make a reset of the close that follows.

@@ -6,7 +6,7 @@ import socket
 from functools import lru_cache
 from typing import Protocol
 
-from isthmus.net.gate import uid_at
+from isthmus.net.connection_gate import uid_at
 from isthmus.values import ANONYMOUS, Identity
 
 # socket.socket.family makes an enum of the number each time, which costs 1.4 µs (timeit).

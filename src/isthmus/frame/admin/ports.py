@@ -22,11 +22,11 @@ from isthmus.frame.admin.answers import POST, Handler, Routes, reply
 from isthmus.frame.admin.guard import ANYBODY, Guard
 from isthmus.frame.admin.token import TokenFile
 from isthmus.logs import OncePer
+from isthmus.net.connection_gate import source_named
 from isthmus.net.contexts import HotContext
-from isthmus.net.gate import source_named
 from isthmus.net.http_site import BACKLOG, HttpSite, Refused, Visitors
 from isthmus.net.listen import not_listening
-from isthmus.net.rules_places import Allowance
+from isthmus.net.rules_slots import Allowance
 from isthmus.net.systemd import PASSED
 from isthmus.settings.rules_roles import Admits
 from isthmus.text.addresses import is_loopback
@@ -36,7 +36,7 @@ MAX_LINE_BYTES = 8190
 MAXHEADERS = 64
 SHUTDOWN_S = 2.0
 _QUIET_S = 60.0
-#: What a request counts for in the allowance of its source (net/rules_places.py): 400 in every
+#: What a request counts for in the allowance of its source (net/rules_slots.py): 400 in every
 #: second, behind a burst of 20,000.
 _REQUEST_S = 0.0005
 

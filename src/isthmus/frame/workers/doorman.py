@@ -23,11 +23,11 @@ from isthmus.frame.workers.choosing import InTurn, least_loaded
 from isthmus.frame.workers.process import Worker
 from isthmus.links.link import HANDSHAKE_S
 from isthmus.logs import OncePer
-from isthmus.net.gate import reset, source_at
+from isthmus.net.connection_gate import reset, source_at
 from isthmus.net.listen import Listener
 from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import Poller
-from isthmus.net.rules_places import Strangers
+from isthmus.net.rules_slots import Strangers
 from isthmus.net.systemd import PassedSocket
 from isthmus.wire.client_hello import ClientHello
 from isthmus.wire.link import asked_for

@@ -22,9 +22,8 @@ from isthmus.links.link import LinkTerms
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer
 from isthmus.net.connect import Address
-from isthmus.net.resolver import Resolver
+from isthmus.net.resolver import Resolver, srv_targets
 from isthmus.net.rules_proxies import ProxyRules
-from isthmus.net.srv import srv_targets
 from isthmus.net.through_proxy import connect_through
 from isthmus.programs.agent.settings import is_srv_name
 from isthmus.values import HostPort, ServerId

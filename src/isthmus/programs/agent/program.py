@@ -39,7 +39,7 @@ from isthmus.links.link import LinkTerms
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer, log
 from isthmus.net.contexts import HotContext, TlsFiles, client_context, lifetimes_of, watch
-from isthmus.net.plain_file import read_part
+from isthmus.net.files import read_part
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import watch as watch_lists

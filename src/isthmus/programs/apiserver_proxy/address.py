@@ -18,7 +18,7 @@ from typing_extensions import override
 from isthmus.errors import ConfigError
 from isthmus.frame.part import LongTask, Part
 from isthmus.logs import OncePer, log
-from isthmus.net.host_callers import Caller
+from isthmus.net.host_placement import AddressUser
 from isthmus.programs.apiserver_proxy.plan import ProxyPlan
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ REFRESH_S = 10.0
 #: How long an address may take to be taken away, before the program leaves without that.
 TAKE_AWAY_S = 5.0
 _SAY_AGAIN_S = 60.0
-_CALLER = Caller(who="apiserver proxy", address_flag="--listen")
+_CALLER = AddressUser(who="apiserver proxy", address_flag="--listen")
 _log = logging.getLogger("isthmus.apiserver_proxy")
 
 

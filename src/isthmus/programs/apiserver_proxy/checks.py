@@ -18,7 +18,7 @@ from isthmus import __version__
 from isthmus.dial.dialers.through_server import tls_fault
 from isthmus.errors import DialError
 from isthmus.logs import log
-from isthmus.net.accepted import endpoint
+from isthmus.net.connection_gate import endpoint
 from isthmus.net.poller import Poller
 from isthmus.net.tls import TlsEnd
 from isthmus.programs.apiserver_proxy.metrics import ApiserverProxyMetrics

@@ -73,7 +73,7 @@ def convert(file: str, ca_cert: str) -> int:
     Example:
       isthmus apiserver-proxy convert haproxy.cfg --ca-cert /etc/kubernetes/ca.crt
     """
-    from isthmus.net.followed_file import read_text
+    from isthmus.net.files import read_text
     from isthmus.programs.apiserver_proxy.settings_file import write
     from isthmus.programs.apiserver_proxy.settings_haproxy_cfg import convert as convert_text
 

@@ -27,11 +27,10 @@ from isthmus.frame.forwarding import ForwardedConnection, ForwardedConnections
 from isthmus.frame.part import Ground, LongTask
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.logs import log
-from isthmus.net.accepted import endpoint
 from isthmus.net.charging import PaidEarly
-from isthmus.net.gate import admitted, reset, source_elsewhere
-from isthmus.net.reaching import Dialing
-from isthmus.net.rules_places import Full, Places
+from isthmus.net.connect import Dialing
+from isthmus.net.connection_gate import admitted, endpoint, reset, source_elsewhere
+from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.apiserver_proxy.checks import Checker
 from isthmus.programs.apiserver_proxy.metrics import ApiserverProxyMetrics, ProxyRefusal
@@ -47,9 +46,9 @@ from isthmus.wire.proxy_protocol import IpPort, ProxyHeader
 _QUIET_S = 30.0
 _log = logging.getLogger("isthmus.apiserver_proxy")
 _NO_PLACE = {
-    Full.TOO_MANY: ProxyRefusal.TOO_MANY,
-    Full.TOO_MANY_OF_SOURCE: ProxyRefusal.TOO_MANY_OF_SOURCE,
-    Full.MEMORY: ProxyRefusal.TOO_MANY_OF_SOURCE,
+    AdmissionRefusal.TOO_MANY: ProxyRefusal.TOO_MANY,
+    AdmissionRefusal.TOO_MANY_OF_SOURCE: ProxyRefusal.TOO_MANY_OF_SOURCE,
+    AdmissionRefusal.MEMORY: ProxyRefusal.TOO_MANY_OF_SOURCE,
 }
 
 #: Where a connection comes from and where it goes: there is one such at a time.
@@ -121,7 +120,7 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
         self.plan = prepared.plan
         self._pairs = prepared.pairs
         self.upstreams = Upstreams(prepared.plan.upstreams)
-        places = Places(self.most, prepared.plan.max_connections_per_source)
+        places = ConnectionSlots(self.most, prepared.plan.max_connections_per_source)
         super().__init__(ground, tunnels, places, self.upstreams)
         self.proxy_tunnels = tunnels
         self._metrics = metrics = ground.metrics
@@ -270,7 +269,7 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
         order = self.upstreams.in_order(now=self.now(), most=1 + self.plan.retries)
         connection.try_each(order, timeout_s=self.plan.connect_timeout_s)
 
-    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+    def _refuse(self, sock: socket.socket, why: AdmissionRefusal, source: str) -> None:
         """See net.gate.Refuse; whatever is spoken here, a reset is all that there is to say."""
         self._count(_NO_PLACE[why], source, "")
         reset(sock)

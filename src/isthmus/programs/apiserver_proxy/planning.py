@@ -18,7 +18,7 @@ from isthmus.frame.descriptors import allow_connections
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.logs import log
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
-from isthmus.net.followed_file import FollowedFile, read_text
+from isthmus.net.files import FollowedFile, read_text
 from isthmus.programs.apiserver_proxy.metrics import ApiserverProxyMetrics
 from isthmus.programs.apiserver_proxy.plan import Checks, ProxyPlan
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings

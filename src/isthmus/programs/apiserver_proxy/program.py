@@ -21,7 +21,7 @@ from isthmus.frame.part import Ground, Part
 from isthmus.frame.sharing import BoundSocket, WorkerPlan
 from isthmus.frame.tunnels import TunnelsPart
 from isthmus.logs import OncePer
-from isthmus.net.accepted import endpoint
+from isthmus.net.connection_gate import endpoint
 from isthmus.programs.apiserver_proxy.address import Addresses
 from isthmus.programs.apiserver_proxy.connections import ProxyConnections, ProxyTunnels
 from isthmus.programs.apiserver_proxy.metrics import ApiserverProxyMetrics

@@ -14,10 +14,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialError, DialFailure, LinkError
-from isthmus.net.accepted import endpoint
-from isthmus.net.connect import Address, Connecting, Failed
+from isthmus.net.connect import Address, Connecting, Dialing, Failed
+from isthmus.net.connection_gate import endpoint
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import Dialing
 from isthmus.net.resolver import Cancel, Found, Resolver, interleaved
 from isthmus.net.rules_metadata import NO_METADATA
 from isthmus.net.rules_proxies import ProxyAddress

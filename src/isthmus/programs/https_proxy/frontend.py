@@ -16,8 +16,7 @@ import h11
 from isthmus.dial.frontends.statuses import explain, status_for
 from isthmus.errors import DialFailure
 from isthmus.net.charging import charge_tunnel
-from isthmus.net.connect import Failed
-from isthmus.net.reaching import Dialing, Reached
+from isthmus.net.connect import Dialing, Failed, Reached
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.https_proxy.exchange import Exchange, Upstream

@@ -16,11 +16,10 @@ from isthmus.dial.rules_cloud_apis import CloudApis
 from isthmus.frame.descriptors import allow_connections
 from isthmus.frame.part import Ground, Part
 from isthmus.frame.tunnels import TunnelsPart
-from isthmus.net.connect import Failed
+from isthmus.net.connect import Dialing, Failed, Reached
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
-from isthmus.net.reaching import Dialing, Reached
-from isthmus.net.rules_places import Full
 from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.https_proxy.frontend import HttpClient
 from isthmus.programs.https_proxy.metrics import HttpsProxyMetrics
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
@@ -58,7 +57,7 @@ class HttpsConnections(SidecarConnections):
         counts: HttpsProxyMetrics = self._ground.metrics
         return counts
 
-    def say_no(self, sock: socket.socket, why: Full) -> None:
+    def say_no(self, sock: socket.socket, why: AdmissionRefusal) -> None:
         """Tell a client that it is one too many, in its own words."""
         no_place(sock, why)
 

@@ -16,9 +16,8 @@ from collections.abc import Callable
 
 from isthmus.dial.dialers.through_server import OF_THE_WAY, tls_fault
 from isthmus.errors import ConfigError, DialFailure, ProtocolError
-from isthmus.net.connect import Failed
+from isthmus.net.connect import AnyDialer, Dialing, Failed, Reached
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import AnyDialer, Dialing, Reached
 from isthmus.net.rules_proxies import FAILURE_OF_STATUS, ProxyAddress, ProxyRules
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd

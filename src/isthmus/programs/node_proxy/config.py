@@ -16,7 +16,7 @@ import click
 
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.logs import log
-from isthmus.net.plain_file import read_part
+from isthmus.net.files import read_part
 from isthmus.programs.node_proxy.kernel.manifests import Stamp, stamp_of
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.node_proxy.settings_file import document, overruled, parse, without_file

@@ -13,8 +13,8 @@ from isthmus.kube.tokens import Accepted, Crowded, Rejected, TokenReviewer
 from isthmus.links.hello import Unwelcome
 from isthmus.links.server_side import AgentLink, Decided
 from isthmus.logs import OncePer
-from isthmus.net.followed_file import FollowedFile, read_text
-from isthmus.net.gate import source_of
+from isthmus.net.connection_gate import source_of
+from isthmus.net.files import FollowedFile, read_text
 from isthmus.programs.server.settings import BY_NAME_WORD, ServerSettings
 from isthmus.programs.server.token_watch import TokenWatch
 from isthmus.settings.rules_entitlements import BY_NAME, Entitlements

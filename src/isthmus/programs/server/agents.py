@@ -19,17 +19,17 @@ from isthmus.links.link import HANDSHAKE_S, Link, LinkTerms, peer_of
 from isthmus.links.server_side import AgentHooks, AgentLink, Decided, Membership
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer, log
+from isthmus.net.connection_gate import ConnectionGate, reset, source_of
 from isthmus.net.contexts import HotContext
-from isthmus.net.gate import Gate, reset, source_of
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import Poller
-from isthmus.net.rules_places import (
+from isthmus.net.rules_slots import (
     STRANGER_BYTE_S,
     STRANGER_S,
+    AdmissionRefusal,
     Allowance,
-    Full,
-    Places,
+    ConnectionSlots,
     Strangers,
     stranger_refusal,
 )
@@ -121,7 +121,7 @@ class AgentDoor:
         self.port = 0
         siblings = handed.slot.siblings if handed is not None else ()
         self.peers = Peers(server_id, settings.peers, siblings)
-        self.places = Places(
+        self.places = ConnectionSlots(
             places(settings.max_connections, _SHARE), settings.max_connections_per_source
         )
         #: Those that have not been welcomed yet.
@@ -159,7 +159,7 @@ class AgentDoor:
     def open(self, context: HotContext, admission: Admission) -> None:
         """Accept agents from now on, as far as they are admitted."""
         self._admission = admission
-        accept = Gate(self.places, partial(self._accept, context), self._refuse)
+        accept = ConnectionGate(self.places, partial(self._accept, context), self._refuse)
         if self._handed is not None:
             self._handed.open(AGENT_FLAG, accept, bound=self._listens_at)
         bound, self._bound = self._bound, []
@@ -249,19 +249,19 @@ class AgentDoor:
         """End one of whoever has most strangers, for one of whoever has fewer."""
         self.strangers.remove(stranger)
         if isinstance(stranger, HelloPeek):
-            self.no_place(TlsPort.AGENT, Full.CROWD, source_of(stranger.sock))
+            self.no_place(TlsPort.AGENT, AdmissionRefusal.CROWD, source_of(stranger.sock))
             self.handing.forget(stranger)
         else:
-            self.no_place(TlsPort.AGENT, Full.CROWD, source_of(stranger.carrier.sock))
+            self.no_place(TlsPort.AGENT, AdmissionRefusal.CROWD, source_of(stranger.carrier.sock))
             stranger.lost("crowded out", LinkStage.REFUSED)
 
-    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+    def _refuse(self, sock: socket.socket, why: AdmissionRefusal, source: str) -> None:
         """Before a handshake there is only a reset; see net.gate.Refuse."""
         self.no_place(TlsPort.AGENT, why, source)
         self._metrics.link_failed(LinkStage.REFUSED)
         reset(sock)
 
-    def no_place(self, port: TlsPort, why: Full, source: str) -> None:
+    def no_place(self, port: TlsPort, why: AdmissionRefusal, source: str) -> None:
         """Count a connection for which there was no place, and say it now and then."""
         self._metrics.connection_refused(port, why)
         self._once.log(

@@ -17,10 +17,10 @@ from isthmus.dial.frontends.http_connect import ConnectFrontend
 from isthmus.frame.descriptors import places
 from isthmus.frame.handed import Handed
 from isthmus.logs import OncePer
-from isthmus.net.gate import Gate, reset
+from isthmus.net.connection_gate import ConnectionGate, reset
 from isthmus.net.listen import Listener
 from isthmus.net.poller import Poller
-from isthmus.net.rules_places import Full, Places
+from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots
 from isthmus.net.systemd import PassedSocket
 from isthmus.programs.server.bound_doors import bind_doors
 from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
@@ -56,7 +56,7 @@ class Doors:
         self._settings = settings
         self._backend = backend
         #: Of the clients of all doors together.
-        self.places = Places(
+        self.places = ConnectionSlots(
             places(settings.max_connections, _SHARE), settings.max_connections_per_source
         )
         self._listeners: list[Listener] = []
@@ -142,20 +142,20 @@ class Doors:
         for sock, accept in bound:
             self._listeners.append(Listener(self._loop, self._poller, sock, accept))
 
-    def _gate(self, frontend: GrpcFrontend | ConnectFrontend) -> Gate:
+    def _gate(self, frontend: GrpcFrontend | ConnectFrontend) -> ConnectionGate:
         """The way into a UNIX socket: one too many is told so in its protocol."""
         say = grpc_proxy.no_place if frontend is self._grpc else http_connect.no_place
-        return Gate(self.places, frontend.accept, partial(self._refuse, say))
+        return ConnectionGate(self.places, frontend.accept, partial(self._refuse, say))
 
-    def _gate_tls(self, frontend: GrpcFrontend | ConnectFrontend) -> Gate:
+    def _gate_tls(self, frontend: GrpcFrontend | ConnectFrontend) -> ConnectionGate:
         """The way into a TCP port: before a handshake there is only a reset."""
-        return Gate(self.places, frontend.accept_tls, partial(self._refuse, reset_for))
+        return ConnectionGate(self.places, frontend.accept_tls, partial(self._refuse, reset_for))
 
     def _refuse(
         self,
-        say: Callable[[socket.socket, Full], None],
+        say: Callable[[socket.socket, AdmissionRefusal], None],
         sock: socket.socket,
-        why: Full,
+        why: AdmissionRefusal,
         source: str,
     ) -> None:
         self._backend.no_place(why, source)
@@ -183,6 +183,6 @@ class Doors:
                 frontend.close()
 
 
-def reset_for(sock: socket.socket, why: Full) -> None:
+def reset_for(sock: socket.socket, why: AdmissionRefusal) -> None:
     """Say no without a word."""
     reset(sock)

@@ -23,11 +23,11 @@ from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
 from isthmus.links.link import GOODBYE_S, HANDSHAKE_S, keep_queue_short
 from isthmus.logs import OncePer
-from isthmus.net.gate import source_of
+from isthmus.net.connection_gate import source_of
 from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import HUP, IN, OUT, RDHUP, Poller
 from isthmus.net.resolver import Resolver
-from isthmus.net.rules_places import Strangers
+from isthmus.net.rules_slots import Strangers
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.server.metrics import HandOn, ServerMetrics
 from isthmus.programs.server.peers import Peers

@@ -30,7 +30,7 @@ from isthmus.frame.observe.counters import (
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.observe.relays import RelayMetrics
 from isthmus.frame.observe.revocation import RevocationMetrics
-from isthmus.net.rules_places import Full
+from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.tunnel.end import Ending
 
 SERVER_DIAL_BUCKETS_S = (0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5)
@@ -111,7 +111,7 @@ class ServerMetrics(ProgramMetrics):
         self.go_dial_failures = dict.fromkeys(GoDialFailure, 0)
         self.tls_refusals = {(port, why): 0 for port in TlsPort for why in TlsRefusal}
         self.connections_refused = {
-            (port, why): 0 for port in (TlsPort.AGENT, TlsPort.FRONTEND) for why in Full
+            (port, why): 0 for port in (TlsPort.AGENT, TlsPort.FRONTEND) for why in AdmissionRefusal
         }
         self.requests_refused = dict.fromkeys(REFUSAL_STATUSES, 0)
         self.stream_errors: dict[tuple[str, str], int] = {}
@@ -155,7 +155,7 @@ class ServerMetrics(ProgramMetrics):
         """Count a TLS handshake that we refused."""
         self.tls_refusals[port, why] += 1
 
-    def connection_refused(self, port: TlsPort, why: Full) -> None:
+    def connection_refused(self, port: TlsPort, why: AdmissionRefusal) -> None:
         """Count a connection for which there was no place."""
         self.connections_refused[port, why] += 1
 

@@ -20,7 +20,7 @@ from isthmus.dial.settings_networks import PROTOCOLS
 from isthmus.links.server_side import AgentLink
 from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
-from isthmus.net.followed_file import FollowedFile
+from isthmus.net.files import FollowedFile
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from isthmus.dial.rules_policy import Policy
 from isthmus.errors import ConfigError
-from isthmus.net.followed_file import FollowedFile, read_text
+from isthmus.net.files import FollowedFile, read_text
 
 _log = logging.getLogger("isthmus.server")
 

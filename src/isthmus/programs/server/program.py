@@ -45,7 +45,7 @@ from isthmus.net.certificates import authorities
 from isthmus.net.contexts import HotContext, TlsFiles, lifetimes_of, server_context, watch
 from isthmus.net.poller import Poller
 from isthmus.net.revocation import watch as watch_lists
-from isthmus.net.rules_places import Full
+from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.server.admission import Admission
 from isthmus.programs.server.agents import AgentDoor, below
 from isthmus.programs.server.client_dial import ClientDial
@@ -479,7 +479,7 @@ class Server:
         """Count a client that did not prove who it is."""
         self.metrics.tls_refused(TlsPort.FRONTEND, refusal_of(error))
 
-    def no_place(self, why: Full, source: str) -> None:
+    def no_place(self, why: AdmissionRefusal, source: str) -> None:
         """Count a connection of a client for which there was no place."""
         self.agent_door.no_place(TlsPort.FRONTEND, why, source)
 

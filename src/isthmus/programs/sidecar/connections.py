@@ -18,12 +18,10 @@ from isthmus.frame.observe.tracing import Span
 from isthmus.frame.part import Ground, Part
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.logs import log
-from isthmus.net.accepted import stay_awake
-from isthmus.net.connect import Failed
+from isthmus.net.connect import AnyDialer, Dialing, Failed, Reached
+from isthmus.net.connection_gate import admitted, reset, source_elsewhere, stay_awake
 from isthmus.net.deadlines import Deadlines
-from isthmus.net.gate import admitted, reset, source_elsewhere
-from isthmus.net.reaching import AnyDialer, Dialing, Reached
-from isthmus.net.rules_places import Full, Places, Strangers
+from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots, Strangers
 from isthmus.programs.sidecar.frontend import Credentials, SidecarClient
 from isthmus.programs.sidecar.metrics import SidecarMetrics, Unserved
 from isthmus.programs.sidecar.password import PasswordFile
@@ -40,9 +38,9 @@ IDLE_S = 60.0
 _QUIET_S = 60.0
 _log = logging.getLogger("isthmus.sidecar")
 _NO_PLACE = {
-    Full.TOO_MANY: Unserved.TOO_MANY,
-    Full.TOO_MANY_OF_SOURCE: Unserved.TOO_MANY_OF_SOURCE,
-    Full.MEMORY: Unserved.TOO_MANY_OF_SOURCE,
+    AdmissionRefusal.TOO_MANY: Unserved.TOO_MANY,
+    AdmissionRefusal.TOO_MANY_OF_SOURCE: Unserved.TOO_MANY_OF_SOURCE,
+    AdmissionRefusal.MEMORY: Unserved.TOO_MANY_OF_SOURCE,
 }
 
 #: Makes the client of a connection that was accepted.
@@ -75,7 +73,7 @@ class SidecarConnections(Part):
         self.draining = False
         #: How many there may be.
         self.most = most_connections(settings.max_connections)
-        self.places = Places(self.most, settings.max_connections_per_source)
+        self.places = ConnectionSlots(self.most, settings.max_connections_per_source)
         self.places.budget = ground.budget
         self._handshakes: Strangers[SidecarClient] = Strangers(settings.max_handshakes)
         self._asked: set[SidecarClient] = set()
@@ -159,11 +157,11 @@ class SidecarConnections(Part):
         self._handshakes.add(client, source)
         self._late.add(client)
 
-    def _refuse(self, sock: socket.socket, why: Full, source: str) -> None:
+    def _refuse(self, sock: socket.socket, why: AdmissionRefusal, source: str) -> None:
         self._count(_NO_PLACE[why], source=source, detail="")
         self.say_no(sock, why)
 
-    def say_no(self, sock: socket.socket, why: Full) -> None:
+    def say_no(self, sock: socket.socket, why: AdmissionRefusal) -> None:
         """Tell a client that it is one too many: SOCKS5 has no word for it before its greeting."""
         reset(sock)
 

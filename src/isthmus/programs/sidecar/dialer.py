@@ -23,10 +23,9 @@ from isthmus.errors import ConfigError
 from isthmus.kube.api import Kube
 from isthmus.kube.services import ServiceWatch
 from isthmus.logs import log
-from isthmus.net.connect import Failed
+from isthmus.net.connect import Failed, Reached
 from isthmus.net.contexts import HotContext, TlsFiles, client_context, watch
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import Reached
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
 from isthmus.net.rules_proxies import ProxyRules

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from isthmus.dial.dialers.direct import DirectDial
 from isthmus.dial.rules_name_order import Resolution, Source, Way
 from isthmus.errors import DialFailure, LinkError, LinkStage
-from isthmus.net.connect import Failed, literal
-from isthmus.net.reaching import Dialing, Reached
+from isthmus.net.connect import Dialing, Failed, Reached, literal
 from isthmus.net.rules_proxies import FAILURE_OF_STATUS, ProxyAddress
 from isthmus.net.socket_end import SocketEnd
 from isthmus.net.through_proxy import ProxyRefused, connect_through

@@ -29,7 +29,7 @@ from isthmus.kube.services import ServiceWatch
 from isthmus.logs import OncePer, log
 from isthmus.net.dns_messages import DnsError
 from isthmus.net.resolver import Resolver
-from isthmus.net.tunnel_dns import Found, TunnelDns
+from isthmus.net.tunnel_dns import FoundAddresses, TunnelDns
 from isthmus.programs.sidecar.rules_tunnel_health import Attempt, TunnelHealth
 from isthmus.values import HostPort, is_address
 
@@ -284,7 +284,7 @@ def _service_step(at: ServiceName, service: Service | None) -> Step:
     )
 
 
-def _guest_step(server: HostPort, found: Found) -> Step:
+def _guest_step(server: HostPort, found: FoundAddresses) -> Step:
     outcome = Outcome.FOUND if found.addresses else Outcome.NO_SUCH_NAME
     text = f"{server} knows no address of it" if not found.addresses else f"by {server}"
     if found.remembered:

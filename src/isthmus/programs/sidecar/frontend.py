@@ -16,9 +16,8 @@ from isthmus.dial.frontends.peers import peer_address
 from isthmus.errors import DialFailure
 from isthmus.logs import OncePer
 from isthmus.net.charging import PaidEarly
-from isthmus.net.connect import Failed
+from isthmus.net.connect import Dialing, Failed, Reached
 from isthmus.net.poller import Poller
-from isthmus.net.reaching import Dialing, Reached
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.tunnel.budget import Account

@@ -14,8 +14,7 @@ from typing_extensions import override
 from isthmus.errors import ConfigError
 from isthmus.frame.part import LongTask, Part
 from isthmus.logs import log
-from isthmus.net.followed_file import stamp_of
-from isthmus.net.plain_file import read_part
+from isthmus.net.files import read_part, stamp_of
 from isthmus.programs.sidecar.frontend import Credentials
 
 #: RFC 1929 §2: its length has one byte.

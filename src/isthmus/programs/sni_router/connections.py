@@ -18,14 +18,13 @@ from isthmus.frame.forwarding import ForwardedConnection, ForwardedConnections
 from isthmus.frame.part import Ground
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.logs import log
-from isthmus.net.accepted import endpoint
 from isthmus.net.charging import PaidEarly
+from isthmus.net.connect import Dialing
+from isthmus.net.connection_gate import endpoint, source_named
 from isthmus.net.deadlines import Deadlines
-from isthmus.net.gate import source_named
-from isthmus.net.reaching import Dialing
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
-from isthmus.net.rules_places import Full, Places, Strangers
+from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots, Strangers
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.sni_router.metrics import Refusal, SniRouterMetrics
 from isthmus.programs.sni_router.routes_file import RoutesPart
@@ -112,7 +111,7 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
         self.backends = Backends()
         #: How many there may be.
         self.most = most_connections(settings.max_connections)
-        places = Places(self.most, settings.max_connections_per_source)
+        places = ConnectionSlots(self.most, settings.max_connections_per_source)
         super().__init__(ground, tunnels, places, self.backends)
         self._settings = settings
         self._metrics = ground.metrics
@@ -199,7 +198,7 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
         refusal = None
         if len(self.places) >= self.most:
             refusal = Refusal.TOO_MANY
-        elif self.places.refusal(source_named(str(source.ip))) is Full.MEMORY:
+        elif self.places.refusal(source_named(str(source.ip))) is AdmissionRefusal.MEMORY:
             refusal = Refusal.TOO_MANY_OF_SOURCE
         elif self.expects_proxy and not any(source.ip in network for network in self._trusted):
             refusal = Refusal.UNTRUSTED_PROXY
@@ -249,7 +248,10 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
         if route.max_connections and self.by_route[route.name] >= route.max_connections:
             return Refusal.ROUTE_FULL
         source = _source_of(connection)
-        if self.places.refusal(source) in (Full.TOO_MANY_OF_SOURCE, Full.MEMORY):
+        if self.places.refusal(source) in (
+            AdmissionRefusal.TOO_MANY_OF_SOURCE,
+            AdmissionRefusal.MEMORY,
+        ):
             return Refusal.TOO_MANY_OF_SOURCE
         self.places.enter(source)
         self._forget(connection)

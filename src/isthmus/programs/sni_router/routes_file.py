@@ -11,7 +11,7 @@ from typing_extensions import override
 from isthmus.errors import ConfigError
 from isthmus.frame.part import LongTask, Part
 from isthmus.logs import log
-from isthmus.net.followed_file import FollowedFile, read_text
+from isthmus.net.files import FollowedFile, read_text
 from isthmus.programs.sni_router.metrics import SniRouterMetrics
 from isthmus.programs.sni_router.rules import RoutingTable
 

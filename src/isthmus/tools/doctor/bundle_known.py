@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from isthmus.errors import IsthmusError
-from isthmus.net.plain_file import read_part
+from isthmus.net.files import read_part
 from isthmus.tools.doctor.files import placed
 from isthmus.tools.doctor.layout import named_files
 from isthmus.tools.doctor.patient import Patient

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from isthmus import __version__
-from isthmus.net.plain_file import MOST_BYTES, read_part
+from isthmus.net.files import MOST_BYTES, read_part
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.commands import run
 from isthmus.settings.shown import blanked

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.errors import ConfigError
-from isthmus.net.plain_file import read_part
+from isthmus.net.files import read_part
 from isthmus.tools.doctor.finding import Asked, Check, Finding
 from isthmus.tools.doctor.layout import NamedFile, named_files
 from isthmus.tools.doctor.patient import Patient

@@ -178,8 +178,7 @@ def judge_filter(about: str, interface: str, value: int, uplinks: tuple[str, ...
 
 
 def _uplinks() -> tuple[str, ...]:
-    from isthmus.net.host_links import kernel_of_this_host
-    from isthmus.net.uplinks import find_uplinks
+    from isthmus.net.host_links import find_uplinks, kernel_of_this_host
 
     with kernel_of_this_host() as kernel:
         return tuple(find_uplinks(kernel))

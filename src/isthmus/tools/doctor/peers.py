@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from isthmus.errors import ConfigError, DialFailure
+from isthmus.net.resolver import srv_targets
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
-from isthmus.net.srv import srv_targets
 from isthmus.tools.doctor.advice import DIAL_ADVICE
 from isthmus.tools.doctor.certificates import judge_expiry, listed
 from isthmus.tools.doctor.clock import judge_skew

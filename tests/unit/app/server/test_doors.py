@@ -16,7 +16,7 @@ from isthmus.dial.frontends.backend import Dial, Request
 from isthmus.errors import ConfigError
 from isthmus.logs import OncePer
 from isthmus.net.poller import Poller
-from isthmus.net.rules_places import Full
+from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.server.doors import Doors
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.values import HostPort
@@ -34,7 +34,7 @@ class Nobody:
     def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
         """Nothing."""
 
-    def no_place(self, why: Full, source: str) -> None:
+    def no_place(self, why: AdmissionRefusal, source: str) -> None:
         """Nothing."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from isthmus.net.accepted import endpoint
+from isthmus.net.connection_gate import endpoint
 from isthmus.programs.sni_router.connections import _OF_MISS, ALERT_OF
 from isthmus.programs.sni_router.metrics import Refusal
 from isthmus.programs.sni_router.rules import Miss

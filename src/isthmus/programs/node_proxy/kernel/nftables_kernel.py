@@ -28,7 +28,7 @@ import struct
 import weakref
 from collections.abc import Iterator
 
-from isthmus.net.rules_nft_encoding import FAMILIES, HOOKS, SUBSYSTEM, Batch
+from isthmus.net.rules_nft_encoding import FAMILIES, HOOKS, SUBSYSTEM, NftBatch
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.netlink import (
     DUMP,
@@ -91,7 +91,7 @@ class NftTransactions:
     def close(self) -> None:
         self._sock.close()
 
-    def apply(self, batch: Batch, text: str) -> None:
+    def apply(self, batch: NftBatch, text: str) -> None:
         """Hand over one transaction; ``text`` is what it was compiled from.
 
         Raises:

@@ -15,8 +15,8 @@ from isthmus.net.rules_nft_encoding import (
     CREATE,
     FAMILIES,
     HOOKS,
-    Batch,
-    Message,
+    NftBatch,
+    NftMessage,
     attribute,
     comment,
     element,
@@ -53,7 +53,7 @@ _NETWORK_ORDER, _NO_ORDER = b"\2\0\0\0", b"\0\0\0\0"
 _Words = list[str]
 
 
-def compiled(text: str) -> Batch:
+def compiled(text: str) -> NftBatch:
     """Compile a transaction.
 
     Raises:
@@ -67,7 +67,7 @@ class _Compiler:
     """One transaction on its way to a batch."""
 
     def __init__(self) -> None:
-        self._batch = Batch()
+        self._batch = NftBatch()
         self._line = 0
         self._commands: Mapping[tuple[str, str], Callable[[int, _Words], None]] = {
             ("add", "table"): self._add_table,
@@ -85,7 +85,7 @@ class _Compiler:
         }
         self._rules = RuleCompiler(self._batch)
 
-    def compile(self, text: str) -> Batch:
+    def compile(self, text: str) -> NftBatch:
         lines = iter(enumerate(text.splitlines(), 1))
         for at, line in lines:
             self._line = at
@@ -108,7 +108,7 @@ class _Compiler:
                 raise ForeignRuleError(line, rule=line) from exc
         return self._batch
 
-    def _add(self, what: Message, family: int, body: bytes, *, flags: int = 0) -> None:
+    def _add(self, what: NftMessage, family: int, body: bytes, *, flags: int = 0) -> None:
         self._batch.add(what, family, body, line=self._line, flags=flags)
 
     # Tables.
@@ -118,13 +118,13 @@ class _Compiler:
         body = name(1, words[0]) + number(2, 0)
         if "comment" in options:
             body += attribute(6, user_data(comment(0, options["comment"][0])))
-        self._add(Message.NEW_TABLE, family, body)
+        self._add(NftMessage.NEW_TABLE, family, body)
 
     def _delete_table(self, family: int, words: _Words) -> None:
-        self._add(Message.DELETE_TABLE, family, name(1, words[0]))
+        self._add(NftMessage.DELETE_TABLE, family, name(1, words[0]))
 
     def _flush_table(self, family: int, words: _Words) -> None:
-        self._add(Message.DELETE_RULE, family, name(1, words[0]))
+        self._add(NftMessage.DELETE_RULE, family, name(1, words[0]))
 
     # Chains.
 
@@ -141,13 +141,13 @@ class _Compiler:
                 raise ForeignRuleError(" ".join(other))
         if "comment" in options:
             body += attribute(12, user_data(comment(0, options["comment"][0])))
-        self._add(Message.NEW_CHAIN, family, body, flags=CREATE)
+        self._add(NftMessage.NEW_CHAIN, family, body, flags=CREATE)
 
     def _delete_chain(self, family: int, words: _Words) -> None:
-        self._add(Message.DELETE_CHAIN, family, name(1, words[0]) + name(3, words[1]))
+        self._add(NftMessage.DELETE_CHAIN, family, name(1, words[0]) + name(3, words[1]))
 
     def _flush_chain(self, family: int, words: _Words) -> None:
-        self._add(Message.DELETE_RULE, family, name(1, words[0]) + name(2, words[1]))
+        self._add(NftMessage.DELETE_RULE, family, name(1, words[0]) + name(2, words[1]))
 
     # Sets and maps.
 
@@ -170,13 +170,13 @@ class _Compiler:
         kept = [(_KEY_ORDER, _NETWORK_ORDER if len(key) == 1 else _NO_ORDER)]
         if "comment" in options:
             kept.append(comment(_SET_COMMENT, options["comment"][0]))
-        self._add(Message.NEW_SET, family, body + attribute(13, user_data(*kept)), flags=CREATE)
+        self._add(NftMessage.NEW_SET, family, body + attribute(13, user_data(*kept)), flags=CREATE)
 
     def _delete_set(self, family: int, words: _Words) -> None:
-        self._add(Message.DELETE_SET, family, name(1, words[0]) + name(2, words[1]))
+        self._add(NftMessage.DELETE_SET, family, name(1, words[0]) + name(2, words[1]))
 
     def _flush_set(self, family: int, words: _Words) -> None:
-        self._add(Message.DELETE_ELEMENTS, family, name(1, words[0]) + name(2, words[1]))
+        self._add(NftMessage.DELETE_ELEMENTS, family, name(1, words[0]) + name(2, words[1]))
 
     # Elements: one to a line, so that a refusal can name it.
 
@@ -184,7 +184,7 @@ class _Compiler:
         self, verb: str, family: int, table: str, container: str, lines: Iterator[tuple[int, str]]
     ) -> None:
         head = name(1, table) + name(2, container)
-        what = Message.NEW_ELEMENTS if verb == "add" else Message.DELETE_ELEMENTS
+        what = NftMessage.NEW_ELEMENTS if verb == "add" else NftMessage.DELETE_ELEMENTS
         flags = CREATE if verb == "add" else 0
         first = self._line + 1
         for listed, count in element_lists(self._listed(lines)):

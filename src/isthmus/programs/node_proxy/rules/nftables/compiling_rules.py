@@ -21,9 +21,9 @@ from isthmus.net.rules_nft_encoding import (
     CREATE,
     FAMILIES,
     VERDICT,
-    Batch,
     Compare,
-    Message,
+    NftBatch,
+    NftMessage,
     attribute,
     bitwise,
     comment,
@@ -279,7 +279,7 @@ _NOTHING = host_order(0)
 class RuleCompiler(RuleWords):
     """Compiles rules into a batch: each is a message, after those of the sets that it has."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: NftBatch) -> None:
         super().__init__([])
         self._batch = batch
         self._set_id = 0
@@ -310,7 +310,7 @@ class RuleCompiler(RuleWords):
         while self._at < len(self._words):
             self._statement()
         body = self._table + name(2, chain) + nested(4, *self._made) + self._said
-        self._batch.add(Message.NEW_RULE, self._family, body, line=line, flags=CREATE | APPEND)
+        self._batch.add(NftMessage.NEW_RULE, self._family, body, line=line, flags=CREATE | APPEND)
 
     @override
     def _unknown(self, what: str) -> ForeignRuleError:
@@ -498,11 +498,11 @@ class RuleCompiler(RuleWords):
             head + number(3, flags | _ANONYMOUS) + types + number(10, set_id)
             + nested(9, number(1, len(elements))) + attribute(13, kept)
         )  # fmt: skip
-        self._batch.add(Message.NEW_SET, self._family, made, line=self._line, flags=CREATE)
+        self._batch.add(NftMessage.NEW_SET, self._family, made, line=self._line, flags=CREATE)
         head += number(4, set_id)
         for listed, _ in element_lists(elements):
             self._batch.add(
-                Message.NEW_ELEMENTS, self._family, head + listed, line=self._line, flags=CREATE
+                NftMessage.NEW_ELEMENTS, self._family, head + listed, line=self._line, flags=CREATE
             )
         return container, set_id
 

@@ -1,7 +1,8 @@
-"""Who may have how many connections: places for those that are open, and for strangers.
+"""Who may have how many connections: slots for those that are open, for strangers, and turns.
 
 Pure counting; a *source* is whoever cannot be told apart any further without proof: an address, a
-/64 of IPv6, a user of this machine. gate.py asks at the door.
+/64 of IPv6, a user of this machine. gate.py asks at the door. Whoever holds a turn does the work,
+and says when it is over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Generic, TypeVar
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, Account, Budget
 
 T = TypeVar("T")
+Job = TypeVar("Job")
 #: What a connection that is passed on costs its source, with the little that is kept of it early.
 #: What waits in it besides is charged as it comes and goes (raw.py).
 CONNECTION_BYTES = 4096
@@ -23,7 +25,7 @@ HERE = "this machine"
 _SHARE, _OF = 3, 4
 
 
-class Full(Enum):
+class AdmissionRefusal(Enum):
     """Why there is no place."""
 
     TOO_MANY = "--max-connections are open"
@@ -33,7 +35,7 @@ class Full(Enum):
     TOO_FAST = "its address costs too much without showing who it is"
 
 
-class Places:
+class ConnectionSlots:
     """Counts open connections, of all and of each source.
 
     In a ``budget`` each costs its source something. Whoever cannot be told apart is refused only
@@ -57,13 +59,13 @@ class Places:
         self.most = most
         self.most_per_source = most_per_source or max(1, most * _SHARE // _OF)
 
-    def refusal(self, source: str) -> Full | None:
+    def refusal(self, source: str) -> AdmissionRefusal | None:
         """Why one more of this source cannot come in; None if it can."""
         if source != HERE and self.taken[source] >= self.most_per_source:
-            return Full.TOO_MANY_OF_SOURCE
+            return AdmissionRefusal.TOO_MANY_OF_SOURCE
         if self.budget is not None and not self._affords(self.budget, source):
-            return Full.MEMORY
-        return Full.TOO_MANY if self._open >= self.most else None
+            return AdmissionRefusal.MEMORY
+        return AdmissionRefusal.TOO_MANY if self._open >= self.most else None
 
     @staticmethod
     def _affords(budget: Budget, source: str) -> bool:
@@ -214,11 +216,96 @@ class Strangers(Generic[T]):
 
 def stranger_refusal(
     source: str, strangers: Strangers[T], allowance: Allowance, budget: Budget
-) -> Full | None:
+) -> AdmissionRefusal | None:
     """Why a connection that has proved nothing is not served; None if it is, and was counted."""
     # As many as would be too many cannot all be about to show who they are.
     if strangers.is_full_for(source):
-        return Full.CROWD
+        return AdmissionRefusal.CROWD
     if not allowance.spend(source, STRANGER_S):
-        return Full.TOO_FAST
-    return None if budget.allows(source, HANDSHAKE_BYTES) else Full.MEMORY
+        return AdmissionRefusal.TOO_FAST
+    return None if budget.allows(source, HANDSHAKE_BYTES) else AdmissionRefusal.MEMORY
+
+
+class FairTurns(Generic[Job]):
+    """Jobs that wait, by source, oldest first; sources take turns.
+
+    At most ``most`` jobs hold a turn at once, and at most ``most_of_one`` of one source, so that a
+    source that keeps its turns for long leaves some to the others. At most ``waiting_of_one`` of a
+    source wait, and ``waiting`` of all.
+    """
+
+    __slots__ = ("_held", "_holding", "_lengths", "_waiting", "most", "most_of_one", "waiting",
+                 "waiting_of_one")  # fmt: skip
+
+    def __init__(self, *, most: int, most_of_one: int, waiting: int, waiting_of_one: int) -> None:
+        self.most = most
+        self.most_of_one = most_of_one
+        self.waiting = waiting
+        self.waiting_of_one = waiting_of_one
+        self._waiting: dict[str, dict[Job, None]] = {}  # whose turn is next comes first
+        self._lengths = 0
+        self._held: Counter[str] = Counter()
+        self._holding = 0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return self._lengths
+
+    @property
+    def holding(self) -> int:
+        """How many hold a turn."""
+        return self._holding
+
+    def come(self, source: str, job: Job) -> Job | None:
+        """A job waits for a turn; gives the one that has to go for it, perhaps itself.
+
+        When all places are taken, the source that has most of them gives one up: its newest.
+        """
+        mine = self._waiting.get(source, {})
+        if len(mine) >= self.waiting_of_one:
+            return job
+        gone = None
+        if self._lengths >= self.waiting:
+            greediest = max(self._waiting, key=lambda it: len(self._waiting[it]))
+            if len(self._waiting[greediest]) <= len(mine) + 1:
+                return job
+            gone = next(reversed(self._waiting[greediest]))
+            self.leave(greediest, gone)
+        self._waiting.setdefault(source, {})[job] = None
+        self._lengths += 1
+        return gone
+
+    def leave(self, source: str, job: Job) -> None:
+        """Remove a waiting job; do nothing if it does not wait."""
+        jobs = self._waiting.get(source, {})
+        if job not in jobs:
+            return
+        del jobs[job]
+        self._lengths -= 1
+        if not jobs:
+            del self._waiting[source]
+
+    def begin(self) -> Job | None:
+        """Give a turn to the next job; None: there is none, or no turn."""
+        if self._holding >= self.most:
+            return None
+        # Those that are passed over hold turns, so they are few, however many sources wait.
+        source = next((it for it in self._waiting if self._held[it] < self.most_of_one), None)
+        if source is None:
+            return None
+        jobs = self._waiting.pop(source)
+        job = next(iter(jobs))
+        del jobs[job]
+        self._lengths -= 1
+        if jobs:
+            self._waiting[source] = jobs  # behind all others
+        self._held[source] += 1
+        self._holding += 1
+        return job
+
+    def over(self, source: str) -> None:
+        """A turn of this source is over."""
+        self._holding -= 1
+        self._held[source] -= 1
+        if not self._held[source]:
+            del self._held[source]

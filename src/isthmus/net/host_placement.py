@@ -7,19 +7,67 @@ Every method blocks for a short time and raises ConfigError with one sentence.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pyroute2 import IPRoute
 
 from isthmus.errors import ConfigError
 from isthmus.net import host_links
-from isthmus.net.host_callers import AGENT, SETUP, Caller
-from isthmus.net.host_links import LOOPBACK, Address, Held, Mark, kernel_of_this_host
-from isthmus.net.host_only import Guard, guard, remove_guards
+from isthmus.net.host_links import (
+    LOOPBACK,
+    Address,
+    AddressMark,
+    InterfaceAddress,
+    find_uplinks,
+    kernel_of_this_host,
+)
+from isthmus.net.host_only import UplinkGuard, guard, remove_guards
 from isthmus.net.settings_bind import NO_UPLINK
-from isthmus.net.uplinks import find_uplinks
+
+SETUP = "isthmus agent setup-interface"
 
 
-class Place:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressUser:
+    """Who wants an address, as sentences call it, and the flags that people gave it.
+
+    ``interface_flag`` is empty where the interface cannot be chosen, ``setup`` where no command
+    does the privileged part beforehand.
+    """
+
+    who: str
+    address_flag: str
+    interface_flag: str = ""
+    setup: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a capability that is missing."""
+        given = f"give the {self.who} that capability"
+        return f"run {self.setup} as root before, or {given}" if self.setup else given
+
+    @property
+    def remedy_again(self) -> str:
+        """The same, when all was well before."""
+        return f"run {self.setup} again" if self.setup else self.remedy
+
+    def elsewhere(self, interface: str) -> str:
+        """What to do about an address that is on another interface."""
+        if self.interface_flag:
+            return f"use {self.interface_flag}={interface} as well"
+        return "take it away there first"
+
+
+#: An agent that takes connections of its node.
+AGENT = AddressUser(
+    who="agent",
+    address_flag="--bind-address",
+    interface_flag="--bind-interface",
+    setup=SETUP,
+)
+
+
+class AddressPlacement:
     """Where an address belongs; ``where`` is the interface that it is on."""
 
     def __init__(
@@ -29,7 +77,7 @@ class Place:
         interface: str,
         uplinks: tuple[str, ...],
         kind: str,
-        caller: Caller = AGENT,
+        caller: AddressUser = AGENT,
     ) -> None:
         self.address = address
         self.where = interface
@@ -39,7 +87,7 @@ class Place:
         self._named = uplinks
         self._kind = kind
         self._caller = caller
-        self._guard: Guard | None = None
+        self._guard: UplinkGuard | None = None
         self._settled = False
         self._was_lasting = False
 
@@ -101,7 +149,7 @@ class Place:
         with kernel_of_this_host() as kernel:
             return host_links.allowed(kernel)
 
-    def _ours(self, kernel: IPRoute) -> list[Held]:
+    def _ours(self, kernel: IPRoute) -> list[InterfaceAddress]:
         return [
             one
             for one in host_links.addresses(kernel, self.address.version)
@@ -116,7 +164,9 @@ class Place:
             return {name: (kernel.link_lookup(ifname=name) or [0])[0] for name in self._named}
         return find_uplinks(kernel)
 
-    def _spot(self, kernel: IPRoute, held: list[Held], *, leave: bool) -> Held | None:
+    def _spot(
+        self, kernel: IPRoute, held: list[InterfaceAddress], *, leave: bool
+    ) -> InterfaceAddress | None:
         """The address as it is already, where it may be; leftovers elsewhere are removed.
 
         Raises:
@@ -141,7 +191,7 @@ class Place:
                 host_links.remove_link(kernel, one.interface)
         return spot
 
-    def _check_adoptable(self, kernel: IPRoute, one: Held) -> None:
+    def _check_adoptable(self, kernel: IPRoute, one: InterfaceAddress) -> None:
         """An address that we did not make may only be one of exactly the shape of ours.
 
         A node's own address never is: with our rule the node could not be reached any more.
@@ -155,7 +205,7 @@ class Place:
                 " not put there: choose one that nobody has"
             )
 
-    def _check_done(self, spot: Held | None) -> None:
+    def _check_done(self, spot: InterfaceAddress | None) -> None:
         if spot is None:
             raise ConfigError(
                 f"{self.address} is on no interface of this host, and putting it on one needs"
@@ -178,7 +228,9 @@ class Place:
             f" which needs CAP_NET_ADMIN to change: {self._caller.remedy_again}"
         ]
 
-    def _keep_rule(self, spot: Held | None, before: Mapping[str, int], *, exact: bool) -> list[str]:
+    def _keep_rule(
+        self, spot: InterfaceAddress | None, before: Mapping[str, int], *, exact: bool
+    ) -> list[str]:
         if self._unguarded:
             if spot and spot.ruled and exact:
                 remove_guards(self.address)
@@ -199,11 +251,11 @@ class Place:
         return [gone] if missed else []
 
     def _keep_address(
-        self, kernel: IPRoute, spot: Held | None, *, lasting: bool, exact: bool
+        self, kernel: IPRoute, spot: InterfaceAddress | None, *, lasting: bool, exact: bool
     ) -> list[str]:
-        mark = Mark.LASTING if lasting or self._was_lasting else Mark(0)
+        mark = AddressMark.LASTING if lasting or self._was_lasting else AddressMark(0)
         if not self._unguarded:
-            mark |= Mark.RULED
+            mark |= AddressMark.RULED
         if spot is None:
             index, said = self._make_home(kernel)
             host_links.add_address(kernel, index, self.where, self.address, mark)
@@ -244,7 +296,7 @@ class Place:
             host_links.bring_up(kernel, link[0])
         return link[0], said
 
-    def _doubts(self, held: list[Held]) -> list[str]:
+    def _doubts(self, held: list[InterfaceAddress]) -> list[str]:
         said = []
         subnet = host_links.neighbours_subnet(held, self.address)
         if subnet is not None:

@@ -30,7 +30,7 @@ class Waiter(Protocol):
 W = TypeVar("W", bound=Waiter)
 
 
-class Turns(Generic[W]):
+class ClassTurns(Generic[W]):
     """Everybody who waits, by class."""
 
     __slots__ = ("_left", "_queues", "waiting")
@@ -46,7 +46,7 @@ class Turns(Generic[W]):
 
     def __repr__(self) -> str:
         sizes = (f"{it.value} {len(self._queues[it.rank] or ())}" for it in TrafficClass)
-        return f"<Turns {', '.join(sizes)}>"
+        return f"<ClassTurns {', '.join(sizes)}>"
 
     def add(self, who: W) -> None:
         """Let it wait, behind all others of its class."""

@@ -2,6 +2,7 @@
 
 Whoever finds no place is told so in its own protocol by the owner of the port, or reset; the
 kernel's queue never fills with those that nobody will serve. The counting is rules_places.py.
+Forwarders find here what they do with every connection that they accept, too.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 
-from isthmus.net.rules_places import HERE, Full, Places
+from isthmus.net.rules_slots import HERE, AdmissionRefusal, ConnectionSlots
 from isthmus.text.addresses import plain_address
+from isthmus.wire.proxy_protocol import IpPort
 
 _UCRED = struct.Struct("3i")
 # socket.socket.family makes an enum of the number each time, which costs 1.4 µs (timeit).
 _family_of = socket.SocketType.family.__get__
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
 Accept = Callable[[socket.socket], None]
 #: Says why, within a send that does not wait; the socket is closed afterwards.
-Refuse = Callable[[socket.socket, Full, str], None]
+Refuse = Callable[[socket.socket, AdmissionRefusal, str], None]
 
 
-class Guest(socket.socket):
+class AcceptedSocket(socket.socket):
     """An accepted connection; once it is let in it has a place, until it is closed."""
 
     __slots__ = ("_places", "source", "uid")
@@ -34,11 +37,11 @@ class Guest(socket.socket):
     def __init__(self, family: int, fd: int) -> None:
         """Own the descriptor of a stream."""
         super().__init__(family, socket.SOCK_STREAM, 0, fd)
-        self._places: Places | None = None
+        self._places: ConnectionSlots | None = None
         self.source = ""
         self.uid: int | None = None  # see uid_at
 
-    def let_in(self, places: Places, source: str) -> None:
+    def let_in(self, places: ConnectionSlots, source: str) -> None:
         """Take a place."""
         self._places = places
         self.source = source
@@ -52,10 +55,10 @@ class Guest(socket.socket):
         super().close()
 
 
-class Gate:
+class ConnectionGate:
     """Lets connections in while there are places; stands for the ``accept`` behind it."""
 
-    def __init__(self, places: Places, accept: Accept, refuse: Refuse) -> None:
+    def __init__(self, places: ConnectionSlots, accept: Accept, refuse: Refuse) -> None:
         self._places = places
         self._accept = accept
         self._refuse = refuse
@@ -72,12 +75,18 @@ class Gate:
             self._accept(guest)
 
 
-def admitted(sock: socket.socket, places: Places, source: str, refuse: Refuse) -> Guest | None:
+def admitted(
+    sock: socket.socket, places: ConnectionSlots, source: str, refuse: Refuse
+) -> AcceptedSocket | None:
     """Give a connection of this source a place; None when it was refused, and is closed."""
     full = places.refusal(source)
     if full is None:
         # A listener accepts guests; a worker is handed sockets.
-        guest = sock if isinstance(sock, Guest) else Guest(_family_of(sock), sock.detach())
+        guest = (
+            sock
+            if isinstance(sock, AcceptedSocket)
+            else AcceptedSocket(_family_of(sock), sock.detach())
+        )
         guest.let_in(places, source)
         return guest
     with contextlib.suppress(OSError), sock:
@@ -87,7 +96,7 @@ def admitted(sock: socket.socket, places: Places, source: str, refuse: Refuse) -
 
 def source_of(sock: socket.socket) -> str:
     """Where a connection comes from, as the gate saw it; empty when it came by none."""
-    return sock.source if isinstance(sock, Guest) else ""
+    return sock.source if isinstance(sock, AcceptedSocket) else ""
 
 
 def reset(sock: socket.socket) -> None:
@@ -115,11 +124,11 @@ def uid_at(sock: socket.socket) -> int:
     Raises:
         OSError: it has left already.
     """
-    if isinstance(sock, Guest) and sock.uid is not None:
+    if isinstance(sock, AcceptedSocket) and sock.uid is not None:
         return sock.uid
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     uid = int(_UCRED.unpack(packed)[1])
-    if isinstance(sock, Guest):
+    if isinstance(sock, AcceptedSocket):
         sock.uid = uid
     return uid
 
@@ -153,3 +162,15 @@ def source_named(host: str) -> str:
         return str(address)
     # Whoever has one address of a /64 has all of them.
     return f"{IPv6Address(int(address) >> 64 << 64)}/64"
+
+
+def endpoint(address: tuple[object, ...]) -> IpPort:
+    """An address of the kernel's as a value: without its zone, IPv4 also on dual-stack sockets."""
+    return IpPort(plain_address(str(address[0])), int(str(address[1])))
+
+
+def stay_awake(sock: socket.socket) -> None:
+    """Notice a peer that has gone without a word, and keep the ways of quiet watches open."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
