@@ -27,7 +27,6 @@ def sentence(finding: PlanFinding, file: str) -> str:
 
 
 def finding_json(finding: PlanFinding) -> dict[str, Any]:
-    """A finding for machines."""
     return {
         "rule": finding.rule,
         "weight": finding.weight.value,
@@ -173,7 +172,6 @@ def print_steps(steps: Sequence[ChangeStep]) -> None:
 
 
 def print_findings(findings: Iterable[PlanFinding], file: str, *, err: bool = False) -> None:
-    """A line for each finding."""
     for each in findings:
         colour = _COLOURS[each.weight]
         line = sentence(each, file)

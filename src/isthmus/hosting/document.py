@@ -193,8 +193,8 @@ def _with_configuration(known: DocumentFields, cluster: HostedCluster) -> Hosted
         cluster,
         node_port_range=(int(low), int(high)),
         named_certificates=_named_certificates(known),
-        http_proxy=known.secret(f"{below}.proxy.httpProxy", fields.proxy),
-        https_proxy=known.secret(f"{below}.proxy.httpsProxy", fields.proxy),
+        proxy_for_http=known.secret(f"{below}.proxy.httpProxy", fields.proxy),
+        proxy_for_https=known.secret(f"{below}.proxy.httpsProxy", fields.proxy),
         no_proxy=tuple(part.strip() for part in no_proxy.split(",") if part.strip()),
     )
 
@@ -341,11 +341,9 @@ class DocumentFields:
         return self._found.get(path)
 
     def items(self, path: str) -> list[str]:
-        """The paths of the mappings in a list."""
         return self._items.get(path, [])
 
     def places(self) -> dict[str, DocumentPlace]:
-        """Where every field is."""
         return {path: DocumentPlace(_line(node), path) for path, node in self._found.items()}
 
     def place(self, path: str) -> DocumentPlace:
@@ -381,7 +379,6 @@ class DocumentFields:
             return ""
 
     def integer(self, path: str, default: int, low: int, high: int) -> int:
-        """A whole number in a range."""
         node = self.get(path)
         return default if node is None else node.integer(low, high)
 
@@ -393,7 +390,6 @@ class DocumentFields:
                 node.word(words)
 
     def member(self, path: str, kind: type[E]) -> E | None:
-        """One of the words of an enumeration."""
         node = self.get(path)
         return None if node is None else node.member(kind)
 

@@ -262,7 +262,6 @@ def domain(text: str) -> str:
 
 
 def address(text: str) -> str:
-    """An IPv4 or IPv6 address."""
     if not is_address(text):
         raise ValueError("is not an address such as 172.20.0.1 or fd00::1")
     return text

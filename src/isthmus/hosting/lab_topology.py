@@ -13,7 +13,7 @@ disagree, the lab does not hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -42,25 +42,24 @@ from isthmus.hosting.model import (
     Viewpoint,
 )
 from isthmus.hosting.own_parts import (
+    NODE_PROXY,
+    NODE_PROXY_FILE,
     PartChoices,
     agent_flags,
     command_line,
-    proxy_plan,
+    lab_proxy,
     server_flags,
 )
 from isthmus.hosting.own_parts_names import advertise_address, service_addresses
 from isthmus.hosting.shapes import Manifest, is_internal, key
 from isthmus.hosting.visibility import INGRESS, SHARED_INGRESS
 from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.apiserver_proxy.rules import Bounds
-from isthmus.programs.apiserver_proxy.settings_file import write
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort, is_address
 
 GUEST, PODS, MANAGEMENT = "guest", "pods", "management"
 _MACHINES = {4: "10.0.0.0/16", 6: "fd15:7a:1::/64"}
-_PROXY_FILE = "apiserver-proxy.yaml"
 _SERVER_FILES = {"cert": "{server_cert}", "key": "{server_key}", "ca_cert": "{ca_cert}"}
 _FAST = {"sync_interval_s": ("100ms",), "sync_interval_cap_s": ("1s",)}
 
@@ -172,7 +171,6 @@ class _Builder:
         return found
 
     def document(self) -> dict[str, Any]:
-        """The whole topology."""
         plan = self.plan
         hosts = {**self._service_hosts(), **self._front_hosts(), **self._people()}
         hosts |= self._guests()
@@ -234,7 +232,7 @@ class _Builder:
         ]
         node["processes"] = {
             "agent": list(_agent(tunnel)),
-            "apiserver-proxy": f"isthmus apiserver-proxy --config={{dir}}/{_PROXY_FILE}",
+            NODE_PROXY: f"isthmus {NODE_PROXY} --config={{dir}}/{NODE_PROXY_FILE}",
         }
         anywhere = "0.0.0.0/0" if self.version == 4 else "::/0"
         return {
@@ -270,7 +268,8 @@ class _Builder:
             for front in self.fronts
             if front.shares_by_name
         }
-        found[_PROXY_FILE] = _proxy(self.plan)
+        endpoint = _needed(self.plan, ControlPlaneService.API_SERVER)
+        found[NODE_PROXY_FILE] = lab_proxy(self.plan, endpoint, ca="{ca_cert}")
         return found
 
 
@@ -288,7 +287,7 @@ def _about(plan: PublishPlan) -> str:
         " pod; a user on the internet, an operator of the management cluster, a component of the"
         " control plane."
     )
-    if plan.cluster.https_proxy:
+    if plan.cluster.proxy_for_https:
         text += " The cluster's proxy is not part of the lab."
     return text
 
@@ -322,16 +321,6 @@ def _agent(endpoint: PlannedEndpoint) -> tuple[str, ...]:
     files = {each: (f"{{{each}}}",) for each in ("ca_cert", "agent_cert", "agent_key")}
     flags = {**agent_flags(endpoint), **files, **_FAST, "agent_id": ("node",)}
     return command_line("agent", AgentSettings, flags)
-
-
-def _proxy(plan: PublishPlan) -> str:
-    """The plan's own proxy of a node, which looks more often, and goes by no other proxy."""
-    endpoint = _needed(plan, ControlPlaneService.API_SERVER)
-    found = proxy_plan(plan, endpoint, ca="{ca_cert}")
-    check = replace(found.check, interval_s=0.5, bounds=Bounds(fall=3, rise=1))
-    # The port of a shared ingress that reads PROXY headers is not there either.
-    at = (HostPort(endpoint.address, endpoint.port),)
-    return write(replace(found, check=check, upstreams=at, through=None, proxy_protocol=None))
 
 
 def reaches(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -> bool:

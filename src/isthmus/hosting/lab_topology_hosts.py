@@ -28,7 +28,7 @@ from isthmus.hosting.model import (
     Strategy,
     Viewpoint,
 )
-from isthmus.hosting.own_parts_routes import routes_document, shared_addresses
+from isthmus.hosting.own_parts_routes import ROUTER_PROGRAM, routes_document, shared_addresses
 from isthmus.hosting.visibility import SHARED_INGRESS
 from isthmus.values import HostPort, is_address
 
@@ -171,7 +171,6 @@ def _check_usable(address: Address, network: Network) -> None:
 
 
 def is_allowed(address: str, blocks: Iterable[str]) -> bool:
-    """Whether an address is in one of the blocks."""
     one = ip_address(address)
     return any(one in ip_network(block, strict=False) for block in blocks)
 
@@ -301,12 +300,11 @@ def _place(endpoint: PlannedEndpoint, ground: LabNetworks) -> tuple[str, str]:
 
 
 def front_host(front: Front, plan: PublishPlan) -> dict[str, Any]:
-    """A front as a host of a topology."""
     made: dict[str, Any] = {"at": {front.network: front.address}}
     behind = backends(plan)
     if front.shares_by_name:
         command = (
-            f"isthmus sni-router --config={{dir}}/{routes_file(front)} --listen=:{_LISTEN}"
+            f"isthmus {ROUTER_PROGRAM} --config={{dir}}/{routes_file(front)} --listen=:{_LISTEN}"
             " --health-bind-address=127.0.0.1"
         )
         made["processes"] = {f"{front.host}-sni": command}
@@ -322,7 +320,6 @@ def front_host(front: Front, plan: PublishPlan) -> dict[str, Any]:
 
 
 def routes_file(front: Front) -> str:
-    """What the file with a front's routes is called."""
     return f"sni-routes.{front.host}.yaml"
 
 

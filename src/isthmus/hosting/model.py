@@ -113,8 +113,8 @@ class HostedCluster:
     node_port_range: tuple[int, int] = (30000, 32767)
     named_certificates: tuple[str, ...] = ()
     base_domain: str = ""
-    http_proxy: str = ""
-    https_proxy: str = ""
+    proxy_for_http: str = ""
+    proxy_for_https: str = ""
     no_proxy: tuple[str, ...] = ()
     azure_private_type: str = ""
     azure_workload_identities: bool = False
@@ -195,5 +195,4 @@ class PublishPlan:
 
     @property
     def errors(self) -> tuple[PlanFinding, ...]:
-        """What forbids it."""
         return tuple(each for each in self.findings if each.weight is Weight.ERROR)

@@ -129,7 +129,6 @@ def purposes(cluster: HostedCluster, *, keep_sources: bool = False) -> dict[str,
 
 
 def makes(cluster: HostedCluster, wanted: ControlPlaneService) -> tuple[Made, ...]:
-    """The objects of one service."""
     return tuple(each for each in objects(cluster) if each.service is wanted)
 
 
@@ -148,7 +147,7 @@ _OPERATOR = (_namespace("kubernetes.io/metadata.name", "hypershift"),)
 
 
 def limited(cluster: HostedCluster, made: Made) -> bool:
-    """Tell whether the allowed CIDR blocks hold for a Service by a policy, and only by that.
+    """Whether the allowed CIDR blocks hold for a Service by a policy, and only by that.
 
     Not where private clients come to the same pods: they have the load balancer's address.
     """

@@ -9,7 +9,7 @@ here. The Services and Routes that publish a service are made by objects.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus import __version__
@@ -30,6 +30,7 @@ from isthmus.hosting.own_parts_names import (
     no_proxy,
 )
 from isthmus.hosting.own_parts_routes import (
+    ROUTER_PROGRAM,
     NamedRoute,
     SharedAddress,
     routes_document,
@@ -61,6 +62,7 @@ from isthmus.manifests.volumes import File
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.plan import CheckPlan, ProxyPlan, ThroughPlan
+from isthmus.programs.apiserver_proxy.rules import Bounds
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.programs.apiserver_proxy.settings_file import write
 from isthmus.programs.server.settings import ServerSettings
@@ -72,6 +74,9 @@ from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 
 OBJECTS = "objects.yaml"
+#: The program that gives a node its own address for kube-apiserver, and its configuration.
+NODE_PROXY = "apiserver-proxy"
+NODE_PROXY_FILE = f"{NODE_PROXY}.yaml"
 
 Typed = Mapping[str, tuple[str, ...]]
 
@@ -82,7 +87,7 @@ _AGENT_FILES: Typed = {
     "agent_cert": ("/etc/konnectivity/agent/tls.crt",),
     "agent_key": ("/etc/konnectivity/agent/tls.key",),
 }
-# HyperShift's, where they are not our defaults.
+# HyperShift's, where they are not Isthmus' defaults.
 _AGENT: Typed = {
     "agent_identifiers": ("default-route=true",),
     "health_server_host": ("127.0.0.1",),
@@ -222,17 +227,14 @@ def agent_flags(endpoint: PlannedEndpoint) -> Typed:
 
 
 def command_line(program: str, settings: type[object], flags: Typed) -> tuple[str, ...]:
-    """The words that start a program with these flags."""
     return ("isthmus", program, *arguments(options_of(settings), flags))
 
 
 def server_command(choices: PartChoices) -> tuple[str, ...]:
-    """The words that start a server."""
     return command_line("server", ServerSettings, server_flags(choices))
 
 
 def agent_command(endpoint: PlannedEndpoint) -> tuple[str, ...]:
-    """The words that start an agent of a node."""
     return command_line("agent", AgentSettings, agent_flags(endpoint))
 
 
@@ -250,7 +252,6 @@ def server_files(plan: PublishPlan, choices: PartChoices) -> dict[str, str]:
 
 
 def egress_selector(plan: PublishPlan, choices: PartChoices) -> str:
-    """kube-apiserver's EgressSelectorConfiguration."""
     return _server(plan, choices, EGRESS)
 
 
@@ -284,8 +285,8 @@ def agent_daemon_set(plan: PublishPlan, choices: PartChoices, endpoint: PlannedE
         secret=AGENT_SECRET,
         ca_config_map=CA_CONFIG_MAP,
         dns_policy="Default",  # the cluster's own DNS may need the tunnel first
-        https_proxy=cluster.https_proxy,
-        no_proxy=no_proxy(cluster) if cluster.https_proxy else (),
+        https_proxy=cluster.proxy_for_https,
+        no_proxy=no_proxy(cluster) if cluster.proxy_for_https else (),
     )
     flags = agent_flags(endpoint)
     settings = load(AgentSettings, flags, {})
@@ -315,13 +316,22 @@ def _through(cluster: HostedCluster, endpoint: PlannedEndpoint) -> ThroughPlan |
     As HyperShift's: an address that is not the internet's is not a private way.
     """
     private = is_private(cluster) and Viewpoint.INTERNET not in endpoint.visible_from
-    if not cluster.https_proxy or private:
+    if not cluster.proxy_for_https or private:
         return None
     return ThroughPlan(
-        proxy=ProxyAddress.parse(cluster.https_proxy, variable="httpsProxy"),
+        proxy=ProxyAddress.parse(cluster.proxy_for_https, variable="httpsProxy"),
         no_proxy=cluster.no_proxy,
         networks=(*cluster.service_cidrs[:1], *cluster.cluster_cidrs[:1]),
     )
+
+
+def lab_proxy(plan: PublishPlan, endpoint: PlannedEndpoint, *, ca: str) -> str:
+    """The same in a lab, which looks more often, and goes by no other proxy."""
+    found = proxy_plan(plan, endpoint, ca=ca)
+    check = replace(found.check, interval_s=0.5, bounds=Bounds(fall=3, rise=1))
+    # The port of a shared ingress that reads PROXY headers is not there either.
+    at = (HostPort(endpoint.address, endpoint.port),)
+    return write(replace(found, check=check, upstreams=at, through=None, proxy_protocol=None))
 
 
 def node_files(
@@ -339,7 +349,7 @@ def node_files(
     settings.validate()
     pod = ProxyManifestPlan(manifest=manifest, settings=settings, given=flags)
     return {
-        "apiserver-proxy.yaml": write(proxy_plan(plan, endpoint)),
+        NODE_PROXY_FILE: write(proxy_plan(plan, endpoint)),
         "kube-apiserver-proxy.yaml": apiserver_proxy_manifest(pod),
     }
 
@@ -384,9 +394,9 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
     file = File.named("--config", _CONFIG)
     volume = volumes.config_map("routes", ROUTES_CONFIG_MAP, {file.path.name: file})
     container = containers.container(
-        "sni-router",
+        ROUTER_PROGRAM,
         choices.image,
-        for_pod(["sni-router", *arguments(options_of(SniRouterSettings), flags)]),
+        for_pod([ROUTER_PROGRAM, *arguments(options_of(SniRouterSettings), flags)]),
         security=containers.unprivileged_anybody(),
         volumes=[volume],
         ports={PORT_NAME: PORT, "health": settings.health_port},

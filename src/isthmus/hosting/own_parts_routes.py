@@ -1,4 +1,4 @@
-"""The routes of ``isthmus sni-router`` at every address of a plan that is shared by names."""
+"""The routes of the SNI router at every address of a plan that is shared by names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
 from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort
 
+#: The program that goes by names.
+ROUTER_PROGRAM = "sni-router"
 _SERVICE = "Service/"
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 _ROUTE_NAMES: Mapping[ControlPlaneService, str] = {

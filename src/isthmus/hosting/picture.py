@@ -84,7 +84,6 @@ class EndpointGroup:
 
     @property
     def inside(self) -> bool:
-        """Whether it is not published, but a Service that the management cluster has anyway."""
         return not any(one.strategy for one in self.endpoints)
 
 
@@ -101,7 +100,6 @@ class PlanPicture:
 
 
 def picture(plan: PublishPlan) -> PlanPicture:
-    """Say what is to be drawn."""
     groups = tuple(sorted(_groups(plan), key=_rank))
     cluster = plan.cluster
     return PlanPicture(

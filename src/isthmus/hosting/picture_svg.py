@@ -85,7 +85,6 @@ def svg(plan: PublishPlan) -> str:
 
 
 def _about(drawn: PlanPicture) -> str:
-    """Say the picture in words."""
     if drawn.errors:
         return f"There is no plan: {'; '.join(drawn.errors)}."
     return " ".join(f"{_group_about(each)}." for each in drawn.groups)

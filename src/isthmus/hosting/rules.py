@@ -67,7 +67,6 @@ class PlanRule:
     find: Callable[[HostedCluster], Iterator[RuleBreak]]
 
     def findings(self, cluster: HostedCluster) -> list[PlanFinding]:
-        """Every place where it does not hold."""
         return [
             PlanFinding(
                 rule=self.name,
@@ -91,7 +90,6 @@ def place(cluster: HostedCluster, path: str) -> DocumentPlace:
 
 
 def in_entry(cluster: HostedCluster, entry: Publishing, inside: str = "") -> DocumentPlace:
-    """Where a field of an entry of spec.services is."""
     below = entry.place.field or "spec.services"
     path = f"{below}.servicePublishingStrategy{inside}"
     found = place(cluster, path)
@@ -99,7 +97,6 @@ def in_entry(cluster: HostedCluster, entry: Publishing, inside: str = "") -> Doc
 
 
 def of_section(cluster: HostedCluster, entry: Publishing, field: str) -> DocumentPlace:
-    """Where a field of the section of an entry's strategy is."""
     return in_entry(cluster, entry, f".{section(entry.strategy)}.{field}")
 
 
@@ -109,7 +106,6 @@ def section(strategy: Strategy) -> str:
 
 
 def entries(cluster: HostedCluster, *services: ControlPlaneService) -> list[Publishing]:
-    """The entries for these services."""
     return [entry for entry in cluster.services if entry.service in services]
 
 
@@ -120,12 +116,10 @@ def words(values: Iterable[Strategy | ControlPlaneService]) -> str:
 
 
 def contains(cidr: str, address: str) -> bool:
-    """Whether an address is in a range."""
     return any(each in ip_network(cidr) for each in reached(address))
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether two ranges have addresses in common."""
     left, right = _network(one), _network(other)
     return left.version == right.version and bool(left.overlaps(right))
 
@@ -165,7 +159,6 @@ MATRIX: Final[Mapping[ControlPlaneService, Mapping[Strategy, StrategyVerdict]]] 
 def verdict(
     service: ControlPlaneService, strategy: Strategy, platform: Platform
 ) -> StrategyVerdict:
-    """What the control plane operator does."""
     is_oauth_balancer = (service, strategy) == (
         ControlPlaneService.OAUTH_SERVER,
         Strategy.LOAD_BALANCER,

@@ -147,7 +147,7 @@ def _allows_all(cluster: HostedCluster) -> Iterator[RuleBreak]:
 def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
     """The proxy between nodes and the apiserver; private clusters of AWS and Azure have none."""
     has_private = cluster.platform in (Platform.AWS, Platform.AZURE)
-    if not cluster.https_proxy or (has_private and cluster.access is not EndpointAccess.PUBLIC):
+    if not cluster.proxy_for_https or (has_private and cluster.access is not EndpointAccess.PUBLIC):
         return None
     first = {*cluster.service_cidrs[:1], *cluster.cluster_cidrs[:1]}
     # So does HyperShift: these entries exempt the apiserver, whatever its name.
@@ -156,7 +156,7 @@ def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
     api = cluster.publishing(ControlPlaneService.API_SERVER)
     host = (api.hostname or api.node_address) if api else ""
     rules = ProxyRules.from_environment(
-        {"HTTPS_PROXY": cluster.https_proxy, "NO_PROXY": ",".join(cluster.no_proxy)}
+        {"HTTPS_PROXY": cluster.proxy_for_https, "NO_PROXY": ",".join(cluster.no_proxy)}
     )
     return rules.proxy_for(host, 443)
 

@@ -68,7 +68,6 @@ class ServiceTemplate:
 
 
 def service(cluster: HostedCluster, name: str, template: ServiceTemplate) -> Manifest:
-    """A Service in the control plane's namespace."""
     port: dict[str, Any] = {"name": template.port_name} if template.port_name else {}
     port |= {"port": template.port, "protocol": "TCP", "targetPort": template.target}
     if template.node_port:
@@ -151,7 +150,7 @@ def balancer_annotations(
 
 
 def is_internal(manifest: Manifest) -> bool:
-    """Tell whether a Service's load balancer, or a Route, is for the guest's own network only."""
+    """Whether a Service's load balancer, or a Route, is for the guest's own network only."""
     metadata = manifest["metadata"]
     if manifest["kind"] == "Route":
         return INTERNAL_LABEL in metadata.get("labels", {})

@@ -38,30 +38,30 @@ _PRIVATE = frozenset({EndpointAccess.PUBLIC_AND_PRIVATE, EndpointAccess.PRIVATE}
 
 
 def is_public(cluster: HostedCluster) -> bool:
-    """Tell whether there are endpoints for everybody."""
+    """Whether there are endpoints for everybody."""
     return cluster.platform not in WITH_ACCESS or cluster.access in _PUBLIC
 
 
 def is_private(cluster: HostedCluster) -> bool:
-    """Tell whether there are endpoints that only the guest's own network reaches."""
+    """Whether there are endpoints that only the guest's own network reaches."""
     if cluster.platform is Platform.AZURE and cluster.swift:
         return True
     return cluster.platform in WITH_ACCESS and cluster.access in _PRIVATE
 
 
 def behind_shared_ingress(cluster: HostedCluster) -> bool:
-    """Tell whether one router serves many clusters. Swift exists only where that is so."""
+    """Whether one router serves many clusters. Swift exists only where that is so."""
     return cluster.shared_ingress or cluster.swift
 
 
 def names_api_server(cluster: HostedCluster) -> bool:
-    """Tell whether kube-apiserver has a Route with a name of its own."""
+    """Whether kube-apiserver has a Route with a name of its own."""
     found = cluster.publishing(ControlPlaneService.API_SERVER)
     return found is not None and found.strategy is Strategy.ROUTE and bool(found.hostname)
 
 
 def labels_routes(cluster: HostedCluster) -> bool:
-    """Tell whether Routes for everybody are left to a router of the control plane's own.
+    """Whether Routes for everybody are left to a router of the control plane's own.
 
     HyperShift's LabelHCPRoutes. Otherwise the ingress of the management cluster serves them;
     Routes for the guest's own network are never left to that.
@@ -74,7 +74,7 @@ def labels_routes(cluster: HostedCluster) -> bool:
 
 
 def uses_router(cluster: HostedCluster) -> bool:
-    """Tell whether the control plane has a router of its own: HyperShift's UseHCPRouter."""
+    """Whether the control plane has a router of its own: HyperShift's UseHCPRouter."""
     if cluster.platform is Platform.IBMCLOUD:
         return False
     if behind_shared_ingress(cluster) and not is_private(cluster):
@@ -93,7 +93,7 @@ def seen_at_node(address: str) -> frozenset[Viewpoint]:
 
 
 def is_published(endpoint: PlannedEndpoint) -> bool:
-    """Tell whether an endpoint is for anybody outside the management cluster."""
+    """Whether an endpoint is for anybody outside the management cluster."""
     return bool(endpoint.visible_from & {Viewpoint.INTERNET, Viewpoint.GUEST_VPC})
 
 

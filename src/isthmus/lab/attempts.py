@@ -413,7 +413,6 @@ class BackgroundTraffic:
                 continue
 
     def count(self, outcome: AttemptOutcome) -> None:
-        """Count what came of an attempt."""
         self._slowest_s = max(self._slowest_s, outcome.took_s)
         if outcome.failing is None:
             self._worked += 1

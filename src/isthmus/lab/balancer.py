@@ -136,7 +136,6 @@ class Passage:
         self._try_next()
 
     def give_up(self) -> None:
-        """Reset the client."""
         self._client.abort(Ending.DRAINED)
 
     def _try_next(self) -> None:
@@ -224,11 +223,9 @@ class Balancer:
 
     @property
     def dialing(self) -> int:
-        """How many clients wait for a backend."""
         return len(self._passages)
 
     def status(self) -> dict[str, object]:
-        """Say where connections went, as JSON has it."""
         down = self._outages.down(now=self._loop.time())
         backends = {
             str(one): {

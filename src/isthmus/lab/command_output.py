@@ -89,7 +89,6 @@ def sentences() -> Iterator[None]:
 
 
 def show_report(report: RunReport, *, as_json: bool) -> None:
-    """Print what was seen of each step, and the verdict."""
     if as_json:
         click.echo(json.dumps(_report(report), indent=2, ensure_ascii=False))
         return
@@ -170,7 +169,6 @@ def show_up(lab: Lab, topology: Topology) -> None:
 
 
 def show_list(*, as_table: bool) -> None:
-    """Print the topologies and the labs."""
     topologies = [catalog.load(name) for name in catalog.names()]
     there = state.labs()
     if not as_table:

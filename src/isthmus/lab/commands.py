@@ -10,23 +10,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
+from isthmus.frame.program import Program
 from isthmus.lab.topology import Topology
-from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.programs.https_proxy.settings import HttpsProxySettings
-from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.sni_router.settings import SniRouterSettings
-from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
+from isthmus.programs import program_named
 from isthmus.settings.options import Option, options_of
 
 if TYPE_CHECKING:
     from isthmus.tools.pki.making import PkiFiles  # cryptography is slow to import
-
-Kind = Literal[
-    "server", "agent", "sni-router", "socks5-proxy", "https-proxy", "apiserver-proxy", ""
-]
 
 # What a program bound to all addresses is asked at.
 _ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -47,42 +39,10 @@ PKI_FILES = (
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_.-]*)\}")
 
 
-class _Port(NamedTuple):
-    """The settings that say where one port is, by their attributes; ``cert`` makes it HTTPS."""
-
-    host: str
-    port: str
-    cert: str = ""
-
-
-class _Program(NamedTuple):
-    settings: type[object]
-    health: _Port = _Port("health_bind_address", "health_port")
-    admin: _Port = _Port("admin_bind_address", "admin_port", "admin_cert")
-    ready_path: str = "/readyz"
-
-
-# A server without agents is alive but not ready, and agents come later.
-_PROGRAMS: dict[Kind, _Program] = {
-    "server": _Program(settings=ServerSettings, ready_path="/healthz"),
-    "agent": _Program(
-        settings=AgentSettings,
-        health=_Port("health_server_host", "health_server_port"),
-        admin=_Port("admin_bind_address", "admin_server_port", "admin_cert"),
-    ),
-    "sni-router": _Program(settings=SniRouterSettings),
-    "socks5-proxy": _Program(settings=Socks5ProxySettings),
-    "https-proxy": _Program(settings=HttpsProxySettings),
-    "apiserver-proxy": _Program(settings=ApiserverProxySettings),
-}
-
-
-def kind(command: Sequence[str]) -> Kind:
-    """Which of our programs it is; empty for any other."""
-    for one in _PROGRAMS:
-        if tuple(command[:2]) == ("isthmus", one):
-            return one
-    return ""
+def kind(command: Sequence[str]) -> str:
+    """The name of the Isthmus program that a command runs; empty for any other."""
+    program = _program(command)
+    return program.name if program else ""
 
 
 def ready_url(command: Sequence[str]) -> str:
@@ -90,27 +50,41 @@ def ready_url(command: Sequence[str]) -> str:
 
     Placeholders of the command stay in it.
     """
-    program = _PROGRAMS.get(kind(command))
-    base = _url(program.settings, program.health, command) if program else ""
-    return f"{base}{program.ready_path}" if program and base else ""
+    program = _program(command)
+    if program is None or program.operator_flags is None:
+        return ""
+    flags = program.operator_flags
+    base = _url(program, command, host=flags.health_host, port=flags.health_port)
+    # A server without agents is alive but not ready, and agents come later.
+    path = "/healthz" if program.name == "server" else "/readyz"
+    return f"{base}{path}" if base else ""
 
 
 def admin_url(command: Sequence[str]) -> str:
     """Where the admin port is, without a path; empty when nobody can know."""
-    program = _PROGRAMS.get(kind(command))
-    return _url(program.settings, program.admin, command) if program else ""
+    program = _program(command)
+    if program is None or program.operator_flags is None:
+        return ""
+    port = program.operator_flags.admin_port
+    return _url(program, command, host="admin_bind_address", port=port, cert="admin_cert")
 
 
-def _url(settings: type[object], where: _Port, command: Sequence[str]) -> str:
-    declared = {one.attribute: one for one in options_of(settings)}
-    host = _given(declared[where.host], command)
-    port = _given(declared[where.port], command)
-    if port == "0":
+def _program(command: Sequence[str]) -> Program | None:
+    if len(command) < 2 or command[0] != "isthmus":
+        return None
+    return program_named(command[1])
+
+
+def _url(program: Program, command: Sequence[str], *, host: str, port: str, cert: str = "") -> str:
+    """Where a port is, by the attributes of its settings; with a ``cert`` it speaks HTTPS."""
+    declared = {one.attribute: one for one in options_of(program.settings_class)}
+    address, number = _given(declared[host], command), _given(declared[port], command)
+    if number == "0":
         return ""  # any free one
-    host = _ALL_ADDRESSES.get(host, host)
-    scheme = "https" if where.cert and _given(declared[where.cert], command) else "http"
-    bare = ":" in host or host.endswith("address6}")
-    return f"{scheme}://[{host}]:{port}" if bare else f"{scheme}://{host}:{port}"
+    address = _ALL_ADDRESSES.get(address, address)
+    scheme = "https" if cert and _given(declared[cert], command) else "http"
+    bare = ":" in address or address.endswith("address6}")
+    return f"{scheme}://[{address}]:{number}" if bare else f"{scheme}://{address}:{number}"
 
 
 def _given(option: Option, command: Sequence[str]) -> str:

@@ -306,7 +306,6 @@ def _has_ipv6() -> bool:
 
 
 def _set(key: str, value: str) -> None:
-    """Set a sysctl of the namespace that the thread is in."""
     parts = key.replace(".", "/").split("/") if "/" not in key else key.split("/")
     # Any other belongs to the whole machine.
     if parts[0] != "net" or not all(parts) or ".." in parts:

@@ -114,7 +114,6 @@ def tunnel_colors(picture: LabPicture) -> list[tuple[int, ...]]:
 
 
 def wires_of(picture: LabPicture) -> Iterator[Wire]:
-    """All lines of a picture."""
     column = {
         host.name: number for number, one in enumerate(picture.networks) for host in one.hosts
     }
@@ -185,7 +184,6 @@ class NetworkColumn:
     cards: tuple[HostCard, ...]
 
     def card(self, name: str) -> HostCard:
-        """A card by its host."""
         return next(card for card in self.cards if card.name == name)
 
 
@@ -214,7 +212,6 @@ class WallPassage:
 
     @property
     def label_width(self) -> float:
-        """Of the widest that is written here."""
         texts = [text for wire in self.wires for text in wire.labels]
         if self.opening:
             texts.append(opening_text(self.opening))
@@ -244,12 +241,10 @@ class PlacedLab:
 
 
 def opening_text(opening: DrawnOpening) -> str:
-    """What is written at an opening."""
     return f"{opening.who} {'↔' if opening.both else '→'} {opening.whom}"
 
 
 def layout(picture: LabPicture) -> PlacedLab:
-    """Place everything."""
     writers = [_writers(network) for network in picture.networks]
     groups = _groups(picture)
     top = MARGIN + TITLE_HEIGHT

@@ -68,7 +68,6 @@ class LiveLink:
 
     @property
     def stalled(self) -> int:
-        """How many of its tunnels do not move."""
         return sum(bool(tunnel.stalled) for tunnel in self.tunnels)
 
 
@@ -120,7 +119,6 @@ class _Reader:
         return clean(kind).removesuffix("Snapshot") if isinstance(kind, str) else ""
 
     def of_server(self, process: Process) -> Iterator[LiveLink]:
-        """The links that a server told of."""
         if self.kind(process) != "Server":
             return
         shot = self._snapshot(process)
@@ -155,7 +153,6 @@ class _Reader:
                 )
 
     def of_agent(self, process: Process) -> Iterator[LiveLink]:
-        """The links that an agent told of."""
         if self.kind(process) != "Agent":
             return
         shot = self._snapshot(process)

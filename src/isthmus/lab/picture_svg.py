@@ -65,7 +65,6 @@ LEGEND_SIZE = 12.0
 
 
 def svg(picture: LabPicture) -> str:
-    """Draw a lab as an SVG document."""
     placed = layout(picture)
     list_width, list_height = list_size(picture)
     titles = CardWriter(MARGIN, MARGIN - 4)
@@ -90,7 +89,6 @@ def svg(picture: LabPicture) -> str:
 
 
 def _about(picture: LabPicture) -> str:
-    """Say the picture in words."""
     networks = "; ".join(
         f"{one.name}: {', '.join(host.name for host in one.hosts) or 'no hosts'}"
         for one in picture.networks
@@ -416,5 +414,4 @@ def _legend(picture: LabPicture) -> str:
 
 
 def color(number: int) -> str:
-    """A tunnel's colour."""
     return TUNNEL_COLORS[number % len(TUNNEL_COLORS)]

@@ -77,11 +77,9 @@ class Canvas:
 
     @property
     def height(self) -> int:
-        """How many rows there are."""
         return len(self._rows)
 
     def put(self, row: int, column: int, text: str, ink: Ink = Ink.PLAIN) -> None:
-        """Write a text over whatever is there."""
         while row >= len(self._rows):
             self._rows.append([(" ", Ink.PLAIN)] * self.width)
         for at, sign in enumerate(text, column):
@@ -89,11 +87,9 @@ class Canvas:
                 self._rows[row][at] = (sign, ink)
 
     def at(self, row: int, column: int) -> str:
-        """The sign in a cell."""
         return self._rows[row][column][0] if row < self.height else " "
 
     def to_text(self, *, color: bool, ascii: bool) -> str:
-        """All rows, without the blanks at their ends."""
         return "\n".join(self._line(row, color=color, ascii=ascii) for row in self._rows) + "\n"
 
     def _line(self, row: list[tuple[str, Ink]], *, color: bool, ascii: bool) -> str:
@@ -244,7 +240,6 @@ class _Drawing:
         self._box = width - (2 * len(self._lanes) + 2 if self._lanes else 0)
 
     def to_text(self, *, color: bool) -> str:
-        """Draw everything."""
         self._say([(self._picture.name, Ink.BOLD), (f"  {self._picture.title}", Ink.PLAIN)])
         for number, network in enumerate(self._picture.networks):
             if number:

@@ -32,14 +32,11 @@ _LOOK_AGAIN_S = 0.05
 class Display(Protocol):
     """Who is told what happens while it happens."""
 
-    def doing(self, what: str) -> None:
-        """Something is being made, or waited for."""
+    def doing(self, what: str) -> None: ...
 
-    def say(self, sentence: str) -> None:
-        """Something that the user should know."""
+    def say(self, sentence: str) -> None: ...
 
-    def seen(self, number: int, of: int, seen: StepResult) -> None:
-        """A step was done."""
+    def seen(self, number: int, of: int, seen: StepResult) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

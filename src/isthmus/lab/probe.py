@@ -75,7 +75,6 @@ class HostProbe:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, line: bytes) -> None:
-        """Take a request."""
         request: Json = {}
         try:
             request = as_object(json.loads(line))
@@ -87,7 +86,6 @@ class HostProbe:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Stop everything."""
         tasks = [*self._tasks, *(task for one in self._traffic.values() for task in one.tasks)]
         for task in tasks:
             task.cancel()
@@ -193,7 +191,6 @@ class HostProbe:
 
 
 def context(tls: ProbeTlsFiles, alpn: str = "") -> ssl.SSLContext:
-    """A context of these files as they are now."""
     stamp = tuple(
         os.stat(path).st_mtime_ns for path in (tls.ca_cert, tls.client_cert, tls.client_key)
     )
@@ -252,7 +249,6 @@ def _write(stdout: int, answer: Json) -> None:
 
 
 def main() -> None:
-    """Be a probe."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(sys.stdin.fileno(), sys.stdout.fileno()))
 

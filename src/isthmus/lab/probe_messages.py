@@ -38,7 +38,6 @@ class AttemptOutcome:
 
     @property
     def worked(self) -> bool:
-        """Whether it got through."""
         return self.failing is None
 
     @property
@@ -57,7 +56,6 @@ class TrafficCount:
 
     @property
     def failures(self) -> int:
-        """All of them."""
         return sum(self.failed.values())
 
 
@@ -87,7 +85,6 @@ def read_attempt(value: object) -> LabAttempt:
 
 
 def write_attempt(attempt: LabAttempt) -> Json:
-    """Write an attempt."""
     return {**asdict(attempt), "verb": attempt.verb.value}
 
 
@@ -104,18 +101,15 @@ def read_way(value: object) -> LabFrontend:
 
 
 def write_way(way: LabFrontend | None) -> Json | None:
-    """Write a way; None is directly."""
     return None if way is None else {**asdict(way), "protocol": way.protocol.value}
 
 
 def read_outcome(value: object) -> AttemptOutcome:
-    """Read what write_outcome wrote."""
     fields = as_object(value)
     failing = fields["failing"]
     return AttemptOutcome(**{**fields, "failing": None if failing is None else Failing(failing)})
 
 
 def write_outcome(outcome: AttemptOutcome) -> Json:
-    """Write an outcome."""
     failing = outcome.failing
     return {**asdict(outcome), "failing": None if failing is None else failing.value}

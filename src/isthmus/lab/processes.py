@@ -30,7 +30,7 @@ _SIGNALS = {
     Deed.THAW: signal.SIGCONT,
 }
 ISTHMUS = tuple(module("isthmus.cli.main"))
-_PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
+_PROXIES = {f"{of}_proxy" for of in ("http", "https", "no", "all")}
 
 
 def environment(token: str) -> dict[str, str]:
@@ -87,7 +87,6 @@ class LabPrograms:
         pid_file.write_text(f"{child.pid} {began_at(child.pid)}")
 
     def running(self, name: str) -> bool:
-        """Whether a process was started and has not ended."""
         child = self._children.get(name)
         return child is not None and child.poll() is None
 

@@ -163,7 +163,6 @@ class _Second:
         self._processes: dict[str, str] = {}
 
     def complete(self, draft: _Draft) -> LabHost:
-        """Read the rest of a host."""
         host, found = draft
         return replace(
             host,
@@ -289,7 +288,6 @@ class NetworkTable(dict[str, LabNetwork]):
 
 
 def read_networks(node: Located) -> NetworkTable:
-    """Read the networks."""
     networks = NetworkTable()
     taken: list[tuple[IpNetwork, LabNetwork]] = []
     for name, (key, value) in node.entries(most=MAX_NETWORKS).items():

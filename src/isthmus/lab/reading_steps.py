@@ -99,7 +99,6 @@ class StepsReader:
         }
 
     def read(self, node: Located) -> tuple[LabStep, ...]:
-        """Read the list of steps."""
         steps: list[LabStep] = []
         for one in node.items(most=MAX_STEPS):
             steps += self._step(one)

@@ -46,7 +46,6 @@ def check_name(
 
 
 def address(text: str) -> IpAddress:
-    """An address, without a zone."""
     if not is_address(text):
         raise ValueError("is not an IPv4 or IPv6 address")
     return ip_address(text)
@@ -61,7 +60,6 @@ def address_and_port(text: str) -> tuple[IpAddress, int]:
 
 
 def host_and_port(text: str) -> HostPort:
-    """A host and a port."""
     try:
         return HostPort.parse(text)
     except ValueError as error:
@@ -69,7 +67,6 @@ def host_and_port(text: str) -> HostPort:
 
 
 def target(text: str) -> str:
-    """What is dialed, host:port."""
     host_and_port(text)
     return text
 
@@ -124,7 +121,6 @@ def dns_name(text: str) -> str:
 
 
 def file_name(text: str) -> str:
-    """A file of the lab's directory."""
     _matching(_FILE_NAME, text, "is no file name of letters, digits, dots and hyphens")
     if text in OWN_FILES:
         raise ValueError("is a name that the lab needs itself")
@@ -132,12 +128,10 @@ def file_name(text: str) -> str:
 
 
 def program(text: str) -> str:
-    """A program that has to be in the PATH."""
     return _matching(_PROGRAM, text, "is not the name of a program")
 
 
 def congestion_control(text: str) -> str:
-    """An algorithm of the kernel."""
     return _matching(_CONGESTION, text, "is not the name of an algorithm, such as bbr")
 
 

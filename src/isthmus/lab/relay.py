@@ -216,7 +216,6 @@ class Direction:
                 self._due.append((leaves, frame))
 
     def give_out(self, now: float) -> None:
-        """Write what is due."""
         due = self._due
         while due and due[0][0] <= now:
             _, frame = due.popleft()

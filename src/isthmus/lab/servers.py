@@ -22,6 +22,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 import h11
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
 from isthmus.lab.python import module
@@ -76,15 +77,16 @@ class HttpEnd(Early):
         self._request = ("", "")
         self._over = False
 
+    @override
     def write(self, data: bytes) -> bool:
-        """Take some of a request, or several; see End."""
         self.bytes_written += len(data)
         return self._take(data)
 
+    @override
     def write_eof(self) -> None:
-        """The client asks nothing more: so do we say nothing more."""
         self._take(b"")
 
+    @override
     def resume_reading(self) -> None:
         """The client took its answers: it may ask again."""
         self.peer.resume_reading()
@@ -158,23 +160,24 @@ class SourceEnd(Early):
         self._poller = poller
         self._over = False
 
+    @override
     def start(self) -> None:
-        """Begin; see End."""
         self.resume_reading()
 
+    @override
     def write(self, data: bytes) -> bool:
-        """Nobody is interested in what the client says."""
-        return True
+        return True  # nobody is interested in what the client says
 
+    @override
     def write_eof(self) -> None:
-        """The client is done."""
         self._over = True
         self.peer.write_eof()
 
+    @override
     def abort(self, reason: Ending) -> None:
-        """The client left without a word."""
         self._over = True
 
+    @override
     def resume_reading(self) -> None:
         """Send what is taken at once; the rest when there is room, or it is our turn again."""
         for _ in range(_CHUNKS_PER_TURN):
@@ -188,13 +191,13 @@ class SinkEnd(Early):
 
     __slots__ = ()
 
+    @override
     def write(self, data: bytes) -> bool:
-        """Count; see End."""
         self.bytes_written += len(data)
         return True
 
+    @override
     def write_eof(self) -> None:
-        """Say how many."""
         self.peer.write(f"{self.bytes_written}\n".encode())
         self.peer.write_eof()
 
@@ -208,14 +211,14 @@ class WhoEnd(Early):
         super().__init__()
         self._line = line
 
+    @override
     def start(self) -> None:
-        """Say it; see End."""
         self.peer.write(self._line)
         self.peer.write_eof()
 
+    @override
     def write(self, data: bytes) -> bool:
-        """Nobody is interested in what the client says."""
-        return True
+        return True  # nobody is interested in what the client says
 
 
 class WhoSocket:
@@ -236,7 +239,6 @@ class WhoSocket:
         loop.add_reader(self._socket.fileno(), self._read)
 
     def stop(self) -> None:
-        """Close it."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
 
@@ -292,7 +294,6 @@ class JoinedEnds:
 
     @property
     def full(self) -> bool:
-        """No more are wanted."""
         return len(self._open) >= self._at_most
 
     def join(self, a: BaseEnd, b: End, done: Callable[[], None] = lambda: None) -> None:
@@ -358,7 +359,6 @@ class LabServers:
         return port
 
     async def stop(self) -> None:
-        """Close everything; what is open is reset."""
         for listener in self._listeners:
             listener.stop()
         for datagrams in self._datagrams:

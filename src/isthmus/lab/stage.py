@@ -73,7 +73,6 @@ class LabStage:
 
     @property
     def names(self) -> Names:
-        """What its namespaces are called."""
         return Names(self.lab.token)
 
     def prober(self, host: str) -> Prober:
@@ -89,7 +88,6 @@ class LabStage:
         return self._probers[host]
 
     def close(self) -> None:
-        """End the probes."""
         for prober in self._probers.values():
             prober.close()
 

@@ -43,7 +43,6 @@ class Lab:
 
     @property
     def directory(self) -> Path:
-        """Where everything of it that is a file lives."""
         return HOME / self.token
 
     @property
@@ -53,7 +52,6 @@ class Lab:
 
     @property
     def topology(self) -> str:
-        """The name of its topology."""
         return str(self._about().get("topology", ""))
 
     @property
@@ -82,11 +80,9 @@ class Lab:
 
     @property
     def kept(self) -> bool:
-        """Whether it stays after the command that made it."""
         return (self.directory / KEPT).exists()
 
     def keep(self) -> None:
-        """Let it stay."""
         (self.directory / KEPT).touch()
 
     @property

@@ -169,12 +169,10 @@ def _sources(traffic: Traffic) -> list[str]:
 
 
 def process_named(topology: Topology, name: str) -> Process:
-    """A process by its name."""
     return next(one for one in topology.processes if one.name == name)
 
 
 def traffic_named(topology: Topology, name: str) -> Traffic:
-    """A traffic by its name."""
     found = (one for one in topology.steps if isinstance(one, Traffic))
     return next(one for one in found if one.name == name)
 

@@ -337,11 +337,9 @@ class Topology:
         object.__setattr__(self, "_networks", {one.name: one for one in self.networks})
 
     def host(self, name: str) -> LabHost:
-        """A host by its name."""
         return self._hosts[name]
 
     def network(self, name: str) -> LabNetwork:
-        """A network by its name."""
         return self._networks[name]
 
     @property

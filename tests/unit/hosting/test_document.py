@@ -107,7 +107,7 @@ def test_kubevirt_gets_what_it_leaves_out() -> None:
 
 def test_a_proxy_is_read() -> None:
     cluster = read((EXAMPLES / "private-route.yaml").read_text(), "c.yaml")
-    assert cluster.https_proxy == "http://proxy.example.com:3128"
+    assert cluster.proxy_for_https == "http://proxy.example.com:3128"
     assert cluster.no_proxy == (".example.com", "10.10.0.0/16")
 
 

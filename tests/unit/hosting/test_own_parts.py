@@ -116,7 +116,7 @@ def test_nodes_forward_to_what_is_private_where_there_is_such() -> None:
 
 def test_a_proxy_is_on_the_way_of_nodes_that_come_by_the_internet() -> None:
     said: dict[str, Any] = {
-        "https_proxy": "http://proxy.example.net:3128",
+        "proxy_for_https": "http://proxy.example.net:3128",
         "no_proxy": (".example.net",),
     }
     for access, goes in ((EndpointAccess.PUBLIC, True), (EndpointAccess.PRIVATE, False)):
