@@ -23,13 +23,58 @@ from typing import Any, Self, TypeVar
 import uvloop
 from clients import LIMIT_S, Client, TlsClient, connect_uds, tunnel
 
-from isthmus.programs.agent.program import Agent
+from isthmus.frame.lifecycle import Lifecycle
+from isthmus.frame.observe.tracing import Tracing
+from isthmus.frame.tunnels import TunnelsPart, TunnelTable
+from isthmus.programs.agent import PROGRAM as AGENT
+from isthmus.programs.agent.node_traffic import NodeTraffic
+from isthmus.programs.agent.server_links import ServerLinks
+from isthmus.programs.agent.servers import Servers
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.agent.target_dial import TargetDial, TargetDials
 from isthmus.programs.server.program import Server
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.tools.pki.making import PkiFiles
 
 T = TypeVar("T")
+
+
+class Agent(Lifecycle):
+    """An agent, and what tests ask its parts."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        super().__init__(AGENT, settings)
+        self.settings = settings
+        self.id = self.ground.id
+        self.loop = self.ground.loop
+        self.once = self.ground.once
+        self.budget = self.ground.budget
+        self.tunnels: TunnelTable = self.part(TunnelsPart).table
+        self.dialer = self.part(TargetDials).dialer
+        found = [part for part in self.parts if isinstance(part, NodeTraffic)]
+        self.node = found[0] if found else None
+
+    @property
+    def servers(self) -> Servers | None:
+        return self.part(ServerLinks).servers
+
+    @property
+    def dials(self) -> set[TargetDial]:
+        return self.part(TargetDials).under_way
+
+    @property
+    def draining(self) -> bool:
+        return self.ground.draining
+
+    @property
+    def tracing(self) -> Tracing | None:
+        return self.ground.tracing
+
+    @tracing.setter
+    def tracing(self, tracing: Tracing | None) -> None:
+        self.ground.tracing = self.part(TargetDials).tracing = tracing
+
+
 Program = Server | Agent
 
 

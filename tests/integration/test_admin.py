@@ -21,10 +21,9 @@ from clients import LIMIT_S, Target
 from programs import COMMAND, ENVIRONMENT
 from stack import Program, Stack, client_context, http_get, metric, wait_until
 
-from isthmus.frame import health
+from isthmus.frame import health, lifecycle
 from isthmus.frame.heartbeat import Heartbeat
 from isthmus.net.contexts import watch
-from isthmus.programs.agent import program as agent_module
 from isthmus.programs.server import program as server_module
 from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
@@ -166,7 +165,7 @@ def test_wrong_flags_are_one_sentence_and_nothing_listens(
 def test_the_admin_certificate_is_replaced_while_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (server_module, agent_module):
+    for module in (server_module, lifecycle):
         monkeypatch.setattr(module, "watch", partial(watch, interval_s=0.02))
     files = pki.init(tmp_path / "pki", server_names=("localhost", "127.0.0.1"))
     mine = tmp_path / "admin"
@@ -393,9 +392,13 @@ def test_profiles_under_traffic(fresh: Stack, kind: str) -> None:
         assert status == 200 and functions(body)
         assert not tracemalloc.is_tracing()
         status, body = get(program, "/heap")
-        assert status == 200 and "isthmus.programs.agent.program.Agent" in functions(body)
+        assert status == 200 and "isthmus.programs.agent.target_dial.TargetDials" in functions(body)
         status, body = get(program, "/goroutine")
-        watching = f"isthmus.programs.{kind}.program.{kind.capitalize()}.watch"
+        watching = (
+            "isthmus.programs.server.program.Server.watch"
+            if kind == "server"
+            else "isthmus.frame.lifecycle.Lifecycle.watch"
+        )
         assert status == 200 and watching in functions(body)
     fresh.wait_idle()
     status, body = get(program, "/goroutine?debug=2")

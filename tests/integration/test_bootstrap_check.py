@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from clients import LIMIT_S, Target, echo_target, free_port
 from own_network import needs_root, own_network
-from stack import Stack
+from stack import Agent, Stack
 
 from isthmus.cli.main import main
 from isthmus.programs.agent import node_traffic
-from isthmus.programs.agent.program import Agent
 from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
 from isthmus.tools.bootstrap.rules import State, StepName
 from isthmus.tools.pki import making as pki
@@ -135,7 +134,7 @@ def add_agent(stack: Stack, destination: str, **settings: Any) -> Agent:
     }
     agent = stack.add_agent(**(given | settings))
     if agent.node is not None:
-        stack.wait(lambda: agent.node is not None and len(agent.node.listeners) > 0, "it listens")
+        stack.wait(lambda: agent.node is not None and len(agent.node.listeners()) > 0, "it listens")
     return agent
 
 

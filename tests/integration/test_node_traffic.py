@@ -17,14 +17,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from own_network import needs_root, own_network
-from stack import Stack, http_get, metric, wait_until
+from stack import Agent, Stack, http_get, metric, wait_until
 
 from isthmus.errors import ConfigError
 from isthmus.frame.observe.tracing import Tracing
 from isthmus.net import host_address
 from isthmus.net.settings_bind import INTERFACE
 from isthmus.programs.agent import node_traffic
-from isthmus.programs.agent.program import Agent
 from isthmus.programs.server.program import Server
 
 pytestmark = needs_root
@@ -64,7 +63,7 @@ def add_agent(stack: Stack, destination: str, **settings: Any) -> Agent:
 
 def listening(stack: Stack, agent: Agent) -> None:
     """Wait until the agent accepts connections from the node."""
-    stack.wait(lambda: agent.node is not None and len(agent.node.listeners) > 0, "it listens")
+    stack.wait(lambda: agent.node is not None and len(agent.node.listeners()) > 0, "it listens")
 
 
 def connect(address: str = ADDRESS, port: int = PORT) -> Client:

@@ -30,12 +30,11 @@ from clients import (
     tunnel,
 )
 from programs import Program, Programs
-from stack import Stack, agent_context, metric, wait_until
+from stack import Agent, Stack, agent_context, metric, wait_until
 
 from isthmus.links.agent_side import ServerLink
 from isthmus.net import peek
 from isthmus.net.poller import IN, Poller
-from isthmus.programs.agent.program import Agent
 from isthmus.programs.server import agents as server_agents
 from isthmus.programs.server import hand_on
 from isthmus.programs.server.metrics import HandOn, TlsPort, TlsRefusal

@@ -342,7 +342,7 @@ _NOTHING = (_NONE, _NONE)
 class TunnelsPart(Part):
     """The tunnels of a program: swept while it runs, waited for when it drains, reset at its end.
 
-    ``noun`` is what one is called in a status line.
+    ``noun`` is what one is called in a status line; empty where another part says how many.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ class TunnelsPart(Part):
 
     @override
     def status(self) -> str:
-        return counted(len(self.table), self._noun)
+        return counted(len(self.table), self._noun) if self._noun else ""
 
     @override
     def snapshot(self, limit: int) -> dict[str, Any]:

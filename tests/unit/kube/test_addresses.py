@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from fakeapi import FakeApi, running, until, with_api
 
+from isthmus.frame.lifecycle import Lifecycle
 from isthmus.frame.observe.leases import LeaseMetrics
 from isthmus.kube.leases import LeaseCounter, LeaseKeeper
 from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Lease, addresses
-from isthmus.programs.agent.program import Agent
+from isthmus.programs.agent import PROGRAM
+from isthmus.programs.agent.server_links import ServerLinks
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.program import Server
 from isthmus.programs.server.settings import ServerSettings
@@ -157,8 +159,9 @@ def make_server(files: pki.PkiFiles, api: FakeApi, directory: Path) -> Server:
     return Server(settings)
 
 
-def make_agent(files: pki.PkiFiles, port: int) -> Agent:
-    return Agent(
+def make_agent(files: pki.PkiFiles, port: int) -> Lifecycle:
+    return Lifecycle(
+        PROGRAM,
         AgentSettings(
             proxy_server_port=port,
             ca_cert=str(files.ca_cert),
@@ -169,12 +172,12 @@ def make_agent(files: pki.PkiFiles, port: int) -> Agent:
             admin_server_port=0,
             sync_interval_s=0.01,
             sync_interval_cap_s=0.05,
-        )
+        ),
     )
 
 
 @contextlib.asynccontextmanager
-async def started(program: Server | Agent) -> AsyncIterator[None]:
+async def started(program: Server | Lifecycle) -> AsyncIterator[None]:
     await program.start()
     try:
         async with running(program.watch()):
@@ -190,8 +193,9 @@ def test_an_agent_of_one_server_finds_those_that_have_a_lease(
         first, second = (make_server(files, api, tmp_path) for _ in range(2))
         agent = make_agent(files, first.settings.agent_port)
         async with started(first), started(agent):
-            assert agent.servers is not None
-            links = agent.servers.links
+            servers = agent.part(ServerLinks).servers
+            assert servers is not None
+            links = servers.links
             await until(lambda: set(links) == {first.id})
             async with started(second):
                 await until(lambda: set(links) == {first.id, second.id})

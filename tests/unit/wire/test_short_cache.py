@@ -26,7 +26,8 @@ MIB = 1024 * 1024
 
 #: functools' caches count entries and not bytes. Each is here with the reason why it stays small.
 BOUNDED = {
-    "programs/agent/program.py:_target": "a HostPort: 253 characters, else it raises",
+    "programs/__init__.py:programs": "takes nothing: the list of programs",
+    "programs/agent/target_dial.py:_target": "a HostPort: 253 characters, else it raises",
     "programs/agent/target_dial.py:_literal": "a HostPort: 253 characters",
     "net/rules_address_order.py:_see": "addresses of a resolver or the kernel: 64 characters",
     "frame/audit/model.py:_second": "whole seconds",

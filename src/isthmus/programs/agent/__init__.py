@@ -10,6 +10,7 @@ PROGRAM = Program(
     example="--proxy-server-host=server.example.com --ca-cert=pki/ca.crt …",
     room=__name__,
     settings="settings:AgentSettings",
+    parts="program:parts",
     metrics="metrics:AgentMetrics",
     view="isthmus.frame.model.snapshot:AgentProgramView",
     log="agent",

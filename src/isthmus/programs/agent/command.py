@@ -6,14 +6,15 @@ import click
 
 from isthmus.frame.cli.flags import settings_command
 from isthmus.frame.cli.setup_word import WithSetup
+from isthmus.programs.agent import PROGRAM
 from isthmus.programs.agent.settings import AgentSettings
 
 
 def run(settings: AgentSettings) -> int:
     """Run an agent until it is told to stop; returns the exit code."""
-    from isthmus.programs.agent.program import main
+    from isthmus.frame.lifecycle import main
 
-    return main(settings)
+    return main(PROGRAM, settings)
 
 
 def _setup() -> click.Command:

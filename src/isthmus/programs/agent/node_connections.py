@@ -99,7 +99,6 @@ class NodeConnections:
         self._pending: set[NodeConnection] = set()
         self._failures: deque[NodeFailureView] = deque(maxlen=_MOST_FAILURES)
         self._denials = Denials()
-        self._nobody_waits = asyncio.Event()
         self._leaving = False
         self._waits: Deadlines[NodeConnection] = Deadlines(
             loop, wait_s, NodeConnection.waited_enough
@@ -162,8 +161,6 @@ class NodeConnections:
         self._ends.remove(connection)
         self.attempts.remove(connection)
         self._pending.discard(connection)
-        if not self._pending:
-            self._nobody_waits.set()
 
     def joined(
         self, connection: NodeConnection, end: SocketEnd, stream: BaseEnd, link: ServerLink
@@ -288,12 +285,6 @@ class NodeConnections:
             connection.reset(NodeResult.DRAINED, NodeResult.DRAINED.value, Ending.DRAINED)
         for connection in self._pending:
             connection.patient = False
-
-    async def wait_settled(self) -> None:
-        """Wait until every connection has a tunnel or is gone."""
-        if self._pending:
-            self._nobody_waits.clear()
-            await self._nobody_waits.wait()
 
     def close(self) -> None:
         """Reset whatever has no tunnel yet."""

@@ -9,24 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
+from isthmus.frame.admin.answers import Check
 from isthmus.frame.model.snapshot import NodeServerView, NodeTargetView, NodeTrafficView
 from isthmus.frame.observe.node_traffic import NodeResult
+from isthmus.frame.part import Ground, LongTask, Part
+from isthmus.frame.tunnels import TunnelTable
 from isthmus.links.agent_side import ServerLink
 from isthmus.logs import log
 from isthmus.net.listen import Listener
+from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_connections import Carries, NodeConnections, carries
 from isthmus.programs.agent.node_listeners import NodeListeners
+from isthmus.programs.agent.server_links import ServerLinks
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.values import HostPort
+from isthmus.values import AgentId, HostPort
 
 if TYPE_CHECKING:
     from isthmus.net.host_address import HostAddress
-    from isthmus.programs.agent.program import Agent
 
 REFRESH_S = 10.0
 #: How long the address may take to be taken away, before the agent leaves without that.
@@ -53,14 +59,32 @@ async def remove_leftovers(settings: AgentSettings) -> None:
         log(_log, logging.INFO, "removed what another agent left", address=str(address))
 
 
-class NodeTraffic:
+class NodeLeftovers(Part):
+    """What a killed agent left on the node, taken away before anything else is put there."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+
+    @override
+    async def open(self) -> None:
+        await remove_leftovers(self._settings)
+
+
+class NodeTraffic(Part):
     """The agent's ports for its node, and what is behind them."""
 
-    def __init__(self, agent: Agent) -> None:
-        settings = agent.settings
+    def __init__(
+        self,
+        ground: Ground[AgentSettings, AgentMetrics],
+        links: ServerLinks,
+        tunnels: TunnelTable,
+    ) -> None:
+        settings = ground.settings
         address = settings.bound_address
         assert address is not None  # or there would be no node traffic
-        self._agent = agent
+        self._ground = ground
+        self._links = links
+        self._tunnels = tunnels
         self._address = address
         self._targets = settings.targets
         self._host_address: HostAddress | None = None
@@ -68,35 +92,32 @@ class NodeTraffic:
         self._wanted = False  # a server was there: the ports listen from then on
         self._closed = False
         self.connections = NodeConnections(
-            agent.loop,
-            agent.poller,
-            links=self._links,
-            tunnels=agent.tunnels,
-            metrics=agent.metrics.node,
-            once=agent.once,
-            agent_id=agent.id,
+            ground.loop,
+            ground.poller,
+            links=lambda: links.links,
+            tunnels=tunnels,
+            metrics=ground.metrics.node,
+            once=ground.once,
+            agent_id=AgentId(ground.id),
             wait_s=settings.target_wait_s,
             dial_timeout_s=settings.dial_timeout_s,
-            tracing=lambda: agent.tracing,
-            budget=agent.budget,
+            tracing=lambda: ground.tracing,
+            budget=ground.budget,
         )
         self._listeners = NodeListeners(
-            agent.loop,
-            agent.poller,
+            ground.loop,
+            ground.poller,
             address=address,
             targets=self._targets,
             accept=self._accept,
         )
+        links.on_change = self.links_changed
 
-    async def start(self) -> None:
-        """Put the address on the node and bind the ports.
-
-        Raises:
-            ConfigError: one sentence that says what is in the way.
-        """
+    @override
+    async def open(self) -> None:
         from isthmus.net import host_address
 
-        settings = self._agent.settings
+        settings = self._ground.settings
         self._host_address = await asyncio.to_thread(
             host_address.put,
             self._address,
@@ -104,7 +125,7 @@ class NodeTraffic:
             uplinks=settings.uplink_interface,
         )
         self._listeners.bind()
-        metrics = self._agent.metrics.node
+        metrics = self._ground.metrics.node
         metrics.connections = self._counts
         metrics.servers = self._servers
         metrics.listening = lambda: len(self._listeners.listeners)
@@ -114,7 +135,16 @@ class NodeTraffic:
             interface=self._host_address.where,
         )  # fmt: skip
 
-    async def watch(self) -> None:
+    @override
+    def start(self) -> None:
+        # Those of the node are no connections to endpoints, and are counted by themselves.
+        self._ground.metrics.gauges.tunnels = lambda: len(self._tunnels) - self.connections.open
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        yield "node-address", self._watch()
+
+    async def _watch(self) -> None:
         """See for ever that the address is there, and that the ports listen."""
         while True:
             await self._refresh()
@@ -124,14 +154,14 @@ class NodeTraffic:
     async def _refresh(self) -> None:
         if self._host_address is None:
             return
-        loop = self._agent.loop
+        loop = self._ground.loop
         self._refreshing = loop.run_in_executor(None, self._host_address.refresh)
         try:
             said = await asyncio.shield(self._refreshing)
         except Exception as exc:  # the connections that are open need none of it
             said = [f"cannot look after the address {self._address}: {exc!r}"]
         for sentence in said:
-            self._agent.once.log(
+            self._ground.once.log(
                 ("address", sentence), _SAY_AGAIN_S, _log, logging.WARNING, sentence
             )
 
@@ -144,15 +174,11 @@ class NodeTraffic:
 
     # The servers.
 
-    def _links(self) -> Sequence[ServerLink]:
-        servers = self._agent.servers
-        return list(servers.links.values()) if servers is not None else []
-
     def links_changed(self) -> None:
         """A link came or went: listen once there is a server, and let those that wait look."""
         if self._closed:
             return
-        if any(link.ready and carries(link) is not Carries.NO for link in self._links()):
+        if any(link.ready and carries(link) is not Carries.NO for link in self._links.links):
             self._wanted = True
         self._listen()
         self.connections.links_changed()
@@ -162,16 +188,23 @@ class NodeTraffic:
             return
         self._listeners.listen()
         if self._listeners.trouble:
-            self._agent.once.log(
+            self._ground.once.log(
                 "node listeners", _SAY_AGAIN_S, _log, logging.ERROR, self._listeners.trouble
             )
 
     # What it looks like.
 
-    @property
+    @override
     def listeners(self) -> tuple[Listener, ...]:
-        """The ports that listen, for liveness."""
         return self._listeners.listeners
+
+    @override
+    def ready(self) -> Iterable[Check]:
+        yield Check("node-listeners", self.waits_for())
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {"node_traffic": self.view()}
 
     def waits_for(self) -> str:
         """Why connections of the node cannot be served now; empty when they can."""
@@ -179,7 +212,7 @@ class NodeTraffic:
             return self._listeners.trouble
         if self._host_address is not None and self._host_address.trouble:
             return self._host_address.trouble
-        links = [link for link in self._links() if link.ready]
+        links = [link for link in self._links.links if link.ready]
         if not links:
             return "waits for a server that carries node traffic: none is connected"
         able = [link for link in links if carries(link) is not Carries.NO]
@@ -202,7 +235,7 @@ class NodeTraffic:
 
     def _servers(self) -> Mapping[str, float]:
         found = dict.fromkeys((each.value for each in Carries), 0)
-        for link in self._links():
+        for link in self._links.links:
             found[carries(link).value] += 1
         return found
 
@@ -225,13 +258,14 @@ class NodeTraffic:
                     carries=carries(link).value,
                     silent=self.connections.is_silent(link),
                 )
-                for link in self._links()
+                for link in self._links.links
             ),
             recent_failures=self.connections.failures(),
         )
 
     # The end.
 
+    @override
     def drain(self) -> None:
         """Serve new connections until the end, as long as a server is linked.
 
@@ -240,14 +274,25 @@ class NodeTraffic:
         """
         self.connections.leave()
 
+    @override
+    def busy(self) -> bool:
+        return self.connections.waiting > 0
+
+    @override
+    def drained(self) -> None:
+        self.close()
+
+    @override
     def close(self) -> None:
         """Reset whatever has no tunnel yet; the address is still there."""
         self._closed = True
         self._listeners.close()
         self.connections.close()
 
-    async def take_away(self) -> None:
+    @override
+    async def wait_closed(self) -> None:
         """Take the address from the node, if that does not take for ever."""
+        await asyncio.sleep(0)  # one turn, in which the poller resets what is doomed: from there
         held, self._host_address = self._host_address, None
         if held is None:
             return

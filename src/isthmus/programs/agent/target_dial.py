@@ -1,47 +1,111 @@
-"""One dial that a server asked an agent for, from the question to the tunnel."""
+"""The dials that servers ask an agent for, each from the question to the tunnel."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
-from isthmus.dial.dialers.direct import DirectDial
+from typing_extensions import override
+
+from isthmus.dial.dialers.direct import DirectDial, DirectDialer
+from isthmus.dial.dialers.permitted import EndpointsOnly
+from isthmus.dial.rules_endpoint_lists import Entry, Refusal
 from isthmus.errors import DialFailure
-from isthmus.frame.observe.tracing import Span
+from isthmus.frame.observe.tracing import Span, Tracing
+from isthmus.frame.part import Ground, Part
+from isthmus.frame.tunnels import TunnelTable
 from isthmus.links.talk import Incoming
 from isthmus.logs import log
 from isthmus.net.socket_end import SocketEnd
-from isthmus.values import DialOutcome, DialRequest, HostPort, is_address
+from isthmus.programs.agent.metrics import AgentMetrics
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.values import AgentId, DialOutcome, DialRequest, HostPort, is_address
 
-if TYPE_CHECKING:
-    from isthmus.programs.agent.program import Agent
-
+_QUIET_S = 60.0
 _log = logging.getLogger("isthmus.agent")
+
+
+class TargetDials(Part):
+    """Every dial that is under way, and what they share."""
+
+    def __init__(self, ground: Ground[AgentSettings, AgentMetrics], tunnels: TunnelTable) -> None:
+        settings = ground.settings
+        self._ground = ground
+        self.agent_id = AgentId(ground.id)
+        self.metrics = ground.metrics
+        self.tunnels = tunnels
+        self.tracing: Tracing | None = None
+        self.timeout_s = settings.dial_timeout_s
+        self.endpoints = settings.endpoint_lists
+        self._targets = EndpointsOnly(
+            ground.loop, self.endpoints, settings.aliases, denied=self._denied
+        )
+        self.dialer = DirectDialer(
+            ground.loop, ground.poller, self._targets, self._targets.refuse, metadata=None
+        )
+        self.under_way: set[TargetDial] = set()
+
+    def take(self, incoming: Incoming) -> None:
+        """Begin a dial that a server asks for."""
+        try:
+            target = _target(incoming.host, incoming.port)
+        except ValueError as exc:
+            incoming.refuse(DialFailure.UNRESOLVED, str(exc))
+            return
+        TargetDial(self, incoming, target)
+
+    def _denied(self, target: HostPort, refusal: Refusal) -> None:
+        self.metrics.endpoint_denied(refusal.entry)
+        self._ground.once.log(
+            ("endpoint", refusal.entry), _QUIET_S, _log, logging.WARNING,
+            "a server asked for what this agent may not dial", target=str(target),
+            reason=refusal.why,
+        )  # fmt: skip
+
+    @override
+    async def prepare(self) -> None:
+        self.tracing = self._ground.tracing
+
+    @override
+    def busy(self) -> bool:
+        return bool(self.under_way)
+
+    @override
+    def close(self) -> None:
+        self._targets.close()
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {
+            "endpoint_allow": _texts(self.endpoints.allow),
+            "endpoint_deny": _texts(self.endpoints.deny),
+        }
 
 
 class TargetDial:
     """One dial that a server asked for: the answer of the direct dialer goes back to it."""
 
-    __slots__ = ("_agent", "_dial", "_incoming", "_span", "_started_at", "_target")
+    __slots__ = ("_dial", "_dials", "_incoming", "_span", "_started_at", "_target")
 
-    def __init__(self, agent: Agent, incoming: Incoming, target: HostPort) -> None:
-        self._agent = agent
+    def __init__(self, dials: TargetDials, incoming: Incoming, target: HostPort) -> None:
+        self._dials = dials
         self._incoming = incoming
         self._target = target
         self._started_at = time.monotonic()
         self._dial: DirectDial | None = None
         self._span: Span | None = None
-        if agent.tracing is not None:
-            self._span = agent.tracing.connect(
+        if dials.tracing is not None:
+            self._span = dials.tracing.connect(
                 incoming.asking, connection_id=incoming.connection_id, target=target
             )
-        agent.dials.add(self)
-        asked_s = incoming.timeout_s or agent.settings.dial_timeout_s
-        dial: DirectDial = agent.dialer.dial(
+        dials.under_way.add(self)
+        asked_s = incoming.timeout_s or dials.timeout_s
+        dial: DirectDial = dials.dialer.dial(
             target,
-            timeout_s=min(asked_s, agent.settings.dial_timeout_s),
+            timeout_s=min(asked_s, dials.timeout_s),
             reached=self._reached,
             failed=self._failed,
             client=incoming.requester,
@@ -52,30 +116,30 @@ class TargetDial:
 
     def _cancelled(self) -> None:
         self._incoming.on_cancelled = None  # or it and we would keep each other
-        self._agent.dial_over(self)
+        self._dials.under_way.discard(self)
         if self._span is not None:
             self._span.cancelled()
         if self._dial is not None:
             self._dial.cancel()
 
     def _reached(self, end: SocketEnd) -> None:
-        agent, incoming = self._agent, self._incoming
+        dials, incoming = self._dials, self._incoming
         connection_id = incoming.connection_id
-        agent.metrics.dial_succeeded(time.monotonic() - self._started_at, connection_id)
+        dials.metrics.dial_succeeded(time.monotonic() - self._started_at, connection_id)
         if self._span is not None:
             self._span.succeeded()
         client = incoming.accept(_address(end, self._target))
-        agent.tunnels.open(
+        dials.tunnels.open(
             DialRequest(self._target, incoming.requester, "link", connection_id),
-            DialOutcome(agent.id, incoming.link_id),
+            DialOutcome(dials.agent_id, incoming.link_id),
             client=client,
             far=end,
         )
-        agent.dial_over(self)
+        dials.under_way.discard(self)
 
     def _failed(self, failure: DialFailure, detail: str) -> None:
-        agent = self._agent
-        agent.metrics.dial_failed(failure, time.monotonic() - self._started_at)
+        dials = self._dials
+        dials.metrics.dial_failed(failure, time.monotonic() - self._started_at)
         if self._span is not None:
             self._span.failed(failure, detail)
         if _log.isEnabledFor(logging.DEBUG):
@@ -84,7 +148,7 @@ class TargetDial:
                 reason=failure.value, detail=detail, connection=self._incoming.connection_id,
             )  # fmt: skip
         self._incoming.refuse(failure, detail)
-        agent.dial_over(self)
+        dials.under_way.discard(self)
 
 
 def _address(end: SocketEnd, target: HostPort) -> str:
@@ -97,6 +161,16 @@ def _address(end: SocketEnd, target: HostPort) -> str:
     except OSError:  # gone already
         return ""
     return str(HostPort(str(host).partition("%")[0], port))
+
+
+def _texts(entries: Iterable[Entry]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entry.text for entry in entries))
+
+
+@lru_cache(maxsize=1024)
+def _target(host: str, port: int) -> HostPort:
+    """Check a target; the same ones come again and again, and checking takes 1.5 µs."""
+    return HostPort(host, port)
 
 
 @lru_cache(maxsize=1024)

@@ -19,9 +19,10 @@ from pathlib import Path
 import uvloop
 
 from isthmus.errors import LinkError, LinkStage
+from isthmus.frame.lifecycle import Lifecycle
 from isthmus.frame.signals import stop_signals
 from isthmus.logs import configure
-from isthmus.programs.agent.program import Agent
+from isthmus.programs.agent import PROGRAM as AGENT
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.program import Server
 from isthmus.programs.server.settings import HTTP_CONNECT, ServerSettings
@@ -69,7 +70,7 @@ async def running(directory: Path) -> AsyncIterator[Running]:
         server = Server(_server_settings(directory, files))
         await server.start()
         stack.push_async_callback(server.stop)
-        agent = Agent(_agent_settings(files, server.agent_port))
+        agent = Lifecycle(AGENT, _agent_settings(files, server.agent_port))
         await agent.start()
         stack.push_async_callback(agent.stop)
         async with asyncio.TaskGroup() as tasks:

@@ -1,0 +1,281 @@
+"""The part of an agent that keeps its links: who it is to its servers, and what it sees of them.
+
+How links are found and made is servers.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from isthmus.dial.frontends.backend import PROCESS
+from isthmus.errors import LinkError, LinkStage
+from isthmus.frame.admin.answers import Check
+from isthmus.frame.part import Ground, LongTask, Part
+from isthmus.frame.revoking import Revoking
+from isthmus.frame.supervised import counted
+from isthmus.frame.tunnels import TunnelTable
+from isthmus.frame.views import gate_views, link_view
+from isthmus.kube.api import Kube
+from isthmus.kube.leases import LeaseCounter
+from isthmus.kube.opening import open_kube
+from isthmus.links.agent_side import AgentGreeting, ServerLink
+from isthmus.links.link import LinkTerms
+from isthmus.links.talk import Incoming
+from isthmus.logs import log
+from isthmus.net.contexts import HotContext, TlsFiles, client_context
+from isthmus.net.files import read_part
+from isthmus.net.resolver import Resolver
+from isthmus.net.revocation import watch as watch_lists
+from isthmus.net.rules_near import ZONE_LABEL
+from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.agent.gate_watch import GateWatch
+from isthmus.programs.agent.linking import Linking, ServerAddresses
+from isthmus.programs.agent.metrics import AgentMetrics
+from isthmus.programs.agent.servers import Servers
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.text.backoff import Backoff
+from isthmus.tunnel.limits import Limits, with_keepalive
+from isthmus.tunnel.message_reader import PacketCounts
+from isthmus.values import AgentId
+
+_MAX_TOKEN_CHARS = 64 * 1024
+_log = logging.getLogger("isthmus.agent")
+
+
+def _nobody() -> None:
+    """Nobody asked to hear that a link came or went."""
+
+
+class ServerLinks(Part):
+    """The links to all servers. ``on_change`` hears that one came or went."""
+
+    def __init__(
+        self,
+        ground: Ground[AgentSettings, AgentMetrics],
+        on_dial: Callable[[Incoming], None],
+        tunnels: TunnelTable,
+    ) -> None:
+        settings = ground.settings
+        self._ground = ground
+        self._settings = settings
+        self._on_dial = on_dial
+        self._tunnels = tunnels
+        self._resolver = Resolver(ground.loop, settings.aliases, for_peers=False)
+        self._revoking = Revoking(
+            once=ground.once, metrics=ground.metrics.revocation, poller=ground.poller
+        )
+        self._packets = PacketCounts()
+        self._gates = GateWatch(
+            ground.loop,
+            on_here=settings.enabled(CLUSTER_TO_MASTER),
+            links=lambda: self.links,
+            then=lambda: self.on_change(),
+        )
+        self.servers: Servers | None = None
+        self.on_change: Callable[[], None] = _nobody
+
+    @property
+    def links(self) -> list[ServerLink]:
+        """The link to each server."""
+        return [*self.servers.links.values()] if self.servers is not None else []
+
+    @property
+    def open_links(self) -> list[ServerLink]:
+        """Every link that was welcomed and is not over."""
+        return self.servers.open_links if self.servers is not None else []
+
+    @property
+    def known_count(self) -> int:
+        """How many servers there are, as far as they said."""
+        return self.servers.known_count if self.servers is not None else 0
+
+    # Part.
+
+    @override
+    async def prepare(self) -> None:
+        for warning in self._settings.warnings():
+            log(_log, logging.WARNING, warning)
+        self.servers = self._made()
+
+    def _made(self) -> Servers:
+        ground, settings = self._ground, self._settings
+        files = TlsFiles(
+            cert=settings.agent_cert,
+            key=settings.agent_key,
+            ca=settings.ca_cert,
+            labels=("--agent-cert", "--agent-key", "--ca-cert"),
+        )
+        self._revoking.read("agent", settings.crl_file, settings.ca_cert)
+        revocations = self._revoking.all.get("agent")
+        build = partial(client_context, alpn=settings.alpn, revocations=revocations)
+        context = HotContext(files, build, purpose="client")
+        ground.contexts.append(context)
+        terms = LinkTerms(
+            loop=ground.loop,
+            poller=ground.poller,
+            limits=with_keepalive(Limits(), settings.keepalive_time_s),
+            budget=ground.budget,
+            only=settings.link,
+            packets=self._packets,
+        )
+        linking = Linking(
+            terms,
+            context=lambda: context.current,
+            greeting=self._greeting,
+            on_dial=self._on_dial,
+            metrics=ground.metrics,
+            once=ground.once,
+            alpn=settings.alpn,
+        )
+        addresses = ServerAddresses(
+            terms,
+            self._resolver,
+            hosts=settings.proxy_server_host,
+            port=settings.proxy_server_port,
+            proxies=ProxyRules.from_environment(os.environ),
+            once=ground.once,
+            server_name=settings.proxy_server_name,
+        )
+        return Servers(
+            linking,
+            addresses,
+            backoff=lambda: Backoff(
+                first_s=settings.sync_interval_s,
+                cap_s=settings.sync_interval_cap_s,
+                chance=random.random,
+            ),
+            count_source=settings.server_count_source,
+            changed=self._gates.changed,
+        )
+
+    def _greeting(self) -> AgentGreeting:
+        """Say who we are; the token is read for each link, because it is rotated.
+
+        Raises:
+            LinkError: the token cannot be read now.
+        """
+        settings = self._settings
+        path = settings.service_account_token_path
+        token = ""
+        if path:
+            try:
+                token = read_part(path, _MAX_TOKEN_CHARS).decode("ascii").strip()
+            except (OSError, UnicodeDecodeError) as exc:
+                why = exc.strerror if isinstance(exc, OSError) else "is no token"
+                raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
+        return AgentGreeting(
+            agent_id=AgentId(self._ground.id),
+            identifiers=settings.agent_identifiers,
+            labels={ZONE_LABEL: settings.zone} if settings.zone else {},
+            network=settings.agent_network,
+            token=token,
+            features=settings.features,
+            process=PROCESS,
+        )
+
+    @override
+    def start(self) -> None:
+        gauges = self._ground.metrics.gauges
+        gauges.links = lambda: len(self.links)
+        gauges.held_bytes = lambda: sum(link.held_bytes for link in self.open_links)
+        gauges.packets = lambda: {
+            "from_agent": self._packets.sent,
+            "to_agent": self._packets.received,
+        }
+        gauges.known_servers = lambda: self.known_count
+        gauges.gates = self._settings.gates
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        assert self.servers is not None
+        yield "servers", self.servers.keep_connected()
+        if self._revoking.all:
+            yield "crl", watch_lists([*self._revoking.all.values()], self._cut_revoked)
+
+    def _cut_revoked(self) -> None:
+        self._revoking.cut(self.open_links, self._tunnels)
+
+    @override
+    def drain(self) -> None:
+        if self.servers is not None:
+            self.servers.drain()
+
+    @override
+    def busy(self) -> bool:
+        return self.servers is not None and self.servers.unsent
+
+    @override
+    def drained(self) -> None:
+        if self.servers is not None:
+            self.servers.take_no_more()
+
+    @override
+    def close(self) -> None:
+        self._gates.stop()
+        if self.servers is not None:
+            self.servers.close()
+
+    @override
+    async def wait_closed(self) -> None:
+        if self.servers is not None:
+            await self.servers.wait_closed()
+        self._resolver.close()
+
+    @override
+    def ready(self) -> Iterable[Check]:
+        yield Check("server-connected", "" if self.links else "no server is connected")
+
+    @override
+    def status(self) -> str:
+        linked = len(self.links)
+        if not linked:
+            return "linked to no server"
+        of_all = f"{linked} of {counted(max(linked, self.known_count), 'server')}"
+        return f"linked to {of_all}, {counted(len(self._tunnels), 'tunnel')}"
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        now = self._ground.now()
+        return {
+            "known_servers": self.known_count,
+            "links": tuple(link_view(link, link.server_id, now) for link in self.links),
+            "feature_gates": gate_views(self._settings),
+        }
+
+
+class ServerLeases(Part):
+    """The number of servers, by their Leases."""
+
+    def __init__(self, settings: AgentSettings, links: ServerLinks, metrics: AgentMetrics) -> None:
+        self._settings = settings
+        self._links = links
+        self._metrics = metrics
+        self._kube: Kube | None = None
+
+    @override
+    async def prepare(self) -> None:
+        self._kube = open_kube(self._settings.kubeconfig)
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        assert self._kube is not None and self._links.servers is not None
+        counter = LeaseCounter(
+            self._kube.leases(self._settings.lease_namespace),
+            selector=self._settings.lease_label_selector,
+            changed=self._links.servers.counted,
+            metrics=self._metrics.leases,
+        )
+        yield "count", counter.run()
+
+    @override
+    async def wait_closed(self) -> None:
+        if self._kube is not None:
+            await self._kube.close()
