@@ -18,10 +18,10 @@ from isthmus.frame.cli.flags import FlagCommand
 from isthmus.settings.options import Kind, Option, options_of
 
 NOTE = "<!-- Written by tools/reference_docs.py; a test fails when it is not current. -->\n"
-_PROGRAMS = {title.removeprefix("isthmus "): page for page, (title, _, _) in PAGES.items()}
+_PROGRAMS = {program.name: page for page, program in PAGES.items()}
 _FLAGS = {
-    page: frozenset(f"--{option.flag}" for option in options_of(settings))
-    for page, (_, _, settings) in PAGES.items()
+    page: frozenset(f"--{option.flag}" for option in options_of(program.settings_class))
+    for page, program in PAGES.items()
 }
 #: A command that has so many flags of a program takes that program's flags.
 _MANY = 12
@@ -56,7 +56,7 @@ def _of(command: click.Command, above: click.Context, name: str) -> Iterator[str
         more = [row for flag, row in rows.items() if not page or flag not in _FLAGS[page]]
         if page:
             end = ", and these:" if more else "."
-            yield f"It takes the flags of [{PAGES[page][0]}]({page}){end}\n"
+            yield f"It takes the flags of [isthmus {PAGES[page].name}]({page}){end}\n"
         if more:
             yield from ("| Flag | Default | What it does |", "|---|---|---|", *more, "")
     if isinstance(command, click.Group):

@@ -171,12 +171,13 @@ def files() -> str:
         NOTE,
         _FILES,
     ]
-    for title, _, settings in PAGES.values():
-        lines += [f"## `{title}`\n", "| Flag | What for | When it is read |", "|---|---|---|"]
+    for program in PAGES.values():
+        lines.append(f"## `isthmus {program.name}`\n")
+        lines += ["| Flag | What for | When it is read |", "|---|---|---|"]
         lines += [
             f"| `--{option.flag}` | {option.help.replace('|', chr(92) + '|')} | {when} |"
-            for option in options_of(settings)
-            if (when := _when(title.removeprefix("isthmus "), option))
+            for option in options_of(program.settings_class)
+            if (when := _when(program.name, option))
         ]
         lines.append("")
     return "\n".join(lines)

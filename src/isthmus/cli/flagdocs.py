@@ -9,16 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from isthmus.frame.cli.flags import grouped
-from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.programs.https_proxy.settings import HttpsProxySettings
-from isthmus.programs.node_proxy.settings import NodeProxySettings
-from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.sni_router.settings import SniRouterSettings
-from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
+from isthmus.frame.program import Program
+from isthmus.programs import programs
 from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
 
 _FORMS = """\
@@ -31,138 +25,16 @@ left out. The column *In konnectivity* says how the Go program differs; where it
 same.
 """
 
-_SERVER = """\
-Names, meanings and defaults are those of konnectivity's `proxy-server`, except where the tables say
-otherwise. Flags are checked against each other before anything is opened; what is wrong is one
-sentence on standard error and exit code 2.
-
-- A TCP frontend needs `--server-cert`, `--server-key` and `--server-ca-cert`. `--uds-name` alone
-  opens no TCP port; with `--server-port` as well, both listen.
-- `--cluster-cert` and `--cluster-key` are always needed, and `--cluster-ca-cert` too unless
-  `--insecure-agents` says that agents are not authenticated.
-- Ports are 0 to 65535, and 0 takes any free one. `--server-port=0` with `--uds-name` and without
-  `--server-cert` opens no TCP port, as manifests written for konnectivity expect.
-- `--compat=konnectivity` allows ports from 1024 to 49151 only, and no TCP port beside a UNIX
-  socket.
-- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
-  ([the administrative port](../admin-port.md)).
-"""
-
-_AGENT = """\
-Names, meanings and defaults are those of konnectivity's `proxy-agent`, except where the tables say
-otherwise. Flags are checked against each other before anything is opened; what is wrong is one
-sentence on standard error and exit code 2.
-
-- `--ca-cert` is always needed; `--agent-cert` and `--agent-key` come together.
-- `--proxy-server-host` may be given several times, and may be an SRV name
-  (`_service._tcp.name`), which brings its own ports.
-- `--agent-identifiers` is a URL query with the keys `ipv4`, `ipv6`, `host`, `cidr` and
-  `default-route`; a key that is none of these is an error.
-- `--host-alias` names are known only to this agent: a dial to such a name reaches the address
-  given, whatever DNS says.
-- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
-  ([the administrative port](../admin-port.md)).
-"""
-
-_SNI_ROUTER = """\
-Flags are checked against each other before anything is opened; what is wrong is one sentence on
-standard error and exit code 2. Routes are in the file of `--config`
-([how to share an address](../how-to/sni-router.md)).
-
-- `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
-- `--accept-proxy` and `--proxy-from` come together. Then every connection needs a PROXY header,
-  and one that comes from elsewhere is reset.
-- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
-  ([the administrative port](../admin-port.md)).
-"""
-
-_APISERVER_PROXY = """\
-Flags are checked against each other before anything is opened; what is wrong is one sentence on
-standard error and exit code 2 ([how to give nodes their apiserver](../how-to/apiserver-proxy.md)).
-
-- `--config` says in a file what the flags of the groups *Listening*, *Upstreams*, *Health of the
-  upstreams*, *PROXY protocol and HTTP proxy* and *Limits* say: give one or the others.
-- `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
-  Loopback addresses and `:PORT` are never put on `lo`.
-- `--listen-addr`, `--apiserver-addr` and `--proxy-addr` are the flags of HyperShift's
-  kubernetes-default-proxy.
-- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
-  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
-  ([the administrative port](../admin-port.md)).
-"""
-
-_NODE_PROXY = """\
-Names, meanings and defaults are those of kube-proxy, except where the tables say otherwise. Flags
-are checked against each other before anything is opened; what is wrong is one sentence on standard
-error and exit code 2 ([how to program a node](../how-to/node-proxy.md)).
-
-- `--config` reads kube-proxy's own file. Flags that it has a key for are not used beside it, apart
-  from `--hostname-override` and those of *Logging*; which they were is said.
-- `--node-cidr` may come without a value: `--node-cidr`, `--node-cidr=` and none are the same.
-- A value for another `--detect-local`, `--detect-local-mode` or `--proxy-mode` than the one that is
-  chosen is not used, and the log says by which it would be.
-- Interfaces have at most 15 characters, and prefixes of them 14; neither takes a `+`.
-"""
-
-_SIDECAR = """\
-Names, meanings and defaults are those of HyperShift's `konnectivity-{name}`, which is what the
-column *In konnectivity* speaks of. Flags are checked against each other before anything is opened;
-what is wrong is one sentence on standard error and exit code 2
-([how to run sidecars](../how-to/sidecars.md)).
-
-- The word `run` before the flags is accepted and changes nothing.
-- The connectivity server is at `--konnectivity-hostname` and `--konnectivity-port`, with mutual
-  TLS; or at `--konnectivity-uds`, and then no certificates are needed.
-- `--username` and `--password-file` come together. A `--serving-address` that is not loopback needs
-  them, or `--allow-unauthenticated`.
-{more}- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it
-  speaks HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
-  ([the administrative port](../admin-port.md)).
-"""
-
-_SOCKS5_PROXY = _SIDECAR.format(
-    name="socks5-proxy",
-    more="""\
-- `--disable-resolver` wins over the other flags of *Names*.
-""",
-)
-
-_HTTPS_PROXY = _SIDECAR.format(
-    name="https-proxy",
-    more="""\
-- Names are resolved before each dial by the DNS of the guest cluster; there are no flags for that.
-- `--http-proxy` is for plain requests, `--https-proxy` for `CONNECT`. `--no-proxy` is for both and
-  is read as Go reads `NO_PROXY`; `localhost` and loopback addresses never go by a proxy.
-""",
-)
-
-#: Whose flags are compared with those of another Go program.
-_OF_KUBE_PROXY = "node-proxy-flags.md"
-
-PAGES: dict[str, tuple[str, str, type[Any]]] = {
-    "server-flags.md": ("isthmus server", _SERVER, ServerSettings),
-    "agent-flags.md": ("isthmus agent", _AGENT, AgentSettings),
-    "sni-router-flags.md": ("isthmus sni-router", _SNI_ROUTER, SniRouterSettings),
-    "apiserver-proxy-flags.md": (
-        "isthmus apiserver-proxy",
-        _APISERVER_PROXY,
-        ApiserverProxySettings,
-    ),
-    _OF_KUBE_PROXY: ("isthmus node-proxy", _NODE_PROXY, NodeProxySettings),
-    "socks5-proxy-flags.md": ("isthmus socks5-proxy", _SOCKS5_PROXY, Socks5ProxySettings),
-    "https-proxy-flags.md": ("isthmus https-proxy", _HTTPS_PROXY, HttpsProxySettings),
-}
+PAGES: dict[str, Program] = {f"{it.name}-flags.md": it for it in programs()}
 
 
 def page(name: str) -> str:
     """The text of one reference page."""
-    title, rules, settings = PAGES[name]
-    tables = _tables(options_of(settings))
-    text = "\n".join([f"# Flags of `{title}`\n", rules, _FORMS, *tables])
-    return text.replace("konnectivity", "kube-proxy") if name == _OF_KUBE_PROXY else text
+    program = PAGES[name]
+    tables = _tables(options_of(program.settings_class))
+    head = [f"# Flags of `isthmus {program.name}`\n", program.flag_rules, _FORMS]
+    text = "\n".join([*head, *tables])
+    return text.replace("konnectivity", program.flags_of) if program.flags_of else text
 
 
 def _tables(declared: Iterable[Option]) -> Iterator[str]:

@@ -59,6 +59,10 @@ class Program:
     metrics: str
     view: str = ""
     workers: str = ""
+    #: What the reference page of its flags says before the tables.
+    flag_rules: str = ""
+    #: The program that its flags come from, where that is not konnectivity's.
+    flags_of: str = ""
     #: The name of its logger below ``isthmus``.
     log: str
     #: The setting that names one of them, and the field of snapshots and log lines; none has any.

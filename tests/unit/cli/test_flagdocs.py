@@ -22,7 +22,7 @@ def test_the_page_is_current(name: str) -> None:
 def test_the_page_has_every_flag(name: str, tmp_path: Path) -> None:
     write(tmp_path)
     text = (tmp_path / name).read_text(encoding="utf-8")
-    for option in options_of(PAGES[name][2]):
+    for option in options_of(PAGES[name].settings_class):
         assert f"`--{option.flag}" in text
 
 

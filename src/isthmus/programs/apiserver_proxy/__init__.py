@@ -2,6 +2,21 @@
 
 from isthmus.frame.program import Program
 
+_FLAG_RULES = """\
+Flags are checked against each other before anything is opened; what is wrong is one sentence on
+standard error and exit code 2 ([how to give nodes their apiserver](../how-to/apiserver-proxy.md)).
+
+- `--config` says in a file what the flags of the groups *Listening*, *Upstreams*, *Health of the
+  upstreams*, *PROXY protocol and HTTP proxy* and *Limits* say: give one or the others.
+- `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
+  Loopback addresses and `:PORT` are never put on `lo`.
+- `--listen-addr`, `--apiserver-addr` and `--proxy-addr` are the flags of HyperShift's
+  kubernetes-default-proxy.
+- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
+  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
+  ([the administrative port](../admin-port.md)).
+"""
+
 PROGRAM = Program(
     name="apiserver-proxy",
     title="Apiserver proxy",
@@ -16,4 +31,5 @@ PROGRAM = Program(
     workers="program:worker_plan",
     log="apiserver_proxy",
     snapshot_kind="ApiserverProxySnapshot",
+    flag_rules=_FLAG_RULES,
 )

@@ -2,6 +2,24 @@
 
 from isthmus.frame.program import Program
 
+_FLAG_RULES = """\
+Names, meanings and defaults are those of konnectivity's `proxy-server`, except where the tables say
+otherwise. Flags are checked against each other before anything is opened; what is wrong is one
+sentence on standard error and exit code 2.
+
+- A TCP frontend needs `--server-cert`, `--server-key` and `--server-ca-cert`. `--uds-name` alone
+  opens no TCP port; with `--server-port` as well, both listen.
+- `--cluster-cert` and `--cluster-key` are always needed, and `--cluster-ca-cert` too unless
+  `--insecure-agents` says that agents are not authenticated.
+- Ports are 0 to 65535, and 0 takes any free one. `--server-port=0` with `--uds-name` and without
+  `--server-cert` opens no TCP port, as manifests written for konnectivity expect.
+- `--compat=konnectivity` allows ports from 1024 to 49151 only, and no TCP port beside a UNIX
+  socket.
+- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
+  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
+  ([the administrative port](../admin-port.md)).
+"""
+
 PROGRAM = Program(
     name="server",
     title="Server",
@@ -17,4 +35,5 @@ PROGRAM = Program(
     log="server",
     id_field="server_id",
     snapshot_kind="ServerSnapshot",
+    flag_rules=_FLAG_RULES,
 )

@@ -2,6 +2,19 @@
 
 from isthmus.frame.program import Program
 
+_FLAG_RULES = """\
+Flags are checked against each other before anything is opened; what is wrong is one sentence on
+standard error and exit code 2. Routes are in the file of `--config`
+([how to share an address](../how-to/sni-router.md)).
+
+- `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
+- `--accept-proxy` and `--proxy-from` come together. Then every connection needs a PROXY header,
+  and one that comes from elsewhere is reset.
+- The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
+  HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
+  ([the administrative port](../admin-port.md)).
+"""
+
 PROGRAM = Program(
     name="sni-router",
     title="SNI router",
@@ -16,4 +29,5 @@ PROGRAM = Program(
     workers="program:worker_plan",
     log="sni",
     snapshot_kind="SniRouterSnapshot",
+    flag_rules=_FLAG_RULES,
 )
