@@ -393,10 +393,10 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
     settings.validate()
     file = File.named("--config", _CONFIG)
     volume = volumes.config_map("routes", ROUTES_CONFIG_MAP, {file.path.name: file})
-    container = containers.container(
-        ROUTER_PROGRAM,
-        choices.image,
-        for_pod([ROUTER_PROGRAM, *arguments(options_of(SniRouterSettings), flags)]),
+    container = containers.Container(
+        name=ROUTER_PROGRAM,
+        image=choices.image,
+        args=for_pod([ROUTER_PROGRAM, *arguments(options_of(SniRouterSettings), flags)]),
         security=containers.unprivileged_anybody(),
         volumes=[volume],
         ports={PORT_NAME: PORT, "health": settings.health_port},
@@ -406,7 +406,7 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
     pod = Pod(
         name=PRIVATE_ROUTER,
         namespace=namespace,
-        containers=[container],
+        containers=[container.to_spec()],
         volumes=[volume],
         grace_s=int(settings.graceful_shutdown_timeout_s) + _SPARE_S,
         extra={"automountServiceAccountToken": False},

@@ -17,7 +17,8 @@ from isthmus.errors import ConfigError
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
 from isthmus.manifests.around import AGENT_VERBS, Owner
-from isthmus.manifests.pods import NOTHING, Extras, Manifest, Pod
+from isthmus.manifests.containers import Container, fields, variables
+from isthmus.manifests.pods import Manifest, Pod
 from isthmus.manifests.settings import (
     DAEMON_SET,
     DEPLOYMENT,
@@ -51,7 +52,6 @@ class AgentPlan:
     manifest: ManifestSettings
     settings: AgentSettings
     given: Given
-    extras: Extras = NOTHING
 
     @property
     def args(self) -> list[str]:
@@ -205,19 +205,17 @@ def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
 
 
 def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) -> Pod:
-    manifest, settings, extras = plan.manifest, plan.settings, plan.extras
+    manifest, settings = plan.manifest, plan.settings
     if settings.kubeconfig:
         found = [*found, volumes.scratch()]  # for keys that are written in a kubeconfig itself
     # Every agent needs an id of its own, and the name of a pod is one.
-    environment = {} if settings.agent_id else {"PROXY_AGENT_ID": "POD_NAME"}
-    agent = containers.container(
-        "agent",
-        manifest.image,
-        for_pod(plan.args),
+    own_id = {} if settings.agent_id else {"PROXY_AGENT_ID": "POD_NAME"}
+    agent = Container(
+        name="agent",
+        image=manifest.image,
+        args=for_pod(plan.args),
         security=containers.unprivileged(manifest.run_as),
-        references=references({**plan.given, "": extras.args}),
-        environment=environment,
-        values=_proxies(manifest),
+        env=[*fields(references(plan.given), **own_id), *variables(_proxies(manifest))],
         volumes=found,
         ports={"health": settings.health_server_port},
         probes=containers.probes(
@@ -225,23 +223,22 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
         ),
         resources=containers.resources(),
     )
-    setup = containers.container(
-        "setup-interface",
-        manifest.image,
-        for_pod(plan.setup),
+    setup = Container(
+        name="setup-interface",
+        image=manifest.image,
+        args=for_pod(plan.setup),
         security=containers.with_capability(containers.NET_ADMIN),
         resources=containers.resources(),
     )
-    pod = Pod(
+    return Pod(
         name=manifest.name,
         namespace=manifest.namespace,
-        containers=[extras.to_container(agent)],
-        init_containers=[setup] if plan.setup else [],
+        containers=[agent.to_spec()],
+        init_containers=[setup.to_spec()] if plan.setup else [],
         volumes=found,
         grace_s=plan.grace_s,
         extra=extra or {},
     )
-    return extras.to_pod(pod)
 
 
 def _proxies(manifest: ManifestSettings) -> dict[str, str]:

@@ -1,4 +1,9 @@
-"""The indicators that our objectives are held against, as recording rules of Prometheus."""
+"""Prometheus rules over the metrics: indicators for the objectives, and every alert.
+
+A new alert needs a section in docs/how-to/monitoring.md, which says what to do, and a case in the
+tests: that every name is a metric, that promtool takes the rules, and that each alert fires and
+stays quiet.
+"""
 
 from __future__ import annotations
 

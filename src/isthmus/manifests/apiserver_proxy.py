@@ -18,6 +18,7 @@ from urllib.parse import quote
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, pods, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
+from isthmus.manifests.containers import Container, fields
 from isthmus.manifests.pods import Pod
 from isthmus.manifests.settings import STATIC_POD
 from isthmus.manifests.settings_apiserver_proxy import IGNITION, ApiserverProxyManifestSettings
@@ -143,12 +144,12 @@ def _static_pod(plan: ProxyManifestPlan) -> str:
     security = containers.unprivileged(manifest.run_as)
     if capabilities:
         security = containers.with_capability(*capabilities)
-    container = containers.container(
-        _PROGRAM,
-        manifest.image,
-        for_pod(plan.args),
+    container = Container(
+        name=_PROGRAM,
+        image=manifest.image,
+        args=for_pod(plan.args),
         security=security,
-        references=references(plan.given),
+        env=fields(references(plan.given)),
         volumes=found,
         ports=_ports(plan),
         # Ready as long as it is alive: whether the apiserver is, its own probes know.
@@ -160,7 +161,7 @@ def _static_pod(plan: ProxyManifestPlan) -> str:
     pod = Pod(
         name=manifest.name,
         namespace=manifest.namespace,
-        containers=[container],
+        containers=[container.to_spec()],
         volumes=found,
         grace_s=plan.grace_s,
     )

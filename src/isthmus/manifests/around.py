@@ -118,7 +118,7 @@ def _rights(kind: str, metadata: Manifest, rule: Manifest, subject: Manifest) ->
 
 def service(
     owner: Owner,
-    ports: Mapping[str, int],
+    ports: Mapping[str, int | str],
     *,
     name: str = "",
     kind: str = "ClusterIP",
@@ -144,7 +144,7 @@ def service(
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def config_map(owner: Owner, name: str, data: Mapping[str, str]) -> Manifest:
+def config_map(owner: Owner, name: str, data: Mapping[str, Any]) -> Manifest:
     """Texts for people, or for pods."""
     return {
         "apiVersion": "v1",
@@ -154,7 +154,7 @@ def config_map(owner: Owner, name: str, data: Mapping[str, str]) -> Manifest:
     }
 
 
-def pod_monitor(owner: Owner, *, interval: str, labels: Mapping[str, str]) -> Manifest:
+def pod_monitor(owner: Owner, *, interval: str, labels: Mapping[Any, Any]) -> Manifest:
     """What the Prometheus operator reads: where the pods' metrics are."""
     metadata = owner.metadata()
     metadata["labels"] = {**labels, **metadata["labels"]}
@@ -204,12 +204,12 @@ def network_policy(
     }
 
 
-def to_ports(*ports: int) -> Manifest:
+def to_ports(*ports: int | str) -> Manifest:
     """A rule: these TCP ports, from or to anywhere."""
     return {"ports": [_port("TCP", port) for port in ports]}
 
 
-def from_networks(cidrs: Iterable[str], *ports: int) -> Manifest:
+def from_networks(cidrs: Iterable[str], *ports: int | str) -> Manifest:
     """A rule: these ports, from these networks, or from anywhere where there are none."""
     found = blocks(cidrs)
     return {**({"from": found} if found else {}), **to_ports(*ports)}
@@ -230,5 +230,5 @@ def in_namespace(name: str) -> dict[str, Any]:
     return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
-def _port(protocol: str, port: int) -> dict[str, Any]:
+def _port(protocol: str, port: int | str) -> dict[str, Any]:
     return {"protocol": protocol, "port": port}

@@ -1,7 +1,8 @@
-"""The files of the Helm chart that follow from declarations: Chart.yaml, values, schema, reference.
+"""The files of the Helm chart: Chart.yaml, values, schema, reference, and the templates.
 
-Templates are written by hand, in Helm's language, and held against installation.py by tests. The
-files are kept in deploy/helm/isthmus; a test fails when they are not what this would write.
+Everything follows from declarations: values from settings_values.py, templates from the trees of
+installation_objects.py. The files are kept in deploy/helm/isthmus, and a test fails when they are
+not what this would write. NOTES.txt alone is written by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any
 
 from isthmus import __version__
 from isthmus.manifests.alerts import rules_text
+from isthmus.manifests.installation_objects import FILES, egress_document
+from isthmus.manifests.installation_values import NEEDED, REFUSALS, RULES_FILE
+from isthmus.manifests.installation_values import TEMPLATE as INSTALLATION
 from isthmus.manifests.settings_values import SECTIONS, VALUES, Shape, Tree, Value, leaves
+from isthmus.manifests.template import MISSING, Computed, Node, Template, When, hole
 
 NAME = "isthmus"
 #: What the templates use: a preStop that sleeps is known since 1.30.
@@ -49,6 +54,27 @@ helm status isthmus --namespace isthmus-system    # what is left to do for kube-
 Step by step it is docs/how-to/helm.md in the repository. Every value is here; whatever is not is
 refused.
 """
+_WRITTEN = "{{- /* Written by isthmus.manifests.chart, not by hand. */}}\n"
+_NO_RULES = Computed(
+    lambda _: False,
+    f"and $.Values.monitoring.prometheusRule.enabled (not ($.Files.Get {json.dumps(RULES_FILE)}))",
+)
+_HELMS_OWN = {
+    "helm.sh/chart": hole("chart"),
+    "app.kubernetes.io/instance": hole("release"),
+    "app.kubernetes.io/managed-by": hole("service"),
+    "app.kubernetes.io/version": hole("version"),
+}
+TEMPLATE = Template(
+    numbers=INSTALLATION.numbers,
+    computed={
+        **INSTALLATION.computed,
+        "chart": Computed(lambda _: "", 'printf "%s-%s" $.Chart.Name $.Chart.Version'),
+        "release": Computed(lambda _: "", "$.Release.Name"),
+        "service": Computed(lambda _: "", "$.Release.Service"),
+        "version": Computed(lambda _: "", "$.Chart.AppVersion"),
+    },
+)
 _TITLES = {"": "Both programs", "server": "Server", "agent": "Agents", "monitoring": "Monitoring"}
 
 
@@ -159,9 +185,57 @@ def _shown(default: Any) -> str:
     return ", ".join(default) if isinstance(default, list) else str(default)
 
 
+def templates() -> dict[str, str]:
+    """The templates, by their names."""
+    checks = [(holds, why) for holds, why in REFUSALS]
+    checks.append((_NO_RULES, f"monitoring.prometheusRule.enabled: this chart has no {RULES_FILE}"))
+    refused = "".join(
+        f"{{{{- if {holds.helm} }}}}\n{{{{- fail {json.dumps(why)} }}}}\n{{{{- end }}}}\n"
+        for holds, why in checks
+    )
+    found = {
+        name: TEMPLATE.to_helm([_labelled(each) for each in nodes]) for name, nodes in FILES.items()
+    }
+    return {
+        name: _WRITTEN + text
+        for name, text in {"checks.yaml": refused, "_notes.tpl": _for_notes(), **found}.items()
+    }
+
+
+def _labelled(node: Node) -> Node:
+    """An object with what Helm knows of it in its labels."""
+    if isinstance(node, When):
+        other = node.otherwise
+        return When(
+            node.holds, _labelled(node.then), other if other is MISSING else _labelled(other)
+        )
+    if isinstance(node, list):
+        return [_labelled(each) for each in node]
+    metadata = node["metadata"]
+    return {**node, "metadata": {**metadata, "labels": {**metadata["labels"], **_HELMS_OWN}}}
+
+
+def _for_notes() -> str:
+    """What NOTES.txt includes: kube-apiserver's file, and the objects that somebody has to make."""
+    lines = ['{{- define "isthmus.egressSelector" -}}', *TEMPLATE.lines(egress_document())]
+    lines += ["{{- end -}}", '{{- define "isthmus.needed" -}}']
+    for each in NEEDED:
+        remark = ""
+        if each.remark is not None:
+            text = TEMPLATE.plain(each.remark.then)
+            remark = f"{{{{ if {each.remark.holds.helm} }}}}{text}{{{{ end }}}}"
+        lines += [
+            f"{{{{- if {each.holds.helm} }}}}",
+            f"  {each.kind} {TEMPLATE.plain(each.name)} ({', '.join(each.keys)}){remark}",
+            "{{- end }}",
+        ]
+    return "".join(f"{line}\n" for line in [*lines, "{{- end -}}"])
+
+
 def chart_files() -> dict[str, str]:
     """The generated files of the chart, by their paths in it."""
     return {
+        **{f"templates/{name}": text for name, text in templates().items()},
         "Chart.yaml": chart_yaml(),
         "README.md": readme(),
         "values.yaml": values_yaml(),

@@ -224,7 +224,8 @@ def everything(files: tuple[str, ...], namespace: str) -> int:
       isthmus manifest all | kubectl apply --server-side -f -
       isthmus manifest all --values=values.yaml --namespace=isthmus > isthmus.yaml
     """
-    from isthmus.manifests.installation import installation, needed_objects
+    from isthmus.manifests.installation import installation
+    from isthmus.manifests.installation_values import needed_objects
     from isthmus.manifests.settings import check_namespace
     from isthmus.manifests.settings_values import VALUES, defaults, merged, read
     from isthmus.settings.go_yaml_writing import to_yaml
@@ -234,7 +235,7 @@ def everything(files: tuple[str, ...], namespace: str) -> int:
     for path in files:
         values = merged(values, read(_text(path), path, VALUES))
     text = to_yaml(installation(values, namespace))
-    for kind, name, keys in needed_objects(values):
+    for kind, name, keys in needed_objects(values, namespace):
         click.echo(
             f"isthmus: {namespace} needs the {kind} {name} with {' and '.join(keys)}", err=True
         )

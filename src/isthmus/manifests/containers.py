@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.manifests.arguments import REFERENCES, for_pod
+from isthmus.manifests.template import Node, mapped
 from isthmus.manifests.volumes import Volume
 
 NET_ADMIN = "NET_ADMIN"
@@ -14,7 +16,7 @@ _MOST_MEMORY = "512Mi"
 _PROGRAM = "isthmus"
 
 
-def unprivileged(user: int) -> dict[str, Any]:
+def unprivileged(user: int | str) -> dict[str, Any]:
     """A security context without any capability; what "restricted" pods may have."""
     return {
         "runAsNonRoot": True,
@@ -49,52 +51,57 @@ def with_capability(*capabilities: str) -> dict[str, Any]:
     }
 
 
-def container(
-    name: str,
-    image: str,
-    args: Sequence[str],
-    *,
-    security: Mapping[str, Any],
-    references: Iterable[str] = (),
-    environment: Mapping[str, str] | None = None,
-    values: Mapping[str, str] | None = None,
-    volumes: Iterable[Volume] = (),
-    ports: Mapping[str, int] | None = None,
-    probes: Mapping[str, Any] | None = None,
-    resources: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A container of our image; what is empty is left out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container of the Isthmus image; what is empty is left out of it."""
 
-    ``references`` are names of REFERENCES; ``environment`` gives variables such a name each,
-    ``values`` gives them texts.
+    name: str
+    image: str
+    args: Sequence[Node]
+    security: Mapping[str, Any]
+    #: As from ``fields()`` and ``variables()``.
+    env: Sequence[Node] = ()
+    volumes: Sequence[Node] = ()
+    ports: Mapping[str, int | str] = field(default_factory=dict)
+    probes: Mapping[str, Any] = field(default_factory=dict)
+    resources: Node = field(default_factory=dict)
+    lifecycle: Mapping[str, Any] = field(default_factory=dict)
+    pull_policy: str = "IfNotPresent"
+
+    def to_spec(self) -> dict[str, Any]:
+        """As in ``spec.containers``."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "image": self.image,
+            "imagePullPolicy": self.pull_policy,
+            "command": [_PROGRAM],
+            "args": list(self.args),
+            "env": list(self.env),
+            "ports": [{"name": name, "containerPort": port} for name, port in self.ports.items()],
+            **self.probes,
+            "resources": self.resources,
+            "securityContext": dict(self.security),
+            "volumeMounts": mapped(self.volumes, Volume.to_mount),
+            "lifecycle": self.lifecycle,
+        }
+        return {key: value for key, value in found.items() if value}
+
+
+def fields(references: Iterable[str], **more: str) -> list[dict[str, Any]]:
+    """Variables with fields of the pod, as in ``env``: names of REFERENCES under their own names.
+
+    ``more`` are other names for such fields.
     """
-    fields = {name: name for name in references} | dict(environment or {})
-    env = [_field(variable, REFERENCES[name]) for variable, name in fields.items()]
-    env += variables(values or {})
-    listed = [{"name": each, "containerPort": port} for each, port in (ports or {}).items()]
-    found: dict[str, Any] = {
-        "name": name,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": [_PROGRAM],
-        "args": list(args),
-        "env": env,
-        "ports": listed,
-        **(probes or {}),
-        "resources": dict(resources or {}),
-        "securityContext": dict(security),
-        "volumeMounts": [volume.to_mount() for volume in volumes],
-    }
-    return {key: value for key, value in found.items() if value}
+    named = {name: name for name in references} | more
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": REFERENCES[field]}}}
+        for name, field in named.items()
+    ]
 
 
 def variables(values: Mapping[str, str]) -> list[dict[str, Any]]:
-    """As in a container's ``env``, so that Kubernetes expands nothing in them."""
+    """Variables with texts, as in ``env``, so that Kubernetes expands nothing in them."""
     return [{"name": name, "value": for_pod([text])[0]} for name, text in values.items()]
-
-
-def _field(variable: str, path: str) -> dict[str, Any]:
-    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def going_on(seconds: int) -> dict[str, Any]:
@@ -103,11 +110,13 @@ def going_on(seconds: int) -> dict[str, Any]:
     return {"preStop": {"sleep": {"seconds": seconds}}}
 
 
-def probes(*, port: int, host: str, readiness: str = "/readyz") -> dict[str, Any]:
+def probes(
+    *, port: int | str, host: str = "", readiness: str = "/readyz", liveness: str = "/livez"
+) -> dict[str, Any]:
     """Liveness and readiness of a program of ours; an empty host is the pod's address."""
     return {
         "livenessProbe": {
-            "httpGet": _get("/livez", port, host),
+            "httpGet": _get(liveness, port, host),
             "initialDelaySeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 6,
@@ -116,7 +125,7 @@ def probes(*, port: int, host: str, readiness: str = "/readyz") -> dict[str, Any
     }
 
 
-def _get(path: str, port: int, host: str) -> dict[str, Any]:
+def _get(path: str, port: int | str, host: str) -> dict[str, Any]:
     found = {"path": path, "port": port}
     return {**found, "host": host} if host else found
 

@@ -1,29 +1,43 @@
-"""A whole installation, server and agents, made of values: what the Helm chart makes of them too.
+"""A whole installation, server and agents, for values of the chart; the Helm chart makes the same.
 
-Values become flags of the programs and of their manifests, and are checked as those are. Where Helm
-cannot place something, a static pod on nodes or a patch of somebody else's Deployment, it is text
-in a ConfigMap.
+Values are checked as flags of the programs and of their manifests; the objects are
+installation_objects.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from isthmus import __version__
-from isthmus.manifests import around
-from isthmus.manifests.agent import check_agent, cluster_objects
-from isthmus.manifests.alerts import rules
-from isthmus.manifests.around import Owner
-from isthmus.manifests.installation_agent import agent_plan
-from isthmus.manifests.installation_server import (
-    check_server,
-    has_rights,
-    leases_in,
-    server_objects,
-    server_plan,
-)
+from isthmus.errors import ConfigError
+from isthmus.manifests import volumes
+from isthmus.manifests.arguments import with_examples
+from isthmus.manifests.installation_objects import FILES, agent_args, server_args, server_container
+from isthmus.manifests.installation_values import FORMS, REFUSALS, TEMPLATE, image_of
 from isthmus.manifests.pods import Manifest
-from isthmus.manifests.settings_values import CERTIFICATE, Tree
+from isthmus.manifests.server import (
+    CONTAINER,
+)
+from isthmus.manifests.settings import ManifestSettings
+from isthmus.manifests.settings_server import (
+    ServerManifestSettings,
+)
+from isthmus.manifests.settings_values import merged, put
+from isthmus.manifests.template import (
+    Chosen,
+    Node,
+    Tree,
+)
+from isthmus.manifests.volumes import File, Volume, check_mountable
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.checks import nearest
+from isthmus.settings.options import Kind, Option, options_of
+from isthmus.settings.parsing import load
+from isthmus.text.cidrs import cidr
+
+Given = dict[str, tuple[str, ...]]
+_NETWORKS = (("server", "allowCidrs"), ("server", "apiserverCidrs"), ("agent", "allowCidrs"))
 
 
 def installation(values: Tree, namespace: str) -> list[Manifest]:
@@ -32,92 +46,104 @@ def installation(values: Tree, namespace: str) -> list[Manifest]:
     Raises:
         ConfigError: values do not go together; one sentence.
     """
-    image = image_of(values["image"])
-    found = _lease_namespace(values, namespace)
+    chosen = Chosen(values=values, namespace=namespace)
+    for refused, why in REFUSALS:
+        if refused.find(chosen):
+            raise ConfigError(why)
     if values["server"]["enabled"]:
-        check_server(values)
-        found += server_objects(server_plan(values, namespace, image))
+        _check_server(chosen)
     if values["agent"]["enabled"]:
-        plan = agent_plan(values, namespace, image)
-        check_agent(plan)
-        found += cluster_objects(plan)
-    return [*found, *_monitors(values, namespace), *_rules(values, namespace)]
-
-
-def _lease_namespace(values: Tree, namespace: str) -> list[Manifest]:
-    """The namespace of the Leases, where one is made and anybody here gets rights in it."""
-    server, agent = values["server"], values["agent"]
-    kept = server["enabled"] and server["leases"]["enabled"] and has_rights(values)
-    counted = agent["enabled"] and agent["countServerLeases"]
-    where = leases_in(server["leases"], namespace)
-    if server["leases"]["namespace"] or where == namespace or not (kept or counted):
-        return []
-    return [around.namespace(Owner(name=server["name"], namespace=namespace), where)]
-
-
-def image_of(image: Mapping[str, str]) -> str:
-    """The image, with what says which."""
-    tag, digest = image["tag"] or __version__, image["digest"]
-    return f"{image['repository']}:{tag}" + (f"@{digest}" if digest else "")
-
-
-def _monitors(values: Tree, namespace: str) -> list[Manifest]:
-    monitor = values["monitoring"]["podMonitor"]
-    if not monitor["enabled"]:
-        return []
-    return [
-        around.pod_monitor(
-            Owner(name=values[who]["name"], namespace=namespace),
-            interval=monitor["interval"],
-            labels=monitor["labels"],
-        )
-        for who in _watched(values)
-    ]
-
-
-def _rules(values: Tree, namespace: str) -> list[Manifest]:
-    rule = values["monitoring"]["prometheusRule"]
-    if not rule["enabled"]:
-        return []
-    metadata = Owner(name="isthmus", namespace=namespace).metadata()
-    metadata["labels"] = {**rule["labels"], **metadata["labels"]}
-    return [
-        {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "PrometheusRule",
-            "metadata": metadata,
-            "spec": rules(),
-        }
-    ]
-
-
-def _watched(values: Tree) -> Iterable[str]:
-    """Whose pods are found by labels of ours: not those of kube-apiserver."""
-    if values["server"]["enabled"] and values["server"]["kind"] != "sidecar":
-        yield "server"
-    if values["agent"]["enabled"]:
-        yield "agent"
-
-
-def needed_objects(values: Tree) -> Sequence[tuple[str, str, Sequence[str]]]:
-    """The Secrets and ConfigMaps that somebody has to make first: kind, name and keys."""
-    server, agent, pair = values["server"], values["agent"], ("tls.crt", "tls.key")
-    found: list[tuple[str, str, Sequence[str]]] = []
-    by_certificate = values["auth"]["mode"] == CERTIFICATE
-    inside = server["enabled"] and server["kind"] != "staticPod"
-    if inside:
-        found.append(("Secret", server["secret"], pair))
-    if inside and server["kind"] == "deployment":
-        found.append(("Secret", server["frontend"]["secret"], pair))
-    if inside and server["kubeconfig"]["secret"]:
-        found.append(("Secret", server["kubeconfig"]["secret"], ("kubeconfig",)))
-    if agent["enabled"] and by_certificate:
-        found.append(("Secret", agent["secret"], pair))
-    clients = values["certificates"]["clientCaConfigMap"]
-    one_ca = server["kind"] == "deployment" and not clients
-    trusts = agent["enabled"] or (inside and (by_certificate or one_ca))
-    if trusts:
-        found.append(("ConfigMap", values["certificates"]["caConfigMap"], ("ca.crt",)))
-    if inside and server["kind"] == "deployment" and clients:
-        found.append(("ConfigMap", clients, ("ca.crt",)))
+        _check_agent(chosen)
+    chosen = replace(chosen, values=_with_plain_networks(values))
+    found: list[Manifest] = TEMPLATE.fill(
+        [each for file in FILES.values() for each in file], chosen
+    )
     return found
+
+
+def _with_plain_networks(values: Tree) -> Tree:
+    found: Tree = {}
+    for who, key in _NETWORKS:
+        networks = [str(cidr(text)) for text in values[who]["networkPolicy"][key]]
+        put(found, (who, "networkPolicy", key), networks)
+    return merged(values, found)
+
+
+# Whether values go together: they are flags of the programs and of their manifests.
+
+
+def _check_server(chosen: Chosen) -> None:
+    values = chosen.values
+    server = values["server"]
+    texts: Given = {
+        "form": (FORMS[server["kind"]],),
+        "name": (server["name"],),
+        "namespace": (chosen.namespace,),
+        "image": (image_of(values["image"]),),
+        "run_as": (str(values["runAs"]),),
+        "server_secret": (server["frontend"]["secret"],),
+        "cluster_secret": (server["secret"],),
+        "ca_config_map": (values["certificates"]["caConfigMap"],),
+        "client_ca_config_map": (values["certificates"]["clientCaConfigMap"],),
+        "secret": (server["kubeconfig"]["secret"],),
+        "kubeconfig_user": (server["kubeconfig"]["user"] or "",),
+        "allow_cidr": tuple(server["networkPolicy"]["allowCidrs"]),
+        "apiserver_cidr": tuple(server["networkPolicy"]["apiserverCidrs"]),
+        "apiserver_namespace": (server["networkPolicy"]["apiserverNamespace"],),
+        "workload": (server["sidecar"]["workload"],),
+        "container": (server["sidecar"]["container"],),
+        "selector": (server["sidecar"]["selector"],),
+    }
+    load(ServerManifestSettings, texts, {}).validate()
+    kind = server["kind"]
+    _check_flags(ServerSettings, server_args(kind), chosen, where="server.extraArgs")
+    if kind != "deployment":
+        check_mountable([File.named("--uds-name", server["frontend"]["socket"])])
+    mounts = TEMPLATE.fill(server_container(kind, CONTAINER, ports={}).to_spec(), chosen)
+    volumes.check_apart(
+        Volume(name=each["name"], mount=each["mountPath"], source={})
+        for each in mounts["volumeMounts"]
+    )
+
+
+def _check_agent(chosen: Chosen) -> None:
+    values = chosen.values
+    agent = values["agent"]
+    texts: Given = {
+        "form": (agent["kind"],),
+        "name": (agent["name"],),
+        "namespace": (chosen.namespace,),
+        "image": (image_of(values["image"]),),
+        "run_as": (str(values["runAs"]),),
+        "secret": (agent["secret"],),
+        "ca_config_map": (values["certificates"]["caConfigMap"],),
+        "token_audience": (values["auth"]["audience"],),
+        "allow_cidr": tuple(agent["networkPolicy"]["allowCidrs"]),
+        "https_proxy": (agent["httpsProxy"],),
+        "no_proxy": tuple(agent["noProxy"]),
+    }
+    manifest = load(ManifestSettings, texts, {})
+    _check_flags(AgentSettings, agent_args(), chosen, where="agent.extraArgs")
+    manifest.validate()
+
+
+def _check_flags(settings: type[Any], args: list[Node], chosen: Chosen, *, where: str) -> None:
+    """See that a program takes its command line.
+
+    Raises:
+        ConfigError: one is none of its flags, has no value, or does not go with the others.
+    """
+    known: dict[str, Option] = {}
+    for option in options_of(settings):
+        known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
+    found: Given = {}
+    for text in TEMPLATE.fill(args, chosen)[1:]:
+        flag, equals, value = text.partition("=")
+        if flag not in known:
+            raise ConfigError(f"{where}: unknown flag {flag}{nearest(flag, list(known))}")
+        option = known[flag]
+        if not equals and option.kind is not Kind.BOOL:
+            raise ConfigError(f"{where}: {flag} needs a value, {flag}={option.takes}")
+        attribute = option.attribute
+        found[attribute] = (*found.get(attribute, ()), value if equals else "true")
+    load(settings, with_examples(found), {}).validate()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from isthmus.manifests.template import Node, mapped
 from isthmus.manifests.volumes import Volume
 
 Manifest = dict[str, Any]
@@ -23,12 +24,12 @@ class Pod:
     namespace: str
     containers: Sequence[Mapping[str, Any]]
     init_containers: Sequence[Mapping[str, Any]] = ()
-    volumes: Sequence[Volume] = ()
-    grace_s: int = 30
+    volumes: Sequence[Node] = ()
+    grace_s: int | str = 30
     extra: Mapping[str, Any] = field(default_factory=dict)
     #: Of the pods, and not of what they belong to.
-    more_labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    more_labels: Mapping[Any, Any] = field(default_factory=dict)
+    annotations: Node = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -40,7 +41,7 @@ class Pod:
         """Labels and annotations of the pods themselves."""
         # Those that pods are found by come last: nobody else has a say in them.
         found: Manifest = {"labels": {**self.more_labels, **self.labels}}
-        return {**found, "annotations": dict(self.annotations)} if self.annotations else found
+        return {**found, "annotations": self.annotations} if self.annotations else found
 
     def metadata(self) -> Manifest:
         """Name, namespace and labels."""
@@ -53,7 +54,7 @@ class Pod:
             "terminationGracePeriodSeconds": self.grace_s,
             "initContainers": [dict(each) for each in self.init_containers],
             "containers": [dict(each) for each in self.containers],
-            "volumes": _specs(self.volumes),
+            "volumes": volume_specs(self.volumes),
         }
         return {key: value for key, value in found.items() if value not in ([], {})}
 
@@ -62,8 +63,9 @@ class Pod:
         return {"metadata": self.own_metadata, "spec": self.spec()}
 
 
-def _specs(volumes: Iterable[Volume]) -> list[Manifest]:
-    return [volume.to_spec() for volume in volumes]
+def volume_specs(volumes: Iterable[Node]) -> list[Node]:
+    """As in ``spec.volumes``."""
+    return mapped(volumes, Volume.to_spec)
 
 
 def static_pod(pod: Pod) -> Manifest:
@@ -120,7 +122,7 @@ def daemon_set(pod: Pod, *, host_network: bool = True) -> Manifest:
     return _workload("DaemonSet", pod, everywhere, {"updateStrategy": update})
 
 
-def deployment(pod: Pod, *, replicas: int) -> Manifest:
+def deployment(pod: Pod, *, replicas: int | str) -> Manifest:
     """Some pods, on different nodes where there are enough."""
     apart = {
         "priorityClassName": "system-cluster-critical",
@@ -158,52 +160,3 @@ def deployment_patch(name: str, namespace: str, spec: Manifest) -> Manifest:
         "metadata": metadata,
         "spec": {"template": {"spec": spec}},
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """Additions to a pod; ``pod`` is said in its spec as it is, in place of what is there."""
-
-    args: tuple[str, ...] = ()
-    volumes: tuple[Volume, ...] = ()
-    pod: Mapping[str, Any] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    resources: Mapping[str, Any] = field(default_factory=dict)
-    pull_policy: str = ""
-    #: Of the Service that agents find the server by.
-    service_annotations: Mapping[str, str] = field(default_factory=dict)
-
-    def to_container(self, container: Manifest) -> Manifest:
-        """A container with all of it."""
-        found = dict(container)
-        if self.args:
-            found["args"] = [*found["args"], *self.args]
-        if self.volumes:
-            mounts = [volume.to_mount() for volume in self.volumes]
-            found["volumeMounts"] = [*found.get("volumeMounts", ()), *mounts]
-        return self._image(found, self.resources)
-
-    def to_init_container(self, container: Manifest) -> Manifest:
-        """One that runs before, with what concerns its image alone."""
-        return self._image(dict(container), {})
-
-    def _image(self, found: Manifest, resources: Mapping[str, Any]) -> Manifest:
-        if self.pull_policy:
-            found["imagePullPolicy"] = self.pull_policy
-        if resources:
-            found["resources"] = dict(resources)
-        return found
-
-    def to_pod(self, pod: Pod) -> Pod:
-        """A pod with all of it; its containers have theirs already."""
-        return replace(
-            pod,
-            volumes=[*pod.volumes, *self.volumes],
-            extra={**pod.extra, **self.pod},
-            more_labels=dict(self.labels),
-            annotations=dict(self.annotations),
-        )
-
-
-NOTHING = Extras()

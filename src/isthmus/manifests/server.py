@@ -9,7 +9,7 @@ an apiserver that is elsewhere: it comes by TCP.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,6 +17,7 @@ from isthmus.errors import ConfigError
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.arguments import for_pod, references
 from isthmus.manifests.around import SERVER_VERBS, Owner
+from isthmus.manifests.containers import Container
 from isthmus.manifests.pods import Manifest, Pod, deployment_patch
 from isthmus.manifests.server_plan import (
     LEAVE_S,
@@ -34,13 +35,13 @@ from isthmus.manifests.settings_server import (
     ALL,
     CONFIG_MAP,
     EGRESS,
+    HEALTHY,
     OBJECTS,
     READY,
     SERVICES,
     SIDECAR,
     SOCKET,
     WORKLOAD,
-    ServerManifestSettings,
 )
 from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
 from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names, socket_unit
@@ -50,7 +51,7 @@ from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.values import HostPort
 
-_CONTAINER = "server"
+CONTAINER = "server"
 
 
 def form_manifest(plan: ServerPlan) -> str:
@@ -147,16 +148,14 @@ def _cluster_pod(plan: ServerPlan) -> Pod:
 
 
 def _pod(plan: ServerPlan, found: list[Volume], extra: Manifest) -> Pod:
-    manifest, settings, extras = plan.manifest, plan.settings, plan.extras
-    volumes.check_apart([*found, *extras.volumes])
-    server = containers.container(
-        _CONTAINER,
-        manifest.image,
-        for_pod(plan.args),
+    manifest, settings = plan.manifest, plan.settings
+    volumes.check_apart(found)
+    server = Container(
+        name=CONTAINER,
+        image=manifest.image,
+        args=for_pod(plan.args),
         security=containers.unprivileged(manifest.run_as),
-        references=references({**plan.given, "": extras.args}),
-        # Every replica needs an id of its own, and the name of a pod is one.
-        environment={} if settings.server_id else {"PROXY_SERVER_ID": "POD_NAME"},
+        env=_env(plan),
         volumes=found,
         ports={
             **plan.frontend_ports,
@@ -169,20 +168,23 @@ def _pod(plan: ServerPlan, found: list[Volume], extra: Manifest) -> Pod:
             readiness=manifest.readiness,
         ),
         resources=resources(),
+        lifecycle=containers.going_on(LEAVE_S) if manifest.form == DEPLOYMENT else {},
     )
-    if manifest.form == DEPLOYMENT:
-        server["lifecycle"] = containers.going_on(LEAVE_S)
-    setup = _setup(plan)
-    pod = Pod(
+    return Pod(
         name=manifest.name,
         namespace=manifest.namespace,
-        containers=[extras.to_container(server)],
-        init_containers=[extras.to_init_container(setup)] if setup else [],
+        containers=[server.to_spec()],
+        init_containers=[_setup(plan).to_spec()] if plan.sockets else [],
         volumes=found,
         grace_s=plan.grace_s,
         extra=extra,
     )
-    return extras.to_pod(pod)
+
+
+def _env(plan: ServerPlan) -> list[Manifest]:
+    # Every replica needs an id of its own, and the name of a pod is one.
+    own_id = {} if plan.settings.server_id else {"PROXY_SERVER_ID": "POD_NAME"}
+    return containers.fields(references(plan.given), **own_id)
 
 
 def resources() -> Manifest:
@@ -193,20 +195,30 @@ def resources() -> Manifest:
     return {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
 
 
-def _setup(plan: ServerPlan) -> Manifest:
-    """What gives the directories of sockets to the server's user; empty without a socket."""
-    sockets = plan.sockets
-    if not sockets:
-        return {}
-    named = dict.fromkeys(f"--uds-name={each.path}" for each in sockets)
-    owner = f"--owner={plan.manifest.run_as}"
-    return containers.container(
-        "setup-socket",
-        plan.manifest.image,
-        for_pod(["server", "setup-socket", *named, owner]),
+def _setup(plan: ServerPlan) -> Container:
+    manifest = plan.manifest
+    paths = dict.fromkeys(str(each.path) for each in plan.sockets)
+    return setup_socket(manifest.image, paths, user=manifest.run_as, volumes=node_sockets(plan))
+
+
+def setup_socket(
+    image: str,
+    paths: Iterable[str],
+    *,
+    user: int | str,
+    volumes: Sequence[Volume],
+    pull: str = "IfNotPresent",
+) -> Container:
+    """What gives the directories of sockets to the server's user."""
+    named = (f"--uds-name={path}" for path in paths)
+    return Container(
+        name="setup-socket",
+        image=image,
+        args=for_pod(["server", "setup-socket", *named, f"--owner={user}"]),
         security=containers.with_capability("CHOWN"),
         resources=containers.resources(),
-        volumes=node_sockets(plan),
+        volumes=volumes,
+        pull_policy=pull,
     )
 
 
@@ -417,7 +429,6 @@ def _services(plan: ServerPlan, owner: Owner) -> list[Manifest]:
         {"agents": plan.settings.agent_port},
         kind=plan.manifest.service_type,
         early=True,
-        annotations=plan.extras.service_annotations,
     )
     ports = plan.frontend_ports
     front = [around.service(owner, ports, name=f"{owner.name}-frontend")] if ports else []
@@ -451,6 +462,7 @@ def _apiserver(plan: ServerPlan) -> list[Manifest]:
 NAME = "konnectivity-server"
 #: Where sidecars and kube-apiserver expect it.
 LOCAL = "konnectivity-server-local"
+SIDECAR_RESOURCES = {"requests": {"cpu": "10m", "memory": "64Mi"}}
 
 
 def server_manifest(plan: ServerPlan) -> str:
@@ -472,7 +484,7 @@ def server_manifest(plan: ServerPlan) -> str:
 def _spec(plan: ServerPlan) -> Manifest:
     manifest = plan.manifest
     ours, theirs = _sidecar_volumes(plan), _apiserver_volumes(plan)
-    volumes.check_apart([*ours, *plan.extras.volumes])
+    volumes.check_apart(ours)
     volumes.check_apart(theirs)
     # Left as it is where the server does not wait for kube-apiserver.
     spec: Manifest = {"terminationGracePeriodSeconds": plan.grace_s} if manifest.pre_stop_s else {}
@@ -483,7 +495,7 @@ def _spec(plan: ServerPlan) -> Manifest:
         {"name": manifest.container, "volumeMounts": mounts},
         _container(plan, ours),
     ]
-    spec["volumes"] = volumes.specs([*ours, *plan.extras.volumes, *theirs])
+    spec["volumes"] = volumes.specs([*ours, *theirs])
     return spec
 
 
@@ -492,30 +504,26 @@ def _container(plan: ServerPlan, found: list[Volume]) -> dict[str, Any]:
     security = containers.unprivileged_anybody()
     if manifest.run_as:
         security = containers.unprivileged(manifest.run_as)
-    made = containers.container(
-        NAME,
-        manifest.image,
-        for_pod(plan.args),
+    container = Container(
+        name=NAME,
+        image=manifest.image,
+        args=for_pod(plan.args),
         security=security,
-        references=references({**plan.given, "": plan.extras.args}),
-        # Every replica needs an id of its own, and the name of a pod is one.
-        environment={} if settings.server_id else {"PROXY_SERVER_ID": "POD_NAME"},
+        env=_env(plan),
         volumes=found,
         ports=_ports(plan),
-        probes=_probes(manifest, settings),
-        resources={"requests": {"cpu": "10m", "memory": "64Mi"}},
+        probes=containers.probes(
+            port=settings.health_port,
+            host=settings.health_bind_address,
+            readiness=manifest.readiness,
+            liveness=HEALTHY,
+        ),
+        resources=SIDECAR_RESOURCES,
+        lifecycle=containers.going_on(math.ceil(manifest.pre_stop_s))
+        if manifest.pre_stop_s
+        else {},
     )
-    if manifest.pre_stop_s:
-        made["lifecycle"] = containers.going_on(math.ceil(manifest.pre_stop_s))
-    return plan.extras.to_container(made)
-
-
-def _probes(manifest: ServerManifestSettings, settings: ServerSettings) -> Manifest:
-    found = containers.probes(
-        port=settings.health_port, host=settings.health_bind_address, readiness=manifest.readiness
-    )
-    found["livenessProbe"]["httpGet"]["path"] = "/healthz"
-    return found
+    return container.to_spec()
 
 
 def _ports(plan: ServerPlan) -> dict[str, int]:

@@ -21,7 +21,7 @@ from isthmus.dial.settings_connectivity_writing import to_egress_selector
 from isthmus.errors import ConfigError
 from isthmus.manifests import volumes
 from isthmus.manifests.arguments import Given, arguments
-from isthmus.manifests.pods import NOTHING, Extras, Manifest
+from isthmus.manifests.pods import Manifest
 from isthmus.manifests.settings import DEPLOYMENT
 from isthmus.manifests.settings_server import SIDECAR, ServerManifestSettings
 from isthmus.manifests.volumes import CA, CERT, KEY, File, Volume
@@ -48,7 +48,6 @@ class ServerPlan:
     manifest: ServerManifestSettings
     settings: ServerSettings
     given: Given
-    extras: Extras = NOTHING
     makes_lease_namespace: bool = False
 
     @property
@@ -265,8 +264,13 @@ def egress_selector(manifest: ServerManifestSettings, settings: ServerSettings) 
     Raises:
         ConfigError: as ``connection()``.
     """
+    return egress_selector_of(connection(manifest, settings))
+
+
+def egress_selector_of(server: Connection) -> str:
+    """Write the EgressSelectorConfiguration: by the server to the cluster, else directly."""
     direct = Connection(protocol=Protocol.DIRECT)
-    ways = {CONTROL_PLANE: direct, ETCD: direct, CLUSTER: connection(manifest, settings)}
+    ways = {CONTROL_PLANE: direct, ETCD: direct, CLUSTER: server}
     networks = {name: NetworkConfig(name=name, connection=way) for name, way in ways.items()}
     return to_egress_selector(ConnectivityConfig(networks=networks))
 

@@ -1,7 +1,8 @@
-"""How a value of an installation is declared: its path, what it takes, its default and its help.
+"""The values of an installation: what the chart and ``isthmus manifest all`` can be told.
 
-The declarations are manifest_values.py. The chart's values.yaml, its schema and the reference page
-follow from them, and so does reading a file of values.
+Each is declared here and nowhere else: its path, what it takes, its default and its help. The
+chart's values.yaml, its schema and the reference page follow from that, and so does reading a file
+of values. What becomes of them is installation*.py.
 """
 
 from __future__ import annotations

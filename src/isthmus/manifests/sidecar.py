@@ -15,6 +15,7 @@ from typing import Any
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references, with_examples
+from isthmus.manifests.containers import Container
 from isthmus.manifests.pods import Manifest, deployment_patch
 from isthmus.manifests.settings_sidecar import PATCH, SidecarManifestSettings
 from isthmus.manifests.volumes import CA, CERT, KEY, File, Volume
@@ -104,18 +105,18 @@ def _container(plan: SidecarPlan, sidecar: Sidecar, found: list[Volume]) -> dict
     security = containers.unprivileged_anybody()
     if manifest.run_as:
         security = containers.unprivileged(manifest.run_as)
-    return containers.container(
-        f"{_NAME}-{sidecar.kind}",
-        manifest.image,
-        for_pod(sidecar.args),
+    container = Container(
+        name=f"{_NAME}-{sidecar.kind}",
+        image=manifest.image,
+        args=for_pod(sidecar.args),
         security=security,
-        references=references(sidecar.given),
-        values=values,
+        env=[*containers.fields(references(sidecar.given)), *containers.variables(values)],
         volumes=found,
         ports={f"{sidecar.kind}-health": settings.health_port},
         probes=containers.probes(port=settings.health_port, host=settings.health_bind_address),
         resources={"requests": {"cpu": "10m", "memory": manifest.memory}},
     )
+    return container.to_spec()
 
 
 def _volumes(plan: SidecarPlan, sidecar: Sidecar) -> list[Volume]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -154,6 +154,10 @@ def projected_token(file: File, *, audience: str) -> Volume:
     }
     source = {"projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": 0o440}}
     return Volume(name="token", mount=str(file.directory), source=source)
+
+
+def renamed(volume: Volume, name: str) -> Volume:
+    return replace(volume, name=name)
 
 
 def scratch() -> Volume:

@@ -1,8 +1,11 @@
-"""Values that the chart is tried with: those that pages show, combinations, every value once."""
+"""Values that the chart is tried with: those that pages show, and every value changed, by kind.
+
+The templates are written from what Python fills in, so that a few cases of each kind show that Helm
+reads them the same way.
+"""
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,6 @@ DOCS = Path(__file__).parents[3] / "docs"
 _FILE = re.compile(r"<!-- file: (\S+) -->\n\n```yaml\n(.*?)```", re.DOTALL)
 #: Shown to be refused (test_helm_page.py).
 _REFUSED = "wrong.yaml"
-
-SIDECAR_API = {"server.kubeconfig.secret": "guest-kubeconfig"}
 
 
 def documented() -> dict[str, Changes]:
@@ -43,36 +44,6 @@ def _by_path(tree: dict[str, Any]) -> Changes:
     return changes
 
 
-def combinations() -> dict[str, Changes]:
-    """Kinds, ways to prove oneself and Leases, each with each; networks in turn."""
-    found: dict[str, Changes] = {}
-    choices = itertools.product(
-        ("daemonset", "deployment", "staticPod", "sidecar"),
-        ("token", "certificate"),
-        (True, False),
-        ("daemonset", "deployment"),
-    )
-    for number, (kind, auth, leases, agent) in enumerate(choices):
-        network = number % 3 != 0
-        changes: dict[str, Any] = {
-            "server.kind": kind,
-            "auth.mode": auth,
-            "server.leases.enabled": leases,
-            "agent.kind": agent,
-            "agent.hostNetwork": network,
-            "server.hostNetwork": network,
-        }
-        if kind == "sidecar" and (leases or auth == "token"):
-            changes |= SIDECAR_API
-        counted, where = "leases" if leases else "alone", "host" if network else "own"
-        found[f"{kind}-{auth}-{counted}-{agent}-{where}"] = changes
-    return found
-
-
-_DEPLOYMENTS = {"server.kind": "deployment", "agent.kind": "deployment"}
-_SIDECAR = {"server.kind": "sidecar", **SIDECAR_API}
-_CERTIFICATES = {"auth.mode": "certificate"}
-_STATIC = {"server.kind": "staticPod"}
 _POD: dict[str, Any] = {
     "extraSecret.name": "more-files",
     "extraSecret.mountPath": "/srv/files",
@@ -84,107 +55,104 @@ _POD: dict[str, Any] = {
     "podLabels": {"team": "network", "k8s-app": "not-this"},
     "podAnnotations": {"example.com/why": 'a "quoted" word: yes'},
 }
-_ARGS = {
-    "server.extraArgs": [
-        "--v=4",
-        "--audit-log-path=-",
-        "--policy-file=/srv/files/$(NODE_NAME).yaml",
-    ],
+#: Every value as another one than its default.
+CHANGED: dict[str, Any] = {
+    "image.repository": "registry.example.com:5000/net/isthmus",
+    "image.tag": "1.2.3",
+    "image.digest": f"sha256:{'0' * 64}",
+    "image.pullPolicy": "Always",
+    "imagePullSecrets": ["one", "two"],
+    "runAs": 1001,
+    "auth.mode": "certificate",
+    "auth.audience": "urn:example:tunnel",
+    "auth.agentNamespace": "guests",
+    "certificates.caConfigMap": "other-ca",
+    "certificates.clientCaConfigMap": "clients-ca",
+    "server.enabled": False,
+    "server.kind": "deployment",
+    "server.name": "gate",
+    "server.replicas": 3,
+    "server.hostNetwork": False,
+    "server.frontend.socket": "/run/other/gate.sock",
+    "server.frontend.port": 18090,
+    "server.frontend.secret": "front",
+    "server.secret": "pair",
+    "server.agentPort": 443,
+    "server.healthPort": 2041,
+    "server.adminPort": 18095,
+    "server.strategies": ["destHost", "default"],
+    "server.count": 3,
+    "server.leases.enabled": False,
+    "server.leases.namespace": "leases",
+    "server.leases.label": "app=gate",
+    "server.leases.advertise": "ipv6",
+    "server.kubeconfig.secret": "guest-kubeconfig",
+    "server.kubeconfig.user": "system:gate",
+    "server.gracefulShutdownSeconds": 60,
+    "server.readiness": "/healthz",
+    "server.service.type": "LoadBalancer",
+    "server.service.annotations": {"example.com/internal": "true"},
+    "server.podDisruptionBudget.enabled": False,
+    "server.networkPolicy.enabled": False,
+    "server.networkPolicy.allowCidrs": ["10.0.0.0/8", "fd00::/8"],
+    "server.networkPolicy.apiserverNamespace": "clusters-a",
+    "server.networkPolicy.apiserverCidrs": ["192.0.2.7/32", "2001:db8::/64"],
+    "server.sidecar.workload": "apiserver",
+    "server.sidecar.container": "apiserver",
+    "server.sidecar.selector": "k8s-app=apiserver",
+    "server.extraArgs": ["--v=4", "--policy-file=/srv/files/$(NODE_NAME).yaml"],
+    "agent.enabled": False,
+    "agent.kind": "deployment",
+    "agent.name": "worker",
+    "agent.replicas": 3,
+    "agent.hostNetwork": False,
+    "agent.dnsPolicy": "Default",
+    "agent.servers.hosts": ["a.example.com", "b.example.com"],
+    "agent.servers.port": 443,
+    "agent.servers.name": "gate.example.com",
+    "agent.secret": "pair",
+    "agent.identifiers": "ipv4=$(NODE_IP)&host=$(NODE_NAME)",
+    "agent.countServerLeases": True,
+    "agent.healthPort": 18093,
+    "agent.adminPort": 18094,
+    "agent.gracefulShutdownSeconds": 0,
+    "agent.httpsProxy": "http://proxy.example.com:3128",
+    "agent.noProxy": [".svc", "10.0.0.0/8"],
+    "agent.podDisruptionBudget.enabled": False,
+    "agent.networkPolicy.enabled": False,
+    "agent.networkPolicy.allowCidrs": ["10.0.0.0/8"],
     "agent.extraArgs": ["--dial-timeout=3s", "--agent-network=$(NODE_NAME)"],
+    "monitoring.podMonitor.enabled": True,
+    "monitoring.podMonitor.interval": "5s",
+    "monitoring.podMonitor.labels": {"release": "x"},
+    "monitoring.prometheusRule.enabled": True,
+    "monitoring.prometheusRule.labels": {"release": "x"},
+    **{f"{who}.{key}": value for who in ("server", "agent") for key, value in _POD.items()},
 }
-#: For every value another one than its default, and what has to be there for it to matter.
-OTHERS: dict[str, tuple[Any, Changes]] = {
-    "image.repository": ("registry.example.com:5000/net/isthmus", {}),
-    "image.tag": ("1.2.3", {}),
-    "image.digest": (f"sha256:{'0' * 64}", {}),
-    "image.pullPolicy": ("Always", {}),
-    "imagePullSecrets": (["one", "two"], {}),
-    "runAs": (1001, {}),
-    "auth.mode": ("certificate", {}),
-    "auth.audience": ("urn:example:tunnel", {}),
-    "auth.agentNamespace": ("guests", {}),
-    "certificates.caConfigMap": ("other-ca", {}),
-    "certificates.clientCaConfigMap": ("clients-ca", {**_DEPLOYMENTS, **_CERTIFICATES}),
-    "server.enabled": (False, {"agent.servers.hosts": ["tunnel.example.com"]}),
-    "server.kind": ("deployment", {}),
-    "server.name": ("gate", {}),
-    "server.replicas": (1, _DEPLOYMENTS),
-    "server.hostNetwork": (False, {}),
-    "server.frontend.socket": ("/run/other/gate.sock", {}),
-    "server.frontend.port": (18090, _DEPLOYMENTS),
-    "server.frontend.secret": ("front", _DEPLOYMENTS),
-    "server.secret": ("pair", {}),
-    "server.agentPort": (443, {}),
-    "server.healthPort": (2041, {}),
-    "server.adminPort": (18095, {}),
-    "server.strategies": (["destHost", "default"], {}),
-    "server.count": (3, {"server.leases.enabled": False}),
-    "server.leases.enabled": (False, {}),
-    "server.leases.namespace": ("leases", {}),
-    "server.leases.label": ("app=gate", {}),
-    "server.leases.advertise": ("ipv6", {}),
-    "server.kubeconfig.secret": ("guest-kubeconfig", {}),
-    "server.kubeconfig.user": ("system:gate", _STATIC),
-    "server.gracefulShutdownSeconds": (60, {}),
-    "server.readiness": ("/healthz", {}),
-    "server.service.type": ("LoadBalancer", {}),
-    "server.service.annotations": ({"example.com/internal": "true"}, {}),
-    "server.podDisruptionBudget.enabled": (False, _DEPLOYMENTS),
-    "server.networkPolicy.enabled": (False, _DEPLOYMENTS),
-    "server.networkPolicy.allowCidrs": (["10.0.0.0/8", "fd00::/8"], _DEPLOYMENTS),
-    "server.networkPolicy.apiserverNamespace": ("clusters-a", _DEPLOYMENTS),
-    "server.networkPolicy.apiserverCidrs": (["192.0.2.7/32", "2001:db8::/64"], _DEPLOYMENTS),
-    "server.sidecar.workload": ("apiserver", _SIDECAR),
-    "server.sidecar.container": ("apiserver", _SIDECAR),
-    "server.sidecar.selector": ("k8s-app=apiserver", _SIDECAR),
-    "agent.enabled": (False, {}),
-    "agent.kind": ("deployment", {}),
-    "agent.name": ("worker", {}),
-    "agent.replicas": (1, _DEPLOYMENTS),
-    "agent.hostNetwork": (False, {}),
-    "agent.dnsPolicy": ("Default", {}),
-    "agent.servers.hosts": (["a.example.com", "b.example.com"], {}),
-    "agent.servers.port": (443, {"agent.servers.hosts": ["a.example.com"]}),
-    "agent.servers.name": ("gate.example.com", {}),
-    "agent.secret": ("pair", _CERTIFICATES),
-    "agent.identifiers": ("ipv4=$(NODE_IP)&host=$(NODE_NAME)", {}),
-    "agent.countServerLeases": (True, {}),
-    "agent.healthPort": (18093, {}),
-    "agent.adminPort": (18094, {}),
-    "agent.gracefulShutdownSeconds": (0, {}),
-    "agent.httpsProxy": ("http://proxy.example.com:3128", {}),
-    "agent.noProxy": ([".svc", "10.0.0.0/8"], {"agent.httpsProxy": "http://proxy:3128"}),
-    "agent.podDisruptionBudget.enabled": (False, _DEPLOYMENTS),
-    "agent.networkPolicy.enabled": (False, _DEPLOYMENTS),
-    "agent.networkPolicy.allowCidrs": (["10.0.0.0/8"], _DEPLOYMENTS),
-    "monitoring.podMonitor.enabled": (True, {}),
-    "monitoring.podMonitor.interval": ("5s", {"monitoring.podMonitor.enabled": True}),
-    "monitoring.podMonitor.labels": ({"release": "x"}, {"monitoring.podMonitor.enabled": True}),
-    "monitoring.prometheusRule.enabled": (True, {}),
-    "monitoring.prometheusRule.labels": (
-        {"release": "x"}, {"monitoring.prometheusRule.enabled": True},
-    ),
-    **{f"{who}.{key}": (value, {}) for who in ("server", "agent") for key, value in _POD.items()},
-    **{path: (value, {}) for path, value in _ARGS.items()},
-}  # fmt: skip
-for _who in ("server", "agent"):
-    OTHERS[f"{_who}.extraSecret.mountPath"] = ("/srv/files", {f"{_who}.extraSecret.name": "more"})
+# Whether something is there at all.
+_SWITCHES = frozenset(
+    path for path in CHANGED if path.endswith(".enabled") and not path.startswith("monitoring.")
+)
+# What one kind or another has from its node, or has to have.
+_NEEDS: dict[str, Changes] = {
+    "staticPod": {"server.kubeconfig.secret": "", "server.extraSecret.name": ""},
+    "sidecar": {"server.kubeconfig.secret": "guest-kubeconfig"},
+}
 
-#: Some values together, in every kind of server: what one alone would not show.
-TOGETHER: dict[str, Changes] = {
-    f"everything-{kind}": {
-        "server.kind": kind,
-        "agent.countServerLeases": True,
-        "imagePullSecrets": ["registry"],
-        "monitoring.podMonitor.enabled": True,
-        "monitoring.prometheusRule.enabled": True,
-        **{f"{who}.{key}": value for who in ("server", "agent") for key, value in _POD.items()},
-        **_ARGS,
-        **(SIDECAR_API if kind == "sidecar" else {}),
-        **({"server.extraSecret.name": ""} if kind == "staticPod" else {}),
-    }
-    for kind in ("daemonset", "deployment", "staticPod", "sidecar")
-}
+
+def _kinds() -> dict[str, Changes]:
+    """Each kind by tokens with hardly another value, and by certificates with all of them."""
+    plain = {path: what for path, what in CHANGED.items() if path not in _SWITCHES}
+    found: dict[str, Changes] = {}
+    for kind in ("daemonset", "deployment", "staticPod", "sidecar"):
+        agent = "daemonset" if kind == "daemonset" else "deployment"
+        kinds = {"server.kind": kind, "agent.kind": agent}
+        needs = _NEEDS.get(kind, {})
+        found[f"{kind}-usual"] = {**kinds, **needs}
+        found[f"{kind}-changed"] = {**plain, **kinds, **needs}
+    return found
+
+
 #: What neither takes.
 WRONG: dict[str, tuple[Changes, str]] = {
     "no-proxy-alone": ({"agent.noProxy": [".svc"]}, "agent.noProxy needs agent.httpsProxy"),
@@ -218,5 +186,14 @@ WRONG: dict[str, tuple[Changes, str]] = {
 
 def every_case() -> dict[str, Changes]:
     """All of them but the wrong ones."""
-    changed = {f"value-{path}": {**needs, path: value} for path, (value, needs) in OTHERS.items()}
-    return {"defaults": {}, **documented(), **combinations(), **TOGETHER, **changed}
+    alone = {"agent.servers.hosts": CHANGED["agent.servers.hosts"]}
+    return {
+        "defaults": {},
+        "no-server": {**alone, "server.enabled": False},
+        "nothing-around": {
+            "server.kind": "deployment",
+            **{path: False for path in _SWITCHES - {"server.enabled"}},
+        },
+        **documented(),
+        **_kinds(),
+    }

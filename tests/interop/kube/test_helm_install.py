@@ -102,7 +102,7 @@ def test_the_api_accepts_every_case(api: Api) -> None:
         for each in placed(by_python(changes))
     }
     ours = list(different.values())
-    assert len(ours) > 150
+    assert len(ours) > 40
     for start in range(0, len(ours), 60):
         some = ours[start : start + 60]
         text = "\n---\n".join(map(json.dumps, some))

@@ -17,7 +17,7 @@ import yaml
 from isthmus import __version__
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
-from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page
+from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page, templates
 from isthmus.manifests.settings_values import SECTIONS, VALUES, Shape, Value, defaults, merged, read
 
 ROOT = Path(__file__).parents[3]
@@ -88,12 +88,15 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
             re.compile(pattern)
 
 
-def test_no_template_reads_a_value_that_is_not_there() -> None:
-    known = {value.path.rpartition(".")[2] for value in VALUES}
-    for path in (CHART / "templates").iterdir():
-        for found in re.findall(r"\.Values\.((?:\w+\.)*\w+)", path.read_text()):
-            assert any(f"{value.path}.".startswith(f"{found}.") for value in VALUES), found
-    assert "extraArgs" in known
+def test_templates_read_every_value_and_no_other() -> None:
+    text = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    read = set(re.findall(r"\.Values\.((?:\w+\.)*\w+)", text)) - {"server", "agent", "monitoring"}
+    assert read == {value.path for value in VALUES}
+
+
+def test_no_template_is_left_over() -> None:
+    names = {path.name for path in (CHART / "templates").iterdir()}
+    assert names == {*templates(), "NOTES.txt"}
 
 
 @pytest.mark.parametrize(
