@@ -38,7 +38,7 @@ from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.agent.settings import AgentSettings
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.values import AgentId

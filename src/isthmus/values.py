@@ -135,7 +135,7 @@ URGENT, NORMAL, BULK = TrafficClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class RequestMetadata:
     """What a client says about its request. Empty is not said."""
 
     network: str = ""
@@ -151,18 +151,18 @@ class Asking:
         """It says something that may be believed or not; a trace is no claim."""
         return bool(self.network or self.user or self.groups or self.tenant or self.object)
 
-    def only_trace(self) -> Asking:
+    def only_trace(self) -> RequestMetadata:
         """Forget everything but the trace."""
         if not self.claims:
             return self
-        return Asking(traceparent=self.traceparent, tracestate=self.tracestate)
+        return RequestMetadata(traceparent=self.traceparent, tracestate=self.tracestate)
 
-    def traced_as(self, traceparent: str, tracestate: str) -> Asking:
+    def traced_as(self, traceparent: str, tracestate: str) -> RequestMetadata:
         """The same within another span."""
         return replace(self, traceparent=traceparent, tracestate=tracestate)
 
 
-NOTHING = Asking()
+NOTHING = RequestMetadata()
 
 
 class DialRequest(NamedTuple):
@@ -178,7 +178,7 @@ class DialRequest(NamedTuple):
     requester: Identity
     frontend: str = ""
     connection_id: str = ""
-    asking: Asking = NOTHING
+    asking: RequestMetadata = NOTHING
     traffic: TrafficClass = NORMAL
 
 

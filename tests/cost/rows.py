@@ -57,14 +57,13 @@ from isthmus.tunnel.payload import PayloadStream
 from isthmus.tunnel.session import Session
 from isthmus.values import AgentId, HostPort, Identity, ServerId, TunnelId
 from isthmus.wire import grpc, hpack, http2, packet, payload, proxy_protocol, socks5
-from isthmus.wire.asking import asking_in
 from isthmus.wire.client_hello import hello_in
 from isthmus.wire.connect_answer import ConnectAsking
 from isthmus.wire.http_connect import BadRequest, HeadReader, take_connect
 from isthmus.wire.http_forward import read_request
 from isthmus.wire.link import take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Hello
-from isthmus.wire.trace_context import is_tracestate, parse_traceparent
+from isthmus.wire.request_metadata import is_tracestate, metadata_in, parse_traceparent
 from isthmus.wire.yamux import FrameType, Header
 
 Work = Callable[[], object]
@@ -454,7 +453,7 @@ def _dns(n: int) -> Work:
 def _asking(n: int) -> Work:
     headers = [(b"isthmus-user", b"%41" * (n // 9)), (b"isthmus-object", b"a" * (n // 3))]
     headers += [(b"isthmus-group", b"g%20" * (n // 400))] * 32
-    return lambda: asking_in(headers)
+    return lambda: metadata_in(headers)
 
 
 def _trace(n: int) -> Work:

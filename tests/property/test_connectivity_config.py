@@ -24,7 +24,7 @@ from isthmus.dial.settings_connectivity_service import TYPES
 from isthmus.dial.settings_connectivity_writing import to_connectivity_service, to_egress_selector
 from isthmus.dial.settings_egress_selector import NAMES, PROTOCOLS
 from isthmus.errors import ConfigError
-from isthmus.settings.located import MAX_ERRORS
+from isthmus.text.located_yaml import MAX_ERRORS
 from isthmus.values import HostPort
 
 KEYS = sorted({field.name for kind in KINDS for field in kind.fields})

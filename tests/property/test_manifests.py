@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from isthmus.manifests.arguments import REFERENCES, for_pod, references, with_examples
 from isthmus.manifests.systemd import command_line, word
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 
 PRINTED = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")))
 DOLLARS = st.text(st.sampled_from("$()AB")) | st.lists(

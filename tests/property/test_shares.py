@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from isthmus.dial.rules_policy import Question
 from isthmus.dial.rules_shares import Hold, Per, Share, ShareTable
-from isthmus.text.token_bucket import TokenBucket
+from isthmus.text.pacing import TokenBucket
 from isthmus.values import HostPort, Identity
 
 rates = st.floats(0.1, 1000.0)

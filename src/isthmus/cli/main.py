@@ -20,7 +20,7 @@ import click
 from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.programs import programs
-from isthmus.settings.checks import nearest
+from isthmus.text.suggestions import nearest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from isthmus.values import Asking
-from isthmus.wire.asking import headers_of
+from isthmus.values import RequestMetadata
+from isthmus.wire.request_metadata import headers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class NetworkContext:
         object.__setattr__(self, "groups", tuple(groups))
         headers_of(self.asking())
 
-    def asking(self) -> Asking:
+    def asking(self) -> RequestMetadata:
         """What a server is told, within the trace that is current now."""
         traceparent, tracestate = current_trace()
-        return Asking(
+        return RequestMetadata(
             network=self.name.lower(),
             user=self.user,
             groups=self.groups,

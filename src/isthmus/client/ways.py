@@ -19,7 +19,7 @@ from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
-from isthmus.values import Asking, HostPort
+from isthmus.values import HostPort, RequestMetadata
 
 #: How often files are looked at while dials are made; a look is three stat calls.
 LOOK_EVERY_S = 1.0
@@ -87,7 +87,7 @@ class Way:
         timeout_s: float,
         reached: Reached,
         failed: Failed,
-        asking: Asking,
+        asking: RequestMetadata,
     ) -> Dialing:
         """Open a connection; see DirectDialer."""
         said = {"asking": asking} if self._says else {}

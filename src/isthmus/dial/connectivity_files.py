@@ -20,7 +20,7 @@ from isthmus.dial.settings_connectivity_parts import Draft, NamedFile
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import TlsFiles, client_context
 from isthmus.net.files import read_part as read_beginning
-from isthmus.settings.located import MAX_CHARS, near, short
+from isthmus.text.located_yaml import MAX_CHARS, near, short
 
 STDIN = "-"
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from isthmus.dial.rules_shares import Pot
-from isthmus.text.token_bucket import TokenBucket
+from isthmus.text.pacing import TokenBucket
 from isthmus.tunnel.end import GONE, End, Ending, unsent
 from isthmus.tunnel.first_byte import UntouchedTunnel
 from isthmus.tunnel.linked_end import LinkedEnd

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from isthmus.dial.rules_policy import Match, Question
-from isthmus.text.token_bucket import TokenBucket
+from isthmus.text.pacing import TokenBucket
 
 #: Pots that nobody uses are forgotten when there are more than this.
 MOST_IDLE = 1024

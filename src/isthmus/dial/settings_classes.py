@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.dial.rules_classes import ClassRule
 from isthmus.dial.rules_policy import Match
-from isthmus.settings.located import Located
+from isthmus.text.located_yaml import Located
 from isthmus.text.patterns import Pattern
 from isthmus.values import TrafficClass
 

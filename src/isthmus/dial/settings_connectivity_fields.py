@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from isthmus.errors import ConfigError
-from isthmus.settings.checks import nearest
+from isthmus.text.suggestions import nearest
 
 EGRESS_SELECTOR = "EgressSelectorConfiguration"
 CONNECTIVITY_SERVICE = "ConnectivityServiceConfiguration"

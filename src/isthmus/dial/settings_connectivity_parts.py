@@ -13,8 +13,8 @@ import yaml
 
 from isthmus.dial.rules_connectivity import NetworkConfig
 from isthmus.dial.settings_connectivity_fields import Kind
-from isthmus.settings.located import Fields, Located, near, short
 from isthmus.text.addresses import IpNetwork
+from isthmus.text.located_yaml import Fields, Located, near, short
 
 MAX_UDS_BYTES = 107  # sun_path less its zero
 

@@ -23,8 +23,8 @@ from isthmus.dial.settings_connectivity_parts import (
     file_of,
     missing,
 )
-from isthmus.settings.located import Fields, Located, short
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
+from isthmus.text.located_yaml import Fields, Located, short
 from isthmus.values import HostPort, is_address
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from isthmus.dial.settings_connectivity_fields import (
 from isthmus.dial.settings_connectivity_service import TYPES, UNIX
 from isthmus.dial.settings_egress_selector import NAMES, PROTOCOLS
 from isthmus.errors import ConfigError
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 
 VERSIONS = tuple(version.rpartition("/")[2] for version in EGRESS.versions)
 

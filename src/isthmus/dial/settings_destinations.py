@@ -20,8 +20,7 @@ from isthmus.dial.settings_networks import NetworkSettings
 from isthmus.errors import ConfigError
 from isthmus.settings.gates import CLUSTER_TO_MASTER, NODE_TRAFFIC
 from isthmus.settings.options import OURS, option
-from isthmus.text.addresses import is_ipv4_range, plain_address, reached_address
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr, is_ipv4_range, plain_address, reached_address
 from isthmus.values import HostPort, is_address
 
 FLAG = "--allowed-destination"

@@ -29,8 +29,8 @@ from isthmus.dial.settings_connectivity_parts import (
     file_of,
     missing,
 )
-from isthmus.settings.go_yaml import go_text
-from isthmus.settings.located import Fields, Located, near, short
+from isthmus.text.go_yaml import go_text
+from isthmus.text.located_yaml import Fields, Located, near, short
 from isthmus.values import HostPort
 
 NAMES = (CONTROL_PLANE, "cluster", "etcd")

@@ -22,8 +22,7 @@ from isthmus.dial.settings_targets import TargetSettings
 from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA
 from isthmus.settings.options import OURS, option
-from isthmus.text.addresses import IpNetwork, is_ipv4_range
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import IpNetwork, cidr, is_ipv4_range
 from isthmus.values import HostPort, is_address
 
 ALLOW, DENY = "--endpoint-allow", "--endpoint-deny"

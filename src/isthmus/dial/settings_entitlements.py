@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from isthmus.settings.located import Located, compose, short
 from isthmus.settings.rules_entitlements import (
     CERTIFICATE_KEYS,
     SUBJECT_KEYS,
@@ -20,8 +19,8 @@ from isthmus.settings.rules_entitlements import (
     Rule,
     fold_san,
 )
-from isthmus.text.addresses import IpNetwork
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import IpNetwork, cidr
+from isthmus.text.located_yaml import Located, compose, short
 from isthmus.text.patterns import Pattern
 from isthmus.values import is_address
 

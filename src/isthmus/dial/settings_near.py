@@ -10,7 +10,7 @@ from isthmus.dial.settings_shares import ShareSettings
 from isthmus.errors import ConfigError
 from isthmus.net.rules_near import Nearness
 from isthmus.settings.options import OURS, option
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
 
 GROUP = "Near agents"
 # The value of a label (Kubernetes: up to 63 of these, a letter or digit at both ends).

@@ -23,11 +23,10 @@ from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
 from isthmus.dial.rules_networks import ClusterNetwork, Networks
 from isthmus.errors import ConfigError
 from isthmus.settings.audit import AuditSettings
-from isthmus.settings.checks import nearest
 from isthmus.settings.options import OURS, option
 from isthmus.settings.parsing import parse_bool
-from isthmus.text.addresses import IpNetwork
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import IpNetwork, cidr
+from isthmus.text.suggestions import nearest
 from isthmus.values import HostPort
 
 FLAG = "--cluster-network"

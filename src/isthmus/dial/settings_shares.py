@@ -28,7 +28,7 @@ from isthmus.settings.memory import quantity
 from isthmus.settings.options import OURS, option
 
 if TYPE_CHECKING:
-    from isthmus.settings.located import Fields, Located
+    from isthmus.text.located_yaml import Fields, Located
 
 #: The name of the share that flags make; names in a file have no brackets.
 BY_FLAGS = "(flags)"

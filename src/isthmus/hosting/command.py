@@ -270,7 +270,7 @@ def _sound(file: str, keep_sources: bool) -> PublishPlan:
 def _check_rules(names: tuple[str, ...]) -> None:
     from isthmus.hosting.plan import RULES
     from isthmus.hosting.rules_endpoints import ENDPOINT_RULES
-    from isthmus.settings.checks import nearest
+    from isthmus.text.suggestions import nearest
 
     known = [*(rule.name for rule in RULES), *ENDPOINT_RULES]
     for name in names:

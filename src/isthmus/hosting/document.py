@@ -27,7 +27,7 @@ from isthmus.hosting.model import (
     Publishing,
     Strategy,
 )
-from isthmus.settings.located import Located, compose_all, near, short
+from isthmus.text.located_yaml import Located, compose_all, near, short
 
 API_VERSION = "hypershift.openshift.io/v1beta1"
 KIND = "HostedCluster"

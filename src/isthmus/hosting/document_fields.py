@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
 from isthmus.values import HostPort, is_address
 
 ANY: Final = None

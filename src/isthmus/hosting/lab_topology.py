@@ -55,7 +55,7 @@ from isthmus.hosting.shapes import Manifest, is_internal, key
 from isthmus.hosting.visibility import INGRESS, SHARED_INGRESS
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort, is_address
 
 GUEST, PODS, MANAGEMENT = "guest", "pods", "management"

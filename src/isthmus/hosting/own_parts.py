@@ -67,9 +67,9 @@ from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.programs.apiserver_proxy.settings_file import write
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
-from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

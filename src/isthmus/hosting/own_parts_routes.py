@@ -9,7 +9,7 @@ from typing import Any
 
 from isthmus.hosting.model import ControlPlaneService, PlannedEndpoint, PublishPlan, Strategy
 from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 
 #: The program that goes by names.

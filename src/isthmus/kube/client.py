@@ -21,7 +21,7 @@ from lightkube.models.meta_v1 import Status
 
 from isthmus.errors import ConfigError, KubeError
 from isthmus.kube.kubeconfig import connect, fingerprint, read_config
-from isthmus.text.token_bucket import TokenBucket
+from isthmus.text.pacing import TokenBucket
 
 _TIMEOUT_S = 10.0
 _MAX_BODY_BYTES = 16 * 1024 * 1024

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from isthmus.errors import KubeError
 from isthmus.kube.api import Change, ObjectSource
 from isthmus.logs import log
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 
 CAP_S = 30.0
 FIRST_RETRY_S = 0.5

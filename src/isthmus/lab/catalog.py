@@ -9,7 +9,7 @@ from pathlib import Path
 from isthmus.errors import ConfigError
 from isthmus.lab.reading import read
 from isthmus.lab.topology import Topology
-from isthmus.settings.located import MAX_CHARS, near, short
+from isthmus.text.located_yaml import MAX_CHARS, near, short
 
 _SUFFIXES = (".yaml", ".yml")
 

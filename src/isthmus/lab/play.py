@@ -23,7 +23,7 @@ from isthmus.lab.stage import LabStage, enter, standing
 from isthmus.lab.state import Lab
 from isthmus.lab.steps import StepResult, describe, perform, snapshot
 from isthmus.lab.topology import LabStep, Topology
-from isthmus.settings.checks import nearest
+from isthmus.text.suggestions import nearest
 
 _OWNER_TIMEOUT_S = 15.0
 _LOOK_AGAIN_S = 0.05

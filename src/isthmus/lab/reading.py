@@ -27,7 +27,7 @@ from isthmus.lab.topology import (
     Topology,
     Wall,
 )
-from isthmus.settings.located import Fields, Located, compose, read_all
+from isthmus.text.located_yaml import Fields, Located, compose, read_all
 
 MAX_WAY_CHARS = 40
 

@@ -29,8 +29,8 @@ from isthmus.lab.topology import (
     Serving,
     Topology,
 )
-from isthmus.settings.located import Fields, Located, near
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
+from isthmus.text.located_yaml import Fields, Located, near
 from isthmus.values import is_address
 
 MAX_HOSTS = 64

@@ -32,7 +32,7 @@ from isthmus.lab.topology import (
     Verb,
     WindowsGrow,
 )
-from isthmus.settings.located import Fields, Located, near, read_all, short
+from isthmus.text.located_yaml import Fields, Located, near, read_all, short
 
 DIRECT = "direct"
 MAX_STEPS = 1000  # lists expanded

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from isthmus.lab.commands import unknown
 from isthmus.lab.state import OWN_FILES
 from isthmus.lab.topology import UDP, IpAddress
-from isthmus.settings.located import Fields, Located, near
+from isthmus.text.located_yaml import Fields, Located, near
 from isthmus.values import HostPort, is_address
 
 MAX_ITEMS = 256  # of any list

@@ -18,7 +18,7 @@ from isthmus.text.text_limits import MAX_CONNECTION_ID_CHARS, MAX_DETAIL_CHARS
 from isthmus.tunnel.budget import Deposit
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.stream import Stream
-from isthmus.values import NORMAL, NOTHING, Asking, HostPort, Identity, TrafficClass
+from isthmus.values import NORMAL, NOTHING, HostPort, Identity, RequestMetadata, TrafficClass
 from isthmus.wire.link import TO_WIRE, bound_texts, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 from isthmus.wire.link_pb2 import TrafficClass as WireClass
@@ -126,7 +126,7 @@ class IncomingDial:
         return self.dial.connection_id[:MAX_CONNECTION_ID_CHARS]
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> RequestMetadata:
         """What else is said about it, and its trace, as the other program passes it on."""
         return asking_of(self.dial)
 
@@ -181,7 +181,7 @@ class IncomingDial:
             self.paid()
 
 
-def say_asking(dial: Dial, asking: Asking) -> None:
+def say_asking(dial: Dial, asking: RequestMetadata) -> None:
     """Write into a Dial what the client said; the network is the server's to choose."""
     dial.user = asking.user
     dial.user_groups.extend(asking.groups)
@@ -213,7 +213,9 @@ def class_of(number: int) -> TrafficClass:
     return _CLASS_OF_WIRE.get(number, NORMAL)
 
 
-def said_about(requester: Identity, asking: Asking, traffic: TrafficClass = NORMAL) -> bytes:
+def said_about(
+    requester: Identity, asking: RequestMetadata, traffic: TrafficClass = NORMAL
+) -> bytes:
     """Write who asks and what they say, for a dial whose target is said in another way."""
     if asking is NOTHING:
         return _who(requester, traffic)
@@ -226,7 +228,7 @@ def _who(requester: Identity, traffic: TrafficClass) -> bytes:
     return _who_and_what(requester, NOTHING, traffic)
 
 
-def _who_and_what(requester: Identity, asking: Asking, traffic: TrafficClass) -> bytes:
+def _who_and_what(requester: Identity, asking: RequestMetadata, traffic: TrafficClass) -> bytes:
     dial = Dial(
         requester=requester.name,
         requester_groups=requester.groups,
@@ -238,7 +240,7 @@ def _who_and_what(requester: Identity, asking: Asking, traffic: TrafficClass) ->
 
 
 @short_cache(256, SHORT_DIAL_BYTES)
-def heard_about(said: bytes) -> tuple[Identity, Asking, TrafficClass]:
+def heard_about(said: bytes) -> tuple[Identity, RequestMetadata, TrafficClass]:
     """Read it; the same is said again and again where there are no traces.
 
     Raises:
@@ -257,9 +259,9 @@ def requester_of(dial: Dial) -> Identity:
     return _identity(dial.requester, tuple(dial.requester_groups), dial.requester_kind)
 
 
-def asking_of(dial: Dial) -> Asking:
+def asking_of(dial: Dial) -> RequestMetadata:
     """What else is said about it."""
-    asking = Asking(
+    asking = RequestMetadata(
         network=dial.network,
         user=dial.user,
         groups=tuple(dial.user_groups),

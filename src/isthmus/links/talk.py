@@ -10,10 +10,10 @@ from isthmus.net.carriers import Carried
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import (
-    Asking,
     DialId,
     DialRequest,
     Identity,
+    RequestMetadata,
     TrafficClass,
 )
 from isthmus.wire.link import is_ours
@@ -175,7 +175,7 @@ class Incoming(Protocol):
         """Who wants it, as the other program says."""
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> RequestMetadata:
         """What else is said about it, and its trace, as the other program passes it on."""
 
     def accept(self, address: str, traffic: TrafficClass | None = None) -> BaseEnd:

@@ -31,9 +31,9 @@ from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_nam
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, File, Volume
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.identifiers import Identifiers
 from isthmus.settings.options import options_of
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import is_address
 
 TOKEN_FLAG = "--service-account-token-path"

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from isthmus.net.rules_expiry import BAD, BAD_SHARE, WARN, WARN_SHARE
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 
 #: Failures of dials that are ours; the others say something about targets or policy.
 OUR_FAILURES = "no_agent|agent_lost|too_many|internal"

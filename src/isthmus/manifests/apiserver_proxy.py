@@ -27,8 +27,8 @@ from isthmus.manifests.volumes import SERVICE_ACCOUNT, File
 from isthmus.programs.apiserver_proxy.plan import ProxyPlan
 from isthmus.programs.apiserver_proxy.settings import IN_THE_FILE, ApiserverProxySettings
 from isthmus.programs.apiserver_proxy.settings_file import write
-from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.options import options_of
+from isthmus.text.go_yaml import to_yaml
 
 #: Where HyperShift has haproxy.cfg, and where the kubelet looks for static pods.
 CONFIG = "/etc/kubernetes/apiserver-proxy-config/apiserver-proxy.yaml"

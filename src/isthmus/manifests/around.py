@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.manifests.pods import Manifest
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
 
 RBAC = "rbac.authorization.k8s.io"
 #: Keeping one's own Lease, counting the others', and removing those that nobody keeps.

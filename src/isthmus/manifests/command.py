@@ -228,7 +228,7 @@ def everything(files: tuple[str, ...], namespace: str) -> int:
     from isthmus.manifests.installation_values import needed_objects
     from isthmus.manifests.settings import check_namespace
     from isthmus.manifests.settings_values import VALUES, defaults, merged, read
-    from isthmus.settings.go_yaml_writing import to_yaml
+    from isthmus.text.go_yaml import to_yaml
 
     check_namespace(namespace)
     values = defaults(VALUES)

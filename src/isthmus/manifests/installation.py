@@ -31,10 +31,10 @@ from isthmus.manifests.template import (
 from isthmus.manifests.volumes import File, Volume, check_mountable
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.checks import nearest
 from isthmus.settings.options import Kind, Option, options_of
 from isthmus.settings.parsing import load
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
+from isthmus.text.suggestions import nearest
 
 Given = dict[str, tuple[str, ...]]
 _NETWORKS = (("server", "allowCidrs"), ("server", "apiserverCidrs"), ("agent", "allowCidrs"))

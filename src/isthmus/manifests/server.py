@@ -48,7 +48,7 @@ from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_nam
 from isthmus.manifests.volumes import CA, CERT, KEY, SERVICE_ACCOUNT, File, Volume
 from isthmus.programs.server.rules_role_warnings import role_warnings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 
 CONTAINER = "server"

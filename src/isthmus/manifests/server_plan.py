@@ -26,8 +26,8 @@ from isthmus.manifests.settings import DEPLOYMENT
 from isthmus.manifests.settings_server import SIDECAR, ServerManifestSettings
 from isthmus.manifests.volumes import CA, CERT, KEY, File, Volume
 from isthmus.programs.server.settings import BY_NAME_WORD, HTTP_CONNECT, ServerSettings
-from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.options import options_of
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 
 _FILE = "FILE"

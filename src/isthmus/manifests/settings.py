@@ -14,7 +14,7 @@ from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.settings.checks import check_at_least, check_choices
 from isthmus.settings.options import OURS, option
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
 
 STATIC_POD = "static-pod"
 SYSTEMD = "systemd"

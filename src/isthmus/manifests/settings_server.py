@@ -30,7 +30,7 @@ from isthmus.manifests.settings import (
 from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
 from isthmus.settings.checks import check_at_least, check_choices, check_durations, check_host
 from isthmus.settings.options import OURS, option
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
 
 SIDECAR = "sidecar"
 SERVER_FORMS = (SIDECAR, DAEMON_SET, DEPLOYMENT, STATIC_POD, SYSTEMD)

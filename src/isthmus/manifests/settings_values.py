@@ -26,9 +26,8 @@ from isthmus.manifests.settings_server import (
 )
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.located import Located, compose, short
 from isthmus.settings.options import Option, options_of
-from isthmus.text.yaml_loader import Loader
+from isthmus.text.located_yaml import Loader, Located, compose, short
 
 Tree = dict[str, Any]
 _MOST = 256

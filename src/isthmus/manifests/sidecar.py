@@ -29,11 +29,11 @@ from isthmus.programs.sidecar.settings_presets import (
     SOCKS5,
 )
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
-from isthmus.settings.checks import nearest
-from isthmus.settings.go_yaml_writing import to_yaml
 from isthmus.settings.options import Kind, Option, options_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
+from isthmus.text.go_yaml import to_yaml
+from isthmus.text.suggestions import nearest
 from isthmus.values import HostPort
 
 KUBECONFIG = "/etc/kubernetes/secrets/kubeconfig/kubeconfig"

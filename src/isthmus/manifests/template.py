@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 
 Tree = dict[str, Any]
 Node = Any  # a mapping, a list, a scalar, or one of the nodes below

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from isthmus.errors import ConfigError
-from isthmus.settings.checks import nearest
+from isthmus.text.suggestions import nearest
 
 TLS12 = "VersionTLS12"
 TLS13 = "VersionTLS13"

@@ -5,24 +5,15 @@ Whether files exist and certificates are good is checked where they are opened, 
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from isthmus.errors import ConfigError
 from isthmus.settings.options import Kind, options_of
+from isthmus.text.suggestions import nearest
 from isthmus.values import HostPort
 
 KONNECTIVITY = "konnectivity"
 # What Go's programs allow; the rest are system ports and ephemeral ports (RFC 6335 §6).
 _GO_PORTS = range(1024, 49152)
 _PORTS = range(65536)
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """A clause that suggests the known word nearest to a wrong one; empty when none is near."""
-    # What is known may be of the same file: nothing of it that a terminal would obey.
-    shown = [each for each in known if each.isprintable()]
-    close = get_close_matches(word, shown, n=1, cutoff=0.6)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 def check_choices(settings: object) -> None:

@@ -15,9 +15,9 @@ from types import MappingProxyType
 
 from isthmus.errors import ConfigError
 from isthmus.settings.admin import AdminSettings
-from isthmus.settings.checks import nearest
 from isthmus.settings.options import OURS, option
 from isthmus.settings.parsing import parse_bool
+from isthmus.text.suggestions import nearest
 
 FLAG = "--feature-gates"
 #: The group of the flags, of both programs, that the gate of KEP-2025 is for.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from urllib.parse import parse_qsl, urlencode
 
-from isthmus.settings.checks import nearest
 from isthmus.settings.parsing import parse_bool
+from isthmus.text.suggestions import nearest
 from isthmus.text.text_limits import MAX_IDENTIFIERS, MAX_IDENTIFIERS_CHARS, MAX_SHOWN_CHARS
 from isthmus.values import HostPort, is_address
 

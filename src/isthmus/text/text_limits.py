@@ -36,7 +36,7 @@ MAX_VERSION_CHARS: Final = 200
 #: Why something failed, as the other program says: DialResult, Refusal, DIAL_RSP, CLOSE_RSP.
 MAX_DETAIL_CHARS: Final = 1000
 
-#: A Dial, a DialResult or a packet without data, whole; all of asking.py's texts fit into it.
+#: A Dial, a DialResult or a packet without data, whole; all request metadata fits into it.
 MAX_DIAL_BYTES: Final = 16 * 1024
 MAX_PACKET_BYTES: Final = 64 * 1024
 

@@ -37,7 +37,6 @@ from isthmus.tunnel.call_stream import RESPONSE, CallClient, Caller, CallStage, 
 from isthmus.tunnel.end import Early, Ending
 from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
 from isthmus.tunnel.message_reader import PayloadReader, Piece
-from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import (
     MessageTooLarge,
     Refusal,
@@ -48,6 +47,7 @@ from isthmus.wire.grpc import (
 )
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.payload import END_OF_DATA, MOST_DATA, parse, payload_head
+from isthmus.wire.request_metadata import HALF_CLOSE
 
 _AGREED: Headers = (*RESPONSE, (HALF_CLOSE, b"1"))
 _OK: Headers = tuple(status_headers(Status.OK))

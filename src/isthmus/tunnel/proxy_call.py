@@ -26,7 +26,6 @@ from isthmus.tunnel.call_stream import Caller, CallStage, CallStream
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
 from isthmus.tunnel.message_reader import PacketReader, Piece
-from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import Status, read_status, response_problem
 from isthmus.wire.http2 import ErrorCode, Headers
 from isthmus.wire.packet import (
@@ -40,6 +39,7 @@ from isthmus.wire.packet import (
     dial_request,
     parse,
 )
+from isthmus.wire.request_metadata import HALF_CLOSE
 
 #: How long a reply may pause after our half-close, where that cannot be said.
 REPLY_PAUSE_S = 10.0

@@ -1,4 +1,4 @@
-"""What a TLS client offers in its ClientHello, read before anybody has answered it.
+"""What a TLS client offers in its ClientHello, and how to refuse it before there is any TLS.
 
 Nothing is decrypted or checked beyond what it takes to find the server's name (RFC 6066) and the
 ALPN names (RFC 7301); TLS itself reads the same bytes afterwards and has the last word on them.
@@ -8,6 +8,7 @@ Whoever sends them has proved nothing yet: what is dearer to read than a real he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from isthmus.errors import ProtocolError
 from isthmus.text.text_limits import MAX_ALPN_NAMES, MAX_SERVER_NAME_BYTES
@@ -29,6 +30,10 @@ _RANDOM_BYTES = 32
 _FIXED_BYTES = _VERSION_BYTES + _RANDOM_BYTES  # RFC 8446 §4.1.2
 _LOOKED_AT = (_SERVER_NAME_EXTENSION, _ALPN_EXTENSION)
 _NOTHING = memoryview(b"")
+_FATAL = 2
+# An alert before the handshake is a record of two bytes (RFC 8446 §5.1, §6); every version's
+# client takes the number of TLS 1.2 there.
+_RECORD = b"\x15\x03\x03\x00\x02"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +189,15 @@ def _vector(data: memoryview, width: int) -> tuple[memoryview, memoryview]:
     if len(data) < end:
         raise ProtocolError("TLS: the ClientHello is cut short")
     return data[width:end], data[end:]
+
+
+class TlsAlert(IntEnum):
+    """Alerts in the clear: the descriptions that say why a router refuses (RFC 8446 §6.2)."""
+
+    INTERNAL_ERROR = 80
+    UNRECOGNIZED_NAME = 112
+    NO_APPLICATION_PROTOCOL = 120
+
+    def to_bytes_fatal(self) -> bytes:
+        """Write the record; nothing may follow it but the end of file."""
+        return _RECORD + bytes((_FATAL, self.value))

@@ -18,8 +18,8 @@ import h11
 
 from isthmus.errors import ProtocolError
 from isthmus.text.text_limits import MAX_HEADERS
-from isthmus.values import NOTHING, Asking, HostPort
-from isthmus.wire.asking import HALF_CLOSE, asking_in
+from isthmus.values import NOTHING, HostPort, RequestMetadata
+from isthmus.wire.request_metadata import HALF_CLOSE, metadata_in
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # without its line feed
@@ -84,9 +84,9 @@ class ConnectRequest:
     says_more: bool = False
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> RequestMetadata:
         """What the client says about its request besides the target."""
-        return asking_in(self.headers) if self.says_more else NOTHING
+        return metadata_in(self.headers) if self.says_more else NOTHING
 
     @property
     def half_closes(self) -> bool:
@@ -283,7 +283,7 @@ def _read_head(head: bytes) -> ConnectRequest:
 
 
 def _says_more(lines: bytes) -> bool:
-    """Tell whether some header line, in lower case, may be one of asking.py's."""
+    """Tell whether some header line, in lower case, may be request metadata."""
     return b"\nisthmus-" in lines or b"\ntrace" in lines
 
 

@@ -8,14 +8,14 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from isthmus.client import NetworkContext
-from isthmus.wire.asking import asking_in, headers_of
+from isthmus.wire.request_metadata import headers_of, metadata_in
 
 
 def test_everything_is_said() -> None:
     context = NetworkContext(
         "Cluster", user="jörg", groups=("ops", "system:masters"), tenant="t 1", object="pods/a/b"
     )
-    said = asking_in(headers_of(context.asking()))
+    said = metadata_in(headers_of(context.asking()))
     assert said.network == "cluster"
     assert said.user == "jörg"
     assert said.groups == ("ops", "system:masters")
@@ -53,7 +53,7 @@ def test_groups_of_any_kind() -> None:
 def test_the_current_span_is_the_parent() -> None:
     tracer = TracerProvider().get_tracer("test")
     with tracer.start_as_current_span("asks") as span:
-        said = asking_in(headers_of(NetworkContext("cluster").asking()))
+        said = metadata_in(headers_of(NetworkContext("cluster").asking()))
         context = span.get_span_context()
         flags = f"{int(context.trace_flags):02x}"
         assert int(flags, 16) & 1  # sampled

@@ -26,8 +26,8 @@ from isthmus.dial.rules_connectivity import (
     Protocol,
 )
 from isthmus.errors import ConfigError
-from isthmus.values import Asking, HostPort
-from isthmus.wire.asking import asking_in
+from isthmus.values import HostPort, RequestMetadata
+from isthmus.wire.request_metadata import metadata_in
 
 DIRECT = Connection(protocol=Protocol.DIRECT)
 DEADLINE_S = 20.0
@@ -238,7 +238,7 @@ def test_a_blocking_service_that_is_closed_by_another_thread() -> None:
 # What a server hears.
 
 
-def heard(protocol: Protocol, tmp_path: Path, context: NetworkContext) -> Asking:
+def heard(protocol: Protocol, tmp_path: Path, context: NetworkContext) -> RequestMetadata:
     """What a CONNECT stub hears of a dial."""
     path = str(tmp_path / "stub.sock")
     heads: list[bytes] = []
@@ -260,13 +260,13 @@ def heard(protocol: Protocol, tmp_path: Path, context: NetworkContext) -> Asking
     asyncio.run(main())
     assert heads[0].startswith(b"CONNECT 10.0.0.5:443 HTTP/1.1\r\n")
     pairs = (line.partition(b": ") for line in heads[0].split(b"\r\n")[1:] if line)
-    return asking_in((name, value) for name, _, value in pairs)
+    return metadata_in((name, value) for name, _, value in pairs)
 
 
 def test_a_server_hears_who_asks(tmp_path: Path) -> None:
     context = NetworkContext("cluster", user="alice", groups=("ops",), tenant="blue", object="a/b")
     said = heard(Protocol.HTTP_CONNECT, tmp_path, context)
-    assert said == Asking(
+    assert said == RequestMetadata(
         network="cluster", user="alice", groups=("ops",), tenant="blue", object="a/b"
     )
 

@@ -5,7 +5,7 @@ from enum import Enum
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.settings.located import Fields, Located, compose, compose_all
+from isthmus.text.located_yaml import Fields, Located, compose, compose_all
 
 
 class Colour(Enum):

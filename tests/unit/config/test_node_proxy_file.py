@@ -9,7 +9,7 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.node_proxy.settings_file import document, overruled, parse
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.programs.agent.rules_turns import AskingTurns
 from isthmus.testing.clock import ManualClock
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId
 
 CAP_S = 10.0

@@ -24,7 +24,7 @@ from isthmus.frame.audit.model import (
     to_line,
 )
 from isthmus.tunnel.end import Ending
-from isthmus.values import ANONYMOUS, NOTHING, Asking, Identity
+from isthmus.values import ANONYMOUS, NOTHING, Identity, RequestMetadata
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "audit-fields.md"
 
@@ -158,11 +158,11 @@ def test_who_asked_is_cut_to_size() -> None:
 
 def test_claims_say_whether_they_are_believed() -> None:
     assert claimed_by(NOTHING, believed=True) is None
-    asking = Asking(user="u", groups=("g",), network="n", object="o", tenant="t")
+    asking = RequestMetadata(user="u", groups=("g",), network="n", object="o", tenant="t")
     assert claimed_by(asking, believed=False) == Claimed(
         believed=False, user="u", groups=("g",), network="n", object="o", tenant="t"
     )
-    assert claimed_by(Asking(traceparent="00-x"), believed=True) is None
+    assert claimed_by(RequestMetadata(traceparent="00-x"), believed=True) is None
 
 
 @pytest.mark.parametrize(

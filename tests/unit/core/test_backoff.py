@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 
 
 def delays(chance: float, count: int = 8) -> list[float]:

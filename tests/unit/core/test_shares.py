@@ -6,8 +6,8 @@ import pytest
 
 from isthmus.dial.rules_policy import Match, Question
 from isthmus.dial.rules_shares import MOST_IDLE, Full, Hold, Limit, Per, Share, ShareTable, applying
+from isthmus.text.pacing import TokenBucket
 from isthmus.text.patterns import Pattern
-from isthmus.text.token_bucket import TokenBucket
 from isthmus.values import HostPort, Identity
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.text.token_bucket import TokenBucket
+from isthmus.text.pacing import TokenBucket
 
 
 def test_a_burst_then_the_rate_then_a_burst_again() -> None:

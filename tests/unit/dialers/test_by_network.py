@@ -29,7 +29,7 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.text.patterns import Pattern
 from isthmus.tunnel.budget import UNBOUNDED, Account
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import AgentId, Asking, DialRequest, HostPort, Identity
+from isthmus.values import AgentId, DialRequest, HostPort, Identity, RequestMetadata
 
 WHO = Identity("kube-apiserver", ("masters",))
 
@@ -127,7 +127,9 @@ class Bed:
 
     def dial(self, target: str, asked: str = "") -> tuple[AgentDial, Asker]:
         who = Asker()
-        request = DialRequest(HostPort.parse(target), WHO, "test", "id-1", Asking(network=asked))
+        request = DialRequest(
+            HostPort.parse(target), WHO, "test", "id-1", RequestMetadata(network=asked)
+        )
         return self.router.dial(request, who), who
 
 
@@ -402,9 +404,11 @@ def test_what_was_checked_is_what_is_connected_to() -> None:
 
 
 def test_the_next_server_hears_who_asked() -> None:
-    asked = Asking(network="east", object="pods/web", traceparent="t")
+    asked = RequestMetadata(network="east", object="pods/web", traceparent="t")
     told = passed_on(asked, WHO)
-    assert told == Asking(user="certificate:kube-apiserver", object="pods/web", traceparent="t")
-    named = Asking(network="east", user="alice", groups=("dev",))
-    assert passed_on(named, WHO) == Asking(user="alice", groups=("dev",))
+    assert told == RequestMetadata(
+        user="certificate:kube-apiserver", object="pods/web", traceparent="t"
+    )
+    named = RequestMetadata(network="east", user="alice", groups=("dev",))
+    assert passed_on(named, WHO) == RequestMetadata(user="alice", groups=("dev",))
     assert passed_on(asked, Identity("a\nb")).user == ""

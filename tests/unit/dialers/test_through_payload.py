@@ -25,7 +25,7 @@ from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.limits import Http2Limits
 from isthmus.tunnel.payload import PayloadEnd
-from isthmus.values import Asking, HostPort
+from isthmus.values import HostPort, RequestMetadata
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import ErrorCode, Headers, goaway
 from isthmus.wire.payload import STATUS_OF_FAILURE, target_in
@@ -182,7 +182,9 @@ def run(path: Path, test: Test, *, max_streams: int = 100, **options: bool) -> N
 
 def test_the_request(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
-        bed.dial(asking=Asking(user="jane", groups=("a", "b")), headers=((b"x-more", b"1"),))
+        bed.dial(
+            asking=RequestMetadata(user="jane", groups=("a", "b")), headers=((b"x-more", b"1"),)
+        )
         await bed.until(lambda: bed.ends)
         [headers] = bed.server.accepted[0].requests
         fields = dict(headers)

@@ -28,7 +28,6 @@ from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import join
 from isthmus.values import HostPort
-from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -42,6 +41,7 @@ from isthmus.wire.packet import (
     dial_request,
 )
 from isthmus.wire.payload import CONNECT_OPTIONS, connect_options
+from isthmus.wire.request_metadata import HALF_CLOSE
 
 PATH = b"/ProxyService/Proxy"
 

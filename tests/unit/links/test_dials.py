@@ -24,7 +24,7 @@ from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, Budget
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.limits import MIB
 from isthmus.tunnel.stream import Stream
-from isthmus.values import ANONYMOUS, NOTHING, Asking, HostPort, Identity, TrafficClass
+from isthmus.values import ANONYMOUS, NOTHING, HostPort, Identity, RequestMetadata, TrafficClass
 from isthmus.wire.link import TO_WIRE, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 
@@ -202,10 +202,14 @@ def test_forgotten_it_tells_nobody() -> None:
 )
 @pytest.mark.parametrize(
     "asking",
-    [NOTHING, Asking(groups=("g",)), Asking(user="u", tenant="t", object="o", traceparent="00-x")],
+    [
+        NOTHING,
+        RequestMetadata(groups=("g",)),
+        RequestMetadata(user="u", tenant="t", object="o", traceparent="00-x"),
+    ],
 )
 def test_who_asks_and_what_they_say_is_heard_as_it_was_said(
-    requester: Identity, asking: Asking
+    requester: Identity, asking: RequestMetadata
 ) -> None:
     said = said_about(requester, asking)
     assert heard_about(said) == (requester, asking, TrafficClass.NORMAL)

@@ -21,7 +21,7 @@ from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.tunnel.limits import Limits
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.packet_link import PacketLink
-from isthmus.values import Asking, DialId, DialRequest, HostPort, Identity
+from isthmus.values import DialId, DialRequest, HostPort, Identity, RequestMetadata
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 from isthmus.wire.packet import CLOSE_REQ, DATA, DIAL_REQ, DIAL_RSP, DRAIN, dial_request
@@ -45,7 +45,7 @@ def ask(link: Link, answers: Answers, dial_id: int = 9) -> BaseEnd | None:
         DialRequest(
             HostPort("10.0.0.1", 80),
             Identity("who", ("group",), "uid"),
-            asking=Asking(groups=("g",), traceparent="00-x", tracestate="a=1"),
+            asking=RequestMetadata(groups=("g",), traceparent="00-x", tracestate="a=1"),
         ),
         dial_id=DialId(dial_id),
         timeout_s=5.0,
@@ -221,7 +221,9 @@ def test_a_dial_that_succeeds_becomes_a_tunnel(files: pki.PkiFiles) -> None:
         assert (incoming.host, incoming.port) == ("10.0.0.1", 80)
         assert (incoming.timeout_s, incoming.link_id) == (0.0, agent_side.id)
         assert incoming.requester == Identity("who", ("group",), "uid")
-        assert incoming.asking == Asking(groups=("g",), traceparent="00-x", tracestate="a=1")
+        assert incoming.asking == RequestMetadata(
+            groups=("g",), traceparent="00-x", tracestate="a=1"
+        )
         assert agent_side.load == 1
         agent_end = incoming.accept("10.0.0.1:80")
         await bench.until(lambda: answers)

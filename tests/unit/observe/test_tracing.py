@@ -19,11 +19,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.frame.observe.tracing import DialTrace, Tracing, is_wanted, open_tracing
-from isthmus.values import NOTHING, Asking, HostPort
-from isthmus.wire.trace_context import parse_traceparent
+from isthmus.values import NOTHING, HostPort, RequestMetadata
+from isthmus.wire.request_metadata import parse_traceparent
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-FROM_CLIENT = Asking(
+FROM_CLIENT = RequestMetadata(
     user="alice", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01", tracestate="congo=t61rcWkgMzE"
 )
 TARGET = HostPort("10.0.0.5", 443)
@@ -38,7 +38,7 @@ class Kept:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracing = Tracing(provider)
 
-    def begin(self, asking: Asking = FROM_CLIENT) -> DialTrace:
+    def begin(self, asking: RequestMetadata = FROM_CLIENT) -> DialTrace:
         trace = self.tracing.begin(
             asking,
             connection_id="p-1",
@@ -119,7 +119,7 @@ def test_without_a_clients_span_a_trace_begins_here() -> None:
 
 def test_a_client_that_does_not_sample_is_obeyed() -> None:
     kept = Kept()
-    quiet = Asking(traceparent=f"00-{TRACE}-00f067aa0ba902b7-00")
+    quiet = RequestMetadata(traceparent=f"00-{TRACE}-00f067aa0ba902b7-00")
     trace = kept.begin(quiet)
     told = trace.ask(quiet)
     trace.reached("", "")

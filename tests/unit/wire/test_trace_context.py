@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.wire.trace_context import (
+from isthmus.wire.request_metadata import (
     MAX_TRACESTATE_CHARS,
     TraceParent,
     is_traceparent,

@@ -16,7 +16,7 @@ from isthmus.frame.workers.messages import Drain
 from isthmus.frame.workers.parent import Parent
 from isthmus.frame.workers.process import Birth, State, Worker, WorkerLost
 from isthmus.net.poller import Poller
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 
 
 def made(loop: asyncio.AbstractEventLoop, *command: str) -> Worker:

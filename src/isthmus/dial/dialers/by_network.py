@@ -25,8 +25,8 @@ from isthmus.net.connect import SPENT, Address, Failed
 from isthmus.net.resolver import Cancel, Found, Resolver
 from isthmus.tunnel.budget import OVER_SHARE
 from isthmus.tunnel.end import BaseEnd, Ending
-from isthmus.values import NORMAL, Asking, DialRequest, HostPort, Identity, TrafficClass
-from isthmus.wire.asking import MAX_VALUE_BYTES
+from isthmus.values import NORMAL, DialRequest, HostPort, Identity, RequestMetadata, TrafficClass
+from isthmus.wire.request_metadata import MAX_VALUE_BYTES
 
 _MOST_SHOWN = 3
 
@@ -83,7 +83,7 @@ def _host(address: Address) -> str:
     return address[1][0].partition("%")[0]
 
 
-def passed_on(asking: Asking, requester: Identity) -> Asking:
+def passed_on(asking: RequestMetadata, requester: Identity) -> RequestMetadata:
     """What the next server is told: for whom, who is our client, and the trace.
 
     Not the network: what it is called here says nothing there.

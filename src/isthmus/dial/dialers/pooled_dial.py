@@ -16,9 +16,9 @@ from isthmus.errors import DialFailure
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tunnel.http2_stream import Http2Stream
-from isthmus.wire.asking import HALF_CLOSE
 from isthmus.wire.grpc import CONTENT_TYPE
 from isthmus.wire.http2 import Headers
+from isthmus.wire.request_metadata import HALF_CLOSE
 
 PATH = b"/ProxyService/Proxy"
 #: How often a call is made again that the server refused unseen: it goes away, or is full.

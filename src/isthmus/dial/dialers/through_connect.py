@@ -29,8 +29,8 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import Early, Ending
 from isthmus.values import HostPort
-from isthmus.wire.asking import HALF_CLOSE, headers_of
 from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
+from isthmus.wire.request_metadata import HALF_CLOSE, headers_of
 
 #: What a status says when the text says nothing that we know (dial/frontends/statuses.py).
 FAILURE_OF_STATUS = {

@@ -19,9 +19,9 @@ from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.proxy_call import ProxyCall
 from isthmus.values import HostPort
-from isthmus.wire.asking import headers_of
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import ErrorCode
+from isthmus.wire.request_metadata import headers_of
 
 FAILURE_OF_STATUS = {
     Status.PERMISSION_DENIED: DialFailure.DENIED,

@@ -18,11 +18,11 @@ from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload import PayloadCall
-from isthmus.values import NOTHING, Asking, HostPort
-from isthmus.wire.asking import headers_of
+from isthmus.values import NOTHING, HostPort, RequestMetadata
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import Header, Headers
 from isthmus.wire.payload import CONNECT_OPTIONS, FAILURE_OF_STATUS, connect_options
+from isthmus.wire.request_metadata import headers_of
 
 
 class PayloadDial(PooledDial):
@@ -118,7 +118,7 @@ class PayloadDialer(PooledDialer):
         timeout_s: float,
         reached: Reached,
         failed: Failed,
-        asking: Asking = NOTHING,
+        asking: RequestMetadata = NOTHING,
         headers: Sequence[Header] = (),
     ) -> PayloadDial:
         """Open a connection; see ServerDialer. ``headers`` are further metadata, in lower case.

@@ -36,7 +36,7 @@ from isthmus.net.descriptors import for_a_peer
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Cancel, Resolver
 from isthmus.tunnel.end import BaseEnd
-from isthmus.values import NOTHING, Asking, HostPort, is_address
+from isthmus.values import NOTHING, HostPort, RequestMetadata, is_address
 
 Reached = Callable[[BaseEnd], None]
 
@@ -60,7 +60,7 @@ class ServerPlace:
     in its certificate, that of ``tcp`` when empty.
 
     ``keeps_half_close`` is what Isthmus' servers do and konnectivity's do not: there the end of
-    one direction ends both. None: the server says it itself (wire/asking.py, HALF_CLOSE). What
+    one direction ends both. None: the server says it itself (HALF_CLOSE). What
     hangs on it is told by each dialer.
     """
 
@@ -170,7 +170,7 @@ class ServerDial:
     """
 
     #: What to say about the request besides its target.
-    asking: Asking = NOTHING
+    asking: RequestMetadata = NOTHING
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class ServerDialer:
         timeout_s: float,
         reached: Reached,
         failed: Failed,
-        asking: Asking = NOTHING,
+        asking: RequestMetadata = NOTHING,
     ) -> ServerDial:
         """Open a connection; the server, or its agent, looks the target's name up.
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from isthmus.errors import DialFailure
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.tunnel.end import BaseEnd
-from isthmus.values import Asking, HostPort, Identity
+from isthmus.values import HostPort, Identity, RequestMetadata
 
 #: The metadata of a gRPC answer that has the connection id.
 CONNECTION_ID = b"isthmus-connection-id"
@@ -40,7 +40,7 @@ class Request(Protocol):
         """What it is called, from ``new_connection_id``; the client is told."""
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> RequestMetadata:
         """What the client says about it besides the target, believed or not."""
 
     @property

@@ -45,11 +45,11 @@ from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
-from isthmus.values import ANONYMOUS, Asking, HostPort, Identity
-from isthmus.wire.asking import HALF_CLOSE, asking_in
+from isthmus.values import ANONYMOUS, HostPort, Identity, RequestMetadata
 from isthmus.wire.grpc import Refusal, Status, request_problem
 from isthmus.wire.http2 import ErrorCode, Headers, goaway, header, literal_header, settings
 from isthmus.wire.payload import names_target
+from isthmus.wire.request_metadata import HALF_CLOSE, metadata_in
 
 PATH = b"/ProxyService/Proxy"
 #: From the connection (or the handshake) to the preface.
@@ -76,7 +76,7 @@ class Said(NamedTuple):
 
     refusal: Refusal | None
     names_target: bool
-    asking: Asking
+    asking: RequestMetadata
     half_closes: bool
 
 
@@ -86,7 +86,7 @@ def _said(headers: Headers) -> Said:
     return Said(
         request_problem(headers),
         names_target(headers),
-        asking_in(headers),
+        metadata_in(headers),
         bool(header(headers, HALF_CLOSE)),
     )
 

@@ -35,7 +35,7 @@ from isthmus.net.socket_end import SocketEnd
 from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.budget import HANDSHAKE_BYTES, UNBOUNDED, Budget, Deposit
 from isthmus.tunnel.end import EARLY_BYTES, BaseEnd, Discard, Early, Ending
-from isthmus.values import NOTHING, Asking, HostPort, Identity
+from isthmus.values import NOTHING, HostPort, Identity, RequestMetadata
 from isthmus.wire.http_connect import (
     CONNECTION_ID,
     BadRequest,
@@ -85,7 +85,7 @@ class ConnectClient(Early):
         self.deposit: Deposit | None = None
         self.end: SocketEnd | TlsEnd | None = None
         self.target: HostPort | None = None
-        self.asking: Asking = NOTHING
+        self.asking: RequestMetadata = NOTHING
         self.connection_id = ""  # until it has said what it wants
         self.accepted_at = time.monotonic()
 

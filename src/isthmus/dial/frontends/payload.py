@@ -16,10 +16,10 @@ from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload import PayloadEnd
 from isthmus.values import HostPort, Identity
-from isthmus.wire.asking import HALF_CLOSE, asking_in
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import Headers, header, literal_header
 from isthmus.wire.payload import STATUS_OF_FAILURE, target_in
+from isthmus.wire.request_metadata import HALF_CLOSE, metadata_in
 
 if TYPE_CHECKING:
     from isthmus.dial.frontends.grpc_proxy import ClientConnection
@@ -34,7 +34,7 @@ class PayloadRequest:
 
     def __init__(self, connection: ClientConnection, end: PayloadEnd, headers: Headers) -> None:
         self._connection = connection
-        self.asking = asking_in(headers)
+        self.asking = metadata_in(headers)
         self.connection_id = new_connection_id()
         if not connection.frontend.compat:
             end.named = literal_header(CONNECTION_ID, self.connection_id.encode())

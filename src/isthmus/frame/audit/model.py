@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.frame.model.snapshot_json import camel
 from isthmus.text.short_cache import short_cache
-from isthmus.values import Asking, Identity
+from isthmus.values import Identity, RequestMetadata
 
 #: What is shown instead of a rule's name where the agent, or the next server, denied.
 BY_FAR_SIDE = "(far side)"
@@ -147,7 +147,7 @@ def requester_of(identity: Identity) -> Requester:
     return Requester(name=cut(identity.name), kind=identity.kind, groups=groups)
 
 
-def claimed_by(asking: Asking, *, believed: bool) -> Claimed | None:
+def claimed_by(asking: RequestMetadata, *, believed: bool) -> Claimed | None:
     """Describe what the client said; None if it said nothing."""
     if not asking.claims:
         return None

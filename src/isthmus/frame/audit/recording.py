@@ -33,7 +33,7 @@ from isthmus.frame.audit.model import (
 )
 from isthmus.settings.audit import AuditSettings
 from isthmus.tunnel.end import BaseEnd, Ending, unsent
-from isthmus.values import NOTHING, Asking
+from isthmus.values import NOTHING, RequestMetadata
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,7 +65,7 @@ class Asked(Protocol):
         """What it is called."""
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> RequestMetadata:
         """What else was said, believed or not."""
 
     @property

@@ -21,7 +21,7 @@ from isthmus.frame.admin.guard import INTENT
 from isthmus.frame.dashboard.delta import Json
 from isthmus.frame.dashboard.events import EventReader
 from isthmus.frame.dashboard.picture import Picture
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.values import TunnelId
 
 FIRST_WAIT_S = 0.5

@@ -1,6 +1,6 @@
 """Spans of dials by OpenTelemetry, when its SDK is installed and somebody asks for them.
 
-Nothing of OpenTelemetry is imported before that. Trace context itself is wire/trace_context.py: it
+Nothing of OpenTelemetry is imported before that. Trace context (wire/request_metadata.py)
 is passed on whether there are spans or not. Everything that OpenTelemetry's own environment
 variables can say is left to them: exporter, endpoint, headers, sampler, resource.
 
@@ -30,8 +30,8 @@ from urllib.parse import urlsplit
 from isthmus import __version__
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.logs import log
-from isthmus.values import Asking, HostPort
-from isthmus.wire.trace_context import parse_traceparent
+from isthmus.values import HostPort, RequestMetadata
+from isthmus.wire.request_metadata import parse_traceparent
 
 INSTALL = "pip install 'isthmus[tracing]'"
 _CLOSE_S = 3.0
@@ -126,7 +126,7 @@ class Tracing:
 
     def begin(
         self,
-        asking: Asking,
+        asking: RequestMetadata,
         *,
         connection_id: str,
         frontend: str,
@@ -152,7 +152,7 @@ class Tracing:
             self.start_child("isthmus.accept", span, began_ns).end(now_ns)
         return DialTrace(self, span, now_ns)
 
-    def connect(self, asking: Asking, *, connection_id: str, target: HostPort) -> Span:
+    def connect(self, asking: RequestMetadata, *, connection_id: str, target: HostPort) -> Span:
         """An agent is asked: the span of its connecting."""
         span = self._start("isthmus.connect", self._within(asking), self._api.SpanKind.CLIENT)
         span.set_attribute("isthmus.connection_id", connection_id)
@@ -188,7 +188,7 @@ class Tracing:
     def _start(self, name: str, context: Any, kind: Any, began_ns: int | None = None) -> Any:
         return self._tracer.start_span(name, context=context, kind=kind, start_time=began_ns)
 
-    def _within(self, asking: Asking) -> Any:
+    def _within(self, asking: RequestMetadata) -> Any:
         parent = parse_traceparent(asking.traceparent)
         if parent is None:
             return self._no_context
@@ -250,7 +250,7 @@ class DialTrace:
         """Where it wants to go."""
         _set_target(self._span, target)
 
-    def ask(self, asking: Asking) -> Asking:
+    def ask(self, asking: RequestMetadata) -> RequestMetadata:
         """Somebody is asked now: give what to tell them, within a span for it."""
         tracing = self._tracing
         if not self._chosen:

@@ -34,7 +34,7 @@ from isthmus.frame.workers.worker import VARIABLE, Inherited
 from isthmus.logs import RECENT, log
 from isthmus.net.child_endings import ending_of
 from isthmus.net.poller import Poller
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 
 #: How long one may take to start.
 START_S = 60.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId
 
 #: Of those that failed, so many are asked for within the delay of one. Each costs the server that

@@ -41,7 +41,7 @@ from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId

@@ -25,7 +25,7 @@ from isthmus.links.link import GOODBYE_S
 from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
 from isthmus.programs.agent.rules_turns import AskingTurns
 from isthmus.programs.agent.table import LinkTable
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId
 
 _RESOLVE_AGAIN_S = 30.0

@@ -16,7 +16,7 @@ from isthmus.links.agent_side import ServerLink
 from isthmus.logs import log
 from isthmus.programs.agent import rules_mesh as mesh
 from isthmus.programs.agent.rules_turns import AskingTurns
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId
 
 _log = logging.getLogger("isthmus.agent")

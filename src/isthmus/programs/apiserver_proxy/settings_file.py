@@ -28,9 +28,9 @@ from isthmus.programs.apiserver_proxy.plan import (
     read_upstream,
 )
 from isthmus.programs.apiserver_proxy.rules import Bounds
-from isthmus.settings.go_yaml_writing import to_yaml
-from isthmus.settings.located import Fields, Located, compose, read_all, short
 from isthmus.text.durations import format_duration, parse_duration
+from isthmus.text.go_yaml import to_yaml
+from isthmus.text.located_yaml import Fields, Located, compose, read_all, short
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

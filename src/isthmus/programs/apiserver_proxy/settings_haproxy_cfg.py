@@ -22,7 +22,7 @@ from isthmus.programs.apiserver_proxy.plan import (
 from isthmus.programs.apiserver_proxy.rules import Bounds
 from isthmus.programs.apiserver_proxy.settings_haproxy_lines import Line, Lines, Section
 from isthmus.programs.apiserver_proxy.settings_haproxy_server import Server
-from isthmus.settings.located import MAX_CHARS, near, short
+from isthmus.text.located_yaml import MAX_CHARS, near, short
 from isthmus.values import is_address
 
 #: In the certificate of every apiserver.

@@ -26,7 +26,7 @@ from isthmus.programs.apiserver_proxy.settings_haproxy_server import (
     number,
     server_words,
 )
-from isthmus.settings.located import Errors, near, short
+from isthmus.text.located_yaml import Errors, near, short
 
 _SECTIONS = ("global", "defaults", "frontend", "backend")
 _OTHER_SECTIONS = (

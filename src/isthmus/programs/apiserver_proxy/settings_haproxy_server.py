@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.programs.apiserver_proxy.plan import read_tlv_type
-from isthmus.settings.located import near, short
+from isthmus.text.located_yaml import near, short
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 

@@ -20,10 +20,10 @@ from isthmus.net.files import read_part
 from isthmus.programs.node_proxy.kernel.manifests import Stamp, stamp_of
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.node_proxy.settings_file import document, overruled, parse, without_file
-from isthmus.settings.go_yaml_writing import to_yaml
-from isthmus.settings.located import MAX_CHARS
 from isthmus.settings.options import given_in_vain
 from isthmus.settings.parsing import load
+from isthmus.text.go_yaml import to_yaml
+from isthmus.text.located_yaml import MAX_CHARS
 
 LOOK_S = 1.0
 _log = logging.getLogger("isthmus.node_proxy")

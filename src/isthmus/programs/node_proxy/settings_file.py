@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus.programs.node_proxy.settings import IPVS, NFTABLES, NodeProxySettings
-from isthmus.settings.located import Located, compose, short
 from isthmus.settings.options import Kind, Option, options_of
 from isthmus.text.durations import format_duration, parse_duration
+from isthmus.text.located_yaml import Located, compose, short
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"

@@ -20,8 +20,8 @@ from isthmus.programs.node_proxy.rules.detectors import (
 )
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings_kernel import NFTABLES, KernelSettings
-from isthmus.settings.checks import nearest
 from isthmus.settings.options import OURS, option
+from isthmus.text.suggestions import nearest
 
 #: What kube-proxy calls modes of its own; the others are the seed's.
 KUBE_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")

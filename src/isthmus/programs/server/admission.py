@@ -18,7 +18,7 @@ from isthmus.net.files import FollowedFile, read_text
 from isthmus.programs.server.settings import BY_NAME_WORD, ServerSettings
 from isthmus.programs.server.token_watch import TokenWatch
 from isthmus.settings.rules_entitlements import BY_NAME, Entitlements
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 
 _QUIET_S = 30.0
 #: An agent waits for the API's answer so long, then it is told to come again. Shorter than the

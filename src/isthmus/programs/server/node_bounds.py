@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from isthmus.links.server_side import AgentLink
 from isthmus.net.descriptors import descriptors
-from isthmus.text.token_bucket import TokenBucket
+from isthmus.text.pacing import TokenBucket
 
 #: Of one link: dials that wait for their answer, each of which may wait for the resolver.
 MOST_PENDING_PER_LINK = 1024

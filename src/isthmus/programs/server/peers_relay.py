@@ -33,7 +33,7 @@ from isthmus.net.revocation import Revocations
 from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.peers import Peers
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.values import AgentId, HostPort, ServerId
 from isthmus.wire.link import RELAY_ALPN
 

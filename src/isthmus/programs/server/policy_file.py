@@ -49,7 +49,7 @@ def read_policy(path: str) -> Policy:
         ConfigError: it cannot be read or is wrong.
     """
     from isthmus.dial.settings_policy import parse
-    from isthmus.settings.located import MAX_CHARS  # YAML is slow to import
+    from isthmus.text.located_yaml import MAX_CHARS  # YAML is slow to import
 
     # One more than may be is told to be too long.
     return parse(read_text(path, what="--policy-file ", most_chars=MAX_CHARS + 1), path)

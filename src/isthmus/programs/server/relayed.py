@@ -24,7 +24,7 @@ from isthmus.programs.server.retry import dial_again
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.tunnel import Tunnel
-from isthmus.values import Asking, DialRequest, HostPort, Identity
+from isthmus.values import DialRequest, HostPort, Identity, RequestMetadata
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink
@@ -80,7 +80,7 @@ class RelayedDial:
         return self.request.connection_id
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> RequestMetadata:
         """What the other server passes on."""
         return self.request.asking
 

@@ -22,8 +22,7 @@ from isthmus.settings.checks import (
 from isthmus.settings.options import OURS, option
 from isthmus.settings.per_source import per_source_option
 from isthmus.settings.workers import check_workers, workers_option
-from isthmus.text.addresses import IpNetwork, is_loopback
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import IpNetwork, cidr, is_loopback
 from isthmus.values import HostPort
 
 HTTP_CONNECT, GRPC = "http-connect", "grpc"

@@ -34,9 +34,8 @@ from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.view import BackendView, RouteView
 from isthmus.tunnel.end import Discard, End, Ending, join
 from isthmus.values import HostPort
-from isthmus.wire.client_hello import ClientHello, hello_in
+from isthmus.wire.client_hello import ClientHello, TlsAlert, hello_in
 from isthmus.wire.proxy_protocol import BOTH, IpPort, take_proxy_header
-from isthmus.wire.tls_alert import Alert
 
 #: 16 KiB in fragments of 512 bytes, the smallest that OpenSSL makes.
 MAX_RECORDS = 32
@@ -46,13 +45,13 @@ _OF_MISS = {
     Miss.NO_PROTOCOL: Refusal.NO_PROTOCOL,
 }
 #: What a refused client is told; None is a reset without a word.
-ALERT_OF: dict[Refusal, Alert | None] = {
-    Refusal.NO_NAME: Alert.UNRECOGNIZED_NAME,
-    Refusal.UNKNOWN_NAME: Alert.UNRECOGNIZED_NAME,
-    Refusal.NO_PROTOCOL: Alert.NO_APPLICATION_PROTOCOL,
-    Refusal.ROUTE_FULL: Alert.INTERNAL_ERROR,
-    Refusal.BACKEND_DOWN: Alert.INTERNAL_ERROR,
-    Refusal.LOOP: Alert.INTERNAL_ERROR,
+ALERT_OF: dict[Refusal, TlsAlert | None] = {
+    Refusal.NO_NAME: TlsAlert.UNRECOGNIZED_NAME,
+    Refusal.UNKNOWN_NAME: TlsAlert.UNRECOGNIZED_NAME,
+    Refusal.NO_PROTOCOL: TlsAlert.NO_APPLICATION_PROTOCOL,
+    Refusal.ROUTE_FULL: TlsAlert.INTERNAL_ERROR,
+    Refusal.BACKEND_DOWN: TlsAlert.INTERNAL_ERROR,
+    Refusal.LOOP: TlsAlert.INTERNAL_ERROR,
     Refusal.NOT_TLS: None,
     Refusal.LATE: None,
     Refusal.LEFT: None,
@@ -321,7 +320,7 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
         else:
             self._say_goodbye(connection, alert)
 
-    def _say_goodbye(self, connection: SniConnection, alert: Alert) -> None:
+    def _say_goodbye(self, connection: SniConnection, alert: TlsAlert) -> None:
         """Send an alert; closing at once could destroy it before the client has read it."""
         client = connection.client
         client.on_done = partial(self._farewell_over, connection)

@@ -16,7 +16,7 @@ from isthmus.settings.checks import (
 )
 from isthmus.settings.options import OURS, option
 from isthmus.settings.workers import check_workers, workers_option
-from isthmus.text.cidrs import cidr
+from isthmus.text.addresses import cidr
 
 _ROUTING = "Routing"
 _PROXY = "PROXY protocol"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from isthmus.programs.sni_router.rules import WILDCARD, ProxyOut, Route, RoutingTable, normal
-from isthmus.settings.located import Fields, Located, compose, read_all, short
+from isthmus.text.located_yaml import Fields, Located, compose, read_all, short
 from isthmus.values import HostPort, is_address
 from isthmus.wire.proxy_protocol import AUTHORITY, CRC32C, MAX_HEADER_BYTES, NOOP, Tlv
 

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
 from isthmus.dial.settings_targets import Target
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 
 _NAME, _NAMESPACE, _PORT_NAME = "kubernetes", "default", "https"

@@ -15,7 +15,7 @@ from typing import Any
 from isthmus.dial.rules_tokens import MOST_CHARS, take_token
 from isthmus.errors import ConfigError
 from isthmus.net.certificates import TlsFiles, check_files
-from isthmus.settings.go_yaml_writing import to_yaml
+from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort, is_address
 
 #: Names that kube-apiserver's certificate has in every cluster, the shortest first.

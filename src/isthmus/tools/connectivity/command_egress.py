@@ -81,7 +81,7 @@ def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: 
 
 def _by_kind(loaded: Loaded, names: tuple[str, ...]) -> list[Explanation]:
     from isthmus.dial import rules_egress as egress
-    from isthmus.settings.checks import nearest
+    from isthmus.text.suggestions import nearest
 
     for name in names:
         if name not in egress.BY_NAME:

@@ -41,7 +41,7 @@ from isthmus.programs.agent.node_listeners import NodeListeners
 from isthmus.programs.agent.servers import Servers
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.testing.ends import MemoryEnd
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 from isthmus.values import AgentId, HostPort, ServerId

@@ -29,7 +29,7 @@ from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddress
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.server import view as server_view
-from isthmus.text.backoff import Backoff
+from isthmus.text.pacing import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.stream import Stream

@@ -10,8 +10,8 @@ from isthmus.net.connection_gate import endpoint
 from isthmus.programs.sni_router.connections import _OF_MISS, ALERT_OF
 from isthmus.programs.sni_router.metrics import Refusal
 from isthmus.programs.sni_router.rules import Miss
+from isthmus.wire.client_hello import TlsAlert
 from isthmus.wire.proxy_protocol import IpPort
-from isthmus.wire.tls_alert import Alert
 
 
 def test_every_refusal_has_its_answer() -> None:
@@ -22,7 +22,7 @@ def test_every_refusal_has_its_answer() -> None:
 
 def test_an_alert_on_the_wire() -> None:
     # RFC 8446 §5.1 and §6: alert, TLS 1.2, two bytes, fatal, the description.
-    assert Alert.UNRECOGNIZED_NAME.to_bytes_fatal() == bytes.fromhex("15 0303 0002 02 70")
+    assert TlsAlert.UNRECOGNIZED_NAME.to_bytes_fatal() == bytes.fromhex("15 0303 0002 02 70")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from isthmus.programs.node_proxy.rules.detectors import (
     LocalTrafficDetector,
 )
 from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.settings.checks import nearest
+from isthmus.text.suggestions import nearest
 
 GROUP = "isthmus.local_traffic_detectors"
 

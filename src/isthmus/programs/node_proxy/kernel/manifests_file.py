@@ -3,7 +3,7 @@
 Syntax that is wrong, and an object that is not what its kind says, are errors. Kinds that a node
 proxy has no use for are left out and said, and so are parts of an object that cannot be used.
 
-YAML is read by libyaml: a cluster's objects are megabytes. For files of ours, settings/located.py
+YAML is read by libyaml: a cluster's objects are megabytes. For files of ours, text/located_yaml.py
 is stricter and gives every field its place.
 """
 

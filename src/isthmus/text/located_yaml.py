@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 import yaml
 
 from isthmus.errors import ConfigError
-from isthmus.settings.checks import nearest
-from isthmus.text.yaml_loader import Loader
+from isthmus.text.suggestions import nearest
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
@@ -27,6 +26,7 @@ MAX_CHARS = 1024 * 1024  # what a ConfigMap holds
 MAX_ERRORS = 20
 _MAX_WORD_CHARS = 64  # of a word that gets a suggestion
 _STR = "tag:yaml.org,2002:str"
+_BLANK = "\0 \t\r\n\x85\u2028\u2029"
 _NULL = "tag:yaml.org,2002:null"
 _BOOL = "tag:yaml.org,2002:bool"
 _INT = "tag:yaml.org,2002:int"
@@ -207,9 +207,9 @@ class Located:
                 self.inside(self.node, name).error("is missing")
         return found
 
-    def entries(self, *, most: int) -> dict[str, Entry]:
+    def entries(self, *, most: int) -> dict[str, LocatedEntry]:
         """The keys and values of a mapping whose keys are free, in their order."""
-        found: dict[str, Entry] = {}
+        found: dict[str, LocatedEntry] = {}
         if not isinstance(self.node, yaml.MappingNode):
             self.error(f"must be a mapping, not {self.kind}")
             return found
@@ -222,7 +222,7 @@ class Located:
             if name in found:
                 self.inside(key, part).error("is there twice")
             else:
-                found[name] = Entry(self.inside(key, part), self.inside(value, part))
+                found[name] = LocatedEntry(self.inside(key, part), self.inside(value, part))
         if len(found) > most:
             self.error(f"has {len(found)} entries, at most {most} are possible")
             return {}
@@ -322,7 +322,7 @@ class Located:
         return name or ""
 
 
-class Entry(NamedTuple):
+class LocatedEntry(NamedTuple):
     """A key and its value; both have the value's path."""
 
     key: Located
@@ -388,3 +388,31 @@ def near(word: str, known: Collection[str]) -> str:
 
 def _is_nothing(node: yaml.Node) -> bool:
     return bool(node.tag == _NULL)
+
+
+class Loader(yaml.SafeLoader):
+    """Reads two things as YAML 1.2 and Go's readers do, and PyYAML does not.
+
+    It takes tabs between words, and wants a space behind a colon. Whoever checks a file for another
+    program must not be of another mind than that program.
+    """
+
+    def scan_to_next_token(self) -> None:
+        """Take tabs as well (§6.2); one that indents is an error still, but in brackets."""
+        super().scan_to_next_token()
+        while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key):
+            self.forward()
+            super().scan_to_next_token()
+
+    def check_value(self) -> bool:
+        """Want a space behind a colon, also in brackets, unless the key is in quotes (§7.4.2).
+
+        Raises:
+            yaml.YAMLError: there is none.
+        """
+        last = self.tokens[-1] if self.flow_level and self.tokens else None
+        plain = isinstance(last, yaml.ScalarToken) and last.plain
+        if plain and self.peek(1) not in _BLANK:
+            what = "a space is missing behind the colon"
+            raise yaml.scanner.ScannerError(None, None, what, self.get_mark())
+        return bool(super().check_value())

@@ -5,22 +5,32 @@
     isthmus-group     a group of that user; may come several times
     isthmus-tenant    the tenant
     isthmus-object    the Kubernetes object that is behind it
-    traceparent, tracestate   W3C Trace Context (trace_context.py)
+    traceparent, tracestate   W3C Trace Context
     isthmus-half-close        it understands half-closes; a server that keeps them answers the same
 
 Values of ours are percent-encoded UTF-8 (RFC 3986 §2.1). Whether any of it is believed is for the
 server, which knows who the client is; here it is only read.
+
+Trace context is the Recommendation of 23 November 2021, https://www.w3.org/TR/trace-context/: read
+strictly and written back unchanged. Making spans is frame/observe/tracing.py; a program without
+tracing passes on what came.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import quote, unquote_to_bytes
 
-from isthmus.text.text_limits import MAX_GROUP_BYTES, MAX_GROUPS, MAX_NAME_BYTES
-from isthmus.values import NOTHING, Asking
-from isthmus.wire.trace_context import is_traceparent, is_tracestate
+from isthmus.text.text_limits import (
+    MAX_GROUP_BYTES,
+    MAX_GROUPS,
+    MAX_NAME_BYTES,
+    MAX_TRACEPARENT_CHARS,
+    MAX_TRACESTATE_CHARS,
+)
+from isthmus.values import NOTHING, RequestMetadata
 
 #: In UTF-8. All of it has to fit into the first message of a stream (links/dials.py).
 MAX_VALUE_BYTES = MAX_NAME_BYTES
@@ -38,13 +48,26 @@ _TEXTS = {_NETWORK: "network", _USER: "user", _TENANT: "tenant", _OBJECT: "objec
 HALF_CLOSE = b"isthmus-half-close"
 NAMES = frozenset({*_TEXTS, _GROUP, _TRACEPARENT, _TRACESTATE})
 
+SAMPLED = 0x01
+
+# §3.2.2: lower-case hex, and version ff is forbidden; a later version may add fields after a dash.
+_PARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?", re.ASCII
+)
+# §3.3.1.3: a key, "=", and a value of printable ASCII without comma, equals sign or last blank.
+_MEMBER = re.compile(
+    r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    r"=([ !-+\--<>-~]{0,255}[!-+\--<>-~])",
+    re.ASCII,
+)
+_MOST_MEMBERS = 32
 _MOST_ENCODED_BYTES = 3 * MAX_VALUE_BYTES
 _ENCODED = re.compile(rb"(?:[!-$&-~]|%[0-9A-Fa-f]{2})+")
 # Names in Kubernetes are full of these; whatever else is encoded, so that a header is one line.
 _SAFE = ":/@.,=+()!*'"
 
 
-def asking_in(headers: Iterable[tuple[bytes, bytes]]) -> Asking:
+def metadata_in(headers: Iterable[tuple[bytes, bytes]]) -> RequestMetadata:
     """Find what is said. What cannot be read, is too long or is said twice counts as not said.
 
     Names are compared without case; groups and ``tracestate`` may come several times.
@@ -61,10 +84,10 @@ def asking_in(headers: Iterable[tuple[bytes, bytes]]) -> Asking:
     parent = _ascii(said.get(_TRACEPARENT, ()))
     if not is_traceparent(parent):
         # Trace Context §4.3: without a valid parent the state is not read, either.
-        return Asking(**texts, groups=groups)
+        return RequestMetadata(**texts, groups=groups)
     # §3.3.1: several headers are one, joined in order (RFC 9110 §5.3).
     state = _ascii(said.get(_TRACESTATE, ()))
-    return Asking(
+    return RequestMetadata(
         **texts,
         groups=groups,
         traceparent=parent,
@@ -72,7 +95,7 @@ def asking_in(headers: Iterable[tuple[bytes, bytes]]) -> Asking:
     )
 
 
-def headers_of(asking: Asking) -> list[tuple[bytes, bytes]]:
+def headers_of(asking: RequestMetadata) -> list[tuple[bytes, bytes]]:
     """Write it as headers, names in lower case; the inverse of ``asking_in`` within its bounds.
 
     Raises:
@@ -134,3 +157,53 @@ def _ascii(values: Iterable[bytes]) -> str:
     """Several headers as one (RFC 9110 §5.3); empty when they are not ASCII."""
     joined = b",".join(values)
     return joined.decode("ascii") if joined.isascii() else ""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    """Whose child a span is: ``str()`` gives the header, always of version 00."""
+
+    trace_id: str
+    parent_id: str
+    flags: int = 0
+
+    @property
+    def sampled(self) -> bool:
+        """Whoever sent it may have recorded its part."""
+        return bool(self.flags & SAMPLED)
+
+    def __str__(self) -> str:
+        return f"00-{self.trace_id}-{self.parent_id}-{self.flags:02x}"
+
+
+def parse_traceparent(text: str) -> TraceParent | None:
+    """Read the header; None if it is not valid, and then there is no trace (§4.3)."""
+    if len(text) > MAX_TRACEPARENT_CHARS:
+        return None
+    match = _PARENT.fullmatch(text)
+    if match is None:
+        return None
+    version, trace_id, parent_id, flags, more = match.groups()
+    if more is not None and version == "00":  # §3.2.4: only a later version has more
+        return None
+    if not (trace_id.strip("0") and parent_id.strip("0")):  # §3.2.2.3 and §3.2.2.4
+        return None
+    return TraceParent(trace_id, parent_id, int(flags, 16))
+
+
+def is_traceparent(text: str) -> bool:
+    """Tell whether the text is a valid ``traceparent``."""
+    return parse_traceparent(text) is not None
+
+
+def is_tracestate(text: str) -> bool:
+    """Tell whether the text is a valid ``tracestate`` that fits; an empty one says nothing.
+
+    A key that comes twice, or too many members, make all of it invalid (§3.3.1.1).
+    """
+    if not text or len(text) > MAX_TRACESTATE_CHARS:
+        return False
+    members = [member.strip(" \t") for member in text.split(",")]
+    found = [_MEMBER.fullmatch(member) for member in members if member]
+    keys = [match[1] for match in found if match is not None]
+    return 0 < len(keys) == len(found) == len(set(keys)) <= _MOST_MEMBERS

@@ -2,17 +2,19 @@
 
 Measured with files given to kube-apiserver v1.36: merge keys are followed, what begins like JSON
 has to be JSON, and some plain words are text for one of the two and a number or a boolean for the
-other.
+other. What is written here reads the same for both.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import yaml
 
-from isthmus.settings.located import Located, short
+from isthmus.text.located_yaml import Located, short
 
 _MERGE = "tag:yaml.org,2002:merge"
 _MAX_MERGED = 1000  # aliases of aliases grow fast
@@ -112,3 +114,36 @@ def _merge(node: yaml.MappingNode, root: Located, depth: int) -> None:
             else:
                 _merge(source, root, depth + 1)
                 pairs += source.value
+
+
+# Whole lines, such as a file in a ConfigMap: written as they are, where YAML can say them so.
+_LINES = re.compile(r"[!-~][ -~]*\n(?:[ -~]*\n)*[ -~]*[!-~]\n", re.ASCII)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what Go's YAML would not take for text either."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if reads_as_text(text) else "'"
+    if not text.isprintable():  # some would be folded, and read as spaces
+        style = "|" if _LINES.fullmatch(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
+    """Write documents, keys in the order that they have."""
+    text: str = yaml.dump_all(
+        [dict(each) for each in documents],
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=1000,
+    )
+    return text
