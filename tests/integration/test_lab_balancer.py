@@ -29,7 +29,7 @@ from clients import (
 from programs import ENVIRONMENT
 from stack import http_get, wait_until
 
-from isthmus.lab.balancer import Balancer, BalancerSettings, By, main, pick
+from isthmus.lab.balancer import BalanceBy, Balancer, BalancerSettings, main, pick
 from isthmus.values import HostPort
 
 T = TypeVar("T")
@@ -70,7 +70,10 @@ class Running:
 
 @contextlib.contextmanager
 def balancing(
-    *backends: str, by: By = By.RANDOM, dial_timeout_s: float = LIMIT_S, down_s: float = LIMIT_S
+    *backends: str,
+    by: BalanceBy = BalanceBy.RANDOM,
+    dial_timeout_s: float = LIMIT_S,
+    down_s: float = LIMIT_S,
 ) -> Iterator[Running]:
     settings = BalancerSettings(
         port=0,
@@ -188,7 +191,7 @@ def test_a_backend_that_refuses_is_skipped() -> None:
     with (
         Target() as target,
         # The dead one has the fewest connections: it is the first to try, unless it is left out.
-        balancing(dead, target.name, by=By.LEAST) as running,
+        balancing(dead, target.name, by=BalanceBy.LEAST) as running,
         contextlib.ExitStack() as opened,
     ):
         for _ in range(6):
@@ -204,7 +207,7 @@ def test_a_backend_that_does_not_answer_is_skipped() -> None:
     with (
         full_target() as silent,
         Target() as target,
-        balancing(silent.name, target.name, by=By.LEAST, dial_timeout_s=0.05) as running,
+        balancing(silent.name, target.name, by=BalanceBy.LEAST, dial_timeout_s=0.05) as running,
         contextlib.ExitStack() as opened,
     ):
         for _ in range(2):  # by the second, the silent one is the less loaded
@@ -268,7 +271,7 @@ def test_a_source_address_has_its_backend_and_another_when_that_is_gone() -> Non
     with Target() as one, Target() as two, contextlib.ExitStack() as opened:
         targets = {one.name: one, two.name: two}
         backends = [HostPort.parse(name) for name in targets]
-        with balancing(*targets, by=By.SOURCE) as running:
+        with balancing(*targets, by=BalanceBy.SOURCE) as running:
             for number in [*range(1, 9), *range(1, 9)]:
                 source = f"127.0.0.{number}"
                 first = _first(backends, source)
@@ -286,14 +289,14 @@ def test_a_source_address_has_its_backend_and_another_when_that_is_gone() -> Non
 
 
 def _first(backends: list[HostPort], source: str) -> str:
-    return str(pick(backends, By.SOURCE, source_address=source, chance=lambda: 0.0)[0])
+    return str(pick(backends, BalanceBy.SOURCE, source_address=source, chance=lambda: 0.0)[0])
 
 
 def test_the_least_loaded_backend_gets_the_next() -> None:
     with (
         Target() as one,
         Target() as two,
-        balancing(one.name, two.name, by=By.LEAST) as running,
+        balancing(one.name, two.name, by=BalanceBy.LEAST) as running,
         contextlib.ExitStack() as opened,
     ):
         for number in range(1, 21):

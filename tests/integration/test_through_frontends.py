@@ -22,7 +22,14 @@ from isthmus.errors import DialFailure
 from isthmus.lab.pipes import Pipe
 from isthmus.lab.probe_messages import ProbeTlsFiles
 from isthmus.lab.prober import Prober
-from isthmus.lab.topology import Failing, FrontendProtocol, LabAttempt, LabFrontend, Traffic, Verb
+from isthmus.lab.topology import (
+    AttemptFailure,
+    FrontendProtocol,
+    LabAttempt,
+    LabFrontend,
+    Traffic,
+    Verb,
+)
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.testing.ends import MemoryEnd
@@ -452,12 +459,12 @@ def test_a_probes_attempts(stack: Stack, prober: Prober, kind: str) -> None:
         # An echo says nothing of its own accord, and is no sink that counts.
         assert (
             prober.attempt(attempt(Verb.DOWNLOAD, target.name, seconds=0.1), through).failing
-            is Failing.TIMEOUT
+            is AttemptFailure.TIMEOUT
         )
     outcome = prober.attempt(attempt(Verb.CONNECT, f"127.0.0.1:{free_port()}"), through)
-    assert outcome.failing is Failing.REFUSED, outcome
+    assert outcome.failing is AttemptFailure.REFUSED, outcome
     outcome = prober.attempt(attempt(Verb.GET, "no-such-host.invalid:80"), through)
-    assert outcome.failing is Failing.UNRESOLVED, outcome
+    assert outcome.failing is AttemptFailure.UNRESOLVED, outcome
 
 
 def test_a_probe_sees_a_reset(stack: Stack, prober: Prober, kind: str) -> None:
@@ -472,7 +479,7 @@ def test_a_probe_sees_a_reset(stack: Stack, prober: Prober, kind: str) -> None:
         breaking.start()
         outcome = prober.attempt(attempt(Verb.GET, target.name), way(stack, kind))
         breaking.join()
-    assert outcome.failing is Failing.RESET, outcome
+    assert outcome.failing is AttemptFailure.RESET, outcome
 
 
 def test_a_probes_page_by_https(

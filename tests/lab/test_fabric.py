@@ -115,7 +115,7 @@ class Fabric:
 
     def make(self) -> list[str]:
         done = []
-        for what, deed in fabric.deeds(self.topology, self.names, firewall=self.firewall):
+        for what, deed in fabric.build_steps(self.topology, self.names, firewall=self.firewall):
             deed()
             done.append(what)
         return done
@@ -434,7 +434,7 @@ def test_an_iterator_that_is_closed_early_leaves_no_thread() -> None:
     def ours() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith(lab.names.prefix)]
 
-    deeds = fabric.deeds(CLUSTER, lab.names, firewall=lab.firewall)
+    deeds = fabric.build_steps(CLUSTER, lab.names, firewall=lab.firewall)
     try:
         for what, deed in deeds:
             deed()
@@ -452,7 +452,7 @@ def test_everything_is_found_by_the_prefix_at_every_step() -> None:
     done = []
     spaces: list[str] = []
     try:
-        for what, deed in fabric.deeds(CLUSTER, lab.names, firewall=lab.firewall):
+        for what, deed in fabric.build_steps(CLUSTER, lab.names, firewall=lab.firewall):
             deed()
             done.append(what)
             spaces = [one for one in netns.listnetns() if one.startswith(lab.names.prefix)]

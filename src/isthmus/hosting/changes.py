@@ -243,7 +243,7 @@ def _topology(old: HostedCluster, new: HostedCluster) -> Iterator[tuple[str, str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class ClientMove:
     """Clients of a service that need another address, which ``after`` make."""
 
     what: str
@@ -283,7 +283,7 @@ _CLIENTS: Mapping[tuple[Reacher, ControlPlaneService], _Clients] = {
 }
 
 
-def moves(old: PublishPlan, new: PublishPlan) -> Iterator[Move]:
+def moves(old: PublishPlan, new: PublishPlan) -> Iterator[ClientMove]:
     """Clients that have to be told, those of nodes first."""
     after = {(each.who, each.service): each.endpoint for each in needs(new)}
     for need in needs(old):
@@ -292,7 +292,7 @@ def moves(old: PublishPlan, new: PublishPlan) -> Iterator[Move]:
         if before is None:
             continue
         for says in _told(clients.who, before, then):
-            yield Move(
+            yield ClientMove(
                 what=need.service.value,
                 says=says,
                 interrupts=clients.meanwhile,

@@ -27,7 +27,7 @@ from isthmus.hosting.shapes import (
     LOAD_BALANCER,
     NODE_PORT,
     ROUTER_LABEL,
-    Made,
+    PlannedObject,
     api_name,
     is_internal,
 )
@@ -84,7 +84,9 @@ def endpoints(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[Pl
     return endpoints_of(cluster, objects(cluster, keep_sources=keep_sources))
 
 
-def endpoints_of(cluster: HostedCluster, made: Iterable[Made]) -> tuple[PlannedEndpoint, ...]:
+def endpoints_of(
+    cluster: HostedCluster, made: Iterable[PlannedObject]
+) -> tuple[PlannedEndpoint, ...]:
     """As ``endpoints()``, of objects that are made already."""
     found = [endpoint for each in made for endpoint in _of_one(cluster, each)]
     return tuple(sorted(found, key=_rank))
@@ -94,7 +96,7 @@ def _rank(endpoint: PlannedEndpoint) -> tuple[int, int]:
     return _ORDER.index(endpoint.service), -len(endpoint.visible_from)
 
 
-def _of_one(cluster: HostedCluster, made: Made) -> Iterator[PlannedEndpoint]:
+def _of_one(cluster: HostedCluster, made: PlannedObject) -> Iterator[PlannedEndpoint]:
     if made.service is None:
         return
     if made.manifest["kind"] == "Route":
@@ -110,7 +112,7 @@ def _of_one(cluster: HostedCluster, made: Made) -> Iterator[PlannedEndpoint]:
 
 
 def _of_balancer(
-    cluster: HostedCluster, made: Made, service: ControlPlaneService
+    cluster: HostedCluster, made: PlannedObject, service: ControlPlaneService
 ) -> PlannedEndpoint:
     metadata, spec = made.manifest["metadata"], made.manifest["spec"]
     internal = is_internal(made.manifest)
@@ -130,7 +132,7 @@ def _of_balancer(
 
 
 def _of_node_port(
-    cluster: HostedCluster, made: Made, service: ControlPlaneService
+    cluster: HostedCluster, made: PlannedObject, service: ControlPlaneService
 ) -> PlannedEndpoint:
     publishing = cluster.publishing(service)
     address = publishing.node_address if publishing else ""
@@ -148,7 +150,7 @@ def _of_node_port(
 
 
 def _of_route(
-    cluster: HostedCluster, made: Made, service: ControlPlaneService
+    cluster: HostedCluster, made: PlannedObject, service: ControlPlaneService
 ) -> Iterator[PlannedEndpoint]:
     internal = is_internal(made.manifest)
     if internal and not is_private(cluster):
@@ -169,7 +171,7 @@ def _of_route(
     )
 
 
-def _through(cluster: HostedCluster, made: Made) -> str:
+def _through(cluster: HostedCluster, made: PlannedObject) -> str:
     if is_internal(made.manifest):
         return f"Service/{PRIVATE_ROUTER}"
     if behind_shared_ingress(cluster):
@@ -180,7 +182,7 @@ def _through(cluster: HostedCluster, made: Made) -> str:
     return INGRESS
 
 
-def _inside(made: Made, service: ControlPlaneService) -> PlannedEndpoint:
+def _inside(made: PlannedObject, service: ControlPlaneService) -> PlannedEndpoint:
     metadata = made.manifest["metadata"]
     name = f"{metadata['name']}.{metadata['namespace']}.svc"
     return PlannedEndpoint(

@@ -23,7 +23,7 @@ from isthmus.hosting.lab_topology_hosts import (
     CONTROL_PLANE,
     HOSTS,
     INTERNET,
-    Front,
+    LabFront,
     LabNetworks,
     complete,
     front_host,
@@ -386,7 +386,7 @@ class LabVisitor:
 
 
 def rules(
-    plan: PublishPlan, standers: Sequence[LabVisitor], found: Sequence[Front]
+    plan: PublishPlan, standers: Sequence[LabVisitor], found: Sequence[LabFront]
 ) -> Iterator[AllowRule]:
     """Standers to fronts, to Services inside, and fronts to what is behind them."""
     for front in found:

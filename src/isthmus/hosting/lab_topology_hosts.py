@@ -211,7 +211,7 @@ def outside(blocks: Iterable[str], version: int) -> str:
 
 
 @dataclass(slots=True)
-class Front:
+class LabFront:
     """A host that has the address of some endpoints."""
 
     host: str
@@ -256,16 +256,16 @@ def backends(plan: PublishPlan) -> dict[ControlPlaneService, HostPort]:
     }
 
 
-def fronts(plan: PublishPlan, ground: LabNetworks) -> list[Front]:
+def fronts(plan: PublishPlan, ground: LabNetworks) -> list[LabFront]:
     """The hosts in front of the control plane, each with an address."""
-    found: dict[str, Front] = {}
+    found: dict[str, LabFront] = {}
     for each in plan.endpoints:
         if each.strategy is Strategy.NONE:
             continue
         key = _key(each)
         if key not in found:
             network, address = _place(each, ground)
-            found[key] = Front(_host(key, found), network, address)
+            found[key] = LabFront(_host(key, found), network, address)
         found[key].endpoints.append(each)
     return list(found.values())
 
@@ -279,7 +279,7 @@ def _key(endpoint: PlannedEndpoint) -> str:
     return endpoint.by
 
 
-def _host(key: str, others: Mapping[str, Front]) -> str:
+def _host(key: str, others: Mapping[str, LabFront]) -> str:
     kind, _, name = key.partition("/")
     if kind == "node":
         number = sum(other.startswith("node/") for other in others) + 1
@@ -299,7 +299,7 @@ def _place(endpoint: PlannedEndpoint, ground: LabNetworks) -> tuple[str, str]:
     return network, ground.next_address(network)
 
 
-def front_host(front: Front, plan: PublishPlan) -> dict[str, Any]:
+def front_host(front: LabFront, plan: PublishPlan) -> dict[str, Any]:
     made: dict[str, Any] = {"at": {front.network: front.address}}
     behind = backends(plan)
     if front.shares_by_name:
@@ -319,11 +319,11 @@ def front_host(front: Front, plan: PublishPlan) -> dict[str, Any]:
     return made
 
 
-def routes_file(front: Front) -> str:
+def routes_file(front: LabFront) -> str:
     return f"sni-routes.{front.host}.yaml"
 
 
-def routes(front: Front, plan: PublishPlan) -> str:
+def routes(front: LabFront, plan: PublishPlan) -> str:
     """The plan's own routes of a shared address, with the lab's hosts behind them.
 
     A shared ingress knows by a PROXY header which cluster's apiserver is meant; here it has one.

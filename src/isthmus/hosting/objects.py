@@ -35,8 +35,8 @@ from isthmus.hosting.shapes import (
     LOAD_BALANCER,
     NODE_PORT,
     ROUTER_LABEL,
-    Made,
     Manifest,
+    PlannedObject,
     ServiceTemplate,
     balancer_annotations,
     is_internal,
@@ -64,7 +64,7 @@ _NOT_MACHINES = {
 Peer = Mapping[str, Any]
 
 
-def objects(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[Made, ...]:
+def objects(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[PlannedObject, ...]:
     """What to apply, each with its purpose.
 
     ``keep_sources`` makes the allowed CIDR blocks hold where the cloud does not see to it: a node
@@ -79,35 +79,35 @@ def objects(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[Made
     return (*network_policies(cluster, found, keep_sources=keep_sources), *after)
 
 
-def _keeping(cluster: HostedCluster, made: Made) -> Made:
+def _keeping(cluster: HostedCluster, made: PlannedObject) -> PlannedObject:
     if not limited(cluster, made):
         return made
     spec = {**made.manifest["spec"], "externalTrafficPolicy": "Local"}
     return replace(made, manifest={**made.manifest, "spec": spec})
 
 
-def _router_services(cluster: HostedCluster) -> Iterator[Made]:
-    """Where the control plane's own router listens; ``Made.service`` is none of it alone."""
+def _router_services(cluster: HostedCluster) -> Iterator[PlannedObject]:
+    """Where the control plane's own router listens; no service has it alone."""
     if not uses_router(cluster):
         return
     if behind_shared_ingress(cluster):
         # Swift brings the guest's own network to the router's pods.
         made = service(cluster, PRIVATE_ROUTER, _router_template(CLUSTER_IP))
-        yield Made(manifest=made, purpose="leads the guest's own network to the router")
+        yield PlannedObject(manifest=made, purpose="leads the guest's own network to the router")
         return
     if is_private(cluster):
         cloud = balancer_annotations(cluster.platform, internal=True)
         made = service(
             cluster, PRIVATE_ROUTER, replace(_router_template(LOAD_BALANCER), annotations=cloud)
         )
-        yield Made(manifest=made, purpose="leads the guest's own network to the router")
+        yield PlannedObject(manifest=made, purpose="leads the guest's own network to the router")
     if is_public(cluster) and labels_routes(cluster):
         cloud = balancer_annotations(cluster.platform, internal=False, both=is_private(cluster))
         more: dict[str, Any] = {}
         if cluster.allowed_cidrs:
             more["loadBalancerSourceRanges"] = list(cluster.allowed_cidrs)
         template = replace(_router_template(LOAD_BALANCER), annotations=cloud, more=more)
-        yield Made(
+        yield PlannedObject(
             manifest=service(cluster, ROUTER, template), purpose="leads everybody to the router"
         )
 
@@ -128,7 +128,7 @@ def purposes(cluster: HostedCluster, *, keep_sources: bool = False) -> dict[str,
     return {each.key: each.purpose for each in objects(cluster, keep_sources=keep_sources)}
 
 
-def makes(cluster: HostedCluster, wanted: ControlPlaneService) -> tuple[Made, ...]:
+def makes(cluster: HostedCluster, wanted: ControlPlaneService) -> tuple[PlannedObject, ...]:
     return tuple(each for each in objects(cluster) if each.service is wanted)
 
 
@@ -146,7 +146,7 @@ _MONITORING = (_namespace("network.openshift.io/policy-group", "monitoring"),)
 _OPERATOR = (_namespace("kubernetes.io/metadata.name", "hypershift"),)
 
 
-def limited(cluster: HostedCluster, made: Made) -> bool:
+def limited(cluster: HostedCluster, made: PlannedObject) -> bool:
     """Whether the allowed CIDR blocks hold for a Service by a policy, and only by that.
 
     Not where private clients come to the same pods: they have the load balancer's address.
@@ -162,8 +162,8 @@ def limited(cluster: HostedCluster, made: Made) -> bool:
 
 
 def network_policies(
-    cluster: HostedCluster, made: Iterable[Made], *, keep_sources: bool = False
-) -> tuple[Made, ...]:
+    cluster: HostedCluster, made: Iterable[PlannedObject], *, keep_sources: bool = False
+) -> tuple[PlannedObject, ...]:
     """The policies for a control plane that gets these Services and Routes."""
     found = tuple(made)
     policies = [*_always(cluster)]
@@ -178,19 +178,19 @@ def network_policies(
     if uses_router(cluster):
         pods = {"app": "private-router"}
         policy = _policy(cluster, "router", pods, [_ROUTER_PORT], None)
-        policies.append(Made(manifest=policy, purpose="lets everybody reach the router"))
+        policies.append(PlannedObject(manifest=policy, purpose="lets everybody reach the router"))
     if cluster.platform is Platform.KUBEVIRT:
         policies += _machines(cluster, found)
     return tuple(policies)
 
 
-def _always(cluster: HostedCluster) -> Iterator[Made]:
+def _always(cluster: HostedCluster) -> Iterator[PlannedObject]:
     inside = _NOT_MACHINES if cluster.platform is Platform.KUBEVIRT else {}
-    yield Made(
+    yield PlannedObject(
         manifest=_policy(cluster, "same-namespace", {}, [], [{"podSelector": inside}]),
         purpose="lets the control plane's pods reach each other, and nobody else reach them",
     )
-    yield Made(
+    yield PlannedObject(
         manifest=_policy(cluster, "monitoring", {}, [], _MONITORING),
         purpose="lets the management cluster's monitoring in",
     )
@@ -198,7 +198,7 @@ def _always(cluster: HostedCluster) -> Iterator[Made]:
         _ports(cluster, ControlPlaneService.API_SERVER),
         _pods(cluster, ControlPlaneService.API_SERVER),
     )
-    yield Made(
+    yield PlannedObject(
         manifest=_policy(cluster, "operator", pods, ports, _OPERATOR),
         purpose="lets the operator look after kube-apiserver",
     )
@@ -207,10 +207,10 @@ def _always(cluster: HostedCluster) -> Iterator[Made]:
 def _published(
     cluster: HostedCluster,
     service: ControlPlaneService,
-    made: Sequence[Made],
+    made: Sequence[PlannedObject],
     *,
     keep_sources: bool,
-) -> Iterator[Made]:
+) -> Iterator[PlannedObject]:
     pods, ports = _pods(cluster, service), _ports(cluster, service)
     peers: Sequence[Peer] | None
     name = f"published-{service.value.lower()}"
@@ -220,13 +220,13 @@ def _published(
         peers = _blocks(cluster) if blocks else None
         who = "the allowed CIDR blocks and the machine network" if blocks else "everybody"
         policy = _policy(cluster, name, pods, ports, peers)
-        yield Made(manifest=policy, purpose=f"lets {who} reach {service.value}")
+        yield PlannedObject(manifest=policy, purpose=f"lets {who} reach {service.value}")
         return
     routes = [each.manifest for each in made if each.manifest["kind"] == "Route"]
     peers = _route_peers(cluster, routes)
     if peers:
         policy = _policy(cluster, name, pods, ports, peers)
-        yield Made(manifest=policy, purpose=f"lets the ingress in to {service.value}")
+        yield PlannedObject(manifest=policy, purpose=f"lets the ingress in to {service.value}")
 
 
 def _route_peers(cluster: HostedCluster, routes: Sequence[Manifest]) -> Sequence[Peer]:
@@ -240,18 +240,18 @@ def _route_peers(cluster: HostedCluster, routes: Sequence[Manifest]) -> Sequence
     return () if labelled and uses_router(cluster) else _INGRESS
 
 
-def _machines(cluster: HostedCluster, made: Sequence[Made]) -> Iterator[Made]:
+def _machines(cluster: HostedCluster, made: Sequence[PlannedObject]) -> Iterator[PlannedObject]:
     """Guest nodes are pods of this namespace: they get to what nodes need, not to etcd."""
     published = dict.fromkeys(each.service for each in made if each.service is not None)
     for each in published:
         name = f"guest-nodes-{each.value.lower()}"
         pods, ports = _pods(cluster, each), _ports(cluster, each)
         peers = [{"podSelector": _VIRTUAL_MACHINES}]
-        yield Made(
+        yield PlannedObject(
             manifest=_policy(cluster, name, pods, ports, peers),
             purpose=f"lets guest nodes, which are pods here, reach {each.value}",
         )
-    yield Made(
+    yield PlannedObject(
         manifest=_policy(cluster, "guest-nodes", _VIRTUAL_MACHINES["matchLabels"], [], None),
         purpose="leaves guest nodes, which are pods here, as open as other machines",
     )

@@ -13,8 +13,8 @@ from isthmus.hosting.shapes import (
     COMPONENT_LABEL,
     LOAD_BALANCER,
     VISIBILITY_LABEL,
-    Made,
     Manifest,
+    PlannedObject,
     ServiceTemplate,
     api_name,
     balancer_annotations,
@@ -59,14 +59,14 @@ AZURE_BALANCER_PORT = 7443
 DUAL_STACK = {"ipFamilyPolicy": "PreferDualStack"}
 
 
-def other_objects(cluster: HostedCluster) -> tuple[Made, ...]:
+def other_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
     """Services, each before its Routes; nothing for what is not published."""
     makers = {
         ControlPlaneService.KONNECTIVITY: _tunnel,
         ControlPlaneService.OAUTH_SERVER: _oauth,
         ControlPlaneService.IGNITION: _ignition,
     }
-    found: list[Made] = []
+    found: list[PlannedObject] = []
     for each, make in makers.items():
         publishing = cluster.publishing(each)
         if publishing is not None and publishing.strategy in _TAKES[each]:
@@ -79,7 +79,7 @@ def ignition_name(cluster: HostedCluster) -> str:
     return IGNITION_IBM if cluster.platform is Platform.IBMCLOUD else IGNITION
 
 
-def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
     template = ServiceTemplate(
         port=TUNNEL_PORT,
         target=TUNNEL_PORT,
@@ -89,7 +89,7 @@ def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
         more={"publishNotReadyAddresses": True},
     )
     made = service(cluster, TUNNEL, replace(template, **published_as(publishing)))
-    yield Made(
+    yield PlannedObject(
         manifest=made, purpose="leads agents to konnectivity-server", service=publishing.service
     )
     if publishing.strategy is Strategy.ROUTE:
@@ -97,7 +97,7 @@ def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
         yield _one_route(cluster, publishing, TUNNEL, TUNNEL, {BALANCE_ANNOTATION: "roundrobin"})
 
 
-def _oauth(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+def _oauth(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
     template = ServiceTemplate(
         port=OAUTH_PORT,
         target=OAUTH_PORT,
@@ -110,10 +110,12 @@ def _oauth(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
         cloud = balancer_annotations(cluster.platform, internal=is_private(cluster))
         template = replace(template, port=ROUTE_PORT, annotations={**cloud, **template.annotations})
     made = service(cluster, OAUTH, template)
-    yield Made(manifest=made, purpose="leads to the OAuth server", service=publishing.service)
+    yield PlannedObject(
+        manifest=made, purpose="leads to the OAuth server", service=publishing.service
+    )
     if publishing.strategy is Strategy.ROUTE:
         for each, purpose in _oauth_routes(cluster, publishing):
-            yield Made(manifest=each, purpose=purpose, service=publishing.service)
+            yield PlannedObject(manifest=each, purpose=purpose, service=publishing.service)
 
 
 def _oauth_routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[tuple[Manifest, str]]:
@@ -133,13 +135,13 @@ def _oauth_routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[tu
         yield found, "leads the guest's own components to the OAuth server"
 
 
-def _ignition(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+def _ignition(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
     name = ignition_name(cluster)
     template = ServiceTemplate(
         port=ROUTE_PORT, target="https", port_name="https", selector={"app": name}
     )
     made = service(cluster, name, replace(template, **published_as(publishing)))
-    yield Made(
+    yield PlannedObject(
         manifest=made, purpose="leads new nodes to the Ignition server", service=publishing.service
     )
     if publishing.strategy is Strategy.ROUTE:
@@ -156,19 +158,19 @@ def _one_route(
     name: str,
     to: str,
     annotations: Mapping[str, str],
-) -> Made:
+) -> PlannedObject:
     """The Route of what only nodes use: theirs alone as soon as they have a way of their own."""
     host, labels = publishing.hostname, _public_labels(cluster)
     if is_private(cluster):
         host, labels = internal_name(cluster, name), internal_labels(cluster)
     found = route(cluster, name, host, to, labels=labels, annotations=annotations)
     where = "in the guest's own network" if is_private(cluster) else "wherever they are"
-    return Made(
+    return PlannedObject(
         manifest=found, purpose=f"leads nodes, {where}, to {to}", service=publishing.service
     )
 
 
-def api_objects(cluster: HostedCluster) -> tuple[Made, ...]:
+def api_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
     """Services first; nothing where kube-apiserver is not published."""
     publishing = cluster.publishing(ControlPlaneService.API_SERVER)
     if publishing is None:
@@ -198,16 +200,16 @@ def _template(cluster: HostedCluster) -> ServiceTemplate:
     )
 
 
-def _made(manifest: Manifest, purpose: str) -> Made:
-    return Made(manifest=manifest, purpose=purpose, service=ControlPlaneService.API_SERVER)
+def _made(manifest: Manifest, purpose: str) -> PlannedObject:
+    return PlannedObject(manifest=manifest, purpose=purpose, service=ControlPlaneService.API_SERVER)
 
 
-def _inside(cluster: HostedCluster) -> Made:
+def _inside(cluster: HostedCluster) -> PlannedObject:
     found = service(cluster, API_SERVER, replace(_template(cluster), type=CLUSTER_IP))
     return _made(found, "leads the control plane, and its router, to kube-apiserver")
 
 
-def _balancers(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+def _balancers(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
     azure = cluster.platform is Platform.AZURE
     if is_public(cluster):
         found = service(
@@ -238,7 +240,7 @@ def _public(cluster: HostedCluster, publishing: Publishing) -> ServiceTemplate:
     return replace(template, port=port, annotations={**cloud, **template.annotations}, more=more)
 
 
-def _routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[Made]:
+def _routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
     if is_public(cluster):
         found = route(
             cluster, API_SERVER, publishing.hostname, API_SERVER, labels=router_labels(cluster)

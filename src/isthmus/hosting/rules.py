@@ -53,6 +53,9 @@ class RuleBreak(NamedTuple):
     place: DocumentPlace
 
 
+Find = Callable[[HostedCluster], Iterator[RuleBreak]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRule:
     """Something that a cluster has to obey, or that is worth saying.
@@ -64,7 +67,7 @@ class PlanRule:
     weight: Weight
     means: str
     missed_by: str = ""
-    find: Callable[[HostedCluster], Iterator[RuleBreak]]
+    find: Find
 
     def findings(self, cluster: HostedCluster) -> list[PlanFinding]:
         return [
@@ -78,6 +81,29 @@ class PlanRule:
             )
             for broken in self.find(cluster)
         ]
+
+
+class RuleList(list[PlanRule]):
+    """Rules in the order in which they are written down; each decorates what finds its breaks."""
+
+    def error(self, name: str, means: str, *, missed_by: str = "") -> Callable[[Find], Find]:
+        return self._adding(Weight.ERROR, name, means, missed_by)
+
+    def warning(self, name: str, means: str, *, missed_by: str = "") -> Callable[[Find], Find]:
+        return self._adding(Weight.WARNING, name, means, missed_by)
+
+    def note(self, name: str, means: str, *, missed_by: str = "") -> Callable[[Find], Find]:
+        return self._adding(Weight.NOTE, name, means, missed_by)
+
+    def _adding(
+        self, weight: Weight, name: str, means: str, missed_by: str
+    ) -> Callable[[Find], Find]:
+        def add(find: Find) -> Find:
+            rule = PlanRule(name=name, weight=weight, means=means, missed_by=missed_by, find=find)
+            self.append(rule)
+            return find
+
+        return add
 
 
 def place(cluster: HostedCluster, path: str) -> DocumentPlace:

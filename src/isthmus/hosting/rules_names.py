@@ -13,12 +13,13 @@ from isthmus.hosting.model import (
     Platform,
     Publishing,
     Strategy,
-    Weight,
 )
-from isthmus.hosting.rules import BOTH, CRD, PlanRule, RuleBreak, entries, of_section
+from isthmus.hosting.rules import BOTH, CRD, RuleBreak, RuleList, entries, of_section
 
 _RESERVED = ".hypershift.local"
 _NAMED = (Strategy.LOAD_BALANCER, Strategy.ROUTE)
+
+RULES: Final = RuleList()
 
 
 def _api_routes(cluster: HostedCluster) -> list[Publishing]:
@@ -35,6 +36,11 @@ def _without_hostname(cluster: HostedCluster, *, needed: bool) -> list[Publishin
     return [entry for entry in _api_routes(cluster) if not entry.hostname and fails is needed]
 
 
+@RULES.error(
+    "api-route-hostname",
+    "a Route to the APIServer has a hostname, unless it is private and not on AWS",
+    missed_by=f"{CRD}, where the check is commented out; the controller, but on AWS",
+)
 def _api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _without_hostname(cluster, needed=True):
         yield RuleBreak(
@@ -44,20 +50,15 @@ def _api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
-def _private_api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in _without_hostname(cluster, needed=False):
-        yield RuleBreak(
-            "APIServer is a private Route without a hostname: its only name is"
-            f" api.{cluster.name}{_RESERVED}, which the guest's network alone resolves",
-            "add route.hostname if users come from elsewhere",
-            of_section(cluster, entry, "hostname"),
-        )
-
-
 def _named(cluster: HostedCluster) -> list[Publishing]:
     return [entry for entry in cluster.services if entry.hostname and entry.strategy in _NAMED]
 
 
+@RULES.error(
+    "hostname-once",
+    "each hostname is of one service, capitals or not",
+    missed_by=f"{CRD}, where the check is commented out",
+)
 def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     first: dict[str, Publishing] = {}
     for entry in _named(cluster):
@@ -71,16 +72,13 @@ def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-def _reserved(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in _named(cluster):
-        if entry.hostname.lower().endswith(_RESERVED):
-            yield RuleBreak(
-                f"{entry.hostname} is in {_RESERVED[1:]}, where HyperShift makes names of its own",
-                "use a domain of yours",
-                of_section(cluster, entry, "hostname"),
-            )
+def _named_api(cluster: HostedCluster) -> list[Publishing]:
+    return [entry for entry in _named(cluster) if entry.service is ControlPlaneService.API_SERVER]
 
 
+@RULES.error(
+    "named-certificate", "the hostname of the APIServer's LoadBalancer is in no named certificate"
+)
 def _in_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _named_api(cluster):
         if (
@@ -95,6 +93,17 @@ def _in_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+def _covers(name: str, host: str) -> bool:
+    """Whether a certificate's name is good for a host; ``*`` is one label (RFC 6125 §6.4.3)."""
+    same_length = name.count(".") == host.count(".")
+    return name == host or (name.startswith("*.") and same_length and fnmatchcase(host, name))
+
+
+@RULES.warning(
+    "named-certificate-wider",
+    "no named certificate covers the APIServer's hostname by a wildcard, or as a Route",
+    missed_by=f"{CRD}, which compares letter by letter, and LoadBalancers only",
+)
 def _in_wider_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _named_api(cluster):
         host = entry.hostname.lower()
@@ -109,16 +118,22 @@ def _in_wider_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
                 )
 
 
-def _named_api(cluster: HostedCluster) -> list[Publishing]:
-    return [entry for entry in _named(cluster) if entry.service is ControlPlaneService.API_SERVER]
+@RULES.warning("hostname-reserved", "no hostname is in hypershift.local", missed_by=BOTH)
+def _reserved(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in _named(cluster):
+        if entry.hostname.lower().endswith(_RESERVED):
+            yield RuleBreak(
+                f"{entry.hostname} is in {_RESERVED[1:]}, where HyperShift makes names of its own",
+                "use a domain of yours",
+                of_section(cluster, entry, "hostname"),
+            )
 
 
-def _covers(name: str, host: str) -> bool:
-    """Whether a certificate's name is good for a host; ``*`` is one label (RFC 6125 §6.4.3)."""
-    same_length = name.count(".") == host.count(".")
-    return name == host or (name.startswith("*.") and same_length and fnmatchcase(host, name))
-
-
+@RULES.warning(
+    "route-hostnames-mixed",
+    "beside a public Route with a hostname to the APIServer, the others have one too",
+    missed_by=BOTH,
+)
 def _beside_labelled(cluster: HostedCluster) -> Iterator[RuleBreak]:
     own_router = any(entry.hostname for entry in _api_routes(cluster))
     public = cluster.access is not EndpointAccess.PRIVATE
@@ -140,52 +155,15 @@ def _beside_labelled(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-RULES: Final = (
-    PlanRule(
-        name="api-route-hostname",
-        weight=Weight.ERROR,
-        means="a Route to the APIServer has a hostname, unless it is private and not on AWS",
-        missed_by=f"{CRD}, where the check is commented out; the controller, but on AWS",
-        find=_api_hostname,
-    ),
-    PlanRule(
-        name="hostname-once",
-        weight=Weight.ERROR,
-        means="each hostname is of one service, capitals or not",
-        missed_by=f"{CRD}, where the check is commented out",
-        find=_twice,
-    ),
-    PlanRule(
-        name="named-certificate",
-        weight=Weight.ERROR,
-        means="the hostname of the APIServer's LoadBalancer is in no named certificate",
-        find=_in_certificate,
-    ),
-    PlanRule(
-        name="named-certificate-wider",
-        weight=Weight.WARNING,
-        means="no named certificate covers the APIServer's hostname by a wildcard, or as a Route",
-        missed_by=f"{CRD}, which compares letter by letter, and LoadBalancers only",
-        find=_in_wider_certificate,
-    ),
-    PlanRule(
-        name="hostname-reserved",
-        weight=Weight.WARNING,
-        means="no hostname is in hypershift.local",
-        missed_by=BOTH,
-        find=_reserved,
-    ),
-    PlanRule(
-        name="route-hostnames-mixed",
-        weight=Weight.WARNING,
-        means="beside a public Route with a hostname to the APIServer, the others have one too",
-        missed_by=BOTH,
-        find=_beside_labelled,
-    ),
-    PlanRule(
-        name="private-api-hostname",
-        weight=Weight.NOTE,
-        means="a private Route to the APIServer without a hostname is for the guest alone",
-        find=_private_api_hostname,
-    ),
+@RULES.note(
+    "private-api-hostname",
+    "a private Route to the APIServer without a hostname is for the guest alone",
 )
+def _private_api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in _without_hostname(cluster, needed=False):
+        yield RuleBreak(
+            "APIServer is a private Route without a hostname: its only name is"
+            f" api.{cluster.name}{_RESERVED}, which the guest's network alone resolves",
+            "add route.hostname if users come from elsewhere",
+            of_section(cluster, entry, "hostname"),
+        )

@@ -12,14 +12,13 @@ from isthmus.hosting.model import (
     EndpointAccess,
     HostedCluster,
     Platform,
-    Weight,
 )
 from isthmus.hosting.rules import (
     BOTH,
     CONTROLLER,
     CRD,
-    PlanRule,
     RuleBreak,
+    RuleList,
     contains,
     overlap,
     place,
@@ -31,6 +30,8 @@ MIN_SERVICE_ADDRESSES = 8
 _API = "spec.networking.apiServer"
 _ALLOWED = f"{_API}.allowedCIDRBlocks"
 _PROXY = "spec.configuration.proxy.httpsProxy"
+
+RULES: Final = RuleList()
 
 
 def _networks(cluster: HostedCluster) -> Iterator[tuple[str, str]]:
@@ -45,6 +46,11 @@ def _networks(cluster: HostedCluster) -> Iterator[tuple[str, str]]:
             yield f"spec.networking.{kind}Network[{index}].cidr", cidr
 
 
+@RULES.error(
+    "networks-overlap",
+    "machine, cluster and service networks do not overlap",
+    missed_by=f"{CRD}, which compares letter by letter",
+)
 def _overlapping(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for (path, cidr), (other, theirs) in combinations(_networks(cluster), 2):
         if overlap(cidr, theirs):
@@ -55,6 +61,7 @@ def _overlapping(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.error("service-network-size", "service networks have 8 addresses at least", missed_by=BOTH)
 def _small_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for index, cidr in enumerate(cluster.service_cidrs):
         if ip_network(cidr).num_addresses < MIN_SERVICE_ADDRESSES:
@@ -66,6 +73,11 @@ def _small_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.error(
+    "networks-family",
+    "the first machine, cluster and service networks are of one family",
+    missed_by=CRD,
+)
 def _families(cluster: HostedCluster) -> Iterator[RuleBreak]:
     first = [(path, cidr) for path, cidr in _networks(cluster) if "[0]" in path]
     if not first:
@@ -81,6 +93,11 @@ def _families(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.error(
+    "advertise-address-family",
+    "the advertise address is of the service network's family",
+    missed_by=CRD,
+)
 def _advertised_family(cluster: HostedCluster) -> Iterator[RuleBreak]:
     address = cluster.advertise_address
     cidr = cluster.service_cidrs[0] if cluster.service_cidrs else ""
@@ -92,6 +109,11 @@ def _advertised_family(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
+@RULES.error(
+    "advertise-address-inside",
+    "the advertise address, 172.20.0.1 or fd00::1 by default, is in none of the networks",
+    missed_by=f"{CRD}; {CONTROLLER}, but for the first network of each list",
+)
 def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
     address = cluster.advertise_address
     for path, cidr in _networks(cluster):
@@ -104,16 +126,7 @@ def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-def _port_443(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    if cluster.api_port == 443:
-        yield RuleBreak(
-            "port 443 is there for old clusters only: nodes and the apiserver's pods then differ"
-            " about the port",
-            "leave it out, 6443 is the default",
-            place(cluster, f"{_API}.port"),
-        )
-
-
+@RULES.error("allowed-cidrs-count", "at most 500 ranges are allowed")
 def _too_many(cluster: HostedCluster) -> Iterator[RuleBreak]:
     count = len(cluster.allowed_cidrs)
     if count > MAX_ALLOWED_CIDRS:
@@ -124,6 +137,7 @@ def _too_many(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
+@RULES.error("allowed-cidrs-once", "each allowed range is there once")
 def _allowed_twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     seen: set[str] = set()
     for index, cidr in enumerate(cluster.allowed_cidrs):
@@ -134,6 +148,7 @@ def _allowed_twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
         seen.add(cidr)
 
 
+@RULES.warning("allowed-cidrs-all", "no allowed range is 0.0.0.0/0 or ::/0", missed_by=BOTH)
 def _allows_all(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for index, cidr in enumerate(cluster.allowed_cidrs):
         if ip_network(cidr).prefixlen == 0:
@@ -142,6 +157,17 @@ def _allows_all(cluster: HostedCluster) -> Iterator[RuleBreak]:
                 "remove it, or the whole list",
                 place(cluster, f"{_ALLOWED}[{index}]"),
             )
+
+
+@RULES.warning("api-port-443", "the apiserver's port on the nodes is not 443", missed_by=BOTH)
+def _port_443(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    if cluster.api_port == 443:
+        yield RuleBreak(
+            "port 443 is there for old clusters only: nodes and the apiserver's pods then differ"
+            " about the port",
+            "leave it out, 6443 is the default",
+            place(cluster, f"{_API}.port"),
+        )
 
 
 def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
@@ -161,6 +187,11 @@ def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
     return rules.proxy_for(host, 443)
 
 
+@RULES.warning(
+    "proxy-credentials",
+    "an httpsProxy on the way to the apiserver has no credentials in its URL",
+    missed_by=BOTH,
+)
 def _credentials(cluster: HostedCluster) -> Iterator[RuleBreak]:
     proxy = _proxy(cluster)
     if proxy and proxy.user is not None:
@@ -172,6 +203,9 @@ def _credentials(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
+@RULES.warning(
+    "proxy-by-tls", "an httpsProxy on the way to the apiserver is not dialed by TLS", missed_by=BOTH
+)
 def _proxy_by_tls(cluster: HostedCluster) -> Iterator[RuleBreak]:
     proxy = _proxy(cluster)
     if proxy and proxy.scheme == "https":
@@ -180,82 +214,3 @@ def _proxy_by_tls(cluster: HostedCluster) -> Iterator[RuleBreak]:
             "use the proxy's http:// address, or list the apiserver in noProxy",
             place(cluster, _PROXY),
         )
-
-
-RULES: Final = (
-    PlanRule(
-        name="networks-overlap",
-        weight=Weight.ERROR,
-        means="machine, cluster and service networks do not overlap",
-        missed_by=f"{CRD}, which compares letter by letter",
-        find=_overlapping,
-    ),
-    PlanRule(
-        name="service-network-size",
-        weight=Weight.ERROR,
-        means="service networks have 8 addresses at least",
-        missed_by=BOTH,
-        find=_small_services,
-    ),
-    PlanRule(
-        name="networks-family",
-        weight=Weight.ERROR,
-        means="the first machine, cluster and service networks are of one family",
-        missed_by=CRD,
-        find=_families,
-    ),
-    PlanRule(
-        name="advertise-address-family",
-        weight=Weight.ERROR,
-        means="the advertise address is of the service network's family",
-        missed_by=CRD,
-        find=_advertised_family,
-    ),
-    PlanRule(
-        name="advertise-address-inside",
-        weight=Weight.ERROR,
-        means="the advertise address, 172.20.0.1 or fd00::1 by default, is in none of the networks",
-        missed_by=f"{CRD}; {CONTROLLER}, but for the first network of each list",
-        find=_advertised,
-    ),
-    PlanRule(
-        name="allowed-cidrs-count",
-        weight=Weight.ERROR,
-        means="at most 500 ranges are allowed",
-        find=_too_many,
-    ),
-    PlanRule(
-        name="allowed-cidrs-once",
-        weight=Weight.ERROR,
-        means="each allowed range is there once",
-        find=_allowed_twice,
-    ),
-    PlanRule(
-        name="allowed-cidrs-all",
-        weight=Weight.WARNING,
-        means="no allowed range is 0.0.0.0/0 or ::/0",
-        missed_by=BOTH,
-        find=_allows_all,
-    ),
-    PlanRule(
-        name="api-port-443",
-        weight=Weight.WARNING,
-        means="the apiserver's port on the nodes is not 443",
-        missed_by=BOTH,
-        find=_port_443,
-    ),
-    PlanRule(
-        name="proxy-credentials",
-        weight=Weight.WARNING,
-        means="an httpsProxy on the way to the apiserver has no credentials in its URL",
-        missed_by=BOTH,
-        find=_credentials,
-    ),
-    PlanRule(
-        name="proxy-by-tls",
-        weight=Weight.WARNING,
-        means="an httpsProxy on the way to the apiserver is not dialed by TLS",
-        missed_by=BOTH,
-        find=_proxy_by_tls,
-    ),
-)

@@ -12,13 +12,12 @@ from isthmus.hosting.model import (
     Platform,
     Publishing,
     Strategy,
-    Weight,
 )
 from isthmus.hosting.rules import (
     BOTH,
     CRD,
-    PlanRule,
     RuleBreak,
+    RuleList,
     StrategyVerdict,
     entries,
     in_entry,
@@ -40,6 +39,8 @@ _SECTIONS = {
 }
 _BARE = (Platform.AGENT, Platform.NONE)
 
+RULES: Final = RuleList()
+
 
 def _not_by(
     cluster: HostedCluster, services: tuple[ControlPlaneService, ...], allowed: tuple[Strategy, ...]
@@ -58,6 +59,9 @@ def _not_by(
             )
 
 
+@RULES.error(
+    "aws-route", "on AWS, OAuthServer, Konnectivity and Ignition are Routes", missed_by=CRD
+)
 def _aws_others(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AWS:
         others = (
@@ -68,18 +72,23 @@ def _aws_others(cluster: HostedCluster) -> Iterator[RuleBreak]:
         yield from _not_by(cluster, others, (Strategy.ROUTE,))
 
 
+@RULES.error("aws-api-server", "on AWS, the APIServer is a LoadBalancer or a Route", missed_by=CRD)
 def _aws_api(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AWS:
         allowed = (Strategy.LOAD_BALANCER, Strategy.ROUTE)
         yield from _not_by(cluster, (ControlPlaneService.API_SERVER,), allowed)
 
 
+@RULES.error("azure-route", "on Azure, Konnectivity and Ignition are Routes")
 def _azure_others(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AZURE:
         others = (ControlPlaneService.KONNECTIVITY, ControlPlaneService.IGNITION)
         yield from _not_by(cluster, others, (Strategy.ROUTE,))
 
 
+@RULES.error(
+    "azure-oauth", "on Azure, OAuthServer is a Route, or with WorkloadIdentities a LoadBalancer"
+)
 def _azure_oauth(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AZURE:
         workload = cluster.azure_workload_identities
@@ -87,6 +96,9 @@ def _azure_oauth(cluster: HostedCluster) -> Iterator[RuleBreak]:
         yield from _not_by(cluster, (ControlPlaneService.OAUTH_SERVER,), allowed)
 
 
+@RULES.error(
+    "azure-private-type", "on Azure, Private and PublicAndPrivate have a private.type, or Swift"
+)
 def _azure_no_type(cluster: HostedCluster) -> Iterator[RuleBreak]:
     wanted = cluster.platform is Platform.AZURE and cluster.access is not EndpointAccess.PUBLIC
     if wanted and not cluster.azure_private_type and not cluster.swift:
@@ -97,6 +109,7 @@ def _azure_no_type(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
+@RULES.error("azure-public-private", "on Azure, topology Public has no private connection")
 def _azure_public(cluster: HostedCluster) -> Iterator[RuleBreak]:
     azure = cluster.platform is Platform.AZURE
     public = azure and cluster.has_access and cluster.access is EndpointAccess.PUBLIC
@@ -108,6 +121,11 @@ def _azure_public(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
+@RULES.warning(
+    "azure-private-unused",
+    "on Azure, a private connection has a topology that uses it",
+    missed_by=BOTH,
+)
 def _azure_no_topology(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is not Platform.AZURE or cluster.has_access:
         return
@@ -119,6 +137,7 @@ def _azure_no_topology(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
+@RULES.warning("other-platform", "only the platform's own section is there", missed_by=BOTH)
 def _other_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for platform, name in _SECTIONS.items():
         path = f"spec.platform.{name}"
@@ -130,22 +149,11 @@ def _other_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-def _balancer(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in cluster.services:
-        if cluster.platform in _BARE and _is_balancer(cluster, entry):
-            yield RuleBreak(
-                f"{entry.service.value} waits for a load balancer, which {cluster.platform.value}"
-                " does not bring along",
-                "have one on the management cluster, such as MetalLB, or use NodePort",
-                in_entry(cluster, entry, ".type"),
-            )
-
-
-def _is_balancer(cluster: HostedCluster, entry: Publishing) -> bool:
-    can_be = verdict(entry.service, entry.strategy, cluster.platform) is StrategyVerdict.PUBLISHED
-    return can_be and entry.strategy is Strategy.LOAD_BALANCER
-
-
+@RULES.warning(
+    "private-yet-public",
+    "with Private, nothing is a NodePort, and Konnectivity no LoadBalancer",
+    missed_by=BOTH,
+)
 def _not_private(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.access is not EndpointAccess.PRIVATE:
         return
@@ -163,70 +171,21 @@ def _not_private(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-RULES: Final = (
-    PlanRule(
-        name="aws-route",
-        weight=Weight.ERROR,
-        means="on AWS, OAuthServer, Konnectivity and Ignition are Routes",
-        missed_by=CRD,
-        find=_aws_others,
-    ),
-    PlanRule(
-        name="aws-api-server",
-        weight=Weight.ERROR,
-        means="on AWS, the APIServer is a LoadBalancer or a Route",
-        missed_by=CRD,
-        find=_aws_api,
-    ),
-    PlanRule(
-        name="azure-route",
-        weight=Weight.ERROR,
-        means="on Azure, Konnectivity and Ignition are Routes",
-        find=_azure_others,
-    ),
-    PlanRule(
-        name="azure-oauth",
-        weight=Weight.ERROR,
-        means="on Azure, OAuthServer is a Route, or with WorkloadIdentities a LoadBalancer",
-        find=_azure_oauth,
-    ),
-    PlanRule(
-        name="azure-private-type",
-        weight=Weight.ERROR,
-        means="on Azure, Private and PublicAndPrivate have a private.type, or Swift",
-        find=_azure_no_type,
-    ),
-    PlanRule(
-        name="azure-public-private",
-        weight=Weight.ERROR,
-        means="on Azure, topology Public has no private connection",
-        find=_azure_public,
-    ),
-    PlanRule(
-        name="azure-private-unused",
-        weight=Weight.WARNING,
-        means="on Azure, a private connection has a topology that uses it",
-        missed_by=BOTH,
-        find=_azure_no_topology,
-    ),
-    PlanRule(
-        name="other-platform",
-        weight=Weight.WARNING,
-        means="only the platform's own section is there",
-        missed_by=BOTH,
-        find=_other_section,
-    ),
-    PlanRule(
-        name="private-yet-public",
-        weight=Weight.WARNING,
-        means="with Private, nothing is a NodePort, and Konnectivity no LoadBalancer",
-        missed_by=BOTH,
-        find=_not_private,
-    ),
-    PlanRule(
-        name="load-balancer-provider",
-        weight=Weight.NOTE,
-        means="with platform Agent or None, a LoadBalancer needs a provider of load balancers",
-        find=_balancer,
-    ),
+def _is_balancer(cluster: HostedCluster, entry: Publishing) -> bool:
+    can_be = verdict(entry.service, entry.strategy, cluster.platform) is StrategyVerdict.PUBLISHED
+    return can_be and entry.strategy is Strategy.LOAD_BALANCER
+
+
+@RULES.note(
+    "load-balancer-provider",
+    "with platform Agent or None, a LoadBalancer needs a provider of load balancers",
 )
+def _balancer(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in cluster.services:
+        if cluster.platform in _BARE and _is_balancer(cluster, entry):
+            yield RuleBreak(
+                f"{entry.service.value} waits for a load balancer, which {cluster.platform.value}"
+                " does not bring along",
+                "have one on the management cluster, such as MetalLB, or use NodePort",
+                in_entry(cluster, entry, ".type"),
+            )

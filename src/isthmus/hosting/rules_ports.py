@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from isthmus.hosting.model import HostedCluster, Publishing, Strategy, Weight
-from isthmus.hosting.rules import BOTH, CONTROLLER, CRD, PlanRule, RuleBreak, contains, of_section
+from isthmus.hosting.model import HostedCluster, Publishing, Strategy
+from isthmus.hosting.rules import BOTH, CONTROLLER, CRD, RuleBreak, RuleList, contains, of_section
 from isthmus.text.addresses import reached, reached_address
 from isthmus.values import is_address
+
+RULES: Final = RuleList()
 
 
 def _node_ports(cluster: HostedCluster) -> list[Publishing]:
     return [entry for entry in cluster.services if entry.strategy is Strategy.NODE_PORT]
 
 
-def _at_addresses(cluster: HostedCluster) -> list[Publishing]:
-    """Those whose address is one, and not a name."""
-    return [entry for entry in _node_ports(cluster) if is_address(entry.node_address)]
-
-
+@RULES.error(
+    "node-port-once",
+    "each node port is of one service",
+    missed_by=f"{CRD}, where the check is commented out; {CONTROLLER}",
+)
 def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     first: dict[int, Publishing] = {}
     for entry in _node_ports(cluster):
@@ -34,6 +36,11 @@ def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.error(
+    "node-port-range",
+    "node ports are in serviceNodePortRange, 30000-32767 by default",
+    missed_by=f"{CRD}; {CONTROLLER}, but for the APIServer",
+)
 def _out_of_range(cluster: HostedCluster) -> Iterator[RuleBreak]:
     low, high = cluster.node_port_range
     for entry in _node_ports(cluster):
@@ -45,6 +52,14 @@ def _out_of_range(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+def _at_addresses(cluster: HostedCluster) -> list[Publishing]:
+    """Those whose address is one, and not a name."""
+    return [entry for entry in _node_ports(cluster) if is_address(entry.node_address)]
+
+
+@RULES.error(
+    "node-port-in-services", "the address of a NodePort is in no service network", missed_by=CRD
+)
 def _in_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _at_addresses(cluster):
         for cidr in cluster.service_cidrs:
@@ -57,33 +72,9 @@ def _in_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
                 )
 
 
-def _in_pods(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in _at_addresses(cluster):
-        for cidr in cluster.cluster_cidrs:
-            if contains(cidr, entry.node_address):
-                yield RuleBreak(
-                    f"{entry.node_address} is in the pod network {cidr}, so nodes would look for"
-                    " it in their own cluster",
-                    "use an address of the management cluster's nodes, or other ranges",
-                    of_section(cluster, entry, "address"),
-                )
-
-
-def _nowhere(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in _node_ports(cluster):
-        address = entry.node_address
-        if address == "localhost" or (is_address(address) and _means_itself(address)):
-            yield RuleBreak(
-                f"{address} is a different machine for everybody who dials it",
-                "use an address of the management cluster's nodes",
-                of_section(cluster, entry, "address"),
-            )
-
-
-def _means_itself(address: str) -> bool:
-    return any(it.is_loopback or it.is_link_local or it.is_multicast for it in reached(address))
-
-
+@RULES.error(
+    "node-port-advertised", "the address of a NodePort is not the advertise address", missed_by=BOTH
+)
 def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
     mine = cluster.advertise_address
     for entry in _at_addresses(cluster):
@@ -96,6 +87,42 @@ def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.warning(
+    "node-port-in-pods", "the address of a NodePort is in no pod network", missed_by=BOTH
+)
+def _in_pods(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in _at_addresses(cluster):
+        for cidr in cluster.cluster_cidrs:
+            if contains(cidr, entry.node_address):
+                yield RuleBreak(
+                    f"{entry.node_address} is in the pod network {cidr}, so nodes would look for"
+                    " it in their own cluster",
+                    "use an address of the management cluster's nodes, or other ranges",
+                    of_section(cluster, entry, "address"),
+                )
+
+
+def _means_itself(address: str) -> bool:
+    return any(it.is_loopback or it.is_link_local or it.is_multicast for it in reached(address))
+
+
+@RULES.warning(
+    "node-port-nowhere",
+    "the address of a NodePort is not localhost, link-local or a group",
+    missed_by=BOTH,
+)
+def _nowhere(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in _node_ports(cluster):
+        address = entry.node_address
+        if address == "localhost" or (is_address(address) and _means_itself(address)):
+            yield RuleBreak(
+                f"{address} is a different machine for everybody who dials it",
+                "use an address of the management cluster's nodes",
+                of_section(cluster, entry, "address"),
+            )
+
+
+@RULES.note("node-port-chosen-later", "a NodePort without a port gets one from Kubernetes")
 def _chosen_later(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _node_ports(cluster):
         if "nodePort" in entry.has and not entry.node_port:
@@ -104,55 +131,3 @@ def _chosen_later(cluster: HostedCluster) -> Iterator[RuleBreak]:
                 "name a port if a firewall has to know it",
                 of_section(cluster, entry, "port"),
             )
-
-
-RULES: Final = (
-    PlanRule(
-        name="node-port-once",
-        weight=Weight.ERROR,
-        means="each node port is of one service",
-        missed_by=f"{CRD}, where the check is commented out; {CONTROLLER}",
-        find=_twice,
-    ),
-    PlanRule(
-        name="node-port-range",
-        weight=Weight.ERROR,
-        means="node ports are in serviceNodePortRange, 30000-32767 by default",
-        missed_by=f"{CRD}; {CONTROLLER}, but for the APIServer",
-        find=_out_of_range,
-    ),
-    PlanRule(
-        name="node-port-in-services",
-        weight=Weight.ERROR,
-        means="the address of a NodePort is in no service network",
-        missed_by=CRD,
-        find=_in_services,
-    ),
-    PlanRule(
-        name="node-port-advertised",
-        weight=Weight.ERROR,
-        means="the address of a NodePort is not the advertise address",
-        missed_by=BOTH,
-        find=_advertised,
-    ),
-    PlanRule(
-        name="node-port-in-pods",
-        weight=Weight.WARNING,
-        means="the address of a NodePort is in no pod network",
-        missed_by=BOTH,
-        find=_in_pods,
-    ),
-    PlanRule(
-        name="node-port-nowhere",
-        weight=Weight.WARNING,
-        means="the address of a NodePort is not localhost, link-local or a group",
-        missed_by=BOTH,
-        find=_nowhere,
-    ),
-    PlanRule(
-        name="node-port-chosen-later",
-        weight=Weight.NOTE,
-        means="a NodePort without a port gets one from Kubernetes",
-        find=_chosen_later,
-    ),
-)

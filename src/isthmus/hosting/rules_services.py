@@ -12,14 +12,13 @@ from isthmus.hosting.model import (
     Platform,
     Publishing,
     Strategy,
-    Weight,
 )
 from isthmus.hosting.rules import (
     BOTH,
     CRD,
     UNUSED,
-    PlanRule,
     RuleBreak,
+    RuleList,
     StrategyVerdict,
     in_entry,
     place,
@@ -34,7 +33,14 @@ _SERVICES = "spec.services"
 _SECTIONS = ("loadBalancer", "nodePort", "route")
 _MAX_NAMESPACE_CHARS = 63
 
+RULES: Final = RuleList()
 
+
+@RULES.error(
+    "required-services",
+    "APIServer, OAuthServer, Konnectivity and Ignition are published (IBM Cloud: without Ignition)",
+    missed_by="the CRD, which counts entries; the controller, but on AWS",
+)
 def _missing(cluster: HostedCluster) -> Iterator[RuleBreak]:
     there = {entry.service for entry in cluster.services}
     for service in required(cluster.platform):
@@ -46,6 +52,7 @@ def _missing(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.error("service-once", "each service has one entry", missed_by=BOTH)
 def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     first: dict[ControlPlaneService, Publishing] = {}
     for entry in cluster.services:
@@ -59,6 +66,11 @@ def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.error(
+    "strategy-possible",
+    "the control plane operator can publish the service by this strategy",
+    missed_by=f"{CRD}; the control plane operator fails later",
+)
 def _refused(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         service, strategy = entry.service, entry.strategy
@@ -71,6 +83,9 @@ def _refused(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
+@RULES.error(
+    "section-of-type", "loadBalancer, nodePort and route are there with their own type only"
+)
 def _foreign_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         for name in _SECTIONS:
@@ -82,6 +97,7 @@ def _foreign_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
                 )
 
 
+@RULES.error("node-port-section", "a NodePort has its nodePort section")
 def _no_node_port(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if entry.strategy is Strategy.NODE_PORT and "nodePort" not in entry.has:
@@ -92,42 +108,11 @@ def _no_node_port(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-def _ignored(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in cluster.services:
-        if entry.service in UNUSED and not _is_s3_elsewhere(cluster, entry.strategy):
-            yield RuleBreak(
-                f"nothing publishes {entry.service.value} any more: the entry has no effect",
-                "remove it",
-                entry.place,
-            )
-
-
-def _s3(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in cluster.services:
-        if entry.service in UNUSED and _is_s3_elsewhere(cluster, entry.strategy):
-            yield RuleBreak(
-                f"{entry.service.value} is to be in a bucket of S3, which {cluster.platform.value}"
-                " does not have",
-                "remove it, and serve the issuer's documents at spec.issuerURL yourself",
-                in_entry(cluster, entry, ".type"),
-            )
-
-
-def _is_s3_elsewhere(cluster: HostedCluster, strategy: Strategy) -> bool:
-    return strategy is Strategy.S3 and cluster.platform is not Platform.AWS
-
-
-def _filled_in(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for entry in cluster.services:
-        if entry.place.field == _SERVICES:
-            yield RuleBreak(
-                f"{entry.service.value} is not listed: HyperShift's webhook makes it a"
-                f" {entry.strategy.value}",
-                "list it, so that the file says what the cluster has",
-                entry.place,
-            )
-
-
+@RULES.error(
+    "control-plane-namespace",
+    "the control plane's namespace, NAMESPACE-NAME, has at most 63 characters",
+    missed_by=CRD,
+)
 def _long_namespace(cluster: HostedCluster) -> Iterator[RuleBreak]:
     name = cluster.control_plane
     if len(name) > _MAX_NAMESPACE_CHARS:
@@ -139,65 +124,43 @@ def _long_namespace(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
-RULES: Final = (
-    PlanRule(
-        name="required-services",
-        weight=Weight.ERROR,
-        means="APIServer, OAuthServer, Konnectivity and Ignition are published (IBM Cloud:"
-        " without Ignition)",
-        missed_by="the CRD, which counts entries; the controller, but on AWS",
-        find=_missing,
-    ),
-    PlanRule(
-        name="service-once",
-        weight=Weight.ERROR,
-        means="each service has one entry",
-        missed_by=BOTH,
-        find=_twice,
-    ),
-    PlanRule(
-        name="strategy-possible",
-        weight=Weight.ERROR,
-        means="the control plane operator can publish the service by this strategy",
-        missed_by=f"{CRD}; the control plane operator fails later",
-        find=_refused,
-    ),
-    PlanRule(
-        name="section-of-type",
-        weight=Weight.ERROR,
-        means="loadBalancer, nodePort and route are there with their own type only",
-        find=_foreign_section,
-    ),
-    PlanRule(
-        name="node-port-section",
-        weight=Weight.ERROR,
-        means="a NodePort has its nodePort section",
-        find=_no_node_port,
-    ),
-    PlanRule(
-        name="control-plane-namespace",
-        weight=Weight.ERROR,
-        means="the control plane's namespace, NAMESPACE-NAME, has at most 63 characters",
-        missed_by=CRD,
-        find=_long_namespace,
-    ),
-    PlanRule(
-        name="s3-on-aws",
-        weight=Weight.WARNING,
-        means="S3 is used on AWS only",
-        missed_by=BOTH,
-        find=_s3,
-    ),
-    PlanRule(
-        name="unused-service",
-        weight=Weight.NOTE,
-        means="OIDC and OVNSbDb are not listed: they have no effect",
-        find=_ignored,
-    ),
-    PlanRule(
-        name="filled-in-service",
-        weight=Weight.NOTE,
-        means="on KubeVirt, a service that is not listed is added by HyperShift's webhook",
-        find=_filled_in,
-    ),
+def _is_s3_elsewhere(cluster: HostedCluster, strategy: Strategy) -> bool:
+    return strategy is Strategy.S3 and cluster.platform is not Platform.AWS
+
+
+@RULES.warning("s3-on-aws", "S3 is used on AWS only", missed_by=BOTH)
+def _s3(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in cluster.services:
+        if entry.service in UNUSED and _is_s3_elsewhere(cluster, entry.strategy):
+            yield RuleBreak(
+                f"{entry.service.value} is to be in a bucket of S3, which {cluster.platform.value}"
+                " does not have",
+                "remove it, and serve the issuer's documents at spec.issuerURL yourself",
+                in_entry(cluster, entry, ".type"),
+            )
+
+
+@RULES.note("unused-service", "OIDC and OVNSbDb are not listed: they have no effect")
+def _ignored(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in cluster.services:
+        if entry.service in UNUSED and not _is_s3_elsewhere(cluster, entry.strategy):
+            yield RuleBreak(
+                f"nothing publishes {entry.service.value} any more: the entry has no effect",
+                "remove it",
+                entry.place,
+            )
+
+
+@RULES.note(
+    "filled-in-service",
+    "on KubeVirt, a service that is not listed is added by HyperShift's webhook",
 )
+def _filled_in(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in cluster.services:
+        if entry.place.field == _SERVICES:
+            yield RuleBreak(
+                f"{entry.service.value} is not listed: HyperShift's webhook makes it a"
+                f" {entry.strategy.value}",
+                "list it, so that the file says what the cluster has",
+                entry.place,
+            )

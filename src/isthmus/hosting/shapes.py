@@ -34,7 +34,7 @@ CLUSTER_IP, LOAD_BALANCER, NODE_PORT = "ClusterIP", "LoadBalancer", "NodePort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PlannedObject:
     """An object, what it is for, and whose endpoint it makes, if it makes one."""
 
     manifest: Manifest

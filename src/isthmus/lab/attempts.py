@@ -23,7 +23,7 @@ from isthmus.errors import DialError, DialFailure, IsthmusError
 from isthmus.lab import attempts
 from isthmus.lab.pipes import Dialer, Pipe, opened
 from isthmus.lab.probe_messages import AttemptOutcome, TrafficCount
-from isthmus.lab.topology import UDP, Failing, LabAttempt, Verb
+from isthmus.lab.topology import UDP, AttemptFailure, LabAttempt, Verb
 from isthmus.net.poller import Poller
 from isthmus.values import HostPort
 
@@ -34,24 +34,24 @@ _CHUNK_BYTES = 64 * 1024
 _PATTERN = random.Random(5).randbytes(65_521)
 
 FAILING_OF_DIAL = {
-    DialFailure.REFUSED: Failing.REFUSED,
-    DialFailure.TIMED_OUT: Failing.TIMEOUT,
-    DialFailure.UNREACHABLE: Failing.UNREACHABLE,
-    DialFailure.UNRESOLVED: Failing.UNRESOLVED,
-    DialFailure.DENIED: Failing.DENIED,
-    DialFailure.NO_AGENT: Failing.NO_AGENT,
-    DialFailure.AGENT_LOST: Failing.NO_AGENT,
-    DialFailure.TOO_MANY: Failing.OTHER,
-    DialFailure.INTERNAL: Failing.OTHER,
+    DialFailure.REFUSED: AttemptFailure.REFUSED,
+    DialFailure.TIMED_OUT: AttemptFailure.TIMEOUT,
+    DialFailure.UNREACHABLE: AttemptFailure.UNREACHABLE,
+    DialFailure.UNRESOLVED: AttemptFailure.UNRESOLVED,
+    DialFailure.DENIED: AttemptFailure.DENIED,
+    DialFailure.NO_AGENT: AttemptFailure.NO_AGENT,
+    DialFailure.AGENT_LOST: AttemptFailure.NO_AGENT,
+    DialFailure.TOO_MANY: AttemptFailure.OTHER,
+    DialFailure.INTERNAL: AttemptFailure.OTHER,
 }
 FAILING_OF_ERRNO = {
-    errno.ECONNREFUSED: Failing.REFUSED,
-    errno.ECONNRESET: Failing.RESET,
-    errno.ECONNABORTED: Failing.RESET,
-    errno.EPIPE: Failing.RESET,
-    errno.ETIMEDOUT: Failing.TIMEOUT,
-    errno.EHOSTUNREACH: Failing.UNREACHABLE,
-    errno.ENETUNREACH: Failing.UNREACHABLE,
+    errno.ECONNREFUSED: AttemptFailure.REFUSED,
+    errno.ECONNRESET: AttemptFailure.RESET,
+    errno.ECONNABORTED: AttemptFailure.RESET,
+    errno.EPIPE: AttemptFailure.RESET,
+    errno.ETIMEDOUT: AttemptFailure.TIMEOUT,
+    errno.EHOSTUNREACH: AttemptFailure.UNREACHABLE,
+    errno.ENETUNREACH: AttemptFailure.UNREACHABLE,
 }
 ERRNO_OF_DIAL = {
     DialFailure.REFUSED: errno.ECONNREFUSED,
@@ -129,12 +129,12 @@ async def make(asked: LabAttempt, means: AttemptMeans) -> AttemptOutcome:
     started_at = loop.time()
     tally = _Tally()
     lasting_s = asked.seconds if asked.verb in (Verb.DOWNLOAD, Verb.UPLOAD) else 0.0
-    failing: Failing | None = None
+    failing: AttemptFailure | None = None
     try:
         async with asyncio.timeout(asked.timeout_s + lasting_s):
             said = await _DO[asked.verb](asked, means, tally)
     except TimeoutError as exc:
-        failing, said = Failing.TIMEOUT, str(exc) or f"not done within {asked.timeout_s:g} s"
+        failing, said = AttemptFailure.TIMEOUT, str(exc) or f"not done within {asked.timeout_s:g} s"
     except DialError as exc:
         failing = FAILING_OF_DIAL[exc.reason]
         said = f"{exc.reason.value}: {exc.detail}" if exc.detail else exc.reason.value
@@ -142,17 +142,17 @@ async def make(asked: LabAttempt, means: AttemptMeans) -> AttemptOutcome:
         failing = _failing_of(exc)
         said = exc.strerror or str(exc) or type(exc).__name__
     except (WrongAnswerError, IsthmusError, ValueError) as exc:
-        failing, said = Failing.OTHER, str(exc)
+        failing, said = AttemptFailure.OTHER, str(exc)
     took_s = loop.time() - started_at
     return AttemptOutcome(failing=failing, said=_one_line(said), took_s=took_s, bytes=tally.bytes)
 
 
-def _failing_of(error: OSError) -> Failing:
+def _failing_of(error: OSError) -> AttemptFailure:
     if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
-        return Failing.RESET
+        return AttemptFailure.RESET
     if isinstance(error, ssl.SSLError):  # whose numbers are its own
-        return Failing.OTHER
-    return FAILING_OF_ERRNO.get(error.errno or 0, Failing.OTHER)
+        return AttemptFailure.OTHER
+    return FAILING_OF_ERRNO.get(error.errno or 0, AttemptFailure.OTHER)
 
 
 def _one_line(text: str) -> str:

@@ -42,7 +42,7 @@ MAX_CONNECTIONS = 10_000
 DOWN_S = 1.0
 
 
-class By(Enum):
+class BalanceBy(Enum):
     """How a balancer chooses."""
 
     RANDOM = "random"
@@ -52,7 +52,7 @@ class By(Enum):
 
 def pick(
     backends: Sequence[HostPort],
-    by: By,
+    by: BalanceBy,
     *,
     source_address: str,
     chance: Callable[[], float],
@@ -66,11 +66,11 @@ def pick(
     """
     up = [one for one in dict.fromkeys(backends) if one not in down]
     match by:
-        case By.RANDOM:
+        case BalanceBy.RANDOM:
             return _shuffled(up, chance)
-        case By.SOURCE:
+        case BalanceBy.SOURCE:
             return sorted(up, key=lambda one: _rank(source_address, one))
-        case By.LEAST:
+        case BalanceBy.LEAST:
             loads = load or {}
             # Sorting keeps the order of equals, so equals are chosen by chance.
             return sorted(_shuffled(up, chance), key=lambda one: loads.get(one, 0))
@@ -111,7 +111,7 @@ class BalancerSettings:
 
     port: int
     host: str = ""
-    by: By
+    by: BalanceBy
     backends: tuple[HostPort, ...]
     status_port: int | None = None
     dial_timeout_s: float = DIAL_TIMEOUT_S
@@ -331,9 +331,9 @@ async def _run(settings: BalancerSettings) -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Balance until told to stop; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m isthmus.lab.balancer", description=__doc__)
-    kinds = [by.value for by in By]
+    kinds = [by.value for by in BalanceBy]
     parser.add_argument("--listen", required=True, metavar="[ADDRESS:]PORT", help="Bind this")
-    parser.add_argument("--by", choices=kinds, default=By.RANDOM.value, help="How to choose")
+    parser.add_argument("--by", choices=kinds, default=BalanceBy.RANDOM.value, help="How to choose")
     parser.add_argument(
         "--to", required=True, action="append", metavar="HOST:PORT", help="A backend; repeat it"
     )
@@ -347,7 +347,7 @@ def main(args: Sequence[str] | None = None) -> int:
         settings = BalancerSettings(
             host=host,
             port=port,
-            by=By(told.by),
+            by=BalanceBy(told.by),
             backends=backends,
             status_port=status_port,
         )

@@ -26,8 +26,8 @@ from pyroute2 import IPRoute, NetlinkError, netns
 from isthmus.errors import ConfigError
 from isthmus.lab.plan import (
     PROGRAMS,
+    FirewallLoad,
     Hop,
-    Load,
     Names,
     host_routes,
     host_settings,
@@ -43,7 +43,7 @@ from isthmus.lab.relay import make_tap
 from isthmus.lab.topology import Attachment, Cable, IpAddress, LabHost, LabNetwork, Topology, Wall
 
 T = TypeVar("T")
-Deed = tuple[str, Callable[[], None]]
+BuildStep = tuple[str, Callable[[], None]]
 
 TOOL_TIMEOUT_S = 15.0
 _SYSCTLS = Path("/proc/sys")
@@ -101,20 +101,20 @@ def _lossless(attachment: Attachment) -> Attachment:
     return replace(attachment, shape=replace(shape, loss=0.0)) if shape else attachment
 
 
-def deeds(
+def build_steps(
     topology: Topology, names: Names, *, firewall: str, etc: Path = Path("/etc/netns")
-) -> Generator[Deed, None, None]:
+) -> Generator[BuildStep, None, None]:
     """What has to be done to make a lab, in order: each with a few words for whoever watches.
 
     Each blocks for a short time and is called before the next is asked for. Take all of them, or
-    close() the iterator: its threads keep the namespaces alive. A deed that fails ends them too.
+    close() the iterator: its threads keep the namespaces alive. A step that fails ends them too.
 
     Raises:
-        ConfigError: by a deed: the kernel or a tool does not allow it, in one sentence.
+        ConfigError: by a step: the kernel or a tool does not allow it, in one sentence.
     """
     fabric = _Fabric(topology, names, firewall, etc)
     try:
-        for what, work in fabric.deeds():
+        for what, work in fabric.build_steps():
             yield what, partial(fabric.attempt, what, work)
     finally:
         fabric.close()
@@ -168,7 +168,7 @@ class _Fabric:
         self._spaces: dict[str, _Space] = {}
         self._bridges: dict[str, int] = {}  # by network, the index
 
-    def deeds(self) -> Iterator[Deed]:
+    def build_steps(self) -> Iterator[BuildStep]:
         # The wall's rules are there before anything is linked to it: there is no open moment.
         for host in self._topology.hosts:
             yield f"host {host.name}", partial(self._make_host, host)
@@ -179,7 +179,7 @@ class _Fabric:
             yield f"link {host.name}", partial(self._link_host, host)
 
     def attempt(self, what: str, work: Callable[[], None]) -> None:
-        """Do a deed; foreign exceptions become ConfigErrors here."""
+        """Do a step; foreign exceptions become ConfigErrors here."""
         try:
             work()
         except BaseException as exc:
@@ -395,7 +395,7 @@ def _add_address(kernel: IPRoute, index: int, address: IpAddress, length: int) -
     kernel.addr("add", index=index, address=str(address), prefixlen=length, **flags)
 
 
-def _load(loads: Iterable[Load]) -> None:
+def _load(loads: Iterable[FirewallLoad]) -> None:
     """Load rules into the namespace that the thread is in: a child begins where it was born."""
     for load in loads:
         done = subprocess.run(

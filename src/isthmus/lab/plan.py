@@ -270,7 +270,7 @@ def _has(at: Attachment, version: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FirewallLoad:
     """A command, to be run inside the namespace, and the rules that it reads."""
 
     argv: tuple[str, ...]
@@ -287,14 +287,16 @@ class _Pass:
     ports: tuple[int, ...]
 
 
-def wall_rules(topology: Topology, firewall: str) -> list[Load]:
+def wall_rules(topology: Topology, firewall: str) -> list[FirewallLoad]:
     """The rules of the wall: default deny between networks and to itself, as allowed otherwise."""
     if firewall == NFT:
-        return [Load(("nft", "-f", "-"), _wall_nft(topology))]
-    return [Load(_RESTORE[one], _wall_iptables(topology, one)) for one in versions(topology)]
+        return [FirewallLoad(("nft", "-f", "-"), _wall_nft(topology))]
+    return [
+        FirewallLoad(_RESTORE[one], _wall_iptables(topology, one)) for one in versions(topology)
+    ]
 
 
-def service_rules(topology: Topology, host: LabHost, firewall: str) -> list[Load]:
+def service_rules(topology: Topology, host: LabHost, firewall: str) -> list[FirewallLoad]:
     """The rules of a host's services; none if it has none.
 
     Raises:
@@ -304,9 +306,9 @@ def service_rules(topology: Topology, host: LabHost, firewall: str) -> list[Load
     if not ways:
         return []
     if firewall == NFT:
-        return [Load(("nft", "-f", "-"), _services_nft(ways))]
+        return [FirewallLoad(("nft", "-f", "-"), _services_nft(ways))]
     found = sorted({service.address.version for service, _ in ways})
-    return [Load(_RESTORE[one], _services_iptables(ways, one)) for one in found]
+    return [FirewallLoad(_RESTORE[one], _services_iptables(ways, one)) for one in found]
 
 
 def backend(topology: Topology, host: LabHost, service: LabService) -> IpAddress:

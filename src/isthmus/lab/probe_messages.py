@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from isthmus.lab.topology import Failing, FrontendProtocol, LabAttempt, LabFrontend, Verb
+from isthmus.lab.topology import AttemptFailure, FrontendProtocol, LabAttempt, LabFrontend, Verb
 
 Json = dict[str, Any]
 
@@ -31,7 +31,7 @@ class AttemptOutcome:
     were moved, ``took_s`` is the time of the attempt.
     """
 
-    failing: Failing | None
+    failing: AttemptFailure | None
     said: str
     took_s: float
     bytes: int = 0
@@ -107,7 +107,9 @@ def write_way(way: LabFrontend | None) -> Json | None:
 def read_outcome(value: object) -> AttemptOutcome:
     fields = as_object(value)
     failing = fields["failing"]
-    return AttemptOutcome(**{**fields, "failing": None if failing is None else Failing(failing)})
+    return AttemptOutcome(
+        **{**fields, "failing": None if failing is None else AttemptFailure(failing)}
+    )
 
 
 def write_outcome(outcome: AttemptOutcome) -> Json:

@@ -16,10 +16,10 @@ from isthmus.lab.topology import (
     MEND,
     UDP,
     AgentsAre,
+    AttemptFailure,
     Cable,
     Deed,
     Expectation,
-    Failing,
     LabAttempt,
     LabHost,
     LabNetwork,
@@ -126,7 +126,7 @@ class StepsReader:
         found = node.mapping((*VERB_KEYS, *EXPECTATION_KEYS), required=("from",))
         fails = None
         if "fails" in found:
-            said = (word.member(Failing) for word in words.some(found, "fails"))
+            said = (word.member(AttemptFailure) for word in words.some(found, "fails"))
             fails = tuple(one for one in said if one)
             for key in ("answers", "at_least_mbit"):
                 if key in found:

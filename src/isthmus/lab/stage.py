@@ -1,6 +1,6 @@
 """Bringing a lab up, step by step, and holding it while something is done in it.
 
-Blocking code: what runs are processes. A signal is only noted, and looked at between two deeds, so
+Blocking code: what runs are processes. A signal is only noted, and looked at between two steps, so
 that nothing is ever interrupted between making a thing and being able to remove it; and should this
 process be killed, its guardian removes everything.
 """
@@ -213,10 +213,10 @@ def _make(stage: LabStage, firewall: str, without: Collection[str], progress: Pr
     for name, text in topology.files:
         with (stage.lab.directory / name).open("x") as file:
             file.write(fill(text, stage.values))
-    for what, deed in fabric.deeds(topology, stage.names, firewall=firewall):
+    for what, build in fabric.build_steps(topology, stage.names, firewall=firewall):
         step(what)
         try:
-            deed()
+            build()
         except ConfigError as exc:
             raise ConfigError(f"{topology.name}: {what}: {exc}") from exc
     for host in topology.hosts:

@@ -185,7 +185,7 @@ class Verb(Enum):
     ASK = "ask"  # who it is that asks, by TCP or UDP
 
 
-class Failing(Enum):
+class AttemptFailure(Enum):
     """How an attempt fails, in one word."""
 
     REFUSED = "refused"
@@ -220,7 +220,7 @@ class Expectation:
     """
 
     attempt: LabAttempt
-    fails: tuple[Failing, ...] | None = None
+    fails: tuple[AttemptFailure, ...] | None = None
     answers: str = ""
     at_least_mbit: float = 0.0
     within_s: float = 0.0

@@ -17,7 +17,7 @@ from isthmus.lab.probe_messages import AttemptOutcome
 from isthmus.lab.reading import read
 from isthmus.lab.stage import LabStage, Told, enter
 from isthmus.lab.state import Lab
-from isthmus.lab.topology import Allow, Failing
+from isthmus.lab.topology import Allow, AttemptFailure
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.tools.up import demo
 from isthmus.tools.up import running as up
@@ -244,7 +244,9 @@ def test_the_lines_go_through_the_lab(
 
 
 def outcome(*, worked: bool) -> AttemptOutcome:
-    return AttemptOutcome(failing=None if worked else Failing.UNREACHABLE, said="", took_s=0.0)
+    return AttemptOutcome(
+        failing=None if worked else AttemptFailure.UNREACHABLE, said="", took_s=0.0
+    )
 
 
 @pytest.mark.parametrize(

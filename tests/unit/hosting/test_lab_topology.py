@@ -13,7 +13,7 @@ from isthmus.hosting.lab_topology_hosts import LabNetworks, inside, outside
 from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, PublishPlan
 from isthmus.hosting.plan import make_plan
 from isthmus.lab.reading import read
-from isthmus.lab.topology import Expectation, Failing, Topology
+from isthmus.lab.topology import AttemptFailure, Expectation, Topology
 from tests.unit.hosting.clusters import LB, NODE_PORT, ROUTE, cluster, published
 from tests.unit.hosting.every_plan import every_plan
 
@@ -45,7 +45,7 @@ def expected(found: Topology, host: str, target: str) -> bool | None:
         if not isinstance(step, Expectation) or step.attempt.source != host:
             continue
         if step.attempt.target.removeprefix("https://").rstrip("/") == target:
-            assert step.fails in (None, (Failing.UNREACHABLE,))
+            assert step.fails in (None, (AttemptFailure.UNREACHABLE,))
             return step.fails is None
     return None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.lab.balancer import By, Outages, pick
+from isthmus.lab.balancer import BalanceBy, Outages, pick
 from isthmus.values import HostPort
 
 BACKENDS = [HostPort(f"server-{number}", 8091) for number in range(3)]
@@ -38,7 +38,7 @@ chances = st.one_of(st.floats(0, 1, exclude_max=True), st.just(1 - 2**-53))
 
 def order(
     backends: Sequence[HostPort],
-    by: By,
+    by: BalanceBy,
     *,
     source: str = "10.0.0.1",
     chance: Callable[[], float] = lambda: 0.0,
@@ -48,9 +48,9 @@ def order(
     return pick(backends, by, source_address=source, chance=chance, down=down, load=load)
 
 
-@given(backends=backend_lists, by=st.sampled_from(By), source=sources, data=st.data())
+@given(backends=backend_lists, by=st.sampled_from(BalanceBy), source=sources, data=st.data())
 def test_everyone_who_is_up_is_tried_exactly_once(
-    backends: list[HostPort], by: By, source: str, data: st.DataObject
+    backends: list[HostPort], by: BalanceBy, source: str, data: st.DataObject
 ) -> None:
     down = data.draw(st.lists(st.sampled_from(backends))) if backends else []
     tried = order(
@@ -64,8 +64,8 @@ def test_a_source_keeps_its_order_whatever_chance_and_the_list_say(
     backends: list[HostPort], source: str, data: st.DataObject
 ) -> None:
     mixed = data.draw(st.permutations(backends))
-    seen = order(mixed, By.SOURCE, source=source, chance=lambda: data.draw(chances))
-    assert seen == order(backends, By.SOURCE, source=source)
+    seen = order(mixed, BalanceBy.SOURCE, source=source, chance=lambda: data.draw(chances))
+    assert seen == order(backends, BalanceBy.SOURCE, source=source)
 
 
 @given(backends=backend_lists.filter(bool), source=sources, data=st.data())
@@ -73,19 +73,19 @@ def test_a_backend_that_goes_moves_only_its_own_clients(
     backends: list[HostPort], source: str, data: st.DataObject
 ) -> None:
     gone = data.draw(st.sampled_from(backends))
-    before = order(backends, By.SOURCE, source=source)
+    before = order(backends, BalanceBy.SOURCE, source=source)
     without = [one for one in before if one != gone]
-    assert order(backends, By.SOURCE, source=source, down=[gone]) == without
-    assert order([b for b in backends if b != gone], By.SOURCE, source=source) == without
+    assert order(backends, BalanceBy.SOURCE, source=source, down=[gone]) == without
+    assert order([b for b in backends if b != gone], BalanceBy.SOURCE, source=source) == without
 
 
 def test_a_source_goes_to_the_same_backend_in_every_process() -> None:
-    chosen = {source: order(BACKENDS, By.SOURCE, source=source)[0].host for source in KNOWN}
+    chosen = {source: order(BACKENDS, BalanceBy.SOURCE, source=source)[0].host for source in KNOWN}
     assert chosen == KNOWN
 
 
-@pytest.mark.parametrize("by", [By.SOURCE, By.RANDOM])
-def test_many_clients_are_spread_over_all(by: By) -> None:
+@pytest.mark.parametrize("by", [BalanceBy.SOURCE, BalanceBy.RANDOM])
+def test_many_clients_are_spread_over_all(by: BalanceBy) -> None:
     chance = random.Random(5).random
     first = Counter(order(BACKENDS, by, source=one, chance=chance)[0] for one in SOURCES)
     share = len(SOURCES) / len(BACKENDS)
@@ -93,7 +93,7 @@ def test_many_clients_are_spread_over_all(by: By) -> None:
 
 
 def test_those_of_a_backend_that_goes_are_spread_over_the_others() -> None:
-    orders = [order(BACKENDS, By.SOURCE, source=one) for one in SOURCES]
+    orders = [order(BACKENDS, BalanceBy.SOURCE, source=one) for one in SOURCES]
     second = Counter(one[1] for one in orders if one[0] == BACKENDS[0])
     share = sum(second.values()) / 2
     assert all(0.75 * share < second[backend] < 1.25 * share for backend in BACKENDS[1:]), second
@@ -101,21 +101,21 @@ def test_those_of_a_backend_that_goes_are_spread_over_the_others() -> None:
 
 def test_chance_decides_the_whole_order() -> None:
     chance = random.Random(6).random
-    seen = {tuple(order(BACKENDS, By.RANDOM, chance=chance)) for _ in range(200)}
+    seen = {tuple(order(BACKENDS, BalanceBy.RANDOM, chance=chance)) for _ in range(200)}
     assert len(seen) == 6
 
 
 @given(loads=st.lists(st.integers(0, 5), min_size=3, max_size=3), number=chances)
 def test_the_least_loaded_comes_first(loads: list[int], number: float) -> None:
     load = dict(zip(BACKENDS, loads, strict=True))
-    tried = order(BACKENDS, By.LEAST, load=load, chance=lambda: number)
+    tried = order(BACKENDS, BalanceBy.LEAST, load=load, chance=lambda: number)
     assert [load[one] for one in tried] == sorted(loads)
 
 
 def test_between_equally_loaded_ones_chance_decides() -> None:
     chance = random.Random(7).random
     load = {BACKENDS[0]: 4}  # who is not named has none
-    first = {order(BACKENDS, By.LEAST, load=load, chance=chance)[0] for _ in range(100)}
+    first = {order(BACKENDS, BalanceBy.LEAST, load=load, chance=chance)[0] for _ in range(100)}
     assert first == set(BACKENDS[1:])
 
 

@@ -21,7 +21,14 @@ import pytest
 from isthmus.lab import prober as prober_module
 from isthmus.lab.probe_messages import Json, ProbeTlsFiles
 from isthmus.lab.prober import ProbeLostError, Prober
-from isthmus.lab.topology import Failing, FrontendProtocol, LabAttempt, LabFrontend, Traffic, Verb
+from isthmus.lab.topology import (
+    AttemptFailure,
+    FrontendProtocol,
+    LabAttempt,
+    LabFrontend,
+    Traffic,
+    Verb,
+)
 
 NO_TLS = ProbeTlsFiles(ca_cert="/none", client_cert="/none", client_key="/none")
 
@@ -68,19 +75,19 @@ def get(target: str, **more: float) -> LabAttempt:
 def test_attempts(prober: Prober, web: str, silent: str) -> None:
     outcome = prober.attempt(get(web), None)
     assert outcome.worked and outcome.said == "hello"
-    assert prober.attempt(get(f"http://{web}/missing"), None).failing is Failing.OTHER
-    assert prober.attempt(get(silent, timeout_s=0.1), None).failing is Failing.TIMEOUT
+    assert prober.attempt(get(f"http://{web}/missing"), None).failing is AttemptFailure.OTHER
+    assert prober.attempt(get(silent, timeout_s=0.1), None).failing is AttemptFailure.TIMEOUT
 
 
 def test_ways_that_lead_nowhere(prober: Prober, web: str) -> None:
     for protocol in FrontendProtocol:
         by_uds = LabFrontend(name="w", protocol=protocol, uds="/no/such/socket")
         outcome = prober.attempt(get(web), by_uds)
-        assert outcome.failing is Failing.UNREACHABLE
+        assert outcome.failing is AttemptFailure.UNREACHABLE
         assert "connectivity server /no/such/socket cannot be reached" in outcome.said
         by_tcp = LabFrontend(name="w", protocol=protocol, tcp=web)
         outcome = prober.attempt(get(web), by_tcp)
-        assert outcome.failing is Failing.OTHER and "No such file" in outcome.said
+        assert outcome.failing is AttemptFailure.OTHER and "No such file" in outcome.said
         with pytest.raises(ValueError, match="port"):
             prober.attempt(get(web), LabFrontend(name="w", protocol=protocol, tcp="no port"))
 

@@ -29,7 +29,7 @@ from isthmus.lab.attempts import (
 from isthmus.lab.probe import context
 from isthmus.lab.probe_messages import AttemptOutcome, ProbeTlsFiles
 from isthmus.lab.servers import WhoSocket
-from isthmus.lab.topology import Failing, LabAttempt, Verb
+from isthmus.lab.topology import AttemptFailure, LabAttempt, Verb
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.tools.pki import making as pki
@@ -159,15 +159,15 @@ def test_every_verb_is_done() -> None:
 @pytest.mark.parametrize(
     ("error", "failing"),
     [
-        (ConnectionRefusedError(errno.ECONNREFUSED, ""), Failing.REFUSED),
-        (ConnectionResetError("said without a number"), Failing.RESET),
-        (BrokenPipeError(errno.EPIPE, ""), Failing.RESET),
-        (OSError(errno.EHOSTUNREACH, ""), Failing.UNREACHABLE),
-        (ssl.SSLError(1, "whose 1 is no EPERM"), Failing.OTHER),
-        (OSError(errno.EMFILE, ""), Failing.OTHER),
+        (ConnectionRefusedError(errno.ECONNREFUSED, ""), AttemptFailure.REFUSED),
+        (ConnectionResetError("said without a number"), AttemptFailure.RESET),
+        (BrokenPipeError(errno.EPIPE, ""), AttemptFailure.RESET),
+        (OSError(errno.EHOSTUNREACH, ""), AttemptFailure.UNREACHABLE),
+        (ssl.SSLError(1, "whose 1 is no EPERM"), AttemptFailure.OTHER),
+        (OSError(errno.EMFILE, ""), AttemptFailure.OTHER),
     ],
 )
-def test_errors_of_the_system(error: OSError, failing: Failing) -> None:
+def test_errors_of_the_system(error: OSError, failing: AttemptFailure) -> None:
     assert attempts._failing_of(error) is failing
 
 
@@ -195,9 +195,9 @@ def test_ask_by_udp() -> None:
             socket_.stop()
         assert (outcome.worked, outcome.said) == (True, "pod saw it")
         outcome = await bed.attempt(Verb.ASK, f"udp://127.0.0.1:{socket_.port}")
-        assert outcome.failing is Failing.REFUSED
+        assert outcome.failing is AttemptFailure.REFUSED
         outcome = await bed.attempt(Verb.ASK, "udp://no port")
-        assert outcome.failing is Failing.OTHER
+        assert outcome.failing is AttemptFailure.OTHER
 
     run(test)
 
@@ -273,11 +273,11 @@ def test_connections_that_fail() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             free = sock.getsockname()[1]
         outcome = await bed.attempt(Verb.CONNECT, f"127.0.0.1:{free}")
-        assert outcome.failing is Failing.REFUSED and "ECONNREFUSED" in outcome.said
+        assert outcome.failing is AttemptFailure.REFUSED and "ECONNREFUSED" in outcome.said
         outcome = await bed.attempt(Verb.GET, "no-such-host.invalid:80")
-        assert outcome.failing is Failing.UNRESOLVED
+        assert outcome.failing is AttemptFailure.UNRESOLVED
         outcome = await bed.attempt(Verb.CONNECT, "no port")
-        assert outcome.failing is Failing.OTHER and "no port in" in outcome.said
+        assert outcome.failing is AttemptFailure.OTHER and "no port in" in outcome.said
 
     run(test)
 
@@ -287,7 +287,7 @@ def test_a_reset_is_seen_as_one(verb: Verb) -> None:
     async def test(bed: Bed) -> None:
         async with serving(reset) as at:
             outcome = await bed.attempt(verb, at)
-        assert outcome.failing is Failing.RESET, outcome
+        assert outcome.failing is AttemptFailure.RESET, outcome
 
     run(test)
 
@@ -296,7 +296,7 @@ def test_a_reset_within_tls(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         async with serving(reset) as at:
             outcome = await bed.attempt(Verb.GET, f"https://{at}")
-        assert outcome.failing is Failing.RESET
+        assert outcome.failing is AttemptFailure.RESET
 
     async def main() -> None:
         bed = Bed(ssl.create_default_context)
@@ -314,7 +314,7 @@ def test_silence_ends_in_time(verb: Verb) -> None:
     async def test(bed: Bed) -> None:
         async with serving(never) as at:
             outcome = await bed.attempt(verb, at, timeout_s=0.1, seconds=0.05)
-        assert outcome.failing is Failing.TIMEOUT
+        assert outcome.failing is AttemptFailure.TIMEOUT
 
     run(test)
 
@@ -333,7 +333,7 @@ def test_pages_that_are_none(answer: bytes, said: str) -> None:
     async def test(bed: Bed) -> None:
         async with serving(page(answer)) as at:
             outcome = await bed.attempt(Verb.GET, at)
-        assert outcome.failing is Failing.OTHER
+        assert outcome.failing is AttemptFailure.OTHER
         assert said in outcome.said
 
     run(test)
@@ -348,7 +348,7 @@ def test_an_echo_that_is_none(given: bytes) -> None:
     async def test(bed: Bed) -> None:
         async with serving(lie) as at:
             outcome = await bed.attempt(Verb.ECHO, at, bytes=10)
-        assert outcome.failing is Failing.OTHER
+        assert outcome.failing is AttemptFailure.OTHER
         assert "came back" in outcome.said
 
     run(test)
@@ -396,10 +396,10 @@ def test_https_with_the_labs_own_ca(tmp_path: Path) -> None:
             assert outcome.worked and outcome.said == "from pod"
             wrong = Bed(trust(other))
             outcome = await wrong.attempt(Verb.GET, f"https://{at}/")
-            assert outcome.failing is Failing.OTHER and "certificate" in outcome.said.lower()
+            assert outcome.failing is AttemptFailure.OTHER and "certificate" in outcome.said.lower()
             by_address = at.replace("localhost", "127.0.0.1")
             outcome = await good.attempt(Verb.GET, f"https://{by_address}/")
-            assert outcome.failing is Failing.OTHER  # another name
+            assert outcome.failing is AttemptFailure.OTHER  # another name
             async with asyncio.timeout(20):
                 while len(hellos) < 3:  # a server that closes knows nothing of one it just accepted
                     await asyncio.sleep(0.001)
@@ -436,7 +436,7 @@ def test_what_no_request_can_name_is_refused_before_it_is_sent(path: str) -> Non
     async def test(bed: Bed) -> None:
         async with serving(page(OK_PAGE)) as target:
             outcome = await bed.attempt(Verb.GET, f"http://{target}{path}")
-            assert outcome.failing is Failing.OTHER
+            assert outcome.failing is AttemptFailure.OTHER
             assert outcome.said.startswith("not a URL, for its characters")
             made = PageUrl(at=HostPort.parse(target), host=target, path=path, https=False)
             with pytest.raises(ValueError, match="cannot ask for"):
@@ -472,7 +472,9 @@ def test_kinds_of_failures_are_bounded() -> None:
         never = LabAttempt(source="", verb=Verb.CONNECT, target="no port")
         traffic = BackgroundTraffic([(never, bed.means)], clients=1, pause_s=1000.0)
         for number in range(100):
-            traffic.count(AttemptOutcome(failing=Failing.OTHER, said=f"{number}", took_s=1.0))
+            traffic.count(
+                AttemptOutcome(failing=AttemptFailure.OTHER, said=f"{number}", took_s=1.0)
+            )
         count = await traffic.end()
         assert len(count.failed) == MOST_KINDS + 1
         assert count.failed[OTHER] >= 100 - MOST_KINDS

@@ -6,10 +6,10 @@ from isthmus.errors import ConfigError
 from isthmus.lab.reading import read
 from isthmus.lab.topology import (
     AgentsAre,
+    AttemptFailure,
     Cable,
     Deed,
     Expectation,
-    Failing,
     LabAttempt,
     LabStep,
     ProcessAction,
@@ -65,7 +65,7 @@ def test_everything_of_an_expectation() -> None:
     )
     assert echo == Expectation(
         attempt=LabAttempt(source="a", verb=Verb.ECHO, target="[fd00::1]:7", bytes=1_000_000),
-        fails=(Failing.REFUSED, Failing.NO_AGENT),
+        fails=(AttemptFailure.REFUSED, AttemptFailure.NO_AGENT),
     )
     assert load == Expectation(
         attempt=LabAttempt(source="a", verb=Verb.UPLOAD, target="b:9", seconds=2), at_least_mbit=1.5
