@@ -11,7 +11,7 @@ import pytest
 from own_network import needs_root, own_network
 
 from isthmus.cli.main import main
-from isthmus.programs.node_proxy.kernel.node_addresses import AddressChanges, addresses_of_host
+from isthmus.programs.node_proxy.kernel.host import AddressChanges, addresses_of_host
 from isthmus.programs.node_proxy.rules.model import IpFamily
 
 pytestmark = needs_root

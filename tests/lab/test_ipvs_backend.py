@@ -20,9 +20,9 @@ from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import ConfigError
 from isthmus.lab.namespaces import in_namespace, inside, remove
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
+from isthmus.programs.node_proxy.kernel.host import Sysctls
 from isthmus.programs.node_proxy.kernel.ipvs import IpvsBackend
 from isthmus.programs.node_proxy.kernel.ipvs_netlink import IpvsTable
-from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
 from isthmus.programs.node_proxy.rules.detectors import LocalMatch
 from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, sysctls
 from isthmus.programs.node_proxy.rules.ipvs.servers import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doctor_bed import by_check, patient
 
-from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
+from isthmus.programs.node_proxy.kernel.host import Sysctls
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.tools.bootstrap.rules import State
 from isthmus.tools.doctor.finding import Asked, Check

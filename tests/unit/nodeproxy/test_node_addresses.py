@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.node_proxy.kernel.node_addresses import (
+from isthmus.programs.node_proxy.kernel.host import (
     has_loopback,
     node_ips,
     ranges_of,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, has_ipv6, tracked
+from isthmus.programs.node_proxy.kernel.host import Sysctls, has_ipv6, tracked
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 

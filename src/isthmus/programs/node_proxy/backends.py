@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from isthmus.errors import ConfigError
 from isthmus.logs import log
 from isthmus.programs.node_proxy.kernel.backend import KernelBackend
-from isthmus.programs.node_proxy.kernel.sysctls import has_ipv6
+from isthmus.programs.node_proxy.kernel.host import has_ipv6
 from isthmus.programs.node_proxy.rules.detectors import tidy_range
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings

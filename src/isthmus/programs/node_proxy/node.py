@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from isthmus.errors import ConfigError
 from isthmus.logs import log
 from isthmus.programs.node_proxy.kernel.custom_detectors import DetectorMaker
-from isthmus.programs.node_proxy.kernel.node_addresses import (
+from isthmus.programs.node_proxy.kernel.host import (
     has_loopback,
     node_ips,
     ranges_of,

@@ -34,14 +34,15 @@ from isthmus.programs.node_proxy.kernel.health import (
     ProxyHealth,
     ServiceHealthPorts,
 )
-from isthmus.programs.node_proxy.kernel.nfacct import counters_work, read_counters
-from isthmus.programs.node_proxy.kernel.node_addresses import (
+from isthmus.programs.node_proxy.kernel.host import (
     AddressChanges,
+    Sysctls,
     addresses_of_host,
     has_loopback,
     ranges_of,
+    set_oom_score,
 )
-from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, set_oom_score
+from isthmus.programs.node_proxy.kernel.nfacct import counters_work, read_counters
 from isthmus.programs.node_proxy.kube_proxy import KubeProxyWatch
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.programs.node_proxy.node import ADDRESS_WAIT_S, HostFacts, OwnNode

@@ -1,8 +1,8 @@
 """The settings of ``isthmus node-proxy``: kube-proxy's flags, and the seed's for local traffic.
 
 ``validate()`` says whether they make sense, ``notes()`` what is left unused. A file of kube-proxy's
-(node_proxy_file.py) gives the same settings. What concerns local traffic is in node_proxy_local.py,
-the kernel in node_proxy_kernel.py.
+(settings_file.py) gives the same settings. What concerns local traffic is in settings_local.py, the
+kernel in settings_kernel.py.
 """
 
 from __future__ import annotations

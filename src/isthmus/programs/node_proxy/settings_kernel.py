@@ -1,7 +1,7 @@
 """Settings of the node proxy about the kernel: which rules, how often, ipvs, connection tracking.
 
-Flags, meanings and defaults are kube-proxy's. Those about local traffic are in node_proxy_local.py,
-those about the cluster in node_proxy.py.
+Flags, meanings and defaults are kube-proxy's. Those about local traffic are in settings_local.py,
+those about the cluster in settings.py.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from isthmus.errors import ConfigError, KubeError
 from isthmus.kube.api import ObjectSource
 from isthmus.kube.opening import open_kube
 from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
+from isthmus.programs.node_proxy.kernel.host import node_ips
 from isthmus.programs.node_proxy.kernel.manifests import Manifests, read_manifests
-from isthmus.programs.node_proxy.kernel.node_addresses import node_ips
 from isthmus.programs.node_proxy.kube_watch import FoundCidrs
 from isthmus.programs.node_proxy.node import HostFacts, rule_settings
 from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, needs_pod_cidrs

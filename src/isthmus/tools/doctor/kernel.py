@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.kernel.sysctls import Sysctls, has_ipv6
+from isthmus.programs.node_proxy.kernel.host import Sysctls, has_ipv6
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings
 from isthmus.tools.doctor.finding import Asked, Check, Finding

@@ -1,1 +1,1 @@
-"""Brings the rules of ``isthmus.services`` into the kernel, and keeps them there."""
+"""Brings rules into the kernel and keeps them there, and asks this host what rules depend on."""

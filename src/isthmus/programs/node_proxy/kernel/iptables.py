@@ -64,7 +64,7 @@ _WITNESSES = (
 
 
 class IptablesBackend(KernelBackend):
-    """Programs one family with iptables; see ``Backend``.
+    """Programs one family with iptables.
 
     A full sync reads what is there, writes everything and removes what is stale; any other one
     writes only chains that changed since the last, and reads nothing.

@@ -26,13 +26,13 @@ from isthmus.programs.node_proxy.kernel.backend import (
     SyncReport,
 )
 from isthmus.programs.node_proxy.kernel.commands import run
+from isthmus.programs.node_proxy.kernel.host import Sysctls
 from isthmus.programs.node_proxy.kernel.ipvs_programs import (
     MIN_IPSET,
     IpvsRules,
     IpvsSets,
     restore_sets,
 )
-from isthmus.programs.node_proxy.kernel.sysctls import Sysctls
 from isthmus.programs.node_proxy.rules.ipvs.plan import (
     IpvsOptions,
     IpvsPlan,

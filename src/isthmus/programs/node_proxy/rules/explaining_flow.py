@@ -6,12 +6,12 @@ explaining_iptables.py and explaining_nftables.py; explaining.py says what came 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Protocol as Interface
 from typing import TypeVar
 
 from isthmus.errors import ConfigError
@@ -148,12 +148,11 @@ class RuleEffect:
     target: str = ""
 
 
-class WalkableRules(Interface):
-    """All rules of a family that a packet can meet."""
+class WalkableRules(ABC):
+    """All rules of a family that a packet can meet; ``settings`` are what they were made with."""
 
-    @property
-    def settings(self) -> RuleSettings:
-        """What they were made with."""
+    def __init__(self, settings: RuleSettings) -> None:
+        self.settings = settings
 
     def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
         """What becomes of a flow in the chains of a hook.
@@ -161,6 +160,16 @@ class WalkableRules(Interface):
         Raises:
             ConfigError: there is a match that nobody knows, of a detector of another package.
         """
+        flows = [flow]
+        for walked in self._chains_of(hook):
+            ended = [each for each in flows if each.verdict is not None]
+            going = [each for each in flows if each.verdict is None]
+            flows = ended + [effect.flow for each in going for effect in walked(each)]
+        yield from flows
+
+    @abstractmethod
+    def _chains_of(self, hook: Hook) -> Iterable[Callable[[Flow], Iterable[RuleEffect]]]:
+        """What lets a flow through each of the hook's chains, in the order of the kernel."""
 
 
 def walk(

@@ -7,9 +7,11 @@ over. Rules of others are not known here, and the kernel's own chains let everyt
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.explaining_flow import (
@@ -19,6 +21,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     PacketVerdict,
     RuleEffect,
     RuleStep,
+    WalkableRules,
     masked,
     named,
     walk,
@@ -26,7 +29,6 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
 )
 from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, quoted_words
 from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRuleset
-from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 # The tables of each hook in the kernel's order: destinations change before filter looks at them.
 _TABLES = {
@@ -117,25 +119,19 @@ def parse_rule(text: str) -> IptablesRule:
     )
 
 
-class IptablesRules:
-    """The rules of a ruleset, with the jumps to them; see Rules."""
+class IptablesRules(WalkableRules):
+    """The rules of a ruleset, with the jumps to them."""
 
     def __init__(self, ruleset: IptablesRuleset) -> None:
-        self.settings: RuleSettings = ruleset.settings
+        super().__init__(ruleset.settings)
         self._tables = {table: dict(chains) for table, chains in ruleset.tables().items()}
         for jump in JUMPS:  # each is put in front
             rules = self._tables[jump.table].get(jump.source, ())
             self._tables[jump.table][jump.source] = (quoted_words(jump.args), *rules)
 
-    def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
-        flows = [flow]
-        for table in _TABLES[hook]:
-            ended = [each for each in flows if each.verdict is not None]
-            going = [each for each in flows if each.verdict is None]
-            flows = ended + [
-                way.flow for each in going for way in self._walk(table, hook.value.upper(), each)
-            ]
-        yield from flows
+    @override
+    def _chains_of(self, hook: Hook) -> list[Callable[[Flow], Iterable[RuleEffect]]]:
+        return [partial(self._walk, table, hook.value.upper()) for table in _TABLES[hook]]
 
     def _walk(self, table: str, chain: str, flow: Flow) -> Iterator[RuleEffect]:
         chains = self._tables[table]

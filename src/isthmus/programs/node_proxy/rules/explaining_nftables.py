@@ -7,8 +7,9 @@ understood: a word that is none of ours is an error, never passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from typing_extensions import override
 
@@ -20,6 +21,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     PacketVerdict,
     RuleEffect,
     RuleStep,
+    WalkableRules,
     named,
     walk,
     within,
@@ -255,11 +257,11 @@ def _is(value: str, wanted: str) -> bool:
 _HEAD = re.compile(r"type \w+ hook (?P<hook>\w+) priority (?P<priority>-?\d+) ;")
 
 
-class NftablesRules:
-    """The rules of a ruleset, by hook; see Rules. ``settings`` are what it was made with."""
+class NftablesRules(WalkableRules):
+    """The rules of a ruleset, by hook. ``settings`` are what it was made with."""
 
     def __init__(self, ruleset: NftablesRuleset, settings: RuleSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._ruleset = ruleset
         self._table = table_of(ruleset.family)
         self._chains = {**ruleset.base.chains, **ruleset.chains}
@@ -269,17 +271,14 @@ class NftablesRules:
             for container, elements in ruleset.all_elements()
         }
 
+    @override
     def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
-        flows = [self._bridged(flow)] if hook is Hook.PREROUTING else [flow]
-        for chain in self._hooks.get(hook, ()):
-            ended = [each for each in flows if each.verdict is not None]
-            going = [each for each in flows if each.verdict is None]
-            ways = (way for each in going for way in walk(self._rules, self._meet, chain, each))
-            flows = ended + [way.flow for way in ways]
-        yield from flows
+        yield from super().cross(hook, self._bridged(flow) if hook is Hook.PREROUTING else flow)
 
-    def _rules(self, chain: str) -> tuple[str, ...]:
-        return self._chains[chain]
+    @override
+    def _chains_of(self, hook: Hook) -> list[Callable[[Flow], Iterable[RuleEffect]]]:
+        rules = self._chains.__getitem__
+        return [partial(walk, rules, self._meet, chain) for chain in self._hooks.get(hook, ())]
 
     def _meet(self, chain: str, rule: str, flow: Flow) -> Iterator[RuleEffect]:
         for reading in RuleReader(rule, self._has).read(flow):

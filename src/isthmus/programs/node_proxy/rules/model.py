@@ -100,7 +100,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenEndpoints:
-    """The endpoints of a port, chosen for this node (topology.py), each list sorted by its text.
+    """The endpoints of a port that this node uses (service_ports.py), each list sorted by its text.
 
     ``cluster`` are for policy Cluster, ``local`` for policy Local, ``reachable`` all of either.
     ``exist`` is true if there are usable ones anywhere, even where none of these lists has any.
