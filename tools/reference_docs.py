@@ -27,8 +27,8 @@ from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.metrics import GO_DIAL_FAILURE
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.socks5_proxy.frontend import CODE_OF
-from isthmus.settings.log import LogSettings
 from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
+from isthmus.settings.program import LogSettings
 from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
 from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort

@@ -18,6 +18,7 @@ from stack import wait_until
 
 from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
 
 T = TypeVar("T")
@@ -179,7 +180,9 @@ class Bed:
             "health_check_fall": 2,
             "health_check_rise": 2,
         }  # fmt: skip
-        given = ApiserverProxySettings(**{"health_port": 0, "admin_port": 0, **usual, **settings})
+        given = compose(
+            ApiserverProxySettings, **{"health_port": 0, "admin_port": 0, **usual, **settings}
+        )
         given.validate()
 
         async def start() -> StartedProxy:

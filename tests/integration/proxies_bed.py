@@ -24,6 +24,7 @@ from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.programs.socks5_proxy import PROGRAM as SOCKS5_PROXY
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
+from isthmus.settings.options import compose
 from isthmus.wire import socks5
 
 #: A name of the guest cluster, which leads to loopback as the agent sees it.
@@ -101,13 +102,13 @@ class ProxiesBed:
     def socks5(self, **settings: Any) -> StartedSidecar:
         """Start a SOCKS5 sidecar on free ports; it resolves by the guest's DNS."""
         given = {**self._flags, "resolve_from_guest_cluster_dns": True, **settings}
-        made = Socks5ProxySettings(**given)
+        made = compose(Socks5ProxySettings, **given)
         made.validate()
         return self._start(self.stack.do(lambda: StartedSidecar(SOCKS5_PROXY, made)))
 
     def https(self, **settings: Any) -> StartedSidecar:
         """Start an HTTP proxy sidecar on free ports."""
-        made = HttpsProxySettings(**{**self._flags, **settings})
+        made = compose(HttpsProxySettings, **{**self._flags, **settings})
         made.validate()
         return self._start(self.stack.do(lambda: StartedSidecar(HTTPS_PROXY, made)))
 

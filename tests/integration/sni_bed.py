@@ -25,6 +25,7 @@ from isthmus.programs.sni_router import PROGRAM
 from isthmus.programs.sni_router.connections import SniConnections
 from isthmus.programs.sni_router.metrics import Refusal
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
 
 T = TypeVar("T")
@@ -144,7 +145,8 @@ class Bed:
         """Start the router on free ports."""
         if not self.config.exists():
             self.write()
-        given = SniRouterSettings(
+        given = compose(
+            SniRouterSettings,
             **{
                 "config": str(self.config),
                 "listen": ("127.0.0.1:0",),
@@ -152,7 +154,7 @@ class Bed:
                 "health_port": 0,
                 "admin_port": 0,
                 **settings,
-            }
+            },
         )
         given.validate()
 

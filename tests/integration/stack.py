@@ -34,6 +34,7 @@ from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.agent.target_dial import TargetDial, TargetDials
 from isthmus.programs.server.program import Server
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import compose
 from isthmus.tools.pki.making import PkiFiles
 
 T = TypeVar("T")
@@ -215,7 +216,7 @@ class Stack:
             "health_port": 0,
             "admin_port": 0,
         }
-        made = ServerSettings(**(given | settings))
+        made = compose(ServerSettings, **(given | settings))
         made.validate()
         server = self.do(lambda: Server(made))
         self._start(server)
@@ -238,7 +239,7 @@ class Stack:
             "sync_interval_s": 0.05,
             "sync_interval_cap_s": 0.2,
         }
-        made = AgentSettings(**(given | settings))
+        made = compose(AgentSettings, **(given | settings))
         made.validate()
         agent = self.do(lambda: Agent(made))
         self._start(agent)

@@ -165,7 +165,7 @@ def test_a_tunnel_is_ended_at_the_server(
     record = json.loads(http_get(port, "/audit?limit=1")[1])["records"][0]
     assert (record["stage"], record["connectionId"]) == ("End", found["connectionId"])
     assert (record["ending"], record["endedBy"]) == (ENDED, f"operator {ME}")
-    path = Path(stack.server.settings.audit_log_path)
+    path = Path(stack.server.settings.audit.log_path)
     wait_until(
         lambda: any(json.loads(line) == record for line in path.read_bytes().splitlines()),
         "the record is in the file",

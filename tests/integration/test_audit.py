@@ -80,7 +80,7 @@ class Since:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._path = Path(stack.server.settings.audit_log_path)
+        self._path = Path(stack.server.settings.audit.log_path)
         self._before = self._put()
 
     def _put(self) -> int:
@@ -492,7 +492,7 @@ def test_metrics_count_the_records(stack: Stack) -> None:
     since = Since(stack)
     since.records()
     text = stack.metrics()
-    path = Path(stack.server.settings.audit_log_path)
+    path = Path(stack.server.settings.audit.log_path)
     assert metric(text, "isthmus_server_audit_records_total") == len(read(path))
     assert metric(text, "isthmus_server_audit_records_dropped_total") == 0
     assert metric(text, "isthmus_server_audit_write_errors_total") == 0

@@ -70,7 +70,7 @@ def check_everywhere(stack: Stack, found: str, target: Target) -> None:
     at_agent = shown(stack, stack.agent, "tunnels")[found]
     assert at_server["target"] == at_agent["target"] == target.name
     assert at_server["requester"] == at_agent["requester"] == f"uid:{os.getuid()}"
-    path = Path(stack.server.settings.audit_log_path)
+    path = Path(stack.server.settings.audit.log_path)
     wait_until(lambda: found in path.read_text(), "the audit has it")
     [begin] = [
         it for line in path.read_text().splitlines() if (it := json.loads(line))["stage"] == "Begin"
@@ -204,7 +204,7 @@ def test_of_a_name_the_agent_says_which_address_it_reached(stack: Stack) -> None
         client.close()
         target.accept().close()
     stack.wait_idle()
-    path = Path(stack.server.settings.audit_log_path)
+    path = Path(stack.server.settings.audit.log_path)
     wait_until(lambda: path.read_text().count(found) == 2, "the audit has it")
     records = [json.loads(line) for line in path.read_text().splitlines() if found in line]
     assert {it["destination"] for it in records} == {f"localhost:{target.port}"}

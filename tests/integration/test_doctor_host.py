@@ -13,6 +13,7 @@ from own_network import needs_root, own_network
 from isthmus.cli.main import main
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.settings.options import compose
 from isthmus.tools.bootstrap.rules import State
 from isthmus.tools.doctor.files import placed
 from isthmus.tools.doctor.finding import Check, Finding
@@ -51,7 +52,7 @@ def states(findings: Iterable[Finding]) -> dict[Check, State]:
 
 
 def agent(*hosts: str, **more: object) -> AgentSettings:
-    return AgentSettings(ca_cert="ca.crt", proxy_server_host=hosts, **more)  # type: ignore[arg-type]
+    return compose(AgentSettings, ca_cert="ca.crt", proxy_server_host=hosts, **more)  # type: ignore[arg-type]
 
 
 def bound(*, runs: bool) -> Patient:

@@ -11,6 +11,7 @@ from stack import Stack
 from isthmus.errors import ConfigError
 from isthmus.net.rules_near import NEAR_MORE
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
 
 
@@ -93,6 +94,6 @@ def test_it_can_be_switched_off(certificates: pki.PkiFiles, link: str) -> None:
     ],
 )
 def test_flags_that_make_no_sense(flags: dict[str, object], says: str) -> None:
-    settings = ServerSettings(**flags)  # type: ignore[arg-type]
+    settings = compose(ServerSettings, **flags)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=says):
-        settings.check_near()
+        settings.near.check()

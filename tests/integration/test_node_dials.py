@@ -64,7 +64,7 @@ class Bed:
         audit = self.stack.server.audit
         assert audit is not None
         wait_until(lambda: audit.log._taken_bytes == audit.log._put_bytes, "all is written")
-        path = Path(self.stack.server.settings.audit_log_path)
+        path = Path(self.stack.server.settings.audit.log_path)
         lines = path.read_text().splitlines()
         new, self._seen = lines[self._seen :], len(lines)
         return [json.loads(line) for line in new]

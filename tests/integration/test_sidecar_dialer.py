@@ -33,6 +33,7 @@ from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.dialer import SidecarDialer
+from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
@@ -697,7 +698,11 @@ def test_a_dialer_that_resolves_needs_an_api(stack: Stack) -> None:
         try:
             with pytest.raises(ConfigError, match="Kubernetes API"):
                 SidecarDialer(
-                    loop, poller, Socks5ProxySettings(**flags(stack)), kube=None, environment={}
+                    loop,
+                    poller,
+                    compose(Socks5ProxySettings, **flags(stack)),
+                    kube=None,
+                    environment={},
                 )
         finally:
             poller.shut_down()

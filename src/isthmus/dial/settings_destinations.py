@@ -14,12 +14,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
+from typing import ClassVar
 
 from isthmus.dial.rules_destinations import Destination, Destinations
-from isthmus.dial.settings_networks import NetworkSettings
 from isthmus.errors import ConfigError
 from isthmus.settings.gates import CLUSTER_TO_MASTER, NODE_TRAFFIC
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.text.addresses import cidr, is_ipv4_range, plain_address, reached_address
 from isthmus.values import HostPort, is_address
 
@@ -30,8 +30,10 @@ _CIDR = re.compile(r"(?:\[([0-9A-Fa-f:.]+/[0-9]{1,3})\]|([0-9.]+/[0-9]{1,2}))", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestinationSettings(NetworkSettings):
-    """What nodes may reach; ``check_destinations()`` says whether it makes sense."""
+class DestinationSettings(SettingsBlock):
+    """What nodes may reach; ``check()`` says whether it makes sense."""
+
+    GO: ClassVar = OURS
 
     allowed_destination: tuple[str, ...] = option(
         (),
@@ -40,7 +42,6 @@ class DestinationSettings(NetworkSettings):
         repeat=True,
         group=NODE_TRAFFIC,
         metavar="HOST|CIDR:PORT",
-        go=OURS,
     )
 
     @property
@@ -52,13 +53,13 @@ class DestinationSettings(NetworkSettings):
         """
         return parse_destinations(self.allowed_destination)
 
-    def check_destinations(self) -> list[str]:
+    def check(self, *, on: bool) -> list[str]:
         """Read the destinations; gives what is allowed, but hardly meant.
 
         Raises:
             ConfigError: one sentence that says what is wrong with which.
         """
-        listed, on = self.destinations, self.enabled(CLUSTER_TO_MASTER)
+        listed = self.destinations
         warnings = []
         if listed and not on:
             warnings.append(

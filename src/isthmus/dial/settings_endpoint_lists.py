@@ -15,13 +15,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
+from typing import ClassVar
 
 from isthmus.dial.rules_endpoint_lists import ALL_PORTS, EndpointLists, Entry
 from isthmus.dial.rules_policy import Ports
-from isthmus.dial.settings_targets import TargetSettings
 from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.text.addresses import IpNetwork, cidr, is_ipv4_range
 from isthmus.values import HostPort, is_address
 
@@ -38,10 +38,13 @@ _METAVAR = "CIDR|NAME[:PORT[-PORT]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointSettings(TargetSettings):
+class EndpointSettings(SettingsBlock):
     """What an agent may dial; ``endpoint_lists`` says whether it makes sense."""
 
-    endpoint_allow: tuple[str, ...] = option(
+    PREFIX: ClassVar = "endpoint"
+    GO: ClassVar = OURS
+
+    allow: tuple[str, ...] = option(
         (),
         help="Dial only this network, address or name, and what other flags of this kind list; "
         "what is more specific than an --endpoint-deny goes before it",
@@ -49,9 +52,8 @@ class EndpointSettings(TargetSettings):
         filled=True,
         group=_GROUP,
         metavar=_METAVAR,
-        go=OURS,
     )
-    endpoint_deny: tuple[str, ...] = option(
+    deny: tuple[str, ...] = option(
         (),
         help="Never dial this network, address or name, besides where clouds keep credentials: "
         f"{', '.join(DENIED_BY_DEFAULT)}",
@@ -59,7 +61,6 @@ class EndpointSettings(TargetSettings):
         filled=True,
         group=_GROUP,
         metavar=_METAVAR,
-        go=OURS,
     )
 
     @property
@@ -70,8 +71,8 @@ class EndpointSettings(TargetSettings):
             ConfigError: an entry cannot be read; one sentence.
         """
         return EndpointLists(
-            allow=parse_entries(ALLOW, self.endpoint_allow),
-            deny=parse_entries(DENY, self.endpoint_deny),
+            allow=parse_entries(ALLOW, self.allow),
+            deny=parse_entries(DENY, self.deny),
             deny_by_default=parse_entries(DENY, DENIED_BY_DEFAULT),
         )
 

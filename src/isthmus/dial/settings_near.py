@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from isthmus.dial.settings_shares import ShareSettings
 from isthmus.errors import ConfigError
 from isthmus.net.rules_near import Nearness
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.text.addresses import cidr
 
 GROUP = "Near agents"
@@ -18,19 +18,18 @@ _ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NearSettings(ShareSettings):
+class NearSettings(SettingsBlock):
     """How a server prefers the agents that are near a destination."""
+
+    GO: ClassVar = OURS
 
     prefer_near: bool = option(
         True,
         help="Among the agents that a strategy allows, prefer one on the destination's node, then "
         "one in its zone, then one in --zone, while it has not much more to do than others",
         group=GROUP,
-        go=OURS,
     )
-    zone: str = option(
-        "", help="Say that this server is in this zone", group=GROUP, metavar="ZONE", go=OURS
-    )
+    zone: str = option("", help="Say that this server is in this zone", group=GROUP, metavar="ZONE")
     zone_cidr: tuple[str, ...] = option(
         (),
         help="Take destinations in this network to be in this zone; without it, the zone of the "
@@ -38,7 +37,6 @@ class NearSettings(ShareSettings):
         repeat=True,
         group=GROUP,
         metavar="ZONE=CIDR",
-        go=OURS,
     )
 
     @property
@@ -73,7 +71,7 @@ class NearSettings(ShareSettings):
         """
         return Nearness.of(self.zone, self.zone_cidrs) if self.prefer_near else None
 
-    def check_near(self) -> None:
+    def check(self) -> None:
         """Read what is given.
 
         Raises:

@@ -17,13 +17,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
 from isthmus.dial.rules_networks import ClusterNetwork, Networks
 from isthmus.errors import ConfigError
-from isthmus.settings.audit import AuditSettings
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.parsing import parse_bool
 from isthmus.text.addresses import IpNetwork, cidr
 from isthmus.text.suggestions import nearest
@@ -55,8 +55,10 @@ _HALF_CLOSE = "half-close"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSettings(AuditSettings):
-    """Where clients may go and how; ``check_networks()`` says whether it makes sense."""
+class NetworkSettings(SettingsBlock):
+    """Where clients may go and how; ``check()`` says whether it makes sense."""
+
+    GO: ClassVar = OURS
 
     cluster_network: tuple[str, ...] = option(
         (),
@@ -66,7 +68,6 @@ class NetworkSettings(AuditSettings):
         group=_GROUP,
         metavar=METAVAR,
         filled=True,
-        go=OURS,
     )
     policy_file: str = option(
         "",
@@ -75,7 +76,6 @@ class NetworkSettings(AuditSettings):
         group=_GROUP,
         metavar="FILE",
         filled=True,
-        go=OURS,
     )
 
     @property
@@ -87,7 +87,7 @@ class NetworkSettings(AuditSettings):
         """
         return parse_networks(self.cluster_network)
 
-    def check_networks(self) -> None:
+    def check(self) -> None:
         """Read the networks.
 
         Raises:

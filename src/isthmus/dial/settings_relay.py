@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from isthmus.dial.settings_near import NearSettings
 from isthmus.errors import ConfigError
 from isthmus.settings.checks import check_pair
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 
 GROUP = "Relaying between servers"
 _MAX_NAME_CHARS = 253
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelaySettings(NearSettings):
+class RelaySettings(SettingsBlock):
     """Whom a server asks that has no agent, and for whom it asks its own.
 
     The certificates that are left empty are those for agents; ServerSettings has them.
     """
+
+    GO: ClassVar = OURS
 
     peer_relay: bool = option(
         False,
         help="While no agent here can take a dial, ask the servers of --peer-server, or of the "
         "Leases, to pass it to theirs",
         group=GROUP,
-        go=OURS,
     )
     peer_relay_name: tuple[str, ...] = option(
         (),
@@ -34,7 +35,6 @@ class RelaySettings(NearSettings):
         repeat=True,
         group=GROUP,
         metavar="NAME",
-        go=OURS,
     )
     peer_cert: str = option(
         "",
@@ -42,7 +42,6 @@ class RelaySettings(NearSettings):
         shown_default="--cluster-cert",
         group=GROUP,
         metavar="FILE",
-        go=OURS,
     )
     peer_key: str = option(
         "",
@@ -50,7 +49,6 @@ class RelaySettings(NearSettings):
         shown_default="--cluster-key",
         group=GROUP,
         metavar="FILE",
-        go=OURS,
     )
     peer_ca_cert: str = option(
         "",
@@ -58,7 +56,6 @@ class RelaySettings(NearSettings):
         shown_default="--cluster-ca-cert",
         group=GROUP,
         metavar="FILE",
-        go=OURS,
     )
     peer_server_name: str = option(
         "",
@@ -66,10 +63,9 @@ class RelaySettings(NearSettings):
         "means their host",
         group=GROUP,
         metavar="NAME",
-        go=OURS,
     )
 
-    def check_relay(self, *, others: bool, agents_ca: str, link: str) -> None:
+    def check(self, *, others: bool, agents_ca: str, link: str) -> None:
         """Hold the flags against each other; ``others``: other servers can be known.
 
         Raises:

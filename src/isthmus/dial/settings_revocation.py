@@ -6,11 +6,10 @@ What a list of revoked certificates is, and how it is read, is net/revocation.py
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from isthmus.dial.settings_endpoint_lists import EndpointSettings
-from isthmus.dial.settings_roles import RoleSettings
 from isthmus.errors import ConfigError
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 
 #: What becomes of the link of an agent whose token has expired.
 KEEP, CUT = "keep", "cut"
@@ -18,8 +17,10 @@ _GROUP = "Revocation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerRevocationSettings(RoleSettings):
+class RevocationSettings(SettingsBlock):
     """Whom a server cuts off though their certificates or tokens are not over yet."""
+
+    GO: ClassVar = OURS
 
     cluster_crl_file: str = option(
         "",
@@ -29,7 +30,6 @@ class ServerRevocationSettings(RoleSettings):
         group=_GROUP,
         metavar="FILE",
         filled=True,
-        go=OURS,
     )
     server_crl_file: str = option(
         "",
@@ -39,7 +39,6 @@ class ServerRevocationSettings(RoleSettings):
         group=_GROUP,
         metavar="FILE",
         filled=True,
-        go=OURS,
     )
     agent_token_review_interval_s: float = option(
         300.0,
@@ -47,7 +46,6 @@ class ServerRevocationSettings(RoleSettings):
         "cut those that it does not accept any more; 0 asks once",
         unit="seconds",
         group=_GROUP,
-        go=OURS,
     )
     agent_token_expiry: str = option(
         KEEP,
@@ -55,10 +53,9 @@ class ServerRevocationSettings(RoleSettings):
         choices=(KEEP, CUT),
         metavar=f"{KEEP}|{CUT}",
         group=_GROUP,
-        go=OURS,
     )
 
-    def check_revocation(self, *, cluster_ca: str, server_ca: str) -> None:
+    def check(self, *, cluster_ca: str, server_ca: str) -> None:
         """See that there are authorities whose lists these can be.
 
         Raises:
@@ -73,19 +70,3 @@ class ServerRevocationSettings(RoleSettings):
                     f"--{flag}-ca-cert is missing: a list in --{flag}-crl-file is signed by an"
                     " authority that is in it"
                 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRevocationSettings(EndpointSettings):
-    """Which servers an agent leaves."""
-
-    crl_file: str = option(
-        "",
-        once=True,
-        help="Refuse servers whose certificate is in a list of this file, and leave those that "
-        "are linked; it is read again when it changes",
-        group="Server to connect to",
-        metavar="FILE",
-        filled=True,
-        go=OURS,
-    )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from isthmus.dial.settings_relay import RelaySettings
 from isthmus.errors import ConfigError
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.rules_roles import Admits, Role, admits
 
 AGENT_NAMES, CLIENT_NAMES = "--agent-names", "--client-names"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleSettings(RelaySettings):
+class RoleSettings(SettingsBlock):
     """Which names certificates must have that come as agents, and as clients."""
+
+    GO: ClassVar = OURS
 
     agent_names: tuple[str, ...] = option(
         (),
@@ -26,7 +28,6 @@ class RoleSettings(RelaySettings):
         filled=True,
         group="Agents",
         metavar="NAME",
-        go=OURS,
     )
     client_names: tuple[str, ...] = option(
         (),
@@ -36,7 +37,6 @@ class RoleSettings(RelaySettings):
         filled=True,
         group="Frontend, where kube-apiserver connects",
         metavar="NAME",
-        go=OURS,
     )
 
     @property
@@ -57,7 +57,7 @@ class RoleSettings(RelaySettings):
         """
         return read_names(Role.CLIENT, CLIENT_NAMES, self.client_names)
 
-    def check_roles(self, *, agents_ca: str, clients_ca: str) -> None:
+    def check(self, *, agents_ca: str, clients_ca: str) -> None:
         """See that names are asked for only where certificates are.
 
         Raises:

@@ -18,14 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from isthmus.dial.rules_policy import Match
 from isthmus.dial.rules_shares import Per, Share
-from isthmus.dial.settings_destinations import DestinationSettings
 from isthmus.errors import ConfigError
-from isthmus.settings.memory import quantity
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
+from isthmus.settings.program import quantity
 
 if TYPE_CHECKING:
     from isthmus.text.located_yaml import Fields, Located
@@ -113,21 +112,21 @@ def check_names(nodes: Sequence[Located], shares: Sequence[Share]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareSettings(DestinationSettings):
+class ShareSettings(SettingsBlock):
     """How much each requester may have; a policy file can say more. 0 is no limit."""
+
+    GO: ClassVar = OURS
 
     max_tunnels_per_requester: int = option(
         0,
         help="Let each requester have so many open tunnels, unless a share of the policy file says "
         "otherwise; 0 is no limit",
         group=_GROUP,
-        go=OURS,
     )
     max_dials_per_second_per_requester: float = option(
         0.0,
         help="Let each requester dial so often, twice as often for a second; 0 is no limit",
         group=_GROUP,
-        go=OURS,
     )
     max_bytes_per_second_per_requester: str = option(
         "",
@@ -135,11 +134,10 @@ class ShareSettings(DestinationSettings):
         "no limit",
         group=_GROUP,
         metavar="BYTES",
-        go=OURS,
     )
 
     @property
-    def share_of_flags(self) -> Share | None:
+    def of_flags(self) -> Share | None:
         """The share that flags ask for, of every requester; None: they ask for none.
 
         Raises:

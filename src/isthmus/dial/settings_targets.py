@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.net.settings_bind import BindSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER, NODE_TRAFFIC
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.values import HostPort
 
 FLAG = "--target"
@@ -108,8 +108,10 @@ def parse_targets(texts: Sequence[str]) -> tuple[tuple[Target, ...], list[str]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSettings(BindSettings):
-    """What local connections reach; ``check_targets()`` says whether it makes sense."""
+class TargetSettings(SettingsBlock):
+    """What local connections reach; ``check()`` says whether it makes sense."""
+
+    GO: ClassVar = OURS
 
     target: tuple[str, ...] = option(
         (),
@@ -118,14 +120,12 @@ class TargetSettings(BindSettings):
         repeat=True,
         group=NODE_TRAFFIC,
         metavar="LOCAL_PORT:HOST:PORT",
-        go=OURS,
     )
     target_wait_s: float = option(
         10.0,
         help="Let a local connection wait this long for a server that takes it, then reset it",
         unit="seconds",
         group=NODE_TRAFFIC,
-        go=OURS,
     )
 
     @property
@@ -137,31 +137,24 @@ class TargetSettings(BindSettings):
         """
         return parse_targets(self.target)[0]
 
-    @property
-    def takes_node_traffic(self) -> bool:
-        """Everything is there that local connections need: gate, address and target."""
-        return bool(self.target and self.bind_address and self.enabled(CLUSTER_TO_MASTER))
-
-    def check_targets(self) -> list[str]:
-        """Hold these settings against each other; gives warnings, each a sentence.
+    def check(self, *, bind_address: str, on: bool) -> list[str]:
+        """Hold the settings of node traffic against each other; gives warnings, each a sentence.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
         targets, warnings = parse_targets(self.target)
         given = [
-            flag
-            for flag, value in ((FLAG, self.target), ("--bind-address", self.bind_address))
-            if value
+            flag for flag, value in ((FLAG, self.target), ("--bind-address", bind_address)) if value
         ]
         if not given:
             return []
-        if not self.enabled(CLUSTER_TO_MASTER):
+        if not on:
             warnings.append(
                 f"{' and '.join(given)} {'has' if len(given) == 1 else 'have'} no effect without"
                 f" --feature-gates={CLUSTER_TO_MASTER}=true: nothing is bound"
             )
-        elif not self.bind_address:
+        elif not bind_address:
             warnings.append(
                 f"{FLAG} has no effect without --bind-address: only traffic from the control plane"
                 " is served"

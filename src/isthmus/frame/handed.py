@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from isthmus.frame.admin.watched import Watched
 from isthmus.net.listen import Accepted
-from isthmus.settings.workers import worker_id
+from isthmus.settings.program import worker_id
 from isthmus.values import ServerId
 
 S = TypeVar("S")

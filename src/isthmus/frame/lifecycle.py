@@ -103,7 +103,7 @@ class Lifecycle:
         if flags is None:
             return
         ground.tracing = open_tracing(
-            ground.settings.tracing_endpoint, os.environ, service=f"isthmus-{self.program.name}",
+            ground.settings.tracing.endpoint, os.environ, service=f"isthmus-{self.program.name}",
             instance=ground.id,
         )  # fmt: skip
         self.ports = OperatorPorts(

@@ -17,7 +17,7 @@ from isthmus.frame.supervised import Supervisable, Supervised
 from isthmus.logs import configure
 from isthmus.net.poller import Poller
 from isthmus.net.systemd import PASSED, Notifier
-from isthmus.settings.log import LogSettings
+from isthmus.settings.program import LogSettings
 
 _log = logging.getLogger("isthmus.app")
 
@@ -94,10 +94,10 @@ async def run(
         await program.stop()
 
 
-def main(make: Callable[[], Program], settings: LogSettings, *, drain_s: float) -> int:
+def main(make: Callable[[], Program], log: LogSettings, *, drain_s: float) -> int:
     """Configure logging and run a program in its own event loop; the exit code."""
     fill_standard_streams()
-    configure(settings.v, "json" if settings.log_format == "json" else "text", sys.stderr)
+    configure(log.v, "json" if log.log_format == "json" else "text", sys.stderr)
 
     PASSED.adopt(os.environ, pid=os.getpid())
     notifier = Notifier.from_environment(os.environ, pid=os.getpid())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from isthmus.settings.memory import LEAST_BYTES, MemorySettings
+from isthmus.settings.program import LEAST_BYTES, MemorySettings
 from isthmus.tunnel.budget import Budget
 
 _PART, _OF = 2, 5  # 40 %: the rest is for code, TLS and what the kernel keeps for sockets
@@ -14,10 +14,9 @@ _MOST_BYTES = 2 * 2**30
 _NO_LIMIT = 2**60
 
 
-def open_budget(settings: MemorySettings) -> Budget:
-    """Make the budget of this process, which may be one of several workers."""
-    workers: int = getattr(settings, "workers", 1)
-    total = settings.memory_budget_bytes
+def open_budget(settings: MemorySettings, workers: int = 1) -> Budget:
+    """Make the budget of this process, one of so many workers; 0 is one for each CPU."""
+    total = settings.budget_bytes
     if total is None:
         total = default_bytes()
     return Budget(max(total // (workers or len(os.sched_getaffinity(0))), LEAST_BYTES))

@@ -21,7 +21,8 @@ from isthmus.frame.program import OperatorFlags
 from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext
 from isthmus.net.http_site import Refused
-from isthmus.settings.admin import AdminSettings
+from isthmus.settings.options import options_of
+from isthmus.settings.program import CarrierSettings
 
 
 class OperatorPorts:
@@ -32,7 +33,7 @@ class OperatorPorts:
 
     def __init__(
         self,
-        settings: AdminSettings,
+        settings: CarrierSettings,
         *,
         once: OncePer,
         refused: Refused | None = None,
@@ -51,11 +52,11 @@ class OperatorPorts:
         self._handed = handed
         # Only the server has flags for these.
         self.tls: HotContext | None = admin_tls(
-            settings,
+            settings.admin,
             min_version=getattr(settings, "tls_min_version", ""),
             suites=getattr(settings, "cipher_suites", ()),
         )
-        path = settings.admin_token_file
+        path = settings.admin.token_file
         self._token = TokenFile(path) if path and handed is None else None
         self._open_paths: Collection[str] = ()
         self._close_page: Callable[[], None] | None = None
@@ -77,26 +78,28 @@ class OperatorPorts:
             return
         settings, own = self._settings, own or {}
         style = AGENT if flags.as_agent else SERVER
-        health_flag, admin_flag = _flag(flags.health_port), _flag(flags.admin_port)
+        named = {it.field: it.flag for it in options_of(type(settings)) if it.block == "admin"}
+        admin = settings.admin
+        health_flag, admin_flag = named["health_port"], named["port"]
         opened = self.open_ones[health_flag] = await serve(
             {path: own.get(path, it) for path, it in health_routes(watched, style).items()},
-            host=getattr(settings, flags.health_host),
-            port=getattr(settings, flags.health_port),
-            host_flag=f"--{_flag(flags.health_host)}",
+            host=admin.health_bind_address,
+            port=admin.health_port,
+            host_flag=f"--{named['health_bind_address']}",
             port_flag=f"--{health_flag}",
         )
         self.health = opened.number
         metrics_at = self.health if flags.as_agent else 0
         opened = self.open_ones[admin_flag] = await serve(
             {**self._admin_routes(watched, style, metrics_at), **own},
-            host=settings.admin_bind_address,
-            port=getattr(settings, flags.admin_port),
+            host=admin.bind_address,
+            port=admin.port,
             host_flag="--admin-bind-address",
             port_flag=f"--{admin_flag}",
             tls=self.tls,
             refused=self._say_refused,
             admin=True,
-            admits=settings.admits_operators,
+            admits=admin.admits_operators,
             token=self._token,
             open_paths=self._open_paths,
         )
@@ -107,7 +110,7 @@ class OperatorPorts:
         self._open_paths, self._close_page = page.open_paths, page.close
         return {
             **admin_routes(watched, style, metrics_at=metrics_at),
-            **debug_routes(self._settings.enable_profiling),
+            **debug_routes(self._settings.admin.enable_profiling),
             **page.routes,
         }
 
@@ -122,7 +125,3 @@ class OperatorPorts:
             self._close_page()
         for port in self.open_ones.values():
             await port.close()
-
-
-def _flag(attribute: str) -> str:
-    return attribute.replace("_", "-")

@@ -160,7 +160,8 @@ class Ground(Generic[S, M]):
     @cached_property
     def budget(self) -> Budget:
         """What may be kept on behalf of peers."""
-        return open_budget(self.settings)  # type: ignore[arg-type]  # of one that carries
+        settings: Any = self.settings  # of a program that carries connections
+        return open_budget(settings.memory, settings.workers)
 
     def span(self, target: HostPort) -> Span | None:
         """A span for a dial whose client told nothing of itself; None where nobody traces."""

@@ -15,15 +15,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorFlags:
-    """The settings that say where a program's health and admin ports are, by attribute.
+    """A program has health and admin ports, whose flags are those of its AdminSettings.
 
-    The agent has konnectivity's names, and its admin port redirects to the metrics of the health
-    port, as konnectivity's does.
+    The agent's admin port redirects to the metrics of the health port, as konnectivity's does.
     """
 
-    health_host: str = "health_bind_address"
-    health_port: str = "health_port"
-    admin_port: str = "admin_port"
     as_agent: bool = False
 
 

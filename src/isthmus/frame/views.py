@@ -108,11 +108,11 @@ def tally(metrics: ProgramMetrics, *, tunnels: int) -> Tally:
     )
 
 
-def gate_views(settings: GateSettings) -> tuple[GateView, ...]:
+def gate_views(gates: GateSettings) -> tuple[GateView, ...]:
     """Show the feature gates of a program."""
     return tuple(
         GateView(name=name, stage=GATES[name].stage, enabled=on)
-        for name, on in settings.gates().items()
+        for name, on in gates.states().items()
     )
 
 

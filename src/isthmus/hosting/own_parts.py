@@ -399,8 +399,10 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
         args=for_pod([ROUTER_PROGRAM, *arguments(options_of(SniRouterSettings), flags)]),
         security=containers.unprivileged_anybody(),
         volumes=[volume],
-        ports={PORT_NAME: PORT, "health": settings.health_port},
-        probes=containers.probes(port=settings.health_port, host=settings.health_bind_address),
+        ports={PORT_NAME: PORT, "health": settings.admin.health_port},
+        probes=containers.probes(
+            port=settings.admin.health_port, host=settings.admin.health_bind_address
+        ),
         resources=containers.resources(),
     )
     pod = Pod(

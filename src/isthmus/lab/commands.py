@@ -53,8 +53,7 @@ def ready_url(command: Sequence[str]) -> str:
     program = _program(command)
     if program is None or program.operator_flags is None:
         return ""
-    flags = program.operator_flags
-    base = _url(program, command, host=flags.health_host, port=flags.health_port)
+    base = _url(program, command, host="health_bind_address", port="health_port")
     # A server without agents is alive but not ready, and agents come later.
     path = "/healthz" if program.name == "server" else "/readyz"
     return f"{base}{path}" if base else ""
@@ -65,8 +64,7 @@ def admin_url(command: Sequence[str]) -> str:
     program = _program(command)
     if program is None or program.operator_flags is None:
         return ""
-    port = program.operator_flags.admin_port
-    return _url(program, command, host="admin_bind_address", port=port, cert="admin_cert")
+    return _url(program, command, host="bind_address", port="port", cert="cert")
 
 
 def _program(command: Sequence[str]) -> Program | None:
@@ -76,8 +74,10 @@ def _program(command: Sequence[str]) -> Program | None:
 
 
 def _url(program: Program, command: Sequence[str], *, host: str, port: str, cert: str = "") -> str:
-    """Where a port is, by the attributes of its settings; with a ``cert`` it speaks HTTPS."""
-    declared = {one.attribute: one for one in options_of(program.settings_class)}
+    """Where a port is, by the fields of AdminSettings; with a ``cert`` it speaks HTTPS."""
+    declared = {
+        one.field: one for one in options_of(program.settings_class) if one.block == "admin"
+    }
     address, number = _given(declared[host], command), _given(declared[port], command)
     if number == "0":
         return ""  # any free one

@@ -56,7 +56,7 @@ class AgentPlan:
     @property
     def args(self) -> list[str]:
         """The agent's own command line, without the program."""
-        given = {**self.given, "target": tuple(map(str, self.settings.targets))}
+        given = {**self.given, "target": tuple(map(str, self.settings.node_traffic.targets))}
         return ["agent", *arguments(options_of(AgentSettings), given)]
 
     @property
@@ -66,7 +66,7 @@ class AgentPlan:
         With the gate off it removes what was set up while it was on.
         """
         settings = self.settings
-        if not settings.bind_address:
+        if not settings.bind.address:
             return []
         named = ("bind_address", "bind_interface", "uplink_interface")
         given = {each: self.given.get(each, ()) for each in named}
@@ -86,7 +86,7 @@ class AgentPlan:
         return tuple(
             File.named(f"--{option.flag}", text)
             for option in options_of(AgentSettings)
-            if option.metavar == _FILE and (text := getattr(self.settings, option.attribute))
+            if option.metavar == _FILE and (text := option.value_in(self.settings))
         )
 
     @property
@@ -113,13 +113,13 @@ def check_agent(plan: AgentPlan) -> None:
     """
     plan.manifest.validate()
     form, settings = plan.manifest.form, plan.settings
-    if settings.health_server_port == 0:
+    if settings.admin.health_port == 0:
         raise ConfigError(
             "--health-server-port must not be 0 in a manifest: probes have to find it"
         )
     if form in EARLY_FORMS:
         _check_early(plan)
-    elif settings.target:
+    elif settings.node_traffic.target:
         raise ConfigError(
             f"an agent with --target cannot be a {form}: the kubelet gets such pods from"
             " kube-apiserver, which it reaches only through this agent (KEP-2025); use"
@@ -217,9 +217,9 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
         security=containers.unprivileged(manifest.run_as),
         env=[*fields(references(plan.given), **own_id), *variables(_proxies(manifest))],
         volumes=found,
-        ports={"health": settings.health_server_port},
+        ports={"health": settings.admin.health_port},
         probes=containers.probes(
-            port=settings.health_server_port, host=settings.health_server_host
+            port=settings.admin.health_port, host=settings.admin.health_bind_address
         ),
         resources=containers.resources(),
     )
@@ -303,10 +303,10 @@ _WRITERS: Mapping[str, Callable[[AgentPlan], str]] = {
 def plan_warnings(plan: AgentPlan) -> list[str]:
     """What is not wrong and may still not be meant, each a sentence."""
     found = plan.settings.warnings()
-    if plan.settings.bind_address and not plan.settings.enabled(CLUSTER_TO_MASTER):
+    if plan.settings.bind.address and not plan.settings.gates.enabled(CLUSTER_TO_MASTER):
         found.append(
             "the gate is off: the manifest removes the address"
-            f" {plan.settings.bind_address} from the node when it starts"
+            f" {plan.settings.bind.address} from the node when it starts"
         )
     return found
 
@@ -339,7 +339,7 @@ def _policy(owner: Owner, manifest: ManifestSettings, settings: AgentSettings) -
     What goes out is what it is there for: pods, Services and nodes, whatever their addresses. Where
     networks were named it is those, DNS, and its servers wherever they are.
     """
-    ingress = [around.to_ports(settings.health_server_port)]
+    ingress = [around.to_ports(settings.admin.health_port)]
     if not manifest.allow_cidr:
         return around.network_policy(owner, ingress)
     egress = [

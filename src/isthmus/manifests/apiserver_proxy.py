@@ -88,7 +88,7 @@ class ProxyManifestPlan:
             ConfigError: a path is none that a manifest can say.
         """
         named = {
-            f"--{option.flag}": getattr(self.settings, option.attribute)
+            f"--{option.flag}": option.value_in(self.settings)
             for option in options_of(ApiserverProxySettings)
             if option.metavar == _FILE
         }
@@ -125,7 +125,7 @@ def apiserver_proxy_manifest(plan: ProxyManifestPlan) -> str:
 
 def _check(plan: ProxyManifestPlan) -> None:
     what = "a static pod" if plan.manifest.runs_as == STATIC_POD else "a unit"
-    if plan.settings.health_port == 0:
+    if plan.settings.admin.health_port == 0:
         raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
     for file in plan.files:
         if SERVICE_ACCOUNT in file.path.parents:
@@ -154,7 +154,9 @@ def _static_pod(plan: ProxyManifestPlan) -> str:
         ports=_ports(plan),
         # Ready as long as it is alive: whether the apiserver is, its own probes know.
         probes=containers.probes(
-            port=settings.health_port, host=settings.health_bind_address, readiness="/livez"
+            port=settings.admin.health_port,
+            host=settings.admin.health_bind_address,
+            readiness="/livez",
         ),
         resources=containers.resources(),
     )
@@ -172,7 +174,7 @@ def _ports(plan: ProxyManifestPlan) -> dict[str, int]:
     listened = plan.known.listen if plan.known is not None else ()
     numbers = dict.fromkeys(port for _, port in listened if port)
     named = {f"apiserver-{at}": port for at, port in enumerate(numbers, 1)}
-    return {**named, "health": plan.settings.health_port}
+    return {**named, "health": plan.settings.admin.health_port}
 
 
 _UNIT_COMMENTS = (

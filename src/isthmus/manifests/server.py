@@ -160,11 +160,11 @@ def _pod(plan: ServerPlan, found: list[Volume], extra: Manifest) -> Pod:
         ports={
             **plan.frontend_ports,
             "agents": settings.agent_port,
-            "health": settings.health_port,
+            "health": settings.admin.health_port,
         },
         probes=containers.probes(
-            port=settings.health_port,
-            host=settings.health_bind_address,
+            port=settings.admin.health_port,
+            host=settings.admin.health_bind_address,
             readiness=manifest.readiness,
         ),
         resources=resources(),
@@ -448,7 +448,9 @@ def _policy(plan: ServerPlan, owner: Owner) -> Manifest:
         agents["from"].append({"podSelector": {"matchLabels": owner.selector}})
     ports = plan.frontend_ports.values()
     front = [{"from": _apiserver(plan), **around.to_ports(*ports)}] if ports else []
-    return around.network_policy(owner, [agents, *front, around.to_ports(settings.health_port)])
+    return around.network_policy(
+        owner, [agents, *front, around.to_ports(settings.admin.health_port)]
+    )
 
 
 def _apiserver(plan: ServerPlan) -> list[Manifest]:
@@ -471,7 +473,7 @@ def server_manifest(plan: ServerPlan) -> str:
     Raises:
         ConfigError: the server cannot run so; one sentence.
     """
-    if plan.settings.health_port == 0:
+    if plan.settings.admin.health_port == 0:
         raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
     if plan.settings.agent_port == 0:
         raise ConfigError("--agent-port must not be 0 in a manifest: agents have to find it")
@@ -513,8 +515,8 @@ def _container(plan: ServerPlan, found: list[Volume]) -> dict[str, Any]:
         volumes=found,
         ports=_ports(plan),
         probes=containers.probes(
-            port=settings.health_port,
-            host=settings.health_bind_address,
+            port=settings.admin.health_port,
+            host=settings.admin.health_bind_address,
             readiness=manifest.readiness,
             liveness=HEALTHY,
         ),
@@ -531,7 +533,7 @@ def _ports(plan: ServerPlan) -> dict[str, int]:
     return {
         **plan.frontend_ports,
         "agents": settings.agent_port,
-        "konn-health": settings.health_port,
+        "konn-health": settings.admin.health_port,
     }
 
 

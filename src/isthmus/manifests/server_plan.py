@@ -69,7 +69,7 @@ class ServerPlan:
         """The paths of files that flags name, by attribute; empty where a flag names none."""
         settings = self.settings
         found = {
-            option.attribute: str(getattr(settings, option.attribute))
+            option.attribute: str(option.value_in(settings))
             for option in options_of(ServerSettings)
             if option.metavar == _FILE
         }
@@ -111,7 +111,7 @@ class ServerPlan:
     def low_ports(self) -> list[int]:
         """The ports that only who has a capability may open."""
         settings = self.settings
-        ports = (*self.frontend_ports.values(), settings.agent_port, settings.health_port)
+        ports = (*self.frontend_ports.values(), settings.agent_port, settings.admin.health_port)
         return sorted({port for port in ports if port < _LOW})
 
     @property
@@ -121,7 +121,7 @@ class ServerPlan:
         Raises:
             ConfigError: the path is none that a manifest can say.
         """
-        path = self.settings.audit_log_path
+        path = self.settings.audit.log_path
         return None if path == "-" else file_of("audit_log_path", path)
 
     @property

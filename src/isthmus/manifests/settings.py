@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
@@ -110,6 +111,8 @@ class AroundSettings:
 class ManifestSettings(AroundSettings):
     """How a program is to be run; ``validate()`` says whether it makes sense."""
 
+    GO: ClassVar = OURS
+
     form: str = option(
         "",
         help="Write a manifest of this form",
@@ -117,46 +120,40 @@ class ManifestSettings(AroundSettings):
         choices=("", *FORMS),
         metavar="|".join(FORMS),
         group=_GROUP,
-        go=OURS,
     )
-    name: str = option("isthmus-agent", help="Call it so", metavar="NAME", group=_GROUP, go=OURS)
+    name: str = option("isthmus-agent", help="Call it so", metavar="NAME", group=_GROUP)
     namespace: str = option(
-        "kube-system", help="Put it into this namespace", metavar="NAME", group=_GROUP, go=OURS
+        "kube-system", help="Put it into this namespace", metavar="NAME", group=_GROUP
     )
     image: str = option(
         f"isthmus:{__version__}",
         help="Run this image, which has isthmus in its PATH, and nft for --bind-address",
         metavar="IMAGE",
         group=_GROUP,
-        go=OURS,
     )
     run_as: int = option(
         65532,
         help="Run as this user and group, who must be able to read the files",
         metavar="ID",
         group=_GROUP,
-        go=OURS,
     )
     secret: str = option(
         "",
         help="Take the files of a daemonset or deployment from this Secret; empty means its name",
         metavar="NAME",
         group=_GROUP,
-        go=OURS,
     )
     ca_config_map: str = option(
         "",
         help="Take --ca-cert of a daemonset or deployment from this ConfigMap, as ca.crt",
         metavar="NAME",
         group=_GROUP,
-        go=OURS,
     )
     token_audience: str = option(
         AUDIENCE,
         help="Get tokens for this audience, the server's --authentication-audience",
         metavar="AUDIENCE",
         group=_GROUP,
-        go=OURS,
     )
     stand_for: tuple[str, ...] = option(
         (),
@@ -165,7 +162,6 @@ class ManifestSettings(AroundSettings):
         repeat=True,
         metavar="ADDRESS|CIDR|HOST",
         group=_GROUP,
-        go=OURS,
     )
     dns_policy: str = option(
         "",
@@ -174,14 +170,12 @@ class ManifestSettings(AroundSettings):
         metavar="|".join(_DNS_POLICIES),
         shown_default="ClusterFirstWithHostNet for a daemonset, ClusterFirst for a deployment",
         group=_GROUP,
-        go=OURS,
     )
     https_proxy: str = option(
         "",
         help="Let the agent reach servers by this proxy, as HTTPS_PROXY of its pod",
         metavar="URL",
         group=_GROUP,
-        go=OURS,
     )
     no_proxy: tuple[str, ...] = option(
         (),
@@ -189,18 +183,16 @@ class ManifestSettings(AroundSettings):
         repeat=True,
         metavar="LIST",
         group=_GROUP,
-        go=OURS,
     )
-    replicas: int = option(2, help="Run so many pods of a deployment", group=_GROUP, go=OURS)
+    replicas: int = option(2, help="Run so many pods of a deployment", group=_GROUP)
     executable: str = option(
-        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP, go=OURS
+        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP
     )
     unit_group: str = option(
         "isthmus",
         help="Run a unit with this group as well, who must be able to read the files",
         metavar="NAME",
         group=_GROUP,
-        go=OURS,
     )
 
     def validate(self) -> None:

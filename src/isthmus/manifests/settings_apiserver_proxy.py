@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
@@ -32,6 +33,8 @@ _IGNITION = ("ignition_with", "file")
 class ApiserverProxyManifestSettings:
     """How the proxy of a node is to be run; ``validate()`` says whether it makes sense."""
 
+    GO: ClassVar = OURS
+
     form: str = option(
         "",
         help="Write a manifest of this form",
@@ -39,7 +42,6 @@ class ApiserverProxyManifestSettings:
         choices=("", *FORMS),
         metavar="|".join(FORMS),
         group=_GROUP,
-        go=OURS,
     )
     ignition_with: str = option(
         SYSTEMD,
@@ -47,7 +49,6 @@ class ApiserverProxyManifestSettings:
         choices=(SYSTEMD, STATIC_POD),
         metavar=f"{SYSTEMD}|{STATIC_POD}",
         group=_GROUP,
-        go=OURS,
     )
     file: str = option(
         "",
@@ -56,37 +57,31 @@ class ApiserverProxyManifestSettings:
         repeat=True,
         metavar="PATH=FILE",
         group=_GROUP,
-        go=OURS,
     )
-    name: str = option(
-        "kube-apiserver-proxy", help="Call it so", metavar="NAME", group=_GROUP, go=OURS
-    )
+    name: str = option("kube-apiserver-proxy", help="Call it so", metavar="NAME", group=_GROUP)
     namespace: str = option(
-        "kube-system", help="Put a pod into this namespace", metavar="NAME", group=_GROUP, go=OURS
+        "kube-system", help="Put a pod into this namespace", metavar="NAME", group=_GROUP
     )
     image: str = option(
         f"isthmus:{__version__}",
         help="Run this image, which has isthmus in its PATH, and nft",
         metavar="IMAGE",
         group=_GROUP,
-        go=OURS,
     )
     run_as: int = option(
         65532,
         help="Run a pod that needs no capability as this user and group",
         metavar="ID",
         group=_GROUP,
-        go=OURS,
     )
     executable: str = option(
-        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP, go=OURS
+        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP
     )
     unit_group: str = option(
         "isthmus",
         help="Run a unit with this group as well, who must be able to read the files",
         metavar="NAME",
         group=_GROUP,
-        go=OURS,
     )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
@@ -286,6 +287,8 @@ _SELECTOR = re.compile(r"[A-Za-z0-9./_-]{1,253}=[A-Za-z0-9._-]{1,63}", re.ASCII)
 class ServerManifestSettings(ServerFormSettings):
     """How a server is run; ``validate()`` says whether it makes sense."""
 
+    GO: ClassVar = OURS
+
     output: str = option(
         "",
         help="Write a strategic merge patch of kube-apiserver's Deployment, a part of a pod's "
@@ -296,24 +299,21 @@ class ServerManifestSettings(ServerFormSettings):
         shown_default="patch of a sidecar, workload of a static-pod or systemd, else all",
         metavar="|".join(OUTPUTS),
         group=_GROUP,
-        go=OURS,
     )
     workload: str = option(
-        "kube-apiserver", help="Patch this Deployment", metavar="NAME", group=_GROUP, go=OURS
+        "kube-apiserver", help="Patch this Deployment", metavar="NAME", group=_GROUP
     )
     namespace: str = option(
         "",
         help="Say this namespace, that of the hosted control plane",
         metavar="NAME",
         group=_GROUP,
-        go=OURS,
     )
     image: str = option(
         f"isthmus:{__version__}",
         help="Run this image, which has isthmus in its PATH",
         metavar="IMAGE",
         group=_GROUP,
-        go=OURS,
     )
     run_as: int = option(
         0,
@@ -321,14 +321,12 @@ class ServerManifestSettings(ServerFormSettings):
         "the cluster",
         metavar="ID",
         group=_GROUP,
-        go=OURS,
     )
     pre_stop_s: float = option(
         70.0,
         help="Go on for this long when the pod is to end, because kube-apiserver does",
         unit="seconds",
         group=_GROUP,
-        go=OURS,
     )
     readiness: str = option(
         READY,
@@ -336,91 +334,78 @@ class ServerManifestSettings(ServerFormSettings):
         choices=(READY, HEALTHY),
         metavar=f"{READY}|{HEALTHY}",
         group=_GROUP,
-        go=OURS,
     )
     selector: str = option(
         "app=kube-apiserver",
         help="Find kube-apiserver's pods by this label, in the Services",
         metavar="LABEL=VALUE",
         group=_GROUP,
-        go=OURS,
     )
     container: str = option(
         "kube-apiserver",
         help="Mount the egress selector and its certificates in this container",
         metavar="NAME",
         group=_APISERVER,
-        go=OURS,
     )
     egress_host: str = option(
         "konnectivity-server-local",
         help="Let kube-apiserver reach the server by this name, which its certificate has",
         metavar="HOST",
         group=_APISERVER,
-        go=OURS,
     )
     egress_config_map: str = option(
         "kas-egress-selector-config",
         help="Keep the egress selector in this ConfigMap",
         metavar="NAME",
         group=_APISERVER,
-        go=OURS,
     )
     egress_config_path: str = option(
         "/etc/kubernetes/egress-selector/config.yaml",
         help="Let kube-apiserver find the egress selector there",
         metavar="PATH",
         group=_APISERVER,
-        go=OURS,
     )
     egress_ca_bundle: str = option(
         "/etc/kubernetes/certs/konnectivity-ca/ca.crt",
         help="Let kube-apiserver find the server's authorities there",
         metavar="PATH",
         group=_APISERVER,
-        go=OURS,
     )
     egress_client_cert: str = option(
         "/etc/kubernetes/certs/konnectivity-client/tls.crt",
         help="Let kube-apiserver find its client certificate there",
         metavar="PATH",
         group=_APISERVER,
-        go=OURS,
     )
     egress_client_key: str = option(
         "/etc/kubernetes/certs/konnectivity-client/tls.key",
         help="Let kube-apiserver find the key of its client certificate there",
         metavar="PATH",
         group=_APISERVER,
-        go=OURS,
     )
     server_secret: str = option(
         "konnectivity-server",
         help="Take --server-cert and --server-key from this Secret",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     cluster_secret: str = option(
         "konnectivity-cluster",
         help="Take --cluster-cert and --cluster-key from this Secret",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     client_secret: str = option(
         "konnectivity-client",
         help="Take kube-apiserver's client certificate from this Secret",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     ca_config_map: str = option(
         "konnectivity-ca-bundle",
         help="Take the authorities of all of them from this ConfigMap",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     client_ca_config_map: str = option(
         "",
@@ -429,14 +414,12 @@ class ServerManifestSettings(ServerFormSettings):
         shown_default="--ca-config-map",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     secret: str = option(
         "",
         help="Take other files that flags name from this Secret",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
 
     @property

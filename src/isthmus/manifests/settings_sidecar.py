@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from ipaddress import ip_network
+from typing import ClassVar
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
@@ -48,13 +49,14 @@ _MEMORY = re.compile(r"[1-9][0-9]{0,5}[KMG]i", re.ASCII)
 class SidecarManifestSettings:
     """How sidecars are put into a workload; ``validate()`` says whether it makes sense."""
 
+    GO: ClassVar = OURS
+
     mode: str = option(
         "",
         help="Add this sidecar, or one of each kind",
         choices=("", *MODES),
         metavar="|".join(MODES),
         group=_GROUP,
-        go=OURS,
     )
     preset: str = option(
         "",
@@ -62,7 +64,6 @@ class SidecarManifestSettings:
         choices=("", *PRESETS),
         metavar="COMPONENT",
         group=_GROUP,
-        go=OURS,
     )
     output: str = option(
         PATCH,
@@ -71,7 +72,6 @@ class SidecarManifestSettings:
         choices=OUTPUTS,
         metavar="|".join(OUTPUTS),
         group=_GROUP,
-        go=OURS,
     )
     workload: str = option(
         "",
@@ -79,32 +79,26 @@ class SidecarManifestSettings:
         metavar="NAME",
         shown_default="--preset",
         group=_GROUP,
-        go=OURS,
     )
     namespace: str = option(
         "",
         help="Say this namespace, that of the hosted control plane",
         metavar="NAME",
         group=_GROUP,
-        go=OURS,
     )
     image: str = option(
         f"isthmus:{__version__}",
         help="Run this image, which has isthmus in its PATH",
         metavar="IMAGE",
         group=_GROUP,
-        go=OURS,
     )
-    memory: str = option(
-        "30Mi", help="Request so much memory", metavar="QUANTITY", group=_GROUP, go=OURS
-    )
+    memory: str = option("30Mi", help="Request so much memory", metavar="QUANTITY", group=_GROUP)
     run_as: int = option(
         0,
         help="Run as this user, and let this group read the files; 0 leaves both to the image and "
         "the cluster, as OpenShift wants it",
         metavar="ID",
         group=_GROUP,
-        go=OURS,
     )
     service_cidr: tuple[str, ...] = option(
         (),
@@ -112,7 +106,6 @@ class SidecarManifestSettings:
         repeat=True,
         metavar="CIDR",
         group=_GROUP,
-        go=OURS,
     )
     socks5_arg: str = option(
         "",
@@ -120,7 +113,6 @@ class SidecarManifestSettings:
         repeat=True,
         metavar="--FLAG=VALUE",
         group=_GROUP,
-        go=OURS,
     )
     https_arg: str = option(
         "",
@@ -128,7 +120,6 @@ class SidecarManifestSettings:
         repeat=True,
         metavar="--FLAG=VALUE",
         group=_GROUP,
-        go=OURS,
     )
     container: str = option(
         "",
@@ -136,7 +127,6 @@ class SidecarManifestSettings:
         metavar="NAME",
         shown_default="--workload",
         group=_MAIN,
-        go=OURS,
     )
     variables: str = option(
         "",
@@ -146,7 +136,6 @@ class SidecarManifestSettings:
         metavar="|".join(VARIABLES),
         shown_default="--preset, or http",
         group=_MAIN,
-        go=OURS,
     )
     main_no_proxy: tuple[str, ...] = option(
         (),
@@ -154,14 +143,12 @@ class SidecarManifestSettings:
         repeat=True,
         metavar="LIST",
         group=_MAIN,
-        go=OURS,
     )
     etcd_host: str = option(
         "etcd-client",
         help="Put this host of etcd into NO_PROXY of API servers",
         metavar="HOST",
         group=_MAIN,
-        go=OURS,
     )
     olm_catalogs: str = option(
         MANAGEMENT,
@@ -170,21 +157,18 @@ class SidecarManifestSettings:
         choices=(MANAGEMENT, GUEST),
         metavar=f"{MANAGEMENT}|{GUEST}",
         group=_MAIN,
-        go=OURS,
     )
     client_secret: str = option(
         "konnectivity-client",
         help="Take the client certificate and key from this Secret",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     ca_config_map: str = option(
         "konnectivity-ca-bundle",
         help="Take the connectivity server's authorities from this ConfigMap",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     kubeconfig_volume: str = option(
         "",
@@ -192,42 +176,36 @@ class SidecarManifestSettings:
         metavar="NAME",
         shown_default="--preset, or kubeconfig",
         group=_FILES,
-        go=OURS,
     )
     kubeconfig_secret: str = option(
         "",
         help="Add that volume, of this Secret, where the workload has none",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     trust_bundle: str = option(
         "",
         help="Trust https:// proxies by ca-bundle.crt of this ConfigMap as well",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     secret: str = option(
         "",
         help="Take other files that flags name, such as a password, from this Secret",
         metavar="NAME",
         group=_FILES,
-        go=OURS,
     )
     management_http_proxy: str = option(
         "",
         help="Set HTTP_PROXY of a sidecar that connects to cloud APIs directly",
         metavar="URL",
         group=_PROXY,
-        go=OURS,
     )
     management_https_proxy: str = option(
         "",
         help="Set HTTPS_PROXY of such a sidecar",
         metavar="URL",
         group=_PROXY,
-        go=OURS,
     )
     management_no_proxy: tuple[str, ...] = option(
         (),
@@ -235,7 +213,6 @@ class SidecarManifestSettings:
         repeat=True,
         metavar="LIST",
         group=_PROXY,
-        go=OURS,
     )
 
     @property

@@ -29,7 +29,7 @@ from isthmus.programs.sidecar.settings_presets import (
     SOCKS5,
 )
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
-from isthmus.settings.options import Kind, Option, options_of
+from isthmus.settings.options import Kind, Option, options_of, values_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
 from isthmus.text.go_yaml import to_yaml
@@ -112,8 +112,10 @@ def _container(plan: SidecarPlan, sidecar: Sidecar, found: list[Volume]) -> dict
         security=security,
         env=[*containers.fields(references(sidecar.given)), *containers.variables(values)],
         volumes=found,
-        ports={f"{sidecar.kind}-health": settings.health_port},
-        probes=containers.probes(port=settings.health_port, host=settings.health_bind_address),
+        ports={f"{sidecar.kind}-health": settings.admin.health_port},
+        probes=containers.probes(
+            port=settings.admin.health_port, host=settings.admin.health_bind_address
+        ),
         resources={"requests": {"cpu": "10m", "memory": manifest.memory}},
     )
     return container.to_spec()
@@ -156,7 +158,7 @@ def _others(manifest: SidecarManifestSettings, sidecar: Sidecar) -> list[Volume]
         for option in options_of(PROGRAMS[sidecar.kind][1])
         if option.metavar == _FILE
         and option.attribute not in _NOT_OF_THE_SECRET
-        and (text := getattr(sidecar.settings, option.attribute))
+        and (text := option.value_in(sidecar.settings))
     ]
     files = [file for file in files if str(file.directory) != TRUST]
     if files and not manifest.secret:
@@ -299,9 +301,9 @@ def _has(kind: str, attribute: str) -> bool:
 def _check_ports(found: Mapping[str, Sidecar]) -> None:
     taken: dict[int, str] = {}
     for sidecar in found.values():
-        settings = sidecar.settings
+        settings, values = sidecar.settings, values_of(sidecar.settings)
         for attribute in _PORTS:
-            port, flag = getattr(settings, attribute), attribute.replace("_", "-")
+            port, flag = values[attribute], attribute.replace("_", "-")
             if port == 0 and attribute != "admin_port":
                 raise ConfigError(f"--{flag} must not be 0 in a manifest: others have to find it")
             who = f"--{flag} of {sidecar.kind}"
@@ -311,7 +313,7 @@ def _check_ports(found: Mapping[str, Sidecar]) -> None:
                     f"{other} and {who} are both {port}: give one another by --socks5-arg or"
                     " --https-arg"
                 )
-        host = settings.health_bind_address
+        host = settings.admin.health_bind_address
         if host and is_loopback(host):
             raise ConfigError(
                 f"--health-bind-address {host}: the kubelet probes from outside the pod; leave it"

@@ -8,16 +8,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.gates import NODE_TRAFFIC, GateSettings
-from isthmus.settings.options import OURS, option
+from isthmus.settings.gates import NODE_TRAFFIC
+from isthmus.settings.options import OURS, SettingsBlock, SharedOption, option, shared
 from isthmus.values import is_address
 
 #: The interface that the address is put on, if nobody names another.
 INTERFACE = "isthmus0"
 #: What --uplink-interface takes from those who filter themselves.
 NO_UPLINK = "none"
+
+UPLINK_INTERFACE: SharedOption[tuple[str, ...]] = shared(
+    (),
+    help="Drop connections to the address that come in here; empty finds the uplinks, none "
+    "drops nothing, for those who filter themselves",
+    repeat=True,
+    metavar="NAME",
+    go=OURS,
+)
 
 # linux/if.h: IFNAMSIZ is 16 with its end; dev_valid_name() wants no slash, colon or space. The rest
 # is left out because firewalls give it a meaning: "+" and "*" are patterns, quotes end a text.
@@ -27,32 +37,27 @@ _BROADCAST = IPv4Address("255.255.255.255")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindSettings(GateSettings):
-    """Where local connections are accepted; ``check_bind()`` says whether it makes sense."""
+class BindSettings(SettingsBlock):
+    """Where local connections are accepted; ``check()`` says whether it makes sense."""
 
-    bind_address: str = option(
+    PREFIX: ClassVar = "bind"
+    GO: ClassVar = OURS
+
+    address: str = option(
         "",
         help="Accept the connections of this node and its pods at this address, which only this "
         "node has; needs --target as well",
         group=NODE_TRAFFIC,
         metavar="ADDRESS",
-        go=OURS,
     )
-    bind_interface: str = option(
+    interface: str = option(
         INTERFACE,
         help="Put the address on this interface, made if it is missing; lo puts it on the loopback",
         group=NODE_TRAFFIC,
         metavar="NAME",
-        go=OURS,
     )
-    uplink_interface: tuple[str, ...] = option(
-        (),
-        help="Drop connections to the address that come in here; empty finds the uplinks, none "
-        "drops nothing, for those who filter themselves",
-        repeat=True,
-        group=NODE_TRAFFIC,
-        metavar="NAME",
-        go=OURS,
+    uplink_interface: tuple[str, ...] = UPLINK_INTERFACE(
+        flag="uplink-interface", group=NODE_TRAFFIC
     )
 
     @property
@@ -62,22 +67,22 @@ class BindSettings(GateSettings):
         Raises:
             ConfigError: the text is not an address, or one that cannot be used for this.
         """
-        return parse_bind_address(self.bind_address) if self.bind_address else None
+        return parse_bind_address(self.address) if self.address else None
 
-    def check_bind(self) -> list[str]:
+    def check(self) -> list[str]:
         """Hold these settings against each other; gives warnings, each a sentence.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_interface("bind-interface", self.bind_interface)
+        check_interface("bind-interface", self.interface)
         for name in self.uplink_interface:
             check_interface("uplink-interface", name)
         if NO_UPLINK in self.uplink_interface and len(self.uplink_interface) > 1:
             raise ConfigError(f"--uplink-interface={NO_UPLINK} cannot stand beside an interface")
-        if self.bind_interface in self.uplink_interface:
+        if self.interface in self.uplink_interface:
             raise ConfigError(
-                f"--uplink-interface {self.bind_interface} is the --bind-interface as well"
+                f"--uplink-interface {self.interface} is the --bind-interface as well"
             )
         if "lo" in self.uplink_interface:
             raise ConfigError("--uplink-interface lo would drop the connections of this node")

@@ -1,17 +1,17 @@
-"""The settings of the admin port, which server and agent share: where, behind which TLS, profiling.
+"""The settings of the two ports for operators: where they are, behind which TLS, profiling.
 
-Its number is declared by each program, because konnectivity's two have different flags for it.
+Their numbers differ in each program, and konnectivity's two have different flags for them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.checks import check_host, check_pair
-from isthmus.settings.options import OURS, option
+from isthmus.settings.checks import check_host, check_pair, check_port
+from isthmus.settings.options import OURS, SAME, SettingsBlock, option
 from isthmus.settings.rules_roles import Admits, Role, admits
-from isthmus.settings.tracing import TracingSettings
 from isthmus.text.addresses import is_loopback
 
 #: The group of flags that the health port's are in as well.
@@ -20,10 +20,29 @@ ADMIN_NAMES = "--admin-client-names"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdminSettings(TracingSettings):
-    """The admin port, apart from its number; ``check_admin()`` says whether it makes sense."""
+class AdminSettings(SettingsBlock):
+    """The health port and the admin port; ``check()`` says whether the admin port makes sense."""
 
-    admin_bind_address: str = option(
+    PREFIX: ClassVar = "admin"
+
+    health_bind_address: str = option(
+        "",
+        help="Bind the health port to this address instead of all",
+        flag="health-bind-address",
+        group=PORTS,
+        metavar="ADDRESS",
+    )
+    health_port: int = option(
+        0,
+        help="Serve health, readiness and metrics on this port",
+        flag="health-port",
+        group=PORTS,
+        metavar="PORT",
+    )
+    port: int = option(
+        0, help="Serve health, metrics and the snapshot on this port", group=PORTS, metavar="PORT"
+    )
+    bind_address: str = option(
         "127.0.0.1",
         help="Bind the admin port to this address; any but loopback needs --admin-cert, "
         "--admin-key, and --admin-client-ca or --admin-token-file",
@@ -31,24 +50,24 @@ class AdminSettings(TracingSettings):
         metavar="ADDRESS",
         go="127.0.0.1, any address allowed",
     )
-    admin_cert: str = option(
+    cert: str = option(
         "",
         help="Speak HTTPS on the admin port, with this certificate",
         group=PORTS,
         metavar="FILE",
         go=OURS,
     )
-    admin_key: str = option(
+    key: str = option(
         "", help="Use this private key with --admin-cert", group=PORTS, metavar="FILE", go=OURS
     )
-    admin_client_ca: str = option(
+    client_ca: str = option(
         "",
         help="Answer on the admin port only clients with a certificate from these authorities",
         group=PORTS,
         metavar="FILE",
         go=OURS,
     )
-    admin_client_names: tuple[str, ...] = option(
+    client_names: tuple[str, ...] = option(
         (),
         help="Answer on the admin port only clients whose certificate has one of these names: "
         "ops-* is a common or alternative name, O=ops an organization",
@@ -58,7 +77,7 @@ class AdminSettings(TracingSettings):
         metavar="NAME",
         go=OURS,
     )
-    admin_token_file: str = option(
+    token_file: str = option(
         "",
         help="Answer on the admin port only clients that send the token in this file, of at least "
         "16 characters, as Authorization: Bearer TOKEN; probes need none",
@@ -68,10 +87,19 @@ class AdminSettings(TracingSettings):
         go=OURS,
     )
     enable_profiling: bool = option(
-        False, help="Serve profiles under /debug/pprof/ on the admin port", group=PORTS
+        False,
+        help="Serve profiles under /debug/pprof/ on the admin port",
+        flag="enable-profiling",
+        group=PORTS,
+        go=SAME,
     )
     enable_contention_profiling: bool = option(
-        False, help="Serve lock profiles too", group=PORTS, inert=True
+        False,
+        help="Serve lock profiles too",
+        flag="enable-contention-profiling",
+        group=PORTS,
+        inert=True,
+        go=SAME,
     )
 
     @property
@@ -82,41 +110,52 @@ class AdminSettings(TracingSettings):
             ConfigError: a name is none.
         """
         try:
-            return admits(Role.CLIENT, ADMIN_NAMES, self.admin_client_names)
+            return admits(Role.CLIENT, ADMIN_NAMES, self.client_names)
         except ValueError as error:
             raise ConfigError(f"{ADMIN_NAMES}: {error}") from error
 
-    def check_admin(self) -> None:
+    def check(self) -> None:
         """Hold the admin port's settings against each other.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_pair("admin-cert", self.admin_cert, "admin-key", self.admin_key)
-        if self.admin_client_ca and not self.admin_cert:
+        check_pair("admin-cert", self.cert, "admin-key", self.key)
+        if self.client_ca and not self.cert:
             raise ConfigError("--admin-client-ca needs --admin-cert and --admin-key as well")
-        if self.admin_client_names and not self.admin_client_ca:
+        if self.client_names and not self.client_ca:
             raise ConfigError(
                 f"{ADMIN_NAMES} needs --admin-client-ca: without it nobody proves a name there"
             )
         _ = self.admits_operators
         if self.enable_contention_profiling and not self.enable_profiling:
             raise ConfigError("--enable-contention-profiling needs --enable-profiling as well")
-        host = self.admin_bind_address
+        host = self.bind_address
         if host:
             check_host("admin-bind-address", host)
         if not is_loopback(host):
             self._check_exposed(host or "empty")
 
+    def check_ports(self, *, compat: str = "") -> None:
+        """Look at the ports, where their flags have these names.
+
+        Raises:
+            ConfigError: one is out of range, or the address is none.
+        """
+        check_port("health-port", self.health_port, compat=compat)
+        check_port("admin-port", self.port, compat=compat)
+        if self.health_bind_address:
+            check_host("health-bind-address", self.health_bind_address)
+
     def _check_exposed(self, host: str) -> None:
         # The snapshot tells who talks to whom: whoever reads it over a network proves who they are.
-        if not self.admin_cert:
+        if not self.cert:
             raise ConfigError(
                 f"--admin-bind-address {host} would open the admin port to the network, which needs"
                 " --admin-cert and --admin-key, and --admin-client-ca or --admin-token-file; or use"
                 " a loopback address"
             )
-        if not (self.admin_client_ca or self.admin_token_file):
+        if not (self.client_ca or self.token_file):
             raise ConfigError(
                 f"--admin-bind-address {host} would show everybody in the network who talks to"
                 " whom, so it needs --admin-client-ca or --admin-token-file as well; or use a"

@@ -19,7 +19,7 @@ _PORTS = range(65536)
 def check_choices(settings: object) -> None:
     """Hold every setting that has choices against them."""
     for declared in options_of(type(settings)):
-        value = getattr(settings, declared.attribute)
+        value = declared.value_in(settings)
         for word in value if isinstance(value, tuple) else (value,):
             if not declared.choices or word in declared.choices:
                 continue
@@ -31,7 +31,7 @@ def check_choices(settings: object) -> None:
 def check_durations(settings: object) -> None:
     """No wait is negative."""
     for declared in options_of(type(settings)):
-        value = getattr(settings, declared.attribute)
+        value = declared.value_in(settings)
         if declared.kind is Kind.DURATION and value < 0:
             raise ConfigError(f"--{declared.flag} must not be negative")
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.admin import AdminSettings
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.parsing import parse_bool
 from isthmus.text.suggestions import nearest
 
@@ -91,8 +91,10 @@ def _listed() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateSettings(AdminSettings):
-    """Which features are on; ``check_gates()`` says whether there are such."""
+class GateSettings(SettingsBlock):
+    """Which features are on; ``check()`` says whether there are such."""
+
+    GO: ClassVar = OURS
 
     feature_gates: tuple[str, ...] = option(
         (),
@@ -101,10 +103,9 @@ class GateSettings(AdminSettings):
         repeat=True,
         group="Feature gates",
         metavar="NAME=true|false,...",
-        go=OURS,
     )
 
-    def gates(self) -> Mapping[str, bool]:
+    def states(self) -> Mapping[str, bool]:
         """Every known gate, and whether it is on.
 
         Raises:
@@ -114,17 +115,17 @@ class GateSettings(AdminSettings):
 
     def enabled(self, name: str) -> bool:
         """Whether a gate is on; the name is one of GATES."""
-        return self.gates()[name]
+        return self.states()[name]
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the gates that are on, as the ends of a link tell each other."""
-        return tuple(name for name, on in self.gates().items() if on)
+        return tuple(name for name, on in self.states().items() if on)
 
-    def check_gates(self) -> None:
+    def check(self) -> None:
         """Read the gates.
 
         Raises:
             ConfigError: one sentence that says what is wrong.
         """
-        self.gates()
+        self.states()

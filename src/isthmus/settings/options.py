@@ -1,26 +1,39 @@
 """How a setting is declared: once, as a dataclass field that knows its flag, help and default.
 
 The flag, its help text, its place in the reference page and its parser all follow from the
-declaration. Reading text into values lives in parsing.py, checks shared by the programs in
-checks.py, the declarations themselves in server.py, agent.py and log.py.
+declaration. Settings that belong together are a *block*, a frozen dataclass; the settings of a
+program have blocks, and their options are listed as if they were the program's own. Reading text
+into values and holding them against each other is in parsing.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from inspect import get_annotations
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from isthmus.text.durations import format_duration
 
 T = TypeVar("T")
+S = TypeVar("S")
+B = TypeVar("B", bound="SettingsBlock")
 _KEY = "isthmus.option"
+_BLOCK = "isthmus.block"
 # What stands for a place in help, alone or beside others, as in DIR|FILE.
 _PLACES = frozenset({"ADDRESS", "DIR", "CIDR", "PREFIX"})
 _WORD = re.compile(r"[A-Z]+")
@@ -39,6 +52,26 @@ class Kind(Enum):
     LIST = "LIST"
 
 
+class OptionWords(TypedDict, total=False):
+    """What a declaration can say of an option; see Option."""
+
+    help: str
+    group: str
+    unit: str
+    choices: tuple[str, ...]
+    repeat: bool
+    env: str
+    go: str
+    metavar: str
+    flag: str
+    aliases: tuple[str, ...]
+    shown_default: str
+    filled: bool
+    once: bool
+    inert: bool
+    ignored: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One declared setting.
@@ -47,6 +80,9 @@ class Option:
     ``filled`` settings may be left out but not given empty, for that would lift a restriction.
     ``inert`` settings are accepted and have no effect here; ``ignored`` ones never will have, and
     help only lists their names. Either is said when it is given.
+
+    ``attribute`` is the name under which texts and values of all settings of a program are kept;
+    ``field`` of its ``block`` is where the settings have the value.
     """
 
     help: str
@@ -55,7 +91,7 @@ class Option:
     choices: tuple[str, ...] = ()
     repeat: bool = False
     env: str = ""
-    go: str = SAME
+    go: str = ""
     metavar: str = ""
     flag: str = ""
     aliases: tuple[str, ...] = ()
@@ -65,6 +101,8 @@ class Option:
     inert: bool = False
     ignored: bool = False
     attribute: str = ""
+    block: str = ""
+    field: str = ""
     kind: Kind = Kind.TEXT
     default: object = None
 
@@ -90,83 +128,140 @@ class Option:
         """The word that stands for the value in help; empty for a boolean."""
         return self.metavar or self.kind.value
 
+    def value_in(self, settings: object) -> Any:
+        """The value that the settings of a program have for this option."""
+        return getattr(getattr(settings, self.block) if self.block else settings, self.field)
 
-def option(
-    default: T,
-    *,
-    help: str,
-    group: str = "",
-    unit: str = "",
-    choices: tuple[str, ...] = (),
-    repeat: bool = False,
-    env: str = "",
-    go: str = SAME,
-    metavar: str = "",
-    flag: str = "",
-    aliases: tuple[str, ...] = (),
-    shown_default: str = "",
-    filled: bool = False,
-    once: bool = False,
-    inert: bool = False,
-    ignored: bool = False,
-) -> T:
+
+def option(default: T, **words: Unpack[OptionWords]) -> T:
     """Declare a setting as the default of a dataclass field; see Option for what each word means.
 
     The flag is the attribute with dashes, without the ``_s`` of a duration, unless ``flag`` says
     otherwise.
     """
-    declared = Option(
-        help=help,
-        group=group,
-        unit=unit,
-        choices=choices,
-        repeat=repeat,
-        env=env,
-        go=go,
-        metavar=metavar,
-        flag=flag,
-        aliases=aliases,
-        shown_default=shown_default,
-        filled=filled,
-        once=once,
-        inert=inert,
-        ignored=ignored,
-    )
     # A field specifier is typed as the value it stands for, as dataclasses.field itself is.
-    return dataclasses.field(default=default, metadata={_KEY: declared})
+    return dataclasses.field(default=default, metadata={_KEY: Option(**words)})
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOption(Generic[T]):
+    """An option that several programs have; each calls it to declare its own."""
+
+    default: T
+    words: OptionWords
+
+    def __call__(self, default: T | None = None, **changes: Unpack[OptionWords]) -> T:
+        """Declare the option, with what this program says differently."""
+        words: OptionWords = {**self.words, **changes}
+        return option(self.default if default is None else default, **words)
+
+
+def shared(default: T, **words: Unpack[OptionWords]) -> SharedOption[T]:
+    """Declare an option for several programs, as ``option`` does for one."""
+    return SharedOption(default, words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsBlock:
+    """Settings that belong together: the base of blocks, and of the settings of programs.
+
+    Flags of a block with a ``PREFIX`` begin with it, unless they are declared with a ``flag``.
+    ``GO`` is how konnectivity's flags differ where an option does not say so: OURS where there is
+    no such program or feature.
+    """
+
+    PREFIX: ClassVar[str] = ""
+    GO: ClassVar[str] = SAME
+
+
+@dataclass(frozen=True, slots=True)
+class _Composed:
+    """How a program's settings have a block; see ``block``."""
+
+    go: str
+    changes: Mapping[str, OptionWords]
+
+
+def block(default: B, *, go: str = "", **changes: OptionWords) -> B:
+    """Declare that settings have a block, with these defaults.
+
+    ``go`` counts for options that do not say themselves how konnectivity's differ. Changes are by
+    the name of the field: what this program declares otherwise.
+    """
+    return dataclasses.field(default=default, metadata={_BLOCK: _Composed(go, changes)})
+
+
+def block_of(settings: Any, kind: type[B]) -> B | None:
+    """The block of a kind that the settings of a program have; None without one."""
+    found = (getattr(settings, field.name) for field in dataclasses.fields(settings))
+    return next((each for each in found if isinstance(each, kind)), None)
 
 
 def options_of(settings: type[Any]) -> tuple[Option, ...]:
-    """Every setting that a settings class declares, in order of declaration.
+    """Every setting that a settings class declares, in order, those of its blocks included.
 
     A class's own come before those of its base, which matter less to who reads the list.
     """
+    found: list[Option] = []
     hints = get_type_hints(settings)
-    found = []
-    for field in sorted(dataclasses.fields(settings), key=partial(_distance, settings)):
-        declared: Option | None = field.metadata.get(_KEY)
-        if declared is None:
-            continue
-        kind = _kind_of(hints[field.name], declared)
-        found.append(
-            dataclasses.replace(
-                declared,
-                attribute=field.name,
-                kind=kind,
-                flag=declared.flag or _flag_of(field.name, kind),
-                default=field.default,
-            )
-        )
+    for field in _in_order(settings):
+        if _KEY in field.metadata:
+            found.append(_declared(settings, field, hints[field.name]))
+        elif _BLOCK in field.metadata:
+            found += _of_block(field)
     return tuple(found)
 
 
-def _distance(settings: type[Any], field: dataclasses.Field[Any]) -> int:
-    """How many steps of inheritance lie between the class and the first that declares the field.
+def _in_order(settings: type[Any]) -> Iterator[dataclasses.Field[Any]]:
+    """The fields of a class, then those of its base.
 
-    A class that only changes a default leaves the setting where its base has it.
+    A field is where it first has a default: a class that only changes it does not move it.
     """
-    classes = enumerate(settings.__mro__)
-    return max(step for step, each in classes if field.name in get_annotations(each))
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    classes = [each for each in settings.__mro__ if dataclasses.is_dataclass(each)]
+    first = {
+        field.name: each
+        for each in classes
+        for field in dataclasses.fields(each)
+        if field.default is not dataclasses.MISSING
+    }
+    for each in classes:
+        yield from (fields[name] for name in get_annotations(each) if first.get(name) is each)
+
+
+def _of_block(place: dataclasses.Field[Any]) -> Iterator[Option]:
+    composed: _Composed = place.metadata[_BLOCK]
+    usual: Any = place.default
+    hints = get_type_hints(type(usual))
+    for field in _in_order(type(usual)):
+        declared = _declared(
+            type(usual), field, hints[field.name], composed.changes.get(field.name, {}), composed.go
+        )
+        yield dataclasses.replace(declared, block=place.name, default=getattr(usual, field.name))
+
+
+def _declared(
+    settings: type[Any],
+    field: dataclasses.Field[Any],
+    hint: Any,
+    changes: OptionWords | None = None,
+    go: str = "",
+) -> Option:
+    declared: Option = dataclasses.replace(field.metadata[_KEY], **(changes or {}))
+    kind = _kind_of(hint, declared)
+    prefix: str = getattr(settings, "PREFIX", "")
+    attribute = f"{prefix}_{field.name}" if prefix else field.name
+    if prefix and declared.flag:
+        attribute = declared.flag.replace("-", "_") + "_s" * (kind is Kind.DURATION)
+    return dataclasses.replace(
+        declared,
+        attribute=attribute,
+        field=field.name,
+        kind=kind,
+        flag=declared.flag or _flag_of(attribute, kind),
+        go=declared.go or go or getattr(settings, "GO", SAME),
+        default=field.default,
+    )
 
 
 def _kind_of(hint: Any, declared: Option) -> Kind:
@@ -181,6 +276,38 @@ def _kind_of(hint: Any, declared: Option) -> Kind:
 def _flag_of(attribute: str, kind: Kind) -> str:
     name = attribute.removesuffix("_s") if kind is Kind.DURATION else attribute
     return name.replace("_", "-")
+
+
+def compose(settings: type[S], /, **values: object) -> S:
+    """Make settings from values by attribute; each goes into the block that declares it."""
+    fields = settings.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass
+    usual = {name: field.default for name, field in fields.items() if _BLOCK in field.metadata}
+    return settings(**_by_block(settings, usual, values))
+
+
+def changed(settings: S, /, **values: object) -> S:
+    """The same settings but for these values, which are by attribute as for ``compose``."""
+    fields = dataclasses.fields(settings)  # type: ignore[arg-type]  # a dataclass
+    blocks = {each.name: getattr(settings, each.name) for each in fields if _BLOCK in each.metadata}
+    return dataclasses.replace(settings, **_by_block(type(settings), blocks, values))  # type: ignore[type-var]  # the same
+
+
+def _by_block(
+    settings: type[Any], blocks: Mapping[str, Any], values: Mapping[str, object]
+) -> dict[str, Any]:
+    own: dict[str, Any] = dict(values)
+    inside: dict[str, dict[str, object]] = {}
+    for declared in options_of(settings):
+        if declared.attribute in own:
+            value = own.pop(declared.attribute)
+            values_there = inside.setdefault(declared.block, {}) if declared.block else own
+            values_there[declared.field] = value
+    return own | {name: dataclasses.replace(blocks[name], **new) for name, new in inside.items()}
+
+
+def values_of(settings: object) -> dict[str, Any]:
+    """What settings say, by attribute: the inverse of ``compose``."""
+    return {each.attribute: each.value_in(settings) for each in options_of(type(settings))}
 
 
 def value_text(declared: Option, value: object) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.log import LogSettings
-from isthmus.settings.options import Kind, Option, options_of
+from isthmus.settings.options import Kind, Option, compose, options_of
 from isthmus.text.durations import parse_duration
 
 S = TypeVar("S")
@@ -104,6 +103,6 @@ def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping
         if declared.kind is Kind.LIST and declared.repeat:
             texts = [",".join(texts)]
         values[declared.attribute] = parse_value(declared, texts[-1])
-    if issubclass(settings, LogSettings):
+    if "flags_given" in getattr(settings, "__dataclass_fields__", ()):
         values["flags_given"] = frozenset(values)
-    return settings(**values)
+    return compose(settings, **values)

@@ -32,7 +32,7 @@ def shown_flags(settings: object) -> dict[str, dict[str, Any]]:
     given: frozenset[str] = getattr(settings, "flags_given", frozenset())
     found: dict[str, dict[str, Any]] = {}
     for declared in options_of(type(settings)):
-        value = getattr(settings, declared.attribute)
+        value = declared.value_in(settings)
         was_given = declared.attribute in given or value != declared.default
         found[declared.flag] = {"value": _text(declared, value), "given": was_given}
     return found

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.frame.memory import cgroup_limit, default_bytes, open_budget
-from isthmus.settings.memory import MemorySettings
+from isthmus.settings.program import MemorySettings
 
 MIB, GIB = 2**20, 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(MemorySettings):
-    workers: int = 1
 
 
 def tree(root: Path, cgroup: str, **files: str) -> Path:
@@ -65,10 +59,10 @@ def test_without_cgroups_the_machine_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("workers", "size"), [(1, 400 * MIB), (4, 100 * MIB), (64, 8 * MIB)])
 def test_what_was_said_is_for_all_workers(workers: int, size: int) -> None:
-    assert open_budget(Settings(memory_budget="400Mi", workers=workers)).total_bytes == size
+    assert open_budget(MemorySettings(budget="400Mi"), workers).total_bytes == size
 
 
 @pytest.mark.parametrize("text", ["200", "1Mi", "lots", "-5Mi", "200MB"])
 def test_what_cannot_be_meant_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--memory-budget"):
-        Settings(memory_budget=text).check_memory()
+        MemorySettings(budget=text).check()

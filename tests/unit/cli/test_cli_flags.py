@@ -52,7 +52,7 @@ def test_booleans_as_in_go(args: list[str], value: bool) -> None:
 
 @pytest.mark.parametrize("args", [["-v", "4"], ["-v=4"], ["-v4"], ["--v", "4"], ["--v=4"]])
 def test_the_log_level_has_a_short_name(args: list[str]) -> None:
-    assert good(*args).v == 4
+    assert good(*args).log.v == 4
 
 
 @pytest.mark.parametrize("args", [["-v=debug"], ["-v", "debug"], ["--v=debug"]])
@@ -108,7 +108,7 @@ def test_flags_without_effect_are_told_in_one_line(capsys: pytest.CaptureFixture
     )  # fmt: skip
     assert capsys.readouterr().err == (
         "isthmus: these flags have no effect here:"
-        " --xfr-channel-size, --enable-contention-profiling, --logtostderr, --log-dir\n"
+        " --enable-contention-profiling, --xfr-channel-size, --logtostderr, --log-dir\n"
     )
     good("--v=4", "--backend-dial-timeout=3s")
     assert capsys.readouterr().err == ""

@@ -93,13 +93,13 @@ def test_the_flags_that_lose_something_are_among_them() -> None:
 
 def test_the_same_value_twice_is_no_mistake() -> None:
     found = load(AgentSettings, {"bind_address": ("10.0.0.1", "10.0.0.1")}, {})
-    assert found.bind_address == "10.0.0.1"
+    assert found.bind.address == "10.0.0.1"
 
 
 def test_the_last_of_other_flags_counts_as_in_go() -> None:
     given = {"v": ("1", "4"), "agent_cert": ("a", "b"), "sync_interval_s": ("1s", "2s")}
     found = load(AgentSettings, given, {})
-    assert (found.v, found.agent_cert, found.sync_interval_s) == (4, "b", 2.0)
+    assert (found.log.v, found.agent_cert, found.sync_interval_s) == (4, "b", 2.0)
 
 
 def test_repeatable_flags_add_up() -> None:

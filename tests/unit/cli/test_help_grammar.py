@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.cli.main import COMMANDS, cli, main
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.settings.log import V_HELP
+from isthmus.settings.program import V_HELP
 
 # A verb in the imperative is hard to tell by rule; words that begin so are never one.
 NOT_A_VERB = re.compile(

@@ -8,7 +8,7 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.programs.agent.settings import AgentSettings, is_srv_name
 from isthmus.settings.identifiers import Identifiers
-from isthmus.settings.options import given_in_vain, options_of
+from isthmus.settings.options import changed, given_in_vain, options_of
 
 GOOD = AgentSettings(ca_cert="ca", agent_cert="c", agent_key="k")
 
@@ -89,7 +89,7 @@ def test_good_settings_pass() -> None:
 )
 def test_bad_settings_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        replace(GOOD, **changes).validate()
+        changed(GOOD, **changes).validate()
     assert str(caught.value) == sentence
 
 

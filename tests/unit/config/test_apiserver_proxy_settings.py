@@ -12,6 +12,7 @@ from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.programs.apiserver_proxy.plan import CheckPlan, Checks, ProxyPlan, ThroughPlan
 from isthmus.programs.apiserver_proxy.rules import Bounds
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.settings.options import compose
 from isthmus.settings.parsing import load
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
@@ -20,7 +21,7 @@ API = HostPort("api.example", 6443)
 
 
 def settings(**given: Any) -> ApiserverProxySettings:
-    return ApiserverProxySettings(**{"upstream": ("api.example:6443",), **given})
+    return compose(ApiserverProxySettings, **{"upstream": ("api.example:6443",), **given})
 
 
 def test_the_defaults_are_those_of_hypershift() -> None:

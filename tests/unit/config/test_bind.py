@@ -14,18 +14,18 @@ from isthmus.settings.parsing import load
 
 
 def settings(*uplinks: str, address: str = "10.0.0.1", interface: str = "isthmus0") -> BindSettings:
-    return BindSettings(bind_address=address, bind_interface=interface, uplink_interface=uplinks)
+    return BindSettings(address=address, interface=interface, uplink_interface=uplinks)
 
 
 def refusal(found: BindSettings) -> str:
     with pytest.raises(ConfigError) as caught:
-        found.check_bind()
+        found.check()
     return str(caught.value)
 
 
 def test_nothing_is_bound_unless_somebody_says_so() -> None:
     assert BindSettings().bound_address is None
-    assert BindSettings().check_bind() == []
+    assert BindSettings().check() == []
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_nothing_is_bound_unless_somebody_says_so() -> None:
 )
 def test_private_addresses_are_good(text: str) -> None:
     found = settings(address=text)
-    assert found.check_bind() == []
+    assert found.check() == []
     assert found.bound_address == ip_address(text)
 
 
 @pytest.mark.parametrize("text", ["8.8.8.8", "2606:4700::1111"])
 def test_public_addresses_are_warned_about(text: str) -> None:
-    (warning,) = settings(address=text).check_bind()
+    (warning,) = settings(address=text).check()
     assert warning.startswith(f"--bind-address {text} is a public address: ")
 
 
@@ -115,7 +115,7 @@ def test_uplinks_add_up() -> None:
     given_twice = {"bind_address": ["10.0.0.1"], "uplink_interface": ["eth0,bond0.7", "br-ex"]}
     found = load(BindSettings, given_twice, {})
     assert found.uplink_interface == ("eth0", "bond0.7", "br-ex")
-    assert found.check_bind() == []
+    assert found.check() == []
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_uplinks_that_make_no_sense_are_refused(found: BindSettings, said: str) 
 
 
 def test_none_is_good_alone() -> None:
-    assert settings("none").check_bind() == []
+    assert settings("none").check() == []
 
 
 def test_uplinks_without_an_address_are_said_to_be_in_vain() -> None:
-    said = settings("eth0", address="").check_bind()
+    said = settings("eth0", address="").check()
     assert said == ["--uplink-interface has no effect without --bind-address"]

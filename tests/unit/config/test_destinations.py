@@ -15,6 +15,7 @@ from isthmus.dial.settings_destinations import (
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.settings.options import compose
 from isthmus.settings.parsing import load
 
 ON = (f"{CLUSTER_TO_MASTER}=true",)
@@ -39,9 +40,9 @@ def test_what_can_be_listed(text: str, read: Destination) -> None:
 
 def test_flags_add_up_and_none_lists_nothing() -> None:
     given = {"allowed_destination": ["localhost:6443", "10.0.0.1:1,10.0.0.1:2", "localhost:6443"]}
-    listed = load(ServerSettings, given, {}).destinations
+    listed = load(ServerSettings, given, {}).node_traffic.destinations
     assert list(map(str, listed)) == ["localhost:6443", "10.0.0.1:1", "10.0.0.1:2"]
-    assert not ServerSettings().destinations
+    assert not ServerSettings().node_traffic.destinations
 
 
 EXAMPLE = "localhost:6443, 10.0.0.0/28:6443 or [fd00::/64]:6443"
@@ -100,14 +101,17 @@ def test_there_is_a_bound() -> None:
 def test_what_is_hardly_meant_is_a_warning(
     gates: tuple[str, ...], listed: tuple[str, ...], warning: str
 ) -> None:
-    said = ServerSettings(feature_gates=gates, allowed_destination=listed).warnings()
+    said = compose(ServerSettings, feature_gates=gates, allowed_destination=listed).warnings()
     assert len(said) == bool(warning)
     assert warning in "".join(said)
 
 
 def test_agents_that_prove_nothing_and_reach_the_control_plane_are_a_warning() -> None:
-    settings = ServerSettings(
-        feature_gates=ON, allowed_destination=("localhost:6443",), insecure_agents=True
+    settings = compose(
+        ServerSettings,
+        feature_gates=ON,
+        allowed_destination=("localhost:6443",),
+        insecure_agents=True,
     )
     [said] = settings.warnings()
     assert said.startswith("--insecure-agents and EnableClusterToMasterTraffic")

@@ -10,6 +10,7 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import Door, ServerSettings
+from isthmus.settings.options import changed
 
 GRPC = ServerSettings(
     uds_name="/run/g.sock", cluster_cert="c", cluster_key="k", cluster_ca_cert="ca"
@@ -25,14 +26,14 @@ def test_the_default_is_grpc_alone_as_in_go() -> None:
 
 
 def test_one_mode_has_the_general_flags() -> None:
-    settings = replace(GRPC, mode=("http-connect",), server_port=9000, **TLS)
+    settings = changed(GRPC, mode=("http-connect",), server_port=9000, **TLS)
     settings.validate()
     assert settings.doors == (Door("http-connect", 9000, "server-port", "/run/g.sock", "uds-name"),)
 
 
 @pytest.mark.parametrize("mode", [("grpc", "http-connect"), ("http-connect", "grpc")])
 def test_with_both_the_general_flags_are_grpcs_in_any_order(mode: tuple[str, ...]) -> None:
-    settings = replace(BOTH, mode=mode, http_connect_port=9001, **TLS)
+    settings = changed(BOTH, mode=mode, http_connect_port=9001, **TLS)
     settings.validate()
     assert settings.doors == (
         Door("grpc", None, "server-port", "/run/g.sock", "uds-name"),
@@ -101,12 +102,12 @@ def test_bad_combinations_are_one_sentence(
     base: ServerSettings, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        replace(base, **changes).validate()
+        changed(base, **changes).validate()
     assert str(caught.value) == sentence
 
 
 def test_compat_keeps_gos_ports_for_the_second_door_too() -> None:
-    settings = replace(BOTH, uds_name="", http_connect_port=443, compat="konnectivity", **TLS)
+    settings = changed(BOTH, uds_name="", http_connect_port=443, compat="konnectivity", **TLS)
     with pytest.raises(ConfigError, match=r"^--http-connect-port .*--compat=konnectivity"):
         settings.validate()
 

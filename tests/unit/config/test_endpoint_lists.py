@@ -8,6 +8,7 @@ from isthmus.dial.rules_policy import Ports
 from isthmus.dial.settings_endpoint_lists import MAX_ENTRIES, parse_entries
 from isthmus.errors import ConfigError
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.options import compose
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_what_can_be_written(text: str, network: str, name: str, ports: Ports) -
     ],
 )
 def test_what_cannot(text: str, words: str) -> None:
-    settings = AgentSettings(ca_cert="ca.crt", endpoint_deny=(text,))
+    settings = compose(AgentSettings, ca_cert="ca.crt", endpoint_deny=(text,))
     with pytest.raises(ConfigError) as caught:
         settings.validate()
     assert str(caught.value).startswith(f"--endpoint-deny {text}: ")

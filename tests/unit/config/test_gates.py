@@ -8,7 +8,7 @@ from isthmus.errors import ConfigError
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER, GATES, GateSettings, parse_gates
-from isthmus.settings.options import options_of
+from isthmus.settings.options import compose, options_of
 from isthmus.settings.parsing import load
 
 
@@ -54,7 +54,7 @@ def test_later_words_win_and_a_name_wins_over_its_stage(texts: list[str], on: bo
 def test_features_are_the_names_of_what_is_on() -> None:
     settings = GateSettings(feature_gates=("AllAlpha=true",))
     assert settings.features == (CLUSTER_TO_MASTER,)
-    assert settings.gates() == {CLUSTER_TO_MASTER: True}
+    assert settings.states() == {CLUSTER_TO_MASTER: True}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_both_programs_have_the_flag_and_their_help_lists_the_gates(
 @pytest.mark.parametrize(
     "settings",
     [
-        ServerSettings(feature_gates=("X=true",)),
-        AgentSettings(feature_gates=("X=true",), ca_cert="ca.crt"),
+        compose(ServerSettings, feature_gates=("X=true",)),
+        compose(AgentSettings, feature_gates=("X=true",), ca_cert="ca.crt"),
     ],
 )
 def test_both_programs_check_it(settings: ServerSettings | AgentSettings) -> None:

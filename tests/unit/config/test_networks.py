@@ -11,6 +11,7 @@ from isthmus.dial.rules_networks import ClusterNetwork
 from isthmus.dial.settings_networks import parse_network, parse_networks
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import compose
 from isthmus.settings.parsing import load
 from isthmus.values import HostPort
 
@@ -25,14 +26,14 @@ WEST = ClusterNetwork(name="west", cidrs=(ip_network("10.2.0.0/16"),))
 
 def test_none_means_no_restriction() -> None:
     assert parse_networks(()) is None
-    assert ServerSettings().networks is None
+    assert ServerSettings().network.networks is None
 
 
 @pytest.mark.parametrize("given", [[A, B], [f"{A},{B}"]])
 def test_flags_add_up(given: list[str]) -> None:
     settings = load(ServerSettings, {"cluster_network": given}, {})
-    assert settings.networks is not None
-    assert list(settings.networks) == [EAST, WEST]
+    assert settings.network.networks is not None
+    assert list(settings.network.networks) == [EAST, WEST]
 
 
 @pytest.mark.parametrize("given", [[""], [A, ""], [" "], [","]])
@@ -52,7 +53,7 @@ def test_nor_does_an_empty_text(texts: tuple[str, ...]) -> None:
 
 
 def test_settings_may_be_made_of_whole_texts() -> None:
-    networks = ServerSettings(cluster_network=(A, B)).networks
+    networks = compose(ServerSettings, cluster_network=(A, B)).network.networks
     assert networks is not None
     assert list(networks) == [EAST, WEST]
 

@@ -9,6 +9,7 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.node_proxy.settings_file import document, overruled, parse
+from isthmus.settings.options import compose
 from isthmus.text.go_yaml import to_yaml
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -87,7 +88,7 @@ winkernel:
 
 
 def read(text: str, **flags: Any) -> NodeProxySettings:
-    found = parse(HEAD + text, "kp.yaml", NodeProxySettings(**flags))
+    found = parse(HEAD + text, "kp.yaml", compose(NodeProxySettings, **flags))
     found.validate()
     return found
 
@@ -98,7 +99,7 @@ def test_what_kubeadm_writes_is_all_defaults() -> None:
     assert found.kubeconfig == "/var/lib/kube-proxy/kubeconfig.conf"
     assert found.cluster_cidr == ("10.244.0.0/16",)
     default = NodeProxySettings()
-    for name in ("healthz", "metrics", "mode", "sync_period_s", "min_sync_period_s", "v",
+    for name in ("healthz", "metrics", "mode", "sync_period_s", "min_sync_period_s", "log",
                  "oom_score_adj", "kube_api_qps", "kube_api_burst", "conntrack_max_per_core",
                  "conntrack_tcp_timeout_established_s", "iptables_localhost_nodeports",
                  "masquerade_bit", "config_sync_period_s"):  # fmt: skip
@@ -127,7 +128,7 @@ logging: {format: json, verbosity: 5}
     assert not found.iptables_localhost_nodeports
     assert (found.conntrack_max_per_core, found.conntrack_udp_timeout_s) == (0, 10.0)
     assert found.kube_api_qps == 7.5
-    assert (found.log_format, found.v) == ("json", 5)
+    assert (found.log.log_format, found.log.v) == ("json", 5)
     assert found.healthz == ("::", 10256)
 
 
@@ -160,7 +161,7 @@ def test_flags_that_it_has_a_key_for_do_not() -> None:
 
 def test_the_name_and_logging_flags_count_beside_it() -> None:
     found = read("hostnameOverride: file\nlogging: {verbosity: 3}\n", hostname_override="flag", v=5)
-    assert (found.hostname_override, found.v) == ("flag", 5)
+    assert (found.hostname_override, found.log.v) == ("flag", 5)
     assert read("hostnameOverride: file\n").hostname_override == "file"
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.settings import BindAddress, NodeProxySettings
-from isthmus.settings.options import options_of
+from isthmus.settings.options import compose, options_of
 from isthmus.settings.parsing import load
 
 
 def settings(**given: Any) -> NodeProxySettings:
-    made = NodeProxySettings(**given)
+    made = compose(NodeProxySettings, **given)
     made.validate()
     return made
 

@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import changed
 from isthmus.settings.parsing import load
 from isthmus.values import HostPort
 
@@ -38,7 +39,7 @@ def test_every_replica_can_have_the_same_flags() -> None:
     ],
 )
 def test_how_many_there_are(changes: dict[str, Any], count: int) -> None:
-    settings = replace(UDS, **changes)
+    settings = changed(UDS, **changes)
     settings.validate()
     assert settings.announced_count == count
 
@@ -98,7 +99,7 @@ def test_the_flag_is_repeatable_and_a_list() -> None:
 )
 def test_wrong_ones_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        replace(UDS, **changes).validate()
+        changed(UDS, **changes).validate()
     assert str(raised.value) == sentence
 
 

@@ -10,6 +10,7 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.programs.server.rules_role_warnings import role_warnings
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import changed
 
 TCP = ServerSettings(
     cluster_cert="c", cluster_key="k", cluster_ca_cert="agents",
@@ -42,7 +43,7 @@ def test_wrong_names_are_one_sentence(
     base: ServerSettings, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        replace(base, **changes).validate()
+        changed(base, **changes).validate()
 
 
 def read(path: str) -> frozenset[bytes]:
@@ -74,7 +75,7 @@ ONE = {"server_ca_cert": "agents"}
     ],
 )
 def test_who_could_pass_for_somebody_else(changes: dict[str, Any], said: list[str]) -> None:
-    found = role_warnings(replace(TCP, **changes), read)
+    found = role_warnings(changed(TCP, **changes), read)
     assert len(found) == len(said)
     for sentence, part in zip(found, said, strict=True):
         assert part in sentence and sentence.endswith("docs/pki.md has the steps")

@@ -7,10 +7,10 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.options import given_in_vain, options_of
+from isthmus.settings.options import changed, compose, given_in_vain, options_of
 
 AGENT_SIDE = {"cluster_cert": "c", "cluster_key": "k", "cluster_ca_cert": "ca"}
-UDS = ServerSettings(uds_name="/run/x.sock", **AGENT_SIDE)  # type: ignore[arg-type]  # all str
+UDS = compose(ServerSettings, uds_name="/run/x.sock", **AGENT_SIDE)  # type: ignore[arg-type]  # all str
 TCP = replace(UDS, uds_name="", server_cert="c", server_key="k", server_ca_cert="ca")
 
 TOKENS: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_good_settings_pass(settings: ServerSettings) -> None:
     ],
 )
 def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | None) -> None:
-    assert replace(UDS, **changes).frontend_port == port
+    assert changed(UDS, **changes).frontend_port == port
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_bad_settings_are_one_sentence(
     base: ServerSettings, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        replace(base, **changes).validate()
+        changed(base, **changes).validate()
     assert str(caught.value) == sentence
 
 
@@ -224,7 +224,7 @@ def test_bad_settings_are_one_sentence(
 )
 def test_compat_keeps_gos_rules(base: ServerSettings, changes: dict[str, Any], flag: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flag} .*--compat=konnectivity"):
-        replace(base, **changes, compat="konnectivity").validate()
+        changed(base, **changes, compat="konnectivity").validate()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_compat_keeps_gos_rules(base: ServerSettings, changes: dict[str, Any], f
     ],
 )
 def test_allowed_on_purpose(base: ServerSettings, changes: dict[str, Any]) -> None:
-    replace(base, **changes).validate()
+    changed(base, **changes).validate()
 
 
 def test_no_dial_limit_means_the_ceiling() -> None:
@@ -276,7 +276,7 @@ def test_flags_without_effect_are_told() -> None:
         "warn_on_channel_limit",
     )
     assert given_in_vain(ServerSettings, {name: ["1"] for name in used}) == [
+        "--enable-contention-profiling",
         "--xfr-channel-size",
         "--warn-on-channel-limit",
-        "--enable-contention-profiling",
     ]

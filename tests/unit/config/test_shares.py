@@ -9,7 +9,8 @@ from isthmus.dial.rules_shares import Per, Share
 from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.memory import quantity
+from isthmus.settings.options import compose
+from isthmus.settings.program import quantity
 from isthmus.text.patterns import Pattern
 
 HEAD = """\
@@ -106,13 +107,14 @@ def test_quantities(text: str, number: int) -> None:
 
 
 def test_flags() -> None:
-    assert ServerSettings().share_of_flags is None
-    settings = ServerSettings(
+    assert ServerSettings().shares.of_flags is None
+    settings = compose(
+        ServerSettings,
         max_tunnels_per_requester=5,
         max_dials_per_second_per_requester=1.5,
         max_bytes_per_second_per_requester="1Mi",
     )
-    assert settings.share_of_flags == Share(
+    assert settings.shares.of_flags == Share(
         name="(flags)",
         max_tunnels=5,
         dials_per_s=1.5,
@@ -125,17 +127,20 @@ def test_flags() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (ServerSettings(max_tunnels_per_requester=-1), "--max-tunnels-per-requester must be from"),
         (
-            ServerSettings(max_dials_per_second_per_requester=-0.5),
+            compose(ServerSettings, max_tunnels_per_requester=-1),
+            "--max-tunnels-per-requester must be from",
+        ),
+        (
+            compose(ServerSettings, max_dials_per_second_per_requester=-0.5),
             "--max-dials-per-second-per-requester must be 0 or at least 0.01, not -0.5",
         ),
         (
-            ServerSettings(max_bytes_per_second_per_requester="12"),
+            compose(ServerSettings, max_bytes_per_second_per_requester="12"),
             "--max-bytes-per-second-per-requester 12 is not between 64Ki",
         ),
     ],
 )
 def test_flags_that_are_wrong(settings: ServerSettings, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        _ = settings.share_of_flags
+        _ = settings.shares.of_flags

@@ -9,7 +9,7 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
-from isthmus.settings.options import options_of
+from isthmus.settings.options import compose, options_of
 from isthmus.settings.parsing import load
 
 SHARED = {
@@ -44,7 +44,7 @@ def test_flags_and_defaults_are_hypershifts() -> None:
 
 def test_both_may_run_in_one_pod() -> None:
     first, second = Socks5ProxySettings(), HttpsProxySettings()
-    ports = [first.health_port, first.admin_port, second.health_port, second.admin_port]
+    ports = [port for each in (first, second) for port in (each.admin.health_port, each.admin.port)]
     assert len({*ports, 8090, 8092}) == 6
 
 
@@ -113,7 +113,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_makes_no_sense(given: dict[str, Any], said: str) -> None:
     for settings in (Socks5ProxySettings, HttpsProxySettings):
         with pytest.raises(ConfigError) as caught:
-            settings(**given).validate()
+            compose(settings, **given).validate()
         assert str(caught.value).startswith(said)
 
 
@@ -121,7 +121,7 @@ def test_what_makes_no_sense(given: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("url", ["socks5://secret:1", "http://a:secret/@b", "http://secret:99999"])
 def test_a_wrong_proxy_is_named_and_not_quoted(flag: str, url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        HttpsProxySettings(**{flag: url}).validate()  # type: ignore[arg-type]
+        compose(HttpsProxySettings, **{flag: url}).validate()  # type: ignore[arg-type]
     assert str(caught.value).startswith(f"--{flag.replace('_', '-')}: ")
     assert "secret" not in str(caught.value)
 
@@ -135,7 +135,7 @@ def test_a_wrong_proxy_is_named_and_not_quoted(flag: str, url: str) -> None:
 )
 def test_other_addresses_need_a_word(given: dict[str, Any]) -> None:
     for address in ("0.0.0.0", "::", "", "10.0.0.1"):
-        Socks5ProxySettings(serving_address=address, **given).validate()
+        compose(Socks5ProxySettings, serving_address=address, **given).validate()
     for address in ("127.0.0.2", "::1", "localhost"):
         Socks5ProxySettings(serving_address=address).validate()
 

@@ -9,10 +9,11 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.options import compose
 
 
 def settings(**given: Any) -> SniRouterSettings:
-    return SniRouterSettings(**{"config": "f", **given})
+    return compose(SniRouterSettings, **{"config": "f", **given})
 
 
 def test_where_to_listen() -> None:

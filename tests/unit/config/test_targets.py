@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from isthmus.dial.settings_targets import MOST_TARGETS, Target, parse_target
 from isthmus.errors import ConfigError
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.options import changed, compose
 from isthmus.values import HostPort
 
 ON = ("EnableClusterToMasterTraffic=true",)
-GOOD = AgentSettings(
+GOOD = compose(
+    AgentSettings,
     ca_cert="ca",
     agent_cert="c",
     agent_key="k",
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_one_sentence(text: str, sentence: str) -> None:
         parse_target(text)
     assert str(raised.value) == sentence
     with pytest.raises(ConfigError) as raised:
-        replace(GOOD, target=(text,)).validate()
+        changed(GOOD, target=(text,)).validate()
     assert str(raised.value) == sentence
 
 
@@ -119,18 +119,18 @@ def test_good_settings_pass_without_a_warning() -> None:
     GOOD.validate()
     assert GOOD.warnings() == []
     assert GOOD.takes_node_traffic
-    assert GOOD.targets == (Target(6443, HostPort("apiserver.example.com", 6443)),)
-    assert GOOD.target_wait_s == 10.0
-    nothing = replace(GOOD, target=(), bind_address="", feature_gates=())
+    assert GOOD.node_traffic.targets == (Target(6443, HostPort("apiserver.example.com", 6443)),)
+    assert GOOD.node_traffic.target_wait_s == 10.0
+    nothing = changed(GOOD, target=(), bind_address="", feature_gates=())
     nothing.validate()
     assert nothing.warnings() == []
     assert not nothing.takes_node_traffic
 
 
 def test_several_targets_keep_their_order() -> None:
-    settings = replace(GOOD, target=("8443:b:1", "6443:a:1"))
+    settings = changed(GOOD, target=("8443:b:1", "6443:a:1"))
     settings.validate()
-    assert [each.local_port for each in settings.targets] == [8443, 6443]
+    assert [each.local_port for each in settings.node_traffic.targets] == [8443, 6443]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_several_targets_keep_their_order() -> None:
 def test_what_is_perhaps_not_meant_is_warned_about(
     changes: dict[str, object], warning: str
 ) -> None:
-    settings = replace(GOOD, **changes)  # type: ignore[arg-type]  # names and values of its fields
+    settings = changed(GOOD, **changes)  # type: ignore[arg-type]  # names and values of its fields
     settings.validate()
     assert settings.warnings() == [warning]
 
@@ -197,12 +197,12 @@ def test_what_is_perhaps_not_meant_is_warned_about(
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(changes: dict[str, object], sentence: str) -> None:
-    settings = replace(GOOD, **changes)  # type: ignore[arg-type]  # names and values of its fields
+    settings = changed(GOOD, **changes)  # type: ignore[arg-type]  # names and values of its fields
     with pytest.raises(ConfigError) as raised:
         settings.validate()
     assert str(raised.value) == sentence
 
 
 def test_the_health_port_is_only_in_the_way_where_it_is() -> None:
-    replace(GOOD, target=("8093:a:1",), health_server_host="127.0.0.1").validate()
-    replace(GOOD, target=("8093:a:1",), feature_gates=()).validate()
+    changed(GOOD, target=("8093:a:1",), health_server_host="127.0.0.1").validate()
+    changed(GOOD, target=("8093:a:1",), feature_gates=()).validate()

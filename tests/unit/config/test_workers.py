@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.workers import MOST_WORKERS, check_workers
+from isthmus.settings.program import MOST_WORKERS, check_workers
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_WORKERS])

@@ -6,14 +6,18 @@ import pytest
 
 from isthmus.dial.rules_endpoint_lists import UNLISTED, EndpointLists
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.options import compose
 
 
 def lists(*, allow: str = "", deny: str = "") -> EndpointLists:
     """The lists of an agent with these flags, each a text with blanks in between."""
-    settings = AgentSettings(
-        endpoint_allow=tuple(allow.split()), endpoint_deny=tuple(deny.split()), ca_cert="ca.crt"
+    settings = compose(
+        AgentSettings,
+        endpoint_allow=tuple(allow.split()),
+        endpoint_deny=tuple(deny.split()),
+        ca_cert="ca.crt",
     )
-    return settings.endpoint_lists
+    return settings.endpoints.endpoint_lists
 
 
 def entry(made: EndpointLists, host: str, port: int = 443) -> str:

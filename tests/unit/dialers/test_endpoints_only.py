@@ -17,6 +17,7 @@ from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.options import compose
 from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort
 
@@ -45,8 +46,8 @@ def made(
     def hear(target: HostPort, refusal: Refusal) -> None:
         denied.append(refusal.entry)
 
-    settings = AgentSettings(ca_cert="ca.crt", **flags)  # type: ignore[arg-type]
-    return Rebound(loop, settings.endpoint_lists, settings.aliases, denied=hear)
+    settings = compose(AgentSettings, ca_cert="ca.crt", **flags)  # type: ignore[arg-type]
+    return Rebound(loop, settings.endpoints.endpoint_lists, settings.aliases, denied=hear)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import compose
 from isthmus.tools.bootstrap.rules import State
 from isthmus.tools.doctor.finding import Check, Finding
 from isthmus.tools.doctor.patient import Patient, Running
@@ -22,7 +23,7 @@ def agent(files: PkiFiles, **more: Any) -> AgentSettings:
         "agent_cert": str(files.agent_cert),
         "agent_key": str(files.agent_key),
     }
-    return AgentSettings(**{**given, **more})
+    return compose(AgentSettings, **{**given, **more})
 
 
 def server(files: PkiFiles, **more: Any) -> ServerSettings:
@@ -33,7 +34,7 @@ def server(files: PkiFiles, **more: Any) -> ServerSettings:
         "cluster_cert": str(files.server_cert),
         "cluster_key": str(files.server_key),
     }
-    return ServerSettings(**{**given, **more})
+    return compose(ServerSettings, **{**given, **more})
 
 
 def patient(program: str, settings: Any, **more: Any) -> Patient:

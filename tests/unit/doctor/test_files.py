@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from doctor_bed import agent, by_check, only, patient, server, states
 
-from isthmus.settings.options import options_of
+from isthmus.settings.options import compose, options_of
 from isthmus.tools.bootstrap.rules import State
 from isthmus.tools.doctor.configuration import see_configuration
 from isthmus.tools.doctor.files import User, judge_file, judge_mode, see_files
@@ -42,7 +42,7 @@ def test_every_flag_that_takes_a_file_is_known(program: str) -> None:
         given |= {"config": "", "upstream": ("h:1",), "health_check": "https"}
         given |= {"http_proxy": "https://p:1"}
         del flags["--config"]
-    found = {file.flag: file for file in named_files(settings(**given))}
+    found = {file.flag: file for file in named_files(compose(settings, **given))}
     assert flags.keys() - WRITTEN == found.keys()
     assert [file.path for file in found.values()] == [given[flags[flag]] for flag in found]
     for flag, file in found.items():

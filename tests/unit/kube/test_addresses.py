@@ -21,6 +21,7 @@ from isthmus.programs.agent.server_links import ServerLinks
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.program import Server
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort, ServerId
 
@@ -141,7 +142,8 @@ def free_port() -> int:
 
 def make_server(files: pki.PkiFiles, api: FakeApi, directory: Path) -> Server:
     port = free_port()
-    settings = ServerSettings(
+    settings = compose(
+        ServerSettings,
         uds_name=str(directory / f"{port}.sock"),
         agent_bind_address="127.0.0.1",
         agent_port=port,

@@ -12,6 +12,7 @@ from isthmus.errors import KubeError
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.node_proxy.tools import look
+from isthmus.settings.options import compose
 
 
 def fill(api: FakeCluster) -> None:
@@ -35,8 +36,8 @@ def fill(api: FakeCluster) -> None:
 
 
 def settings(api: FakeCluster, **more: str) -> NodeProxySettings:
-    return NodeProxySettings(
-        master=f"http://127.0.0.1:{api.port}", hostname_override="here", **more
+    return compose(
+        NodeProxySettings, master=f"http://127.0.0.1:{api.port}", hostname_override="here", **more
     )
 
 

@@ -24,12 +24,12 @@ def admin_tls(
     Raises:
         ConfigError: a file is wrong.
     """
-    if not settings.admin_cert:
+    if not settings.cert:
         return None
     files = TlsFiles(
-        cert=settings.admin_cert,
-        key=settings.admin_key,
-        ca=settings.admin_client_ca,
+        cert=settings.cert,
+        key=settings.key,
+        ca=settings.client_ca,
         labels=("--admin-cert", "--admin-key", "--admin-client-ca"),
     )
     build = partial(

@@ -208,13 +208,13 @@ def open_audit(
     Raises:
         ConfigError: it cannot be opened.
     """
-    if not settings.audit_log_path:
+    if not settings.log_path:
         return None
-    rotated = Backups(most=settings.audit_log_maxbackup, max_age_days=settings.audit_log_maxage)
+    rotated = Backups(most=settings.log_maxbackup, max_age_days=settings.log_maxage)
     log = AuditLog(
-        settings.audit_log_path,
-        max_bytes=settings.audit_max_bytes,
-        backups=rotated if settings.audit_max_bytes else None,
+        settings.log_path,
+        max_bytes=settings.max_bytes,
+        backups=rotated if settings.max_bytes else None,
     )
     return Auditor(log, server_id=server_id, believes=believes)
 

@@ -32,7 +32,7 @@ from isthmus.frame.workers.records import Records
 from isthmus.logs import OncePer, log
 from isthmus.net.contexts import watch
 from isthmus.net.poller import Poller
-from isthmus.settings.workers import worker_id
+from isthmus.settings.program import worker_id
 
 #: How long workers may take to end when they were told to end now, or their drain is over.
 STOP_S = 8.0
@@ -149,7 +149,7 @@ class Parent:
             records=self.records.log.recent if self.records is not None else None,
             end_tunnel=operating.end_tunnel,
         )
-        own = operating.routes(profiling=settings.enable_profiling)
+        own = operating.routes(profiling=settings.admin.enable_profiling)
         assert self.program.operator_flags is not None  # workers without ports show nothing
         await self.ports.open(watched, self.program.operator_flags, own=own)
 
@@ -280,5 +280,7 @@ def main(program: Program, settings: Any) -> int:
     """Run a parent until it is told to stop; the exit code."""
     os.umask(0o077)
     return lifetime.main(
-        lambda: Parent(program, settings), settings, drain_s=settings.graceful_shutdown_timeout_s
+        lambda: Parent(program, settings),
+        settings.log,
+        drain_s=settings.graceful_shutdown_timeout_s,
     )

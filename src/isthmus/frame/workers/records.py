@@ -13,6 +13,7 @@ import os
 from isthmus.frame.audit.log import AuditLog
 from isthmus.frame.audit.recording import ignore_hangup, open_audit, reopen_on_hangup
 from isthmus.settings.audit import AuditSettings
+from isthmus.settings.options import block_of
 
 _READ_BYTES = 256 * 1024
 #: A record is a few hundred bytes; what is longer than this is none.
@@ -35,9 +36,10 @@ class Records:
         Raises:
             ConfigError: it cannot be opened.
         """
-        if not isinstance(settings, AuditSettings):
+        wanted = block_of(settings, AuditSettings)
+        if wanted is None:
             return None
-        audit = open_audit(settings, server_id="", believes=lambda _: False)
+        audit = open_audit(wanted, server_id="", believes=lambda _: False)
         return cls(loop, audit.log) if audit is not None else None
 
     def follow(self, reading: int) -> None:

@@ -141,7 +141,7 @@ class Reporter:
 
     async def _profile(self, asked: Ask) -> Answer:
         settings: Any = self._watched.settings
-        routes = debug_routes(settings.enable_profiling)
+        routes = debug_routes(settings.admin.enable_profiling)
         handler = routes.get(f"{PREFIX}{asked.given['path']}")
         if handler is None:
             return Answer(number=asked.number, status=404, body=b"404 page not found\n")

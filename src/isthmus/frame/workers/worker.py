@@ -80,8 +80,9 @@ def main(program: Program, settings: Any, found: Inherited) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     fill_standard_streams()
+    logs = settings.log
     configure(
-        settings.v, "json" if settings.log_format == "json" else "text", sys.stderr,
+        logs.v, "json" if logs.log_format == "json" else "text", sys.stderr,
         fields={"worker": found.index},
     )  # fmt: skip
     os.umask(0o077)

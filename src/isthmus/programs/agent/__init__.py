@@ -33,11 +33,6 @@ PROGRAM = Program(
     log="agent",
     id_field="agent_id",
     snapshot_kind="AgentSnapshot",
-    operator_flags=OperatorFlags(
-        health_host="health_server_host",
-        health_port="health_server_port",
-        admin_port="admin_server_port",
-        as_agent=True,
-    ),
+    operator_flags=OperatorFlags(as_agent=True),
     flag_rules=_FLAG_RULES,
 )

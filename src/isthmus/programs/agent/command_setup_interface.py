@@ -47,10 +47,8 @@ def command(bind_address: str, bind_interface: str, uplinks: tuple[str, ...], re
       isthmus agent setup-interface --bind-address=10.0.0.1 --remove
     """
     named = tuple(name.strip() for text in uplinks for name in text.split(",") if name.strip())
-    settings = BindSettings(
-        bind_address=bind_address, bind_interface=bind_interface, uplink_interface=named
-    )
-    warnings = settings.check_bind()
+    settings = BindSettings(address=bind_address, interface=bind_interface, uplink_interface=named)
+    warnings = settings.check()
     address = settings.bound_address
     if address is None:
         raise ConfigError("setup-interface needs --bind-address")

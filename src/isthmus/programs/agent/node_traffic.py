@@ -43,14 +43,14 @@ _log = logging.getLogger("isthmus.agent")
 
 async def remove_leftovers(settings: AgentSettings) -> None:
     """With the gate off, take away what an agent that had it on and was killed left."""
-    address = settings.bound_address
-    if address is None or settings.enabled(CLUSTER_TO_MASTER):
+    address = settings.bind.bound_address
+    if address is None or settings.gates.enabled(CLUSTER_TO_MASTER):
         return
     from isthmus.net import host_address
 
     try:
         removed = await asyncio.to_thread(
-            host_address.remove_leftovers, address, interface=settings.bind_interface
+            host_address.remove_leftovers, address, interface=settings.bind.interface
         )
     except ConfigError as exc:  # perhaps nobody gave us the right: nothing else depends on it
         log(_log, logging.WARNING, "cannot look for what another agent left", reason=str(exc))
@@ -80,13 +80,13 @@ class NodeTraffic(Part):
         tunnels: TunnelTable,
     ) -> None:
         settings = ground.settings
-        address = settings.bound_address
+        address = settings.bind.bound_address
         assert address is not None  # or there would be no node traffic
         self._ground = ground
         self._links = links
         self._tunnels = tunnels
         self._address = address
-        self._targets = settings.targets
+        self._targets = settings.node_traffic.targets
         self._host_address: HostAddress | None = None
         self._refreshing: asyncio.Future[list[str]] | None = None
         self._wanted = False  # a server was there: the ports listen from then on
@@ -99,7 +99,7 @@ class NodeTraffic(Part):
             metrics=ground.metrics.node,
             once=ground.once,
             agent_id=AgentId(ground.id),
-            wait_s=settings.target_wait_s,
+            wait_s=settings.node_traffic.target_wait_s,
             dial_timeout_s=settings.dial_timeout_s,
             tracing=lambda: ground.tracing,
             budget=ground.budget,
@@ -121,8 +121,8 @@ class NodeTraffic(Part):
         self._host_address = await asyncio.to_thread(
             host_address.put,
             self._address,
-            interface=settings.bind_interface,
-            uplinks=settings.uplink_interface,
+            interface=settings.bind.interface,
+            uplinks=settings.bind.uplink_interface,
         )
         self._listeners.bind()
         metrics = self._ground.metrics.node

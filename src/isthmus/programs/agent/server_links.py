@@ -75,7 +75,7 @@ class ServerLinks(Part):
         self._packets = PacketCounts()
         self._gates = GateWatch(
             ground.loop,
-            on_here=settings.enabled(CLUSTER_TO_MASTER),
+            on_here=settings.gates.enabled(CLUSTER_TO_MASTER),
             links=lambda: self.links,
             then=lambda: self.on_change(),
         )
@@ -177,7 +177,7 @@ class ServerLinks(Part):
             labels={ZONE_LABEL: settings.zone} if settings.zone else {},
             network=settings.agent_network,
             token=token,
-            features=settings.features,
+            features=settings.gates.features,
             process=PROCESS,
         )
 
@@ -191,7 +191,7 @@ class ServerLinks(Part):
             "to_agent": self._packets.received,
         }
         gauges.known_servers = lambda: self.known_count
-        gauges.gates = self._settings.gates
+        gauges.gates = self._settings.gates.states
 
     @override
     def tasks(self) -> Iterable[LongTask]:
@@ -247,7 +247,7 @@ class ServerLinks(Part):
         return {
             "known_servers": self.known_count,
             "links": tuple(link_view(link, link.server_id, now) for link in self.links),
-            "feature_gates": gate_views(self._settings),
+            "feature_gates": gate_views(self._settings.gates),
         }
 
 

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from isthmus.dial.settings_endpoint_lists import EndpointSettings
 from isthmus.dial.settings_near import check_zone
-from isthmus.dial.settings_revocation import AgentRevocationSettings
+from isthmus.dial.settings_targets import TargetSettings
 from isthmus.errors import ConfigError
 from isthmus.kube.rules_leases import check_selector
-from isthmus.settings.admin import PORTS
+from isthmus.net.settings_bind import BindSettings
+from isthmus.settings.admin import AdminSettings
 from isthmus.settings.checks import (
     KONNECTIVITY,
     check_at_least,
@@ -21,8 +23,15 @@ from isthmus.settings.checks import (
     check_pair,
     check_port,
 )
+from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
 from isthmus.settings.identifiers import Identifiers
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.program import (
+    GRACEFUL_SHUTDOWN,
+    KUBE_API_CONTENT_TYPE,
+    KUBECONFIG,
+    CarrierSettings,
+)
 from isthmus.values import HostPort, is_address
 from isthmus.wire.link import ALPN as MUX_ALPN
 
@@ -38,7 +47,7 @@ _SRV = re.compile(r"_[A-Za-z0-9-]+\._tcp\..+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings(AgentRevocationSettings):
+class AgentSettings(CarrierSettings):
     """Everything that an agent can be told; ``validate()`` says whether it makes sense."""
 
     proxy_server_host: tuple[str, ...] = option(
@@ -92,6 +101,16 @@ class AgentSettings(AgentRevocationSettings):
         group=_SERVER,
         go=OURS,
     )
+    crl_file: str = option(
+        "",
+        once=True,
+        help="Refuse servers whose certificate is in a list of this file, and leave those that "
+        "are linked; it is read again when it changes",
+        group=_SERVER,
+        metavar="FILE",
+        filled=True,
+        go=OURS,
+    )
     host_alias: tuple[str, ...] = option(
         (),
         help="Resolve this name to this address when dialing targets, before DNS",
@@ -142,17 +161,11 @@ class AgentSettings(AgentRevocationSettings):
         group=_IDENTITY,
         metavar="FILE",
     )
-    health_server_host: str = option(
-        "",
-        help="Bind the health port to this address instead of all",
-        group=PORTS,
-        metavar="ADDRESS",
-    )
-    health_server_port: int = option(
-        8093, help="Serve health, readiness and metrics on this port", group=PORTS, metavar="PORT"
-    )
-    admin_server_port: int = option(
-        8094, help="Serve health and the snapshot on this port", group=PORTS, metavar="PORT"
+    admin: AdminSettings = block(
+        AdminSettings(health_port=8093, port=8094),
+        health_bind_address={"flag": "health-server-host"},
+        health_port={"flag": "health-server-port"},
+        port={"flag": "admin-server-port", "help": "Serve health and the snapshot on this port"},
     )
     sync_interval_s: float = option(
         1.0,
@@ -174,10 +187,8 @@ class AgentSettings(AgentRevocationSettings):
         group=_LIMITS,
         go="1h, no upper bound",
     )
-    graceful_shutdown_timeout_s: float = option(
-        25.0,
+    graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(
         help="Let open tunnels finish for this long after SIGTERM; 0 ends them at once",
-        unit="seconds",
         group=_LIMITS,
         go="until a second signal, no flag",
     )
@@ -204,18 +215,8 @@ class AgentSettings(AgentRevocationSettings):
         metavar="default|max",
         group=_LEASES,
     )
-    kubeconfig: str = option(
-        "",
-        help="Reach the Kubernetes API as this file says; empty means in-cluster",
-        group=_LEASES,
-        metavar="FILE",
-    )
-    kube_api_content_type: str = option(
-        "application/vnd.kubernetes.protobuf",
-        help="Ask the Kubernetes API for this format",
-        group=_LEASES,
-        inert=True,
-    )
+    kubeconfig: str = KUBECONFIG(group=_LEASES)
+    kube_api_content_type: str = KUBE_API_CONTENT_TYPE(group=_LEASES)
     compat: str = option(
         "",
         help="Keep to konnectivity's rules where they are narrower",
@@ -230,6 +231,19 @@ class AgentSettings(AgentRevocationSettings):
     warn_on_channel_limit: bool = option(
         False, help="Warn when a queue is full", group=_COMPAT, ignored=True
     )
+
+    endpoints: EndpointSettings = block(EndpointSettings())
+    node_traffic: TargetSettings = block(TargetSettings())
+    bind: BindSettings = block(BindSettings())
+    gates: GateSettings = block(GateSettings())
+
+    workers: int = 1  # without a flag: an agent is one process
+
+    @property
+    def takes_node_traffic(self) -> bool:
+        """Everything is there that local connections need: gate, address and target."""
+        gate = self.gates.enabled(CLUSTER_TO_MASTER)
+        return bool(self.node_traffic.target and self.bind.address and gate)
 
     @property
     def alpn(self) -> tuple[str, ...]:
@@ -278,41 +292,48 @@ class AgentSettings(AgentRevocationSettings):
         check_durations(self)
         self._check_server()
         self._check_waits()
-        check_port("health-server-port", self.health_server_port, compat="")
-        check_port("admin-server-port", self.admin_server_port, compat="")
+        check_port("health-server-port", self.admin.health_port, compat="")
+        check_port("admin-server-port", self.admin.port, compat="")
         if self.compat == KONNECTIVITY:
-            check_at_least("health-server-port", self.health_server_port, 1)
-            check_at_least("admin-server-port", self.admin_server_port, 1)
-        if self.health_server_host:
-            check_host("health-server-host", self.health_server_host)
+            check_at_least("health-server-port", self.admin.health_port, 1)
+            check_at_least("admin-server-port", self.admin.port, 1)
+        if self.admin.health_bind_address:
+            check_host("health-server-host", self.admin.health_bind_address)
         check_id("agent-id", self.agent_id)
         check_id("agent-network", self.agent_network)
         check_zone("--zone", self.zone, empty=True)
-        _ = self.identifiers, self.aliases, self.endpoint_lists  # each raises if its text is wrong
+        _ = (
+            self.identifiers,
+            self.aliases,
+            self.endpoints.endpoint_lists,
+        )  # each raises if its text is wrong
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
         if self.count_server_leases:
             try:
                 check_selector(self.lease_label_selector)
             except ValueError as error:
                 raise ConfigError(f"--lease-label-selector: {error}") from error
-        self.check_admin()
-        self.check_tracing()
-        self.check_memory()
-        self.check_gates()
-        self.check_bind()
-        self.check_targets()
+        self.check_carrier()
+        self.gates.check()
+        self._check_node_traffic()
         self._check_local_ports()
 
     def warnings(self) -> list[str]:
         """What is not wrong and may still not be meant, each a sentence; after ``validate()``."""
-        return [*self.check_bind(), *self.check_targets()]
+        return self._check_node_traffic()
+
+    def _check_node_traffic(self) -> list[str]:
+        warnings = self.bind.check()
+        return warnings + self.node_traffic.check(
+            bind_address=self.bind.address, on=self.gates.enabled(CLUSTER_TO_MASTER)
+        )
 
     def _check_local_ports(self) -> None:
         if not self.takes_node_traffic:
             return
-        for target in self.targets:
+        for target in self.node_traffic.targets:
             # The other ports are bound to one address, and the bind itself tells.
-            if target.local_port == self.health_server_port and not self.health_server_host:
+            if target.local_port == self.admin.health_port and not self.admin.health_bind_address:
                 raise ConfigError(
                     f"--target {target}: local port {target.local_port} is the health port's, at"
                     " every address; change --health-server-port, or set --health-server-host"

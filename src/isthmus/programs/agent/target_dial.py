@@ -39,7 +39,7 @@ class TargetDials(Part):
         self.tunnels = tunnels
         self.tracing: Tracing | None = None
         self.timeout_s = settings.dial_timeout_s
-        self.endpoints = settings.endpoint_lists
+        self.endpoints = settings.endpoints.endpoint_lists
         self._targets = EndpointsOnly(
             ground.loop, self.endpoints, settings.aliases, denied=self._denied
         )

@@ -24,7 +24,7 @@ ADVERTISED = "172.20.0.1"
 PORT = 6443
 MAX_UPSTREAMS = 64
 MAX_TLVS = 32
-MAX_CONNECTIONS = 1_000_000
+MOST_CONNECTIONS = 1_000_000
 MAX_RETRIES = 16
 # Below what other programs read as a header, together with the addresses.
 _MAX_TLV_BYTES = MAX_HEADER_BYTES // 8

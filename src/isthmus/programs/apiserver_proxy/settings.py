@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.net.settings_bind import UPLINK_INTERFACE
 from isthmus.programs.apiserver_proxy.plan import (
     ADVERTISED,
-    MAX_CONNECTIONS,
     MAX_RETRIES,
+    MOST_CONNECTIONS,
     PORT,
     CheckPlan,
     Checks,
@@ -37,11 +38,16 @@ from isthmus.settings.checks import (
     check_durations,
     check_host,
     check_pair,
-    check_port,
 )
-from isthmus.settings.options import OURS, option, options_of
-from isthmus.settings.per_source import per_source_option
-from isthmus.settings.workers import check_workers, workers_option
+from isthmus.settings.options import OURS, block, option, options_of
+from isthmus.settings.program import (
+    GRACEFUL_SHUTDOWN,
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_SOURCE,
+    WORKERS,
+    CarrierSettings,
+    check_workers,
+)
 from isthmus.wire.proxy_protocol import Tlv
 
 T = TypeVar("T")
@@ -56,8 +62,10 @@ _SIXTEEN_BITS = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiserverProxySettings(AdminSettings):
+class ApiserverProxySettings(CarrierSettings):
     """Everything that the proxy can be told; ``validate()`` says whether it makes sense."""
+
+    GO: ClassVar = OURS
 
     config: str = option(
         "",
@@ -65,7 +73,6 @@ class ApiserverProxySettings(AdminSettings):
         help="Read all this from a file, and again when it changes or at SIGHUP",
         group="Configuration",
         metavar="FILE",
-        go=OURS,
     )
     listen: tuple[str, ...] = option(
         (f"{ADVERTISED}:{PORT}",),
@@ -75,23 +82,13 @@ class ApiserverProxySettings(AdminSettings):
         group=_LISTEN,
         metavar="HOST:PORT",
         aliases=("listen-addr",),
-        go=OURS,
     )
     manage_address: bool = option(
         True,
         help="Put the address on lo, for this host alone, and take it away in the end",
         group=_LISTEN,
-        go=OURS,
     )
-    uplink_interface: tuple[str, ...] = option(
-        (),
-        help="Drop connections to the address that come in here; empty finds the uplinks, none "
-        "drops nothing, for those who filter themselves",
-        repeat=True,
-        group=_LISTEN,
-        metavar="NAME",
-        go=OURS,
-    )
+    uplink_interface: tuple[str, ...] = UPLINK_INTERFACE(group=_LISTEN)
     upstream: tuple[str, ...] = option(
         (),
         help="Forward to this apiserver, or to the one of several with the fewest connections",
@@ -99,24 +96,21 @@ class ApiserverProxySettings(AdminSettings):
         group=_UPSTREAMS,
         metavar="HOST:PORT",
         aliases=("apiserver-addr",),
-        go=OURS,
     )
     connect_timeout_s: float = option(
         10.0,
         help="Give up on all upstreams together after this long",
         unit="seconds",
         group=_UPSTREAMS,
-        go=OURS,
     )
     retries: int = option(
-        3, help="Try so many other upstreams when one cannot be reached", group=_UPSTREAMS, go=OURS
+        3, help="Try so many other upstreams when one cannot be reached", group=_UPSTREAMS
     )
     resolve_interval_s: float = option(
         30.0,
         help="Look names of upstreams up again this often, and when one cannot be reached",
         unit="seconds",
         group=_UPSTREAMS,
-        go=OURS,
     )
     health_check: str = option(
         Checks.HTTPS.value,
@@ -124,10 +118,9 @@ class ApiserverProxySettings(AdminSettings):
         choices=tuple(each.value for each in Checks),
         metavar="https|tcp|none",
         group=_CHECKS,
-        go=OURS,
     )
     health_check_path: str = option(
-        "/version", help="Ask for this path", group=_CHECKS, metavar="PATH", go=OURS
+        "/version", help="Ask for this path", group=_CHECKS, metavar="PATH"
     )
     ca_cert: str = option(
         "",
@@ -135,17 +128,15 @@ class ApiserverProxySettings(AdminSettings):
         "empty takes the system's",
         group=_CHECKS,
         metavar="FILE",
-        go=OURS,
     )
     client_cert: str = option(
-        "", help="Show this certificate to upstreams", group=_CHECKS, metavar="FILE", go=OURS
+        "", help="Show this certificate to upstreams", group=_CHECKS, metavar="FILE"
     )
     client_key: str = option(
         "",
         help="Use this private key with --client-cert",
         group=_CHECKS,
         metavar="FILE",
-        go=OURS,
     )
     health_check_server_name: str = option(
         "",
@@ -153,10 +144,9 @@ class ApiserverProxySettings(AdminSettings):
         "upstream's host",
         group=_CHECKS,
         metavar="NAME",
-        go=OURS,
     )
     health_check_interval_s: float = option(
-        10.0, help="Check each upstream this often", unit="seconds", group=_CHECKS, go=OURS
+        10.0, help="Check each upstream this often", unit="seconds", group=_CHECKS
     )
     health_check_timeout_s: float = option(
         0.0,
@@ -164,13 +154,12 @@ class ApiserverProxySettings(AdminSettings):
         unit="seconds",
         shown_default="--health-check-interval",
         group=_CHECKS,
-        go=OURS,
     )
     health_check_fall: int = option(
-        3, help="Take an upstream for down after so many failed checks", group=_CHECKS, go=OURS
+        3, help="Take an upstream for down after so many failed checks", group=_CHECKS
     )
     health_check_rise: int = option(
-        3, help="Take it for up again after so many good ones", group=_CHECKS, go=OURS
+        3, help="Take it for up again after so many good ones", group=_CHECKS
     )
     health_check_statuses: tuple[str, ...] = option(
         ("401", "403"),
@@ -178,13 +167,11 @@ class ApiserverProxySettings(AdminSettings):
         "to who has no certificate",
         group=_CHECKS,
         metavar="LIST",
-        go=OURS,
     )
     send_proxy_v2: bool = option(
         False,
         help="Begin each connection to an upstream with a PROXY header, version 2",
         group=_PROXIES,
-        go=OURS,
     )
     proxy_v2_tlv: tuple[str, ...] = option(
         (),
@@ -192,7 +179,6 @@ class ApiserverProxySettings(AdminSettings):
         repeat=True,
         group=_PROXIES,
         metavar="TYPE=TEXT",
-        go=OURS,
     )
     http_proxy: str = option(
         "",
@@ -201,14 +187,12 @@ class ApiserverProxySettings(AdminSettings):
         group=_PROXIES,
         metavar="URL",
         aliases=("proxy-addr",),
-        go=OURS,
     )
     http_proxy_ca_cert: str = option(
         "",
         help="Check an https:// proxy's certificate against these authorities",
         group=_PROXIES,
         metavar="FILE",
-        go=OURS,
     )
     no_proxy: tuple[str, ...] = option(
         (),
@@ -217,7 +201,6 @@ class ApiserverProxySettings(AdminSettings):
         env="NO_PROXY",
         group=_PROXIES,
         metavar="LIST",
-        go=OURS,
     )
     cluster_network: tuple[str, ...] = option(
         (),
@@ -226,50 +209,21 @@ class ApiserverProxySettings(AdminSettings):
         repeat=True,
         group=_PROXIES,
         metavar="CIDR",
-        go=OURS,
     )
     idle_timeout_s: float = option(
         600.0,
         help="Reset a connection without a byte either way for this long; 0 never does",
         unit="seconds",
         group=_LIMITS,
-        go=OURS,
     )
-    workers: int = workers_option()
-    max_connections: int = option(
-        7000,
-        help="Carry so many connections, each with two descriptors, and reset what comes besides",
-        group=_LIMITS,
+    workers: int = WORKERS()
+    max_connections: int = MAX_CONNECTIONS(7000, group=_LIMITS)
+    max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(group=_LIMITS)
+    graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=PORTS)
+    admin: AdminSettings = block(
+        AdminSettings(health_bind_address="127.0.0.1", health_port=8102, port=8103),
         go=OURS,
-    )
-    max_connections_per_source: int = per_source_option(_LIMITS)
-    graceful_shutdown_timeout_s: float = option(
-        25.0,
-        help="Wait this long for open connections after SIGTERM",
-        unit="seconds",
-        group=PORTS,
-        go=OURS,
-    )
-    health_bind_address: str = option(
-        "127.0.0.1",
-        help="Bind the health port to this address; empty is all",
-        group=PORTS,
-        metavar="ADDRESS",
-        go=OURS,
-    )
-    health_port: int = option(
-        8102,
-        help="Serve health, readiness and metrics on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
-    )
-    admin_port: int = option(
-        8103,
-        help="Serve health, metrics and the snapshot on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
+        health_bind_address={"help": "Bind the health port to this address; empty is all"},
     )
 
     def validate(self) -> None:
@@ -281,18 +235,13 @@ class ApiserverProxySettings(AdminSettings):
         check_choices(self)
         check_durations(self)
         check_workers(self.workers)
-        for flag, port in (("health-port", self.health_port), ("admin-port", self.admin_port)):
-            check_port(flag, port, compat="")
-        if self.health_bind_address:
-            check_host("health-bind-address", self.health_bind_address)
-        self.check_admin()
-        self.check_tracing()
-        self.check_memory()
+        self.admin.check_ports()
+        self.check_carrier()
         if not self.config:
             self.plan()
             return
         for declared in options_of(type(self)):
-            given = getattr(self, declared.attribute) != declared.default
+            given = declared.value_in(self) != declared.default
             # NO_PROXY may be in any environment, and has to do with nothing that a file says.
             if given and declared.group in IN_THE_FILE and not declared.env:
                 raise ConfigError(f"--{declared.flag} cannot stand beside --config: say it there")
@@ -338,12 +287,12 @@ class ApiserverProxySettings(AdminSettings):
         for flag, count, most in (
             ("health-check-fall", self.health_check_fall, 100),
             ("health-check-rise", self.health_check_rise, 100),
-            ("max-connections", self.max_connections, MAX_CONNECTIONS),
+            ("max-connections", self.max_connections, MOST_CONNECTIONS),
         ):
             check_at_least(flag, count, 1)
             _check_at_most(flag, count, most)
         for flag, count, most in (
-            ("max-connections-per-source", self.max_connections_per_source, MAX_CONNECTIONS),
+            ("max-connections-per-source", self.max_connections_per_source, MOST_CONNECTIONS),
             ("retries", self.retries, MAX_RETRIES),
         ):
             check_at_least(flag, count, 0)

@@ -12,10 +12,10 @@ from urllib.parse import quote
 from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.programs.apiserver_proxy.plan import (
-    MAX_CONNECTIONS,
     MAX_RETRIES,
     MAX_TLVS,
     MAX_UPSTREAMS,
+    MOST_CONNECTIONS,
     CheckPlan,
     Checks,
     ProxyPlan,
@@ -90,10 +90,10 @@ def _document(root: Located) -> ProxyPlan:
         idle_timeout_s=_duration(found, "idleTimeout", _DEFAULT.idle_timeout_s),
         retries=found.integer("retries", _DEFAULT.retries, 0, MAX_RETRIES),
         max_connections=found.integer(
-            "maxConnections", _DEFAULT.max_connections, 1, MAX_CONNECTIONS
+            "maxConnections", _DEFAULT.max_connections, 1, MOST_CONNECTIONS
         ),
         max_connections_per_source=found.integer(
-            "maxConnectionsPerSource", _DEFAULT.max_connections_per_source, 1, MAX_CONNECTIONS
+            "maxConnectionsPerSource", _DEFAULT.max_connections_per_source, 1, MOST_CONNECTIONS
         ),
         resolve_every_s=_duration(found, "resolveInterval", _DEFAULT.resolve_every_s, low=0.001),
         proxy_protocol=None if proxy is None else _proxy(proxy),

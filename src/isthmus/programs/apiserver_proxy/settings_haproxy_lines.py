@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from isthmus.programs.apiserver_proxy.plan import (
-    MAX_CONNECTIONS,
     MAX_RETRIES,
+    MOST_CONNECTIONS,
     Checks,
     ListenAt,
     read_listen,
@@ -217,7 +217,7 @@ class Lines:
         section.retries = self._number(line, 0, MAX_RETRIES)
 
     def _maxconn(self, line: Line, section: Section) -> None:
-        section.maxconn = self._number(line, 1, MAX_CONNECTIONS)
+        section.maxconn = self._number(line, 1, MOST_CONNECTIONS)
 
     def _number(self, line: Line, low: int, high: int) -> int | None:
         text = self._one(line)

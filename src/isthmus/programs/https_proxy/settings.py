@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 from isthmus.programs.sidecar.settings import SidecarSettings
-from isthmus.settings.admin import PORTS
-from isthmus.settings.options import OURS, option
+from isthmus.settings.admin import AdminSettings
+from isthmus.settings.options import OURS, block, option
 
 _PROXY = "Proxy of the hosted cluster"
 
@@ -45,20 +45,7 @@ class HttpsProxySettings(SidecarSettings):
         metavar="FILE",
         go=OURS,
     )
-    health_port: int = option(
-        8100,
-        help="Serve health, readiness and metrics on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
-    )
-    admin_port: int = option(
-        8101,
-        help="Serve health, metrics and the snapshot on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
-    )
+    admin: AdminSettings = block(AdminSettings(health_port=8100, port=8101), go=OURS)
     # Not flags: a sidecar of the kind has no choice here.
     resolve_from_guest_cluster_dns: bool = True
     resolve_from_management_cluster_dns: bool = False

@@ -379,7 +379,7 @@ def _packets() -> dict[str, float]:
 
 def initialize(settings: NodeProxySettings) -> int:
     """Set what needs full privileges, for a node proxy that runs with less; the exit code."""
-    configure(settings.v, "json" if settings.log_format == "json" else "text", sys.stderr)
+    configure(settings.log.v, "json" if settings.log.log_format == "json" else "text", sys.stderr)
     sysctls = Sysctls()
     for sentence in sysctls.set_conntrack(settings):
         log(_log, logging.WARNING, sentence)

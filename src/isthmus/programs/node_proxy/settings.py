@@ -17,6 +17,7 @@ from isthmus.programs.node_proxy.settings_kernel import IPTABLES, IPVS, NFTABLES
 from isthmus.programs.node_proxy.settings_local import LocalTrafficSettings
 from isthmus.settings.checks import check_choices
 from isthmus.settings.options import option
+from isthmus.settings.program import KUBECONFIG
 from isthmus.values import is_address
 
 __all__ = ["IPTABLES", "IPVS", "NFTABLES", "PRIMARY", "BindAddress", "NodeProxySettings"]
@@ -55,11 +56,9 @@ class NodeProxySettings(LocalTrafficSettings):
         group=_CLUSTER,
         metavar="FILE",
     )
-    kubeconfig: str = option(
-        "",
+    kubeconfig: str = KUBECONFIG(
         help="Reach the Kubernetes API as this file says; empty is the pod's service account",
         group=_CLUSTER,
-        metavar="FILE",
     )
     master: str = option(
         "",

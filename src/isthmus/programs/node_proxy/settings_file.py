@@ -7,11 +7,10 @@ module only where there is a document to read or to write.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from isthmus.programs.node_proxy.settings import IPVS, NFTABLES, NodeProxySettings
-from isthmus.settings.options import Kind, Option, options_of
+from isthmus.settings.options import Kind, Option, changed, options_of, values_of
 from isthmus.text.durations import format_duration, parse_duration
 from isthmus.text.located_yaml import Located, compose, short
 
@@ -119,9 +118,9 @@ def parse(text: str, name: str, flags: NodeProxySettings) -> NodeProxySettings:
 
 def without_file(settings: NodeProxySettings) -> NodeProxySettings:
     """The flags that settings were made of, as far as they matter to ``parse``."""
-    own = NodeProxySettings()
-    taken = {each: getattr(own, each) for each in _BOTH if each in settings.places}
-    return replace(settings, **taken, places={})
+    own = values_of(NodeProxySettings())
+    taken = {each: own[each] for each in _BOTH if each in settings.places}
+    return changed(settings, **taken, places={})
 
 
 def overruled(given: Collection[str]) -> list[str]:
@@ -174,18 +173,18 @@ class _Reader:
 
     def settings(self, flags: NodeProxySettings) -> NodeProxySettings:
         """What the document and the flags say together."""
-        own = NodeProxySettings()
-        values = {each: getattr(own, each) for each in KEYS.values()} | _FILE_DEFAULTS
+        own, given = values_of(NodeProxySettings()), values_of(flags)
+        values = {each: own[each] for each in KEYS.values()} | _FILE_DEFAULTS
         for attribute in _BOTH:
-            values[attribute] = getattr(flags, attribute)
-            if values[attribute] != getattr(own, attribute):
+            values[attribute] = given[attribute]
+            if values[attribute] != own[attribute]:
                 self.values.pop(attribute, None)
                 self.places.pop(attribute, None)
         values |= self.values
         mode = values["proxy_mode"]
         values["masquerade_all"] = self.all.get(NFTABLES if mode == NFTABLES else "iptables", False)
-        values |= {"healthz_port": own.healthz_port, "metrics_port": own.metrics_port}
-        return replace(flags, **values, places=self.places or {"": KIND})
+        values |= {each: own[each] for each in ("healthz_port", "metrics_port")}
+        return changed(flags, **values, places=self.places or {"": KIND})
 
 
 def _value(option: Option, node: Located) -> object:
@@ -229,7 +228,7 @@ def document(settings: NodeProxySettings) -> dict[str, Any]:
         where = found
         for section in sections:
             where = where.setdefault(section, {})
-        value = getattr(settings, attribute)
+        value = options[attribute].value_in(settings)
         if value is None:
             value = _FILE_DEFAULTS.get(attribute, "")
         where[name] = _plain(key, options[attribute], value)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from isthmus.errors import ConfigError
-from isthmus.settings.log import LogSettings
-from isthmus.settings.options import Kind, option, options_of
+from isthmus.settings.options import SAME, Kind, block, option, options_of
+from isthmus.settings.program import KUBE_API_CONTENT_TYPE, LogSettings, ProgramSettings
 
 IPTABLES, NFTABLES, IPVS = "iptables", "nftables", "ipvs"
 PROXY_MODES = (IPTABLES, NFTABLES, IPVS)
@@ -31,17 +31,10 @@ _USERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSettings(LogSettings):
+class KernelSettings(ProgramSettings):
     """What concerns the kernel; the base of NodeProxySettings."""
 
-    log_format: str = option(
-        "text",
-        help="Write log lines as text or as JSON objects",
-        choices=("text", "json"),
-        metavar="text|json",
-        group="Logging",
-        aliases=("logging-format",),
-    )
+    log: LogSettings = block(LogSettings(), log_format={"aliases": ("logging-format",), "go": SAME})
     proxy_mode: str = option(
         "",
         help="Program the kernel by this",
@@ -173,12 +166,8 @@ class KernelSettings(LogSettings):
         group=_INERT,
         inert=True,
     )
-    kube_api_content_type: str = option(
-        "application/vnd.kubernetes.protobuf",
-        help="Ask the API for this encoding; ours is JSON",
-        group=_INERT,
-        metavar="TYPE",
-        inert=True,
+    kube_api_content_type: str = KUBE_API_CONTENT_TYPE(
+        help="Ask the API for this encoding; ours is JSON", group=_INERT, metavar="TYPE"
     )
     bind_address_hard_fail: bool = option(
         False,
@@ -254,7 +243,7 @@ class KernelSettings(LogSettings):
             ConfigError: one sentence that names the flag, or the place in the file.
         """
         for declared in options_of(type(self)):
-            value = getattr(self, declared.attribute)
+            value = declared.value_in(self)
             if declared.kind is Kind.DURATION and value is not None and value < 0:
                 raise ConfigError(f"{self.named(declared.attribute)} must not be negative")
         prefix = self.mode

@@ -64,7 +64,7 @@ class Admission:
         """``cut`` ends the link of an agent whose token was taken back, for a reason."""
         binding = settings.agent_identity_binding
         self._binds = bool(binding)
-        self._admits = settings.admits_agents
+        self._admits = settings.roles.admits_agents
         #: To be watched; None: there are no rules, or they are those of the names.
         self.binding_file: FollowedFile[Entitlements] | None = None
         if binding not in ("", BY_NAME_WORD):
@@ -74,11 +74,11 @@ class Admission:
         self._reviews: dict[AgentLink, asyncio.Task[None]] = {}
         #: None: tokens are not asked for, or only once.
         self.tokens: TokenWatch | None = None
-        if reviewer is not None and settings.agent_token_review_interval_s:
+        if reviewer is not None and settings.revocation.agent_token_review_interval_s:
             self.tokens = TokenWatch(
                 reviewer,
-                every_s=settings.agent_token_review_interval_s,
-                cut_expired=settings.agent_token_expiry == CUT,
+                every_s=settings.revocation.agent_token_review_interval_s,
+                cut_expired=settings.revocation.agent_token_expiry == CUT,
                 once=once,
                 chance=random.random,
                 cut=cut,

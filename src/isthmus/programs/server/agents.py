@@ -108,14 +108,14 @@ class AgentDoor:
         self._count: int | None = None
         self._by_id: dict[int, AgentLink] = {}
         self._same_agent: dict[AgentId, list[AgentLink]] = {}  # of those in ``agents``
-        self._gates = GateNotes(enabled=settings.enabled(CLUSTER_TO_MASTER))
+        self._gates = GateNotes(enabled=settings.gates.enabled(CLUSTER_TO_MASTER))
         self.links: set[AgentLink] = set()
         #: Links of other servers, which pass dials to our agents; and who takes those.
         self.relays: set[AgentLink] = set()
         self.on_relayed: Callable[[Incoming], None] = on_dial
         self._told_agents = 0
         if agents is None:
-            agents = Agents(settings.proxy_strategies, below, settings.nearness)
+            agents = Agents(settings.proxy_strategies, below, settings.near.nearness)
         self.agents = agents
         self.packets = self.terms.packets
         self.port = 0
@@ -137,7 +137,7 @@ class AgentDoor:
     def alpn(self) -> tuple[str, ...]:
         """What agents may ask for: our own protocol by our own id as well."""
         alpn = self._settings.agent_alpn
-        if self._settings.peer_relay_name:
+        if self._settings.relay.peer_relay_name:
             alpn = (*alpn, RELAY_ALPN)  # last: whoever offers it offers nothing else
         by_id = self._settings.link != "grpc" and is_askable(self._id)
         return (alpn_asking_for(self._id), *alpn) if by_id else alpn
@@ -224,7 +224,10 @@ class AgentDoor:
         # Never fewer than are named: an agent that believed it would not look for the rest.
         count = max(count, len(ids))
         return Membership(
-            server_id=self._id, server_count=count, servers=ids, features=self._settings.features
+            server_id=self._id,
+            server_count=count,
+            servers=ids,
+            features=self._settings.gates.features,
         )
 
     # Links.
@@ -294,7 +297,7 @@ class AgentDoor:
         if not link.relays:
             self._admission.admit(link, token, decided)
             return
-        refusal = relay_refusal(link, self._settings.peer_relay_name)
+        refusal = relay_refusal(link, self._settings.relay.peer_relay_name)
         if refusal:
             self._once.log(
                 ("no relay", link.peer_host, link.agent_id), _QUIET_S, _audit, logging.WARNING,

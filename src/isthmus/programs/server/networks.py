@@ -57,15 +57,15 @@ class ServerNetworks:
         self._loop = loop
         self._poller = poller
         self._once = once
-        self.networks = settings.networks
-        self._policy_path = settings.policy_file
-        self._by_flags = settings.share_of_flags
+        self.networks = settings.network.networks
+        self._policy_path = settings.network.policy_file
+        self._by_flags = settings.shares.of_flags
         self.shares: ServerShares | None = None
         self.agents: AgentsByNetwork[AgentLink] | None = None
         if self.networks is not None:
             self.agents = AgentsByNetwork(
                 settings.proxy_strategies, pick, networks=self.networks, strayed=self._strayed,
-                near=settings.nearness,
+                near=settings.near.nearness,
             )  # fmt: skip
         self.policy: FollowedFile[Policy] | None = None
         self.router: ByNetwork | None = None

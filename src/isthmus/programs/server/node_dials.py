@@ -111,8 +111,8 @@ class NodeDials:
     def __init__(self, server: Server) -> None:
         settings = server.settings
         self.server = server
-        self.enabled = settings.enabled(CLUSTER_TO_MASTER)
-        self.destinations = settings.destinations
+        self.enabled = settings.gates.enabled(CLUSTER_TO_MASTER)
+        self.destinations = settings.node_traffic.destinations
         self.resolver = PermittedOnly(server.loop, self.destinations)
         # A destination that is one of a cloud's metadata addresses is meant; one around it is not.
         exact = (it.network for it in self.destinations if it.network is not None)

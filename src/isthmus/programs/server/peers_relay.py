@@ -47,15 +47,15 @@ _log = logging.getLogger("isthmus.server")
 
 def peer_files(settings: ServerSettings) -> TlsFiles:
     """The certificate that other servers are shown, and whom of them we trust."""
-    own = bool(settings.peer_cert)
+    own = bool(settings.relay.peer_cert)
     return TlsFiles(
-        cert=settings.peer_cert or settings.cluster_cert,
-        key=settings.peer_key or settings.cluster_key,
-        ca=settings.peer_ca_cert or settings.cluster_ca_cert,
+        cert=settings.relay.peer_cert or settings.cluster_cert,
+        key=settings.relay.peer_key or settings.cluster_key,
+        ca=settings.relay.peer_ca_cert or settings.cluster_ca_cert,
         labels=(
             "--peer-cert" if own else "--cluster-cert, which is shown to other servers,",
             "--peer-key" if own else "--cluster-key",
-            "--peer-ca-cert" if settings.peer_ca_cert else "--cluster-ca-cert",
+            "--peer-ca-cert" if settings.relay.peer_ca_cert else "--cluster-ca-cert",
         ),
     )
 

@@ -84,8 +84,8 @@ class Server:
         self.id = ServerId(settings.server_id or str(uuid.uuid4()))
         self.started_at = self.loop.time()
         self.draining = False
-        self.admits_clients = settings.admits_clients
-        self.budget = open_budget(settings)
+        self.admits_clients = settings.roles.admits_clients
+        self.budget = open_budget(settings.memory, settings.workers)
         self.metrics = ServerMetrics()
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
@@ -134,10 +134,16 @@ class Server:
         settings = self.settings
         try:
             self._revoking.read(
-                "cluster", settings.cluster_crl_file, settings.cluster_ca_cert, prefix="cluster-"
+                "cluster",
+                settings.revocation.cluster_crl_file,
+                settings.cluster_ca_cert,
+                prefix="cluster-",
             )
             self._revoking.read(
-                "server", settings.server_crl_file, settings.server_ca_cert, prefix="server-"
+                "server",
+                settings.revocation.server_crl_file,
+                settings.server_ca_cert,
+                prefix="server-",
             )
             for door in settings.doors:
                 if door.port is not None:
@@ -288,13 +294,13 @@ class Server:
         return context
 
     def _keep_relays(self) -> None:
-        if not self.settings.peer_relay:
+        if not self.settings.relay.peer_relay:
             return
         context = peer_context(self.settings, self._revoking.all.get("cluster"))
         self.contexts.append(context)
         self.relays = RelayKeeper(
             self.agent_door.terms, own=self.id, peers=self.agent_door.peers, context=context,
-            server_name=self.settings.peer_server_name, metrics=self.metrics, once=self.once,
+            server_name=self.settings.relay.peer_server_name, metrics=self.metrics, once=self.once,
         )  # fmt: skip
         self.dialer.relays = self.relays.links
 
@@ -305,9 +311,9 @@ class Server:
     def _open_records(self) -> None:
         settings = self.settings
         self.tracing = open_tracing(
-            settings.tracing_endpoint, os.environ, service="isthmus-server", instance=self.id
+            settings.tracing.endpoint, os.environ, service="isthmus-server", instance=self.id
         )
-        audit = open_audit(settings, server_id=self.id, believes=self.believes)
+        audit = open_audit(settings.audit, server_id=self.id, believes=self.believes)
         if audit is not None:
             self.audit = audit
             self.metrics.audit_counts = audit.log.counts
@@ -323,11 +329,11 @@ class Server:
         return self._fails_elsewhere or (self.audit is not None and self.audit.log.failing)
 
     def _refuses_unaudited(self) -> Callable[[], str] | None:
-        return self.unaudited if self.settings.audit_on_failure == AUDIT_DENY else None
+        return self.unaudited if self.settings.audit.on_failure == AUDIT_DENY else None
 
     def unaudited(self) -> str:
         """Say why nothing may be dialed now, because nobody could write it down."""
-        denies = self.settings.audit_on_failure == AUDIT_DENY
+        denies = self.settings.audit.on_failure == AUDIT_DENY
         return UNAUDITED if denies and self._audit_fails() else ""
 
     async def _close_records(self) -> None:
@@ -404,7 +410,7 @@ class Server:
         gauges.certificates = lambda: lifetimes_of(self.contexts)
         gauges.ready_agents = lambda: len({link.agent_id for link in self.agents})
         gauges.ready_by_strategy = self.agents.ready_by_strategy
-        gauges.gates = self.settings.gates
+        gauges.gates = self.settings.gates.states
         self.metrics.relays.links = self._relay_links
         gauges.node_dials = lambda: len(self.node_dials.pending)
         gauges.node_tunnels = lambda: self.node_dials.tunnels
@@ -493,5 +499,5 @@ def main(settings: ServerSettings) -> int:
     os.umask(0o077)
     allow_all()
     return lifetime.main(
-        lambda: Server(settings), settings, drain_s=settings.graceful_shutdown_timeout_s
+        lambda: Server(settings), settings.log, drain_s=settings.graceful_shutdown_timeout_s
     )

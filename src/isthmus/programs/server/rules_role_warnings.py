@@ -27,19 +27,23 @@ def role_warnings(settings: ServerSettings, read: Callable[[str], frozenset[byte
     tcp = any(door.port is not None for door in settings.doors)
     if tcp and _shared(agents, settings.server_ca_cert, read):
         open_to = [
-            *([] if settings.client_names else ["an agent's certificate opens the frontend"]),
-            *([] if settings.agent_names else ["a client's certificate can come as an agent"]),
+            *([] if settings.roles.client_names else ["an agent's certificate opens the frontend"]),
+            *(
+                []
+                if settings.roles.agent_names
+                else ["a client's certificate can come as an agent"]
+            ),
         ]
         missing = [
-            *([] if settings.client_names else ["--client-names"]),
-            *([] if settings.agent_names else ["--agent-names"]),
+            *([] if settings.roles.client_names else ["--client-names"]),
+            *([] if settings.roles.agent_names else ["--agent-names"]),
         ]
         if open_to:
             found.append(
                 "--server-ca-cert and --cluster-ca-cert trust the same authority without"
                 f" {' and '.join(missing)}: {', and '.join(open_to)}; {TODO}"
             )
-    if not settings.admin_client_names and _shared(agents, settings.admin_client_ca, read):
+    if not settings.admin.client_names and _shared(agents, settings.admin.client_ca, read):
         found.append(
             "--admin-client-ca and --cluster-ca-cert trust the same authority without"
             f" --admin-client-names: an agent's certificate opens the admin port; {TODO}"

@@ -9,12 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from isthmus.dial.settings_destinations import DestinationSettings
+from isthmus.dial.settings_near import NearSettings
+from isthmus.dial.settings_networks import NetworkSettings
 from isthmus.dial.settings_peers import parse_address, parse_peers
-from isthmus.dial.settings_revocation import ServerRevocationSettings
+from isthmus.dial.settings_relay import RelaySettings
+from isthmus.dial.settings_revocation import RevocationSettings
+from isthmus.dial.settings_roles import RoleSettings
+from isthmus.dial.settings_shares import ShareSettings
 from isthmus.errors import ConfigError
 from isthmus.kube.rules_leases import lease_name, parse_labels
 from isthmus.net.settings_ciphers import TLS12, TLS13, check_tls
-from isthmus.settings.admin import PORTS
+from isthmus.settings.admin import AdminSettings
+from isthmus.settings.audit import AuditSettings
 from isthmus.settings.checks import (
     KONNECTIVITY,
     check_at_least,
@@ -25,9 +32,18 @@ from isthmus.settings.checks import (
     check_pair,
     check_port,
 )
-from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.settings.options import OURS, option
-from isthmus.settings.workers import check_workers, workers_option
+from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.program import (
+    GRACEFUL_SHUTDOWN,
+    KUBE_API_CONTENT_TYPE,
+    KUBECONFIG,
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_SOURCE,
+    WORKERS,
+    CarrierSettings,
+    check_workers,
+)
 from isthmus.values import HostPort, ServerId
 from isthmus.wire.link import ALPN as MUX_ALPN
 
@@ -62,7 +78,7 @@ class Door(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings(ServerRevocationSettings):
+class ServerSettings(CarrierSettings):
     """Everything that a server can be told; ``validate()`` says whether it makes sense."""
 
     mode: tuple[str, ...] = option(
@@ -181,21 +197,7 @@ class ServerSettings(ServerRevocationSettings):
         choices=("default", "destHost", "defaultRoute"),
         group=_AGENTS,
     )
-    health_port: int = option(
-        8092, help="Serve health, readiness and metrics on this port", group=PORTS, metavar="PORT"
-    )
-    health_bind_address: str = option(
-        "",
-        help="Bind the health port to this address instead of all",
-        group=PORTS,
-        metavar="ADDRESS",
-    )
-    admin_port: int = option(
-        8095,
-        help="Serve health, metrics and the snapshot on this port",
-        group=PORTS,
-        metavar="PORT",
-    )
+    admin: AdminSettings = block(AdminSettings(health_port=8092, port=8095))
     tls_min_version: str = option(
         "",
         help="Refuse TLS below this version",
@@ -218,10 +220,8 @@ class ServerSettings(ServerRevocationSettings):
         group=_LIMITS,
         go="0, no limit",
     )
-    graceful_shutdown_timeout_s: float = option(
-        25.0,
+    graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(
         help="Let open tunnels finish for this long after SIGTERM; 0 ends them at once",
-        unit="seconds",
         group=_LIMITS,
         go="0",
     )
@@ -238,21 +238,15 @@ class ServerSettings(ServerRevocationSettings):
         unit="seconds",
         group=_LIMITS,
     )
-    max_connections: int = option(
-        0,
+    max_connections: int = MAX_CONNECTIONS(
         help="Allow so many connections of clients, and as many of agents; 0 goes by descriptors",
         group=_BOUNDS,
         metavar="N",
         shown_default="half of the descriptors for clients, a quarter for agents",
-        go=OURS,
     )
-    max_connections_per_source: int = option(
-        0,
+    max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(
         help="Allow so many of these to one address, /64 of IPv6 or user of a UNIX socket",
         group=_BOUNDS,
-        metavar="N",
-        shown_default="three quarters of --max-connections",
-        go=OURS,
     )
     server_id: str = option(
         "",
@@ -297,28 +291,18 @@ class ServerSettings(ServerRevocationSettings):
         help="Mark Leases with this label",
         group=_REPLICAS,
     )
-    workers: int = workers_option()
+    workers: int = WORKERS()
     agent_namespace: str = option("", help="Accept tokens of this namespace", group=_TOKENS)
     agent_service_account: str = option(
         "", help="Accept tokens of this service account", group=_TOKENS
     )
     authentication_audience: str = option("", help="Accept tokens for this audience", group=_TOKENS)
-    kubeconfig: str = option(
-        "",
-        help="Reach the Kubernetes API as this file says; empty means in-cluster",
-        group=_TOKENS,
-        metavar="FILE",
-    )
+    kubeconfig: str = KUBECONFIG(group=_TOKENS)
     kubeconfig_qps: float = option(
         0.0, help="Limit requests per second to the Kubernetes API", group=_TOKENS
     )
     kubeconfig_burst: int = option(0, help="Allow bursts of this many requests", group=_TOKENS)
-    kube_api_content_type: str = option(
-        "application/vnd.kubernetes.protobuf",
-        help="Ask the Kubernetes API for this format",
-        group=_TOKENS,
-        inert=True,
-    )
+    kube_api_content_type: str = KUBE_API_CONTENT_TYPE(group=_TOKENS)
     compat: str = option(
         "",
         help="Answer with konnectivity's statuses and keep to its port rules",
@@ -336,6 +320,16 @@ class ServerSettings(ServerRevocationSettings):
     warn_on_channel_limit: bool = option(
         True, help="Warn when a queue is full", group=_COMPAT, ignored=True
     )
+
+    revocation: RevocationSettings = block(RevocationSettings())
+    roles: RoleSettings = block(RoleSettings())
+    relay: RelaySettings = block(RelaySettings())
+    near: NearSettings = block(NearSettings())
+    shares: ShareSettings = block(ShareSettings())
+    node_traffic: DestinationSettings = block(DestinationSettings())
+    network: NetworkSettings = block(NetworkSettings())
+    audit: AuditSettings = block(AuditSettings())
+    gates: GateSettings = block(GateSettings())
 
     @property
     def frontend_port(self) -> int | None:
@@ -405,12 +399,12 @@ class ServerSettings(ServerRevocationSettings):
         check_tls(self.tls_min_version, self.cipher_suites)
         check_choices(self)
         check_durations(self)
-        self.check_gates()
+        self.gates.check()
         self._check_frontend()
         self._check_agents()
         self._check_ports()
         check_id("server-id", self.server_id)
-        _ = self.peers, self.share_of_flags  # each raises if its text is wrong
+        _ = self.peers, self.shares.of_flags  # each raises if its text is wrong
         check_at_least("server-count", self.announced_count, 1)
         check_workers(self.workers)
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
@@ -418,16 +412,14 @@ class ServerSettings(ServerRevocationSettings):
         check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
         check_at_least("kubeconfig-burst", self.kubeconfig_burst, 0)
         self._check_leases()
-        self.check_admin()
-        self.check_tracing()
-        self.check_memory()
-        self.check_audit()
-        self.check_networks()
-        self.check_destinations()
-        self.check_revocation(cluster_ca=self.cluster_ca_cert, server_ca=self.server_ca_cert)
-        self.check_near()
-        self.check_roles(agents_ca=self.cluster_ca_cert, clients_ca=self.server_ca_cert)
-        self.check_relay(
+        self.check_carrier()
+        self.audit.check()
+        self.network.check()
+        self._check_node_traffic()
+        self.revocation.check(cluster_ca=self.cluster_ca_cert, server_ca=self.server_ca_cert)
+        self.near.check()
+        self.roles.check(agents_ca=self.cluster_ca_cert, clients_ca=self.server_ca_cert)
+        self.relay.check(
             others=bool(self.peers) or self.enable_lease_controller,
             agents_ca=self.cluster_ca_cert,
             link=self.link,
@@ -435,13 +427,16 @@ class ServerSettings(ServerRevocationSettings):
 
     def warnings(self) -> list[str]:
         """What is allowed, but hardly meant; said once, at the start."""
-        found = self.check_destinations()
-        if self.insecure_agents and self.enabled(CLUSTER_TO_MASTER):
+        found = self._check_node_traffic()
+        if self.insecure_agents and self.gates.enabled(CLUSTER_TO_MASTER):
             found.append(
                 f"--insecure-agents and {CLUSTER_TO_MASTER}: whoever reaches the agent port reaches"
                 " every --allowed-destination"
             )
         return found
+
+    def _check_node_traffic(self) -> list[str]:
+        return self.node_traffic.check(on=self.gates.enabled(CLUSTER_TO_MASTER))
 
     def _check_modes(self) -> None:
         if not self.mode or len(set(self.mode)) < len(self.mode):
@@ -570,12 +565,10 @@ class ServerSettings(ServerRevocationSettings):
             if door.port is not None:
                 check_port(door.port_flag, door.port, compat=self.compat)
         check_port("agent-port", self.agent_port, compat=self.compat)
-        check_port("health-port", self.health_port, compat=self.compat)
-        check_port("admin-port", self.admin_port, compat=self.compat)
+        self.admin.check_ports(compat=self.compat)
         for flag, host in (
             ("server-bind-address", self.server_bind_address),
             ("agent-bind-address", self.agent_bind_address),
-            ("health-bind-address", self.health_bind_address),
         ):
             if host:
                 check_host(flag, host)

@@ -53,8 +53,8 @@ def server_view(server: Server, limit: int) -> ServerView:
         truncated=max(0, len(server.tunnels) - limit),
         recent_endings=server.tunnels.endings.views(now=now),
         certificates=certificates(server.contexts),
-        feature_gates=gate_views(server.settings),
-        allowed_destinations=tuple(map(str, server.settings.destinations)),
+        feature_gates=gate_views(server.settings.gates),
+        allowed_destinations=tuple(map(str, server.settings.node_traffic.destinations)),
         memory=memory_view(server.budget),
     )
 

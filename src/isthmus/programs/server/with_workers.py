@@ -12,7 +12,7 @@ from isthmus.frame.sharing import BoundSocket, WorkerPlan
 from isthmus.net.listen import bind_tcp
 from isthmus.programs.server.bound_doors import bind_doors
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.workers import worker_id
+from isthmus.settings.program import worker_id
 
 if TYPE_CHECKING:
     from isthmus.programs.server.program import Server
@@ -63,6 +63,5 @@ def of_worker(settings: ServerSettings, slot: WorkerSlot) -> ServerSettings:
         peer_server=tuple(f"{peer}={address}" for peer, address in peers.items()),
         max_connections=slot.share(settings.max_connections),
         max_connections_per_source=slot.share(settings.max_connections_per_source),
-        audit_log_path=slot.audit,
-        audit_log_maxsize=0,
+        audit=replace(settings.audit, log_path=slot.audit, log_maxsize=0),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA, is_metadata
-from isthmus.settings.admin import PORTS, AdminSettings
+from isthmus.settings.admin import AdminSettings
 from isthmus.settings.checks import (
     check_at_least,
     check_choices,
@@ -19,9 +19,16 @@ from isthmus.settings.checks import (
     check_host,
     check_port,
 )
-from isthmus.settings.options import OURS, option
-from isthmus.settings.per_source import per_source_option
-from isthmus.settings.workers import check_workers, workers_option
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.program import (
+    GRACEFUL_SHUTDOWN,
+    KUBECONFIG,
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_SOURCE,
+    WORKERS,
+    CarrierSettings,
+    check_workers,
+)
 from isthmus.text.addresses import IpNetwork, cidr, is_loopback
 from isthmus.values import HostPort
 
@@ -42,7 +49,7 @@ _SERVICE = re.compile(rf"{_LABEL}/{_LABEL}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SidecarSettings(AdminSettings):
+class SidecarSettings(CarrierSettings):
     """What both sidecars can be told; ``check_sidecar()`` says whether it makes sense."""
 
     konnectivity_hostname: str = option(
@@ -156,12 +163,10 @@ class SidecarSettings(AdminSettings):
         metavar="DOMAIN",
         go=OURS,
     )
-    kubeconfig: str = option(
-        "",
+    kubeconfig: str = KUBECONFIG(
         help="Reach the API of the guest cluster as this file says; empty means in-cluster",
         env="KUBECONFIG",
         group=_NAMES,
-        metavar="FILE",
         go="the environment variable alone",
     )
     connect_directly_to_cloud_apis: bool = option(
@@ -178,15 +183,14 @@ class SidecarSettings(AdminSettings):
         metavar=".SUFFIX",
         go=OURS,
     )
-    workers: int = workers_option()
-    max_connections: int = option(
+    workers: int = WORKERS()
+    max_connections: int = MAX_CONNECTIONS(
         4096,
         help="Carry so many connections, each with two descriptors, and refuse what comes besides:"
         " 503 by HTTP, a reset by SOCKS5",
         group=_LIMITS,
-        go=OURS,
     )
-    max_connections_per_source: int = per_source_option(_LIMITS)
+    max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(group=_LIMITS)
     max_handshakes: int = option(
         512,
         help="Wait for so many clients to say what they want; one more, and the oldest of the"
@@ -201,34 +205,8 @@ class SidecarSettings(AdminSettings):
         group=_LIMITS,
         go=OURS,
     )
-    graceful_shutdown_timeout_s: float = option(
-        25.0,
-        help="Wait this long for open connections after SIGTERM",
-        unit="seconds",
-        group=_LIMITS,
-        go="0, ends them at once",
-    )
-    health_bind_address: str = option(
-        "",
-        help="Bind the health port to this address instead of all",
-        group=PORTS,
-        metavar="ADDRESS",
-        go=OURS,
-    )
-    health_port: int = option(
-        8098,
-        help="Serve health, readiness and metrics on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
-    )
-    admin_port: int = option(
-        8099,
-        help="Serve health, metrics and the snapshot on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
-    )
+    graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS, go="0, ends them at once")
+    admin: AdminSettings = block(AdminSettings(health_port=8098, port=8099), go=OURS)
     allow_metadata_address: tuple[str, ...] = option(
         (),
         help="Let clients reach this metadata or link-local address of a cloud, which has "
@@ -301,17 +279,9 @@ class SidecarSettings(AdminSettings):
         check_at_least("max-connections", self.max_connections, 1)
         check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
         check_at_least("max-handshakes", self.max_handshakes, 1)
-        for flag, port in (
-            ("serving-port", self.serving_port),
-            ("health-port", self.health_port),
-            ("admin-port", self.admin_port),
-        ):
-            check_port(flag, port, compat="")
-        if self.health_bind_address:
-            check_host("health-bind-address", self.health_bind_address)
-        self.check_admin()
-        self.check_tracing()
-        self.check_memory()
+        check_port("serving-port", self.serving_port, compat="")
+        self.admin.check_ports()
+        self.check_carrier()
 
     def _check_server(self) -> None:
         if len(self.konnectivity_uds.encode()) > _MAX_UDS_BYTES:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.admin import PORTS, AdminSettings
+from isthmus.settings.admin import AdminSettings
 from isthmus.settings.checks import (
     check_at_least,
     check_choices,
     check_durations,
     check_host,
-    check_port,
 )
-from isthmus.settings.options import OURS, option
-from isthmus.settings.workers import check_workers, workers_option
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.program import (
+    GRACEFUL_SHUTDOWN,
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_SOURCE,
+    WORKERS,
+    CarrierSettings,
+    check_workers,
+)
 from isthmus.text.addresses import cidr
 
 _ROUTING = "Routing"
@@ -27,8 +34,10 @@ ListenAt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SniRouterSettings(AdminSettings):
+class SniRouterSettings(CarrierSettings):
     """Everything that the router can be told; ``validate()`` says whether it makes sense."""
+
+    GO: ClassVar = OURS
 
     config: str = option(
         "",
@@ -36,7 +45,6 @@ class SniRouterSettings(AdminSettings):
         help="Route by this file, and by what it says later",
         group=_ROUTING,
         metavar="FILE",
-        go=OURS,
     )
     listen: tuple[str, ...] = option(
         (":6443",),
@@ -44,20 +52,17 @@ class SniRouterSettings(AdminSettings):
         repeat=True,
         group=_ROUTING,
         metavar="[HOST]:PORT",
-        go=OURS,
     )
     dial_timeout_s: float = option(
         10.0,
         help="Give up on all backends of a route together after this long",
         unit="seconds",
         group=_ROUTING,
-        go=OURS,
     )
     accept_proxy: bool = option(
         False,
         help="Expect a PROXY header, version 1 or 2, before each connection",
         group=_PROXY,
-        go=OURS,
     )
     proxy_from: tuple[str, ...] = option(
         (),
@@ -65,66 +70,28 @@ class SniRouterSettings(AdminSettings):
         repeat=True,
         group=_PROXY,
         metavar="CIDR",
-        go=OURS,
     )
     hello_timeout_s: float = option(
         10.0,
         help="Reset a connection whose ClientHello is not here after this long",
         unit="seconds",
         group=_LIMITS,
-        go=OURS,
     )
     max_hellos: int = option(
         1024,
         help="Wait for so many ClientHellos; one more, and the oldest of the source that has most"
         " is reset",
         group=_LIMITS,
-        go=OURS,
     )
-    workers: int = workers_option()
-    max_connections: int = option(
-        20_000,
-        help="Carry so many connections, each with two descriptors, and reset what comes besides",
-        group=_LIMITS,
-        go=OURS,
-    )
-    max_connections_per_source: int = option(
-        0,
+    workers: int = WORKERS()
+    max_connections: int = MAX_CONNECTIONS(20_000, group=_LIMITS)
+    max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(
         help="Carry so many of these for one address or /64 of IPv6; behind --accept-proxy, the one"
         " that the PROXY header has",
         group=_LIMITS,
-        metavar="N",
-        shown_default="three quarters of --max-connections",
-        go=OURS,
     )
-    graceful_shutdown_timeout_s: float = option(
-        25.0,
-        help="Wait this long for open connections after SIGTERM",
-        unit="seconds",
-        group=_LIMITS,
-        go=OURS,
-    )
-    health_bind_address: str = option(
-        "",
-        help="Bind the health port to this address instead of all",
-        group=PORTS,
-        metavar="ADDRESS",
-        go=OURS,
-    )
-    health_port: int = option(
-        8096,
-        help="Serve health, readiness and metrics on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
-    )
-    admin_port: int = option(
-        8097,
-        help="Serve health, metrics and the snapshot on this port",
-        group=PORTS,
-        metavar="PORT",
-        go=OURS,
-    )
+    graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS)
+    admin: AdminSettings = block(AdminSettings(health_port=8096, port=8097), go=OURS)
 
     def validate(self) -> None:
         """Hold the settings against each other.
@@ -147,14 +114,9 @@ class SniRouterSettings(AdminSettings):
         check_workers(self.workers)
         check_at_least("max-connections", self.max_connections, 1)
         check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
-        for flag, port in (("health-port", self.health_port), ("admin-port", self.admin_port)):
-            check_port(flag, port, compat="")
-        if self.health_bind_address:
-            check_host("health-bind-address", self.health_bind_address)
+        self.admin.check_ports()
         self._check_proxy()
-        self.check_admin()
-        self.check_tracing()
-        self.check_memory()
+        self.check_carrier()
 
     def _check_proxy(self) -> None:
         if self.accept_proxy and not self.trusted:

@@ -48,8 +48,10 @@ def see_bind_address(patient: Patient) -> Iterator[Finding]:
 def bound(settings: object) -> tuple[IPv4Address | IPv6Address, ...]:
     """The addresses that a program puts on its machine itself."""
     match settings:
-        case AgentSettings() if settings.takes_node_traffic and settings.bound_address is not None:
-            return (settings.bound_address,)
+        case AgentSettings() if (
+            settings.takes_node_traffic and settings.bind.bound_address is not None
+        ):
+            return (settings.bind.bound_address,)
         case ApiserverProxySettings():
             return plan_of(settings).managed
         case _:

@@ -19,6 +19,8 @@ from isthmus.programs.server.settings import BY_NAME_WORD, ServerSettings
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
+from isthmus.settings.admin import AdminSettings
+from isthmus.settings.options import block_of, values_of
 from isthmus.values import HostPort
 
 SETTINGS: dict[str, type] = {
@@ -81,7 +83,7 @@ def tls_uses(settings: object) -> Iterator[TlsUse]:
             names = (HostPort.parse(address).host,) if address else ()
             yield _use(settings, "cluster", "server", names)
             yield _use(settings, "server", "server")
-            if settings.peer_relay:
+            if settings.relay.peer_relay:
                 yield TlsUse(files=peer_files(settings), purpose="client")
             else:
                 yield _use(settings, "peer", "client")
@@ -106,13 +108,13 @@ def tls_uses(settings: object) -> Iterator[TlsUse]:
                 yield TlsUse(files=sidecar_files(settings), purpose="client")
         case _:
             pass
-    cert = getattr(settings, "admin_cert", "")
-    if cert:
+    admin = block_of(settings, AdminSettings)
+    if admin is not None and admin.cert:
         yield TlsUse(
             files=TlsFiles(
-                cert,
-                getattr(settings, "admin_key", ""),
-                getattr(settings, "admin_client_ca", ""),
+                admin.cert,
+                admin.key,
+                admin.client_ca,
                 labels=("--admin-cert", "--admin-key", "--admin-client-ca"),
             ),
             purpose="server",
@@ -122,10 +124,11 @@ def tls_uses(settings: object) -> Iterator[TlsUse]:
 def _use(
     settings: ServerSettings, prefix: str, purpose: Purpose, names: tuple[str, ...] = ()
 ) -> TlsUse:
+    values = values_of(settings)
     files = TlsFiles(
-        getattr(settings, f"{prefix}_cert"),
-        getattr(settings, f"{prefix}_key"),
-        getattr(settings, f"{prefix}_ca_cert"),
+        values[f"{prefix}_cert"],
+        values[f"{prefix}_key"],
+        values[f"{prefix}_ca_cert"],
         labels=(f"--{prefix}-cert", f"--{prefix}-key", f"--{prefix}-ca-cert"),
     )
     return TlsUse(files=files, purpose=purpose, names=names)
@@ -151,6 +154,7 @@ _CA_FLAGS = ("proxy_ca_path", "http_proxy_ca_cert")
 def named_files(settings: object) -> Iterator[NamedFile]:
     """Every file that the settings name, in a fixed order, each once."""
     found: dict[str, NamedFile] = {}
+    values = values_of(settings)
     for use in tls_uses(settings):
         cert, key, ca = use.files.labels
         for flag, path, secret in (
@@ -168,15 +172,15 @@ def named_files(settings: object) -> Iterator[NamedFile]:
         (_CA_FLAGS, {"certificates": True}),
     ):
         for attribute in attributes:
-            path = getattr(settings, attribute, "")
+            path = values.get(attribute, "")
             if path:
                 flag = f"--{attribute.replace('_', '-')}"
                 found.setdefault(path, NamedFile(flag=flag, path=path, **kind))
-    binding = getattr(settings, "agent_identity_binding", "")
+    binding = values.get("agent_identity_binding", "")
     if binding and binding != BY_NAME_WORD:
         file = NamedFile(flag="--agent-identity-binding", path=binding, document=True)
         found.setdefault(binding, file)
-    manifests = getattr(settings, "manifests", "")
+    manifests = values.get("manifests", "")
     if manifests:
         file = NamedFile(flag="--manifests", path=manifests, is_directory=True)
         found.setdefault(manifests, file)

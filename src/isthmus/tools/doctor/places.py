@@ -15,6 +15,8 @@ from isthmus.programs.server.peers_relay import peer_files
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.settings.admin import AdminSettings
+from isthmus.settings.options import block_of
 from isthmus.tools.doctor.layout import plan_of, sidecar_files, tls_uses
 from isthmus.values import HostPort
 from isthmus.wire.link import RELAY_ALPN
@@ -72,21 +74,11 @@ def listeners(settings: object) -> Iterator[Listener]:
                 flag="--agent-port", host=settings.agent_bind_address, port=settings.agent_port
             )
         case AgentSettings():
-            yield Listener(
-                flag="--health-server-port",
-                host=settings.health_server_host,
-                port=settings.health_server_port,
-            )
-            yield Listener(
-                flag="--admin-server-port",
-                host=settings.admin_bind_address,
-                port=settings.admin_server_port,
-            )
             if settings.takes_node_traffic:
-                for target in settings.targets:
+                for target in settings.node_traffic.targets:
                     yield Listener(
                         flag="--target",
-                        host=settings.bind_address,
+                        host=settings.bind.address,
                         port=target.local_port,
                         brought=True,
                     )
@@ -112,11 +104,13 @@ def listeners(settings: object) -> Iterator[Listener]:
                     yield Listener(flag=flag, host=bound.host, port=bound.port)
         case _:
             pass
-    for word in ("health", "admin"):
-        number = getattr(settings, f"{word}_port", None)
-        address = getattr(settings, f"{word}_bind_address", None)
-        if number is not None and address is not None:
-            yield Listener(flag=f"--{word}-port", host=address, port=number)
+    admin = block_of(settings, AdminSettings)
+    if admin is not None:
+        infix = "-server" if isinstance(settings, AgentSettings) else ""
+        yield Listener(
+            flag=f"--health{infix}-port", host=admin.health_bind_address, port=admin.health_port
+        )
+        yield Listener(flag=f"--admin{infix}-port", host=admin.bind_address, port=admin.port)
 
 
 def socket_files(settings: object) -> Iterator[SocketFile]:
@@ -142,9 +136,9 @@ def peers(settings: object) -> Iterator[Peer]:
                 yield Peer(
                     flag="--peer-server",
                     at=other,
-                    name=settings.peer_server_name,
+                    name=settings.relay.peer_server_name,
                     name_flag="--peer-server-name",
-                    files=peer_files(settings) if settings.peer_relay else None,
+                    files=peer_files(settings) if settings.relay.peer_relay else None,
                     alpn=(RELAY_ALPN,),
                 )
         case AgentSettings():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import LinkError
-from isthmus.settings.log import V_HELP
+from isthmus.settings.program import V_HELP
 
 if TYPE_CHECKING:
     from isthmus.lab.demo import Demonstration

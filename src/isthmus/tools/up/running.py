@@ -26,6 +26,7 @@ from isthmus.programs.agent import PROGRAM as AGENT
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.program import Server
 from isthmus.programs.server.settings import HTTP_CONNECT, ServerSettings
+from isthmus.settings.admin import AdminSettings
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.tools.up import demo
@@ -109,9 +110,7 @@ def _server_settings(directory: Path, files: PkiFiles) -> ServerSettings:
         cluster_cert=str(files.server_cert),
         cluster_key=str(files.server_key),
         cluster_ca_cert=str(files.ca_cert),
-        health_port=0,
-        health_bind_address=LOOPBACK,
-        admin_port=0,
+        admin=AdminSettings(health_port=0, health_bind_address=LOOPBACK, port=0),
     )
     settings.validate()
     return settings
@@ -126,9 +125,7 @@ def _agent_settings(files: PkiFiles, server_port: int) -> AgentSettings:
         agent_cert=str(files.agent_cert),
         agent_key=str(files.agent_key),
         host_alias=(f"{demo.NAME}={LOOPBACK}",),
-        health_server_host=LOOPBACK,
-        health_server_port=0,
-        admin_server_port=0,
+        admin=AdminSettings(health_port=0, health_bind_address=LOOPBACK, port=0),
     )
     settings.validate()
     return settings

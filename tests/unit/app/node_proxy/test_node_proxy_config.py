@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.programs.node_proxy.config import ConfigChanged, follow_config, read_config
 from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.settings.options import compose
 
 LIMIT_S = 20.0
 TEXT = """\
@@ -82,9 +83,9 @@ def test_what_a_flag_says_is_not_changed_by_the_file(tmp_path: Path) -> None:
     async def run() -> None:
         path = tmp_path / "config.conf"
         path.write_text(TEXT)
-        flags = NodeProxySettings(config=str(path), hostname_override="mine", v=5)
+        flags = compose(NodeProxySettings, config=str(path), hostname_override="mine", v=5)
         settings = read_config(flags)
-        assert (settings.hostname_override, settings.v) == ("mine", 5)
+        assert (settings.hostname_override, settings.log.v) == ("mine", 5)
         following = asyncio.create_task(follow_config(settings, look_s=0.01))
         path.write_text(f"# the same\n{TEXT}".replace("node-a", "node-b").replace("3", "4"))
         await asyncio.sleep(0.1)

@@ -13,6 +13,7 @@ from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, SourceRan
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.objects import NodeObject
 from isthmus.programs.node_proxy.settings import NodeProxySettings
+from isthmus.settings.options import compose
 
 V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 ADDRESSES = {V4: frozenset({"127.0.0.1", "10.0.0.1", "10.0.0.9"}), V6: frozenset({"::1"})}
@@ -22,7 +23,7 @@ class Bed:
     """A node, and how often it said that rules may have to be others."""
 
     def __init__(self, *, wait_s: float = 0.01, **given: Any) -> None:
-        settings = NodeProxySettings(**given)
+        settings = compose(NodeProxySettings, **given)
         settings.validate()
         self.changes = 0
         self.node = OwnNode(

@@ -19,6 +19,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.server.doors import Doors
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.settings.options import compose
 from isthmus.values import HostPort
 from isthmus.wire.http2 import PING, PREFACE, frame, settings
 
@@ -54,7 +55,7 @@ def run(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         poller = Poller(loop)
-        made = ServerSettings(server_bind_address="127.0.0.1", **given)
+        made = compose(ServerSettings, server_bind_address="127.0.0.1", **given)
         doors = Doors(loop, poller, Nobody(), made, once=OncePer(), context=no_context)
         try:
             if bind:
