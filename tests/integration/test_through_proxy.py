@@ -32,9 +32,7 @@ def through(
     poller = stack.do(lambda: Poller(stack.loop))
     resolver = Resolver(stack.loop)
     try:
-        sock = stack.run(
-            connect_through(stack.loop, poller, resolver, proxy, target, context=context)
-        )
+        sock = stack.run(connect_through(poller, resolver, proxy, target, context=context))
         sock.setblocking(True)
         use(sock)
         stack.wait(lambda: not len(poller), "the way to the proxy ends")

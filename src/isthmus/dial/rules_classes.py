@@ -2,7 +2,7 @@
 
 They stand in the file of the policy (settings_classes.py reads them) and match what its rules
 match, and besides what the client said that it is about, where it is believed. What a class means
-on a link is tunnel/classes.py.
+on a link is tunnel/traffic_classes.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The gate behind a listening socket: who comes in is counted until its socket is closed.
 
 Whoever finds no place is told so in its own protocol by the owner of the port, or reset; the
-kernel's queue never fills with those that nobody will serve. The counting is rules_places.py.
+kernel's queue never fills with those that nobody will serve. The counting is rules_slots.py.
 Forwarders find here what they do with every connection that they accept, too.
 """
 

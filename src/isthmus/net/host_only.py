@@ -76,7 +76,7 @@ class UplinkGuard(Protocol):
     """The rule for one address, as one firewall has it; every method blocks for a short time."""
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """See to it that the rule is there; tells whether anything of it was missing.
+        """Make the rule if it is missing; tells whether anything of it was.
 
         Others who share the address may know more uplinks: theirs stay unless it is to be exact.
 
@@ -148,7 +148,7 @@ class NftGuard:
         self._shape = ""
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """See to it that the table is there; see UplinkGuard."""
+        """See to it that the table is there."""
         wanted = set(uplinks)
         listed = self._list()
         there = _nft_uplinks(listed)
@@ -162,11 +162,10 @@ class NftGuard:
         return _nft_shape(listed) != self._shape or not wanted <= there
 
     def present(self) -> bool:
-        """Whether the table has its rule; see UplinkGuard."""
+        """Whether the table has its rule."""
         return "daddr" in self._list()
 
     def remove(self) -> bool:
-        """Remove the table; see UplinkGuard."""
         if not self._list():
             return False
         apply(without_table(self._table))
@@ -204,7 +203,7 @@ class IptablesGuard:
         self._jump = ("INPUT", "-d", target, *why, "-j", self._chain)
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """See to it that the chain is there and jumped to; see UplinkGuard."""
+        """See to it that the chain is there and jumped to."""
         wanted = set(uplinks)
         listed = self._list()
         there = set() if listed is None else {_iptables_uplink(line) for line in listed}
@@ -222,11 +221,11 @@ class IptablesGuard:
         return listed is None or not jumped or not wanted <= there
 
     def present(self) -> bool:
-        """Whether the chain is there and jumped to; see UplinkGuard."""
+        """Whether the chain is there and jumped to."""
         return self._list() is not None and self._works("-C", *self._jump)
 
     def remove(self) -> bool:
-        """Remove the jump and the chain; see UplinkGuard."""
+        """Remove the jump and the chain."""
         if self._list() is None:
             return False
         while self._works("-C", *self._jump):

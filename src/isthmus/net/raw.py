@@ -21,7 +21,7 @@ from isthmus.tunnel.budget import Account
 READ_BYTES = 64 * 1024
 #: A sink says full above this many bytes that the kernel did not take, and resumes at nothing left.
 FULL_BYTES = 64 * 1024
-#: What may be kept early without a charge: it is in what a connection costs (rules_places.py).
+#: What may be kept early without a charge: it is in what a connection costs (rules_slots.py).
 FREE_BYTES = 2048
 _MOST_PARTS = 64
 _SMALL_BYTES = 4096

@@ -50,11 +50,9 @@ class SocketEndBase(BaseEnd):
         def send_eof(self) -> None:
             """Half-close as this kind of connection does."""
 
-        def reset(self) -> None:
-            """See RawSocket."""
+        def reset(self) -> None: ...
 
-        def close(self) -> None:
-            """See RawSocket."""
+        def close(self) -> None: ...
 
     @property
     def half_closed(self) -> bool:
@@ -69,7 +67,7 @@ class SocketEndBase(BaseEnd):
             self._maybe_done()
 
     def write_eof(self) -> None:
-        """Half-close after what is unsent; see End."""
+        """Half-close after what is unsent."""
         if not self.closed and not self._eof_out:
             self._eof_out = True
             self.send_eof()
@@ -88,7 +86,6 @@ class SocketEndBase(BaseEnd):
             self._maybe_done()
 
     def abort(self, reason: Ending) -> None:
-        """Reset; see End."""
         if self.ending is None:
             self.reset()
             self.finish(reason)
@@ -152,7 +149,6 @@ class SocketEnd(SocketEndBase, RawSocket):
                 self.peer.write(data)
 
     def write(self, data: bytes) -> bool:
-        """Send or keep; see End."""
         if self.closed or self._eof_out:
             return True
         self.bytes_written += len(data)

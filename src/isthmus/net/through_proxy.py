@@ -45,7 +45,6 @@ class ProxyRefused(LinkError):
 
 
 async def connect_through(
-    loop: asyncio.AbstractEventLoop,
     poller: Poller,
     resolver: Resolver,
     proxy: ProxyAddress,
@@ -62,8 +61,7 @@ async def connect_through(
     With an https proxy it is a UNIX socket: options of TCP do not apply to it.
 
     Args:
-        loop: the running loop, which is the poller's.
-        poller: watches the sockets.
+        poller: watches the sockets; its loop is the one that runs.
         resolver: looks the proxy's name up.
         proxy: whom to ask.
         target: whom to ask for.
@@ -75,6 +73,7 @@ async def connect_through(
         LinkError: there is no way through; the sentence names the proxy, and has its status line
             if it answered, and then it is a ProxyRefused.
     """
+    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
             if proxy.scheme == "https" and context is None:

@@ -292,7 +292,7 @@ class TlsEnd(SocketEndBase, TlsSocket):
         self.got_eof()
 
     def write(self, data: bytes) -> bool:
-        """Encrypt and send or keep; see End."""
+        """Encrypt and send or keep."""
         if self.closed or self._eof_out:
             return True
         self.bytes_written += len(data)

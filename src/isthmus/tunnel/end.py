@@ -136,7 +136,6 @@ class Discard(Early):
     __slots__ = ()
 
     def write(self, data: bytes) -> bool:
-        """Drop the bytes."""
         return True
 
 
@@ -154,7 +153,6 @@ class Gone(Early):
         self.bytes_written = 0
 
     def write(self, data: bytes) -> bool:
-        """Drop the bytes."""
         return True
 
     def write_eof(self) -> None:
@@ -218,8 +216,7 @@ class BaseEnd:
         else:
             self.pause_reading()
 
-    def let_go(self) -> None:
-        """Do nothing; see End."""
+    def let_go(self) -> None: ...
 
     def finish(self, ending: Ending) -> None:
         """Report once how this end finished, and let go of everything it knew."""
@@ -230,20 +227,15 @@ class BaseEnd:
 
     if TYPE_CHECKING:  # given by the concrete class; at run time a stub here would hide it
 
-        def write(self, data: bytes) -> bool:
-            """See End."""
+        def write(self, data: bytes) -> bool: ...
 
-        def write_eof(self) -> None:
-            """See End."""
+        def write_eof(self) -> None: ...
 
-        def abort(self, reason: Ending) -> None:
-            """See End."""
+        def abort(self, reason: Ending) -> None: ...
 
-        def pause_reading(self) -> None:
-            """See End."""
+        def pause_reading(self) -> None: ...
 
-        def resume_reading(self) -> None:
-            """See End."""
+        def resume_reading(self) -> None: ...
 
 
 END_SLOTS = ("_early", "bytes_written", "ending", "on_done", "peer")

@@ -38,13 +38,11 @@ class _TowardsFar(Early):
         self.tunnel = tunnel
 
     def write(self, data: bytes) -> bool:
-        """Pass the first bytes on."""
         if self.tunnel.dialing:
             return super().write(data)
         return self.tunnel.touched()[0].write(data)
 
     def write_eof(self) -> None:
-        """Pass it on."""
         if self.tunnel.dialing:
             super().write_eof()
         else:
@@ -58,17 +56,14 @@ class _TowardsFar(Early):
             self.tunnel.touched()[0].abort(reason)
 
     def pause_reading(self) -> None:
-        """Pass it on."""
         if not self.tunnel.dialing:
             self.tunnel.far.pause_reading()
 
     def resume_reading(self) -> None:
-        """Pass it on."""
         if not self.tunnel.dialing:
             self.tunnel.far.resume_reading()
 
     def let_go(self) -> None:
-        """Pass it on."""
         if not self.tunnel.dialing:
             self.tunnel.far.let_go()
 
@@ -84,11 +79,9 @@ class _TowardsClient(Early):
         self.tunnel = tunnel
 
     def write(self, data: bytes) -> bool:
-        """Pass the first bytes on."""
         return self.tunnel.touched()[1].write(data)
 
     def write_eof(self) -> None:
-        """Pass it on."""
         self.tunnel.touched()[1].write_eof()
 
     def abort(self, reason: Ending) -> None:
@@ -96,15 +89,12 @@ class _TowardsClient(Early):
         self.tunnel.far_gone(reason)
 
     def pause_reading(self) -> None:
-        """Pass it on."""
         self.tunnel.client.pause_reading()
 
     def resume_reading(self) -> None:
-        """Pass it on."""
         self.tunnel.client.resume_reading()
 
     def let_go(self) -> None:
-        """Pass it on."""
         self.tunnel.client.let_go()
 
 
@@ -154,7 +144,6 @@ class UntouchedTunnel(Tunnel):
         return to_far, to_client
 
     def abort(self, reason: Ending, by: str = "us") -> None:
-        """Reset both sides; see Tunnel."""
         if self.dialing:
             self._stop_dialing()
             if not self.ended_by:

@@ -156,7 +156,7 @@ class LinkedEnd(BaseEnd):
     # Towards the other program.
 
     def write(self, data: bytes) -> bool:
-        """Send one DATA packet now, or take turns; see End."""
+        """Send one DATA packet now, or take turns."""
         size = len(data)
         if self.ending is not None or self._eof_out or not size:
             return True
@@ -218,7 +218,7 @@ class LinkedEnd(BaseEnd):
         return self._backlog is not None
 
     def write_eof(self) -> None:
-        """Nothing more will be written: say so as far as the protocol can; see End."""
+        """Nothing more will be written: say so as far as the protocol can."""
         if self.ending is not None or self._eof_out:
             return
         self._eof_out = True
@@ -244,7 +244,7 @@ class LinkedEnd(BaseEnd):
             link.await_reply(self)
 
     def abort(self, reason: Ending) -> None:
-        """Take a dial back, or end the connection with an error; see End."""
+        """Take a dial back, or end the connection with an error."""
         if self.ending is not None:
             return
         if not self._left:

@@ -290,7 +290,6 @@ class PacketLink:
         """The owner reads them before the packets; trailers end the call."""
 
     def got_data(self, stream: Http2Stream, view: memoryview) -> None:
-        """Read packets."""
         if self._told_over:
             return
         try:

@@ -132,7 +132,6 @@ class PayloadEnd(PayloadStream):
     # Towards the client.
 
     def write(self, data: bytes) -> bool:
-        """Send payloads; see End."""
         if self.stage is not CallStage.OPEN or self._eof_out or not data:
             return True
         return self.send(data)
@@ -152,7 +151,7 @@ class PayloadEnd(PayloadStream):
             self.stream.end(_OK)
 
     def abort(self, reason: Ending) -> None:
-        """Tell the client that it was no clean end; see End."""
+        """Tell the client that it was no clean end."""
         if self.ending is not None:
             return
         stream = self.stream
@@ -267,7 +266,6 @@ class PayloadCall(PayloadStream):
     # Towards the server.
 
     def write(self, data: bytes) -> bool:
-        """Send payloads; see End."""
         if not data or self._eof_out:
             return True
         if self.stage is CallStage.OPEN:
@@ -277,7 +275,6 @@ class PayloadCall(PayloadStream):
         return True
 
     def write_eof(self) -> None:
-        """Half-close; see End."""
         if self._eof_out or self.stage not in (CallStage.OPEN, CallStage.LEFT):
             return
         self._eof_out = True
@@ -288,7 +285,7 @@ class PayloadCall(PayloadStream):
             self.stream.end()
 
     def abort(self, reason: Ending) -> None:
-        """Take the dial back, or reset the connection; see End."""
+        """Take the dial back, or reset the connection."""
         if self.ending is None:
             self._caller = None
             self._let_go(ErrorCode.CANCEL)

@@ -120,7 +120,6 @@ class ProxyCall(CallStream):
     # Towards the server.
 
     def write(self, data: bytes) -> bool:
-        """Send one DATA packet; see End."""
         size = len(data)
         if self.stage is CallStage.LEFT and size:
             self._nobody_reads()
@@ -136,7 +135,7 @@ class ProxyCall(CallStream):
         return more
 
     def write_eof(self) -> None:
-        """Half-close as far as the server can hear it; see End."""
+        """Half-close as far as the server can hear it."""
         if self._eof_out or self.ending is not None:
             return
         self._eof_out = True
@@ -182,7 +181,7 @@ class ProxyCall(CallStream):
         self.stream.write(close_request(self._connect_id), b"")
 
     def abort(self, reason: Ending) -> None:
-        """Take the dial back, or reset the connection; see End."""
+        """Take the dial back, or reset the connection."""
         if self.ending is None:
             self._reset()
             self._over(reason)

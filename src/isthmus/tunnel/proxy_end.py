@@ -191,7 +191,6 @@ class ProxyEnd(CallStream):
     # Towards the client.
 
     def write(self, data: bytes) -> bool:
-        """Send one DATA packet; see End."""
         if self.stage is not CallStage.OPEN:
             if self.stage is CallStage.LEFT and data:
                 self._nobody_reads()
@@ -237,7 +236,7 @@ class ProxyEnd(CallStream):
             self._over(Ending.CLEAN)
 
     def abort(self, reason: Ending) -> None:
-        """Tell the client that it was no clean end; see End."""
+        """Tell the client that it was no clean end."""
         if self.ending is not None:
             return
         if self.stage is CallStage.OPEN:

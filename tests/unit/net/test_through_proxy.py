@@ -128,7 +128,6 @@ class Bed:
         timeout_s: float = DEADLINE_S,
     ) -> socket.socket:
         return await connect_through(
-            self.loop,
             self.poller,
             self.resolver,
             proxy or self.proxy(),

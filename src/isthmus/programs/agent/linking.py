@@ -97,8 +97,7 @@ class ServerAddresses:
         target = HostPort(host, port)
         proxy = self._proxies.proxy_for(target.host, target.port)
         assert proxy is not None  # or it would have been resolved
-        terms = self._terms
-        return partial(connect_through, terms.loop, terms.poller, self._resolver, proxy, target)
+        return partial(connect_through, self._terms.poller, self._resolver, proxy, target)
 
 
 class Linking:

@@ -143,7 +143,6 @@ class Ways:
             context = self._prepared.proxy_context
             try:
                 return await connect_through(
-                    self._loop,
                     self._poller,
                     self._resolver,
                     proxy,

@@ -199,7 +199,6 @@ class SidecarDial:
         try:
             async with asyncio.timeout(left_s):
                 sock = await connect_through(
-                    dialer.loop,
                     dialer.poller,
                     dialer.resolver,
                     proxy,

@@ -137,9 +137,7 @@ async def _by_proxy(
 ) -> socket.socket:
     assert note.proxy is not None
     poller = Poller(loop)
-    sock = await connect_through(
-        loop, poller, Resolver(loop), note.proxy, note.at, timeout_s=timeout_s
-    )
+    sock = await connect_through(poller, Resolver(loop), note.proxy, note.at, timeout_s=timeout_s)
     if sock.family == socket.AF_UNIX:
         return sock  # the poller carries it to an https proxy
     copy = socket.socket(fileno=socket.dup(sock.fileno()))
