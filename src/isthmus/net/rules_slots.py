@@ -1,8 +1,8 @@
 """Who may have how many connections: slots for those that are open, for strangers, and turns.
 
 Pure counting; a *source* is whoever cannot be told apart any further without proof: an address, a
-/64 of IPv6, a user of this machine. connection_gate.py asks at the door. Whoever holds a turn does the work,
-and says when it is over.
+/64 of IPv6, a user of this machine. connection_gate.py asks at the door. Whoever holds a turn does
+the work, and says when it is over.
 """
 
 from __future__ import annotations
