@@ -22,7 +22,7 @@ from isthmus.kube.opening import open_kube
 from isthmus.programs.node_proxy.kube_resources import cluster_sources
 from isthmus.programs.node_proxy.kube_watch import ClusterWatch
 from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, Update
-from isthmus.programs.node_proxy.rules.objects import NodeObject
+from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
 from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, ServiceTracker
 
 pytestmark = pytest.mark.interop
@@ -44,12 +44,18 @@ class Seen:
         self.nodes: list[NodeObject | None] = []
         self.cidrs: tuple[str, ...] = ()
 
-    def on_node(self, node: NodeObject | None) -> None:
+    def heard_node(self, node: NodeObject | None) -> None:
         self.nodes.append(node)
         self.tracker.set_node(node.labels if node is not None else {})
 
-    def on_cidrs(self, cidrs: tuple[str, ...]) -> None:
-        self.cidrs = cidrs
+    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
+        self.cidrs = ranges
+
+    def heard_services(self, batch: ServiceBatch) -> None:
+        self.tracker.hear_services(batch)
+
+    def heard_slices(self, batch: SliceBatch) -> None:
+        self.tracker.hear_slices(batch)
 
     def update(self) -> Update:
         return self.tracker.take()[IpFamily.IPV4]
@@ -69,10 +75,7 @@ async def watching(kubeconfig: str) -> AsyncIterator[Seen]:
     seen = Seen()
     watch = ClusterWatch(
         cluster_sources(kube.client, "here"),
-        on_services=seen.tracker.hear_services,
-        on_slices=seen.tracker.hear_slices,
-        on_node=seen.on_node,
-        on_service_cidrs=seen.on_cidrs,
+        seen,
         first_retry_s=0.05,
     )
     task = asyncio.ensure_future(watch.run())

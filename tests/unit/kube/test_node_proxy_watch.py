@@ -29,21 +29,25 @@ class Told:
         self.cidrs: list[tuple[str, ...]] = []
         self.watch = ClusterWatch(
             cluster_sources(api.kube().client, "here"),
-            on_services=self._service,
-            on_slices=self._slice,
-            on_node=self.nodes.append,
-            on_service_cidrs=self.cidrs.append if cidrs else None,
+            self,
+            service_cidrs=cidrs,
             silence_s=silence_s,
             first_retry_s=0.005,
         )
 
-    def _service(self, batch: ServiceBatch) -> None:
+    def heard_services(self, batch: ServiceBatch) -> None:
         self.services.append(batch)
         self.tracker.hear_services(batch)
 
-    def _slice(self, batch: SliceBatch) -> None:
+    def heard_slices(self, batch: SliceBatch) -> None:
         self.slices.append(batch)
         self.tracker.hear_slices(batch)
+
+    def heard_node(self, node: NodeObject | None) -> None:
+        self.nodes.append(node)
+
+    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
+        self.cidrs.append(ranges)
 
     def reached(self) -> dict[str, list[str]]:
         ports = self.tracker.take()[IpFamily.IPV4].view.ports

@@ -13,30 +13,12 @@ from typing import Protocol
 from isthmus.kube.api import Kube
 from isthmus.kube.opening import open_kube
 from isthmus.programs.node_proxy.kernel.manifests import Manifests, ManifestsWatch
-from isthmus.programs.node_proxy.kube_watch import ClusterWatch
+from isthmus.programs.node_proxy.kube_watch import ClusterWatch, ObjectListener
 from isthmus.programs.node_proxy.rules.objects import (
     NodeObject,
     ObjectBatch,
-    ServiceBatch,
-    SliceBatch,
 )
 from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
-
-
-class ObjectListener(Protocol):
-    """Who is told of what there is."""
-
-    def heard_services(self, batch: ServiceBatch) -> None:
-        """Some Services, or all."""
-
-    def heard_slices(self, batch: SliceBatch) -> None:
-        """Some EndpointSlices, or all."""
-
-    def heard_node(self, node: NodeObject | None) -> None:
-        """Our Node; None says that there is none."""
-
-    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
-        """All ranges of cluster IPs."""
 
 
 class ObjectInput(Protocol):
@@ -86,10 +68,8 @@ class ApiInput:
 
         await ClusterWatch(
             cluster_sources(self._kube.client, self.node_name),
-            on_services=listener.heard_services,
-            on_slices=listener.heard_slices,
-            on_node=listener.heard_node,
-            on_service_cidrs=listener.heard_service_cidrs if self._cidrs else None,
+            listener,
+            service_cidrs=self._cidrs,
         ).run()
 
     async def close(self) -> None:
@@ -106,7 +86,6 @@ class FileInput:
         self._node = NodeObject(name=node_name)
 
     async def run(self, listener: ObjectListener) -> None:
-
         def tell(found: Manifests) -> None:
             # A Node whose file is gone stays what it was: nobody says that the machine is.
             same = (node for node in found.nodes if node.name == self.node_name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.kube.api import Change, ObjectSource
@@ -55,38 +55,54 @@ class ClusterSources:
     service_cidrs: ObjectSource[FoundCidrs]
 
 
+class ObjectListener(Protocol):
+    """Who is told of what there is."""
+
+    def heard_services(self, batch: ServiceBatch) -> None:
+        """Some Services, or all."""
+
+    def heard_slices(self, batch: SliceBatch) -> None:
+        """Some EndpointSlices, or all."""
+
+    def heard_node(self, node: NodeObject | None) -> None:
+        """Our Node; None says that there is none."""
+
+    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
+        """All ranges of cluster IPs."""
+
+
 class ClusterWatch:
     """Tells what a cluster has, while ``run`` runs; see ``api.Kube.cluster`` for the sources.
 
     The first batch of Services and of EndpointSlices is complete, and so is each after a time in
-    which changes were missed. ``on_node`` hears None while there is no such Node. Where
-    ``on_service_cidrs`` is not given they are not asked for.
+    which changes were missed. Without ``service_cidrs`` those are not asked for.
     """
 
     def __init__(
         self,
         sources: ClusterSources,
+        listener: ObjectListener,
         *,
-        on_services: Callable[[ServiceBatch], None],
-        on_slices: Callable[[SliceBatch], None],
-        on_node: Callable[[NodeObject | None], None],
-        on_service_cidrs: Callable[[tuple[str, ...]], None] | None = None,
+        service_cidrs: bool = True,
         silence_s: float = SILENCE_S,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self._silence_s = silence_s
         self._first_retry_s = first_retry_s
-        self._on_node = on_node
-        self._on_service_cidrs = on_service_cidrs
+        self._listener = listener
         self._cidrs: dict[str, tuple[str, ...]] = {}
         self._followers: dict[str, Follower[Any]] = {
-            "services": self._batches(sources.services, "watching services", on_services),
-            "slices": self._batches(sources.slices, "watching endpoint slices", on_slices),
+            "services": self._batches(
+                sources.services, "watching services", listener.heard_services
+            ),
+            "slices": self._batches(
+                sources.slices, "watching endpoint slices", listener.heard_slices
+            ),
             "node": self._follow(
                 sources.node, "watching the node", self._node_listed, self._node_changed
             ),
         }
-        if on_service_cidrs is not None:
+        if service_cidrs:
             self._followers["service-cidrs"] = self._follow(
                 sources.service_cidrs,
                 "watching service CIDRs",
@@ -138,13 +154,15 @@ class ClusterWatch:
         )
 
     def _node_listed(self, items: Sequence[FoundNode]) -> None:
-        self._on_node(next((each.value for each in items if each.value is not None), None))
+        self._listener.heard_node(
+            next((each.value for each in items if each.value is not None), None)
+        )
 
     def _node_changed(self, change: Change, item: FoundNode) -> None:
         if change is Change.DELETED:
-            self._on_node(None)
+            self._listener.heard_node(None)
         elif item.value is not None:
-            self._on_node(item.value)
+            self._listener.heard_node(item.value)
 
     def _cidrs_listed(self, items: Sequence[FoundCidrs]) -> None:
         self._cidrs = {each.key: each.value for each in items if each.key and each.value}
@@ -159,6 +177,5 @@ class ClusterWatch:
         self._tell_cidrs()
 
     def _tell_cidrs(self) -> None:
-        if self._on_service_cidrs is not None:
-            found = {cidr for cidrs in self._cidrs.values() for cidr in cidrs}
-            self._on_service_cidrs(tuple(sorted(found)))
+        found = {cidr for cidrs in self._cidrs.values() for cidr in cidrs}
+        self._listener.heard_service_cidrs(tuple(sorted(found)))

@@ -146,10 +146,6 @@ class NodeProxyMetrics(ProgramMetrics):
         if not full:
             self.partial_failures[family] = self.partial_failures.get(family, 0) + 1
 
-    def cleanup_failed(self, family: str) -> None:
-        """Count a failure to remove what nothing uses any more."""
-        self.cleanup_failures[family] = self.cleanup_failures.get(family, 0) + 1
-
     def flows_cleaned(self, family: str, seconds: float, deleted: int) -> None:
         """Count a round of forgetting the kernel's connections to endpoints that are gone."""
         self.conntrack.observe(family, seconds)

@@ -85,11 +85,6 @@ class ProxyHealth:
         """No family has had a change waiting for too long."""
         return all(self._in_time(family) for family in self._updated)
 
-    @property
-    def eligible(self) -> bool:
-        """Load balancers may send new connections to this node."""
-        return self._eligible
-
     def healthz(self) -> ProbeAnswer:
         """Answer ``/healthz``: 200 if the proxy keeps up and the node is to stay, else 503."""
         return self._answer(self.healthy and self._eligible, node=True)
