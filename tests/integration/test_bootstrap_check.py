@@ -21,7 +21,7 @@ from stack import Agent, Stack
 from isthmus.cli.main import main
 from isthmus.programs.agent import node_traffic
 from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
-from isthmus.tools.bootstrap.rules import State, StepName
+from isthmus.tools.bootstrap.rules import CheckState, StepName
 from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
@@ -146,8 +146,8 @@ class Checked:
         self.report = json.loads(text)
         self.steps = {step["step"]: step for step in self.report["steps"]}
 
-    def state(self, name: StepName) -> State:
-        return State(self.steps[name.value]["state"])
+    def state(self, name: StepName) -> CheckState:
+        return CheckState(self.steps[name.value]["state"])
 
     def said(self, name: StepName) -> str:
         return f"{self.steps[name.value]['found']} → {self.steps[name.value]['advice']}"
@@ -217,8 +217,8 @@ def test_everything_can_come_from_the_kubeconfig(
 def test_no_agent(check: Any) -> None:
     found = check(None)
     assert "connection refused" in found.breaks_at(StepName.AGENT)
-    assert found.state(StepName.LINK) is State.SKIPPED
-    assert found.state(StepName.ADDRESS) is State.FAILED
+    assert found.state(StepName.LINK) is CheckState.SKIPPED
+    assert found.state(StepName.ADDRESS) is CheckState.FAILED
 
 
 def test_the_gate_is_off_at_the_agent(fresh: Stack, api: Api, check: Any) -> None:
@@ -274,14 +274,14 @@ def test_the_rule_is_gone(
 def test_no_rule_was_wanted(fresh: Stack, api: Api, check: Any) -> None:
     found = check(start(fresh, api.name, uplink_interface=("none",)))
     assert found.code == 0
-    assert found.state(StepName.RULE) is State.WARNING
+    assert found.state(StepName.RULE) is CheckState.WARNING
 
 
 def test_no_server(fresh: Stack, api: Api, check: Any) -> None:
     agent = add_agent_alone(fresh, api.name)
     found = check(agent)
     assert "linked to no server" in found.breaks_at(StepName.LINK)
-    assert found.state(StepName.LISTENER) is State.FAILED
+    assert found.state(StepName.LISTENER) is CheckState.FAILED
 
 
 def add_agent_alone(stack: Stack, destination: str) -> Agent:
@@ -358,7 +358,7 @@ def test_it_is_not_tls(fresh: Stack, check: Any) -> None:
     with echo_target() as target:
         found = check(start(fresh, target.name))
         assert "secure port of kube-apiserver" in found.breaks_at(StepName.CERTIFICATE)
-        assert found.state(StepName.DESTINATION) is State.OK
+        assert found.state(StepName.DESTINATION) is CheckState.OK
 
 
 def test_the_certificate_is_of_another_authority(
@@ -367,7 +367,7 @@ def test_the_certificate_is_of_another_authority(
     with serving(certificates) as other:
         found = check(start(fresh, other.name))
         assert "is not trusted" in found.breaks_at(StepName.CERTIFICATE)
-        assert found.state(StepName.NAME) is State.SKIPPED
+        assert found.state(StepName.NAME) is CheckState.SKIPPED
 
 
 def test_the_certificate_has_other_names(
@@ -390,15 +390,15 @@ def test_the_certificate_expired(fresh: Stack, check: Any, tmp_path: Path) -> No
     with serving(files) as api:
         found = check(start(fresh, api.name), f"--ca-cert={files.ca_cert}")
         assert "expired on" in found.breaks_at(StepName.EXPIRY)
-        assert found.state(StepName.CERTIFICATE) is State.OK
-        assert found.state(StepName.NAME) is State.OK
+        assert found.state(StepName.CERTIFICATE) is CheckState.OK
+        assert found.state(StepName.NAME) is CheckState.OK
 
 
 def test_the_certificate_expires_soon(fresh: Stack, check: Any, tmp_path: Path) -> None:
     files = pki.init(tmp_path / "pki", server_names=(ADDRESS,), days=5)
     with serving(files) as api:
         found = check(start(fresh, api.name), f"--ca-cert={files.ca_cert}")
-        assert (found.code, found.state(StepName.EXPIRY)) == (0, State.WARNING)
+        assert (found.code, found.state(StepName.EXPIRY)) == (0, CheckState.WARNING)
 
 
 @pytest.mark.parametrize(("status", "fine"), [(401, True), (403, True), (404, False), (500, False)])

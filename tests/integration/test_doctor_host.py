@@ -14,7 +14,7 @@ from isthmus.cli.main import main
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import compose
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.files import placed
 from isthmus.tools.doctor.finding import Check, Finding
 from isthmus.tools.doctor.host import see_bind_address, see_routes
@@ -47,7 +47,7 @@ def uplink(name: str, address: str, *, mtu: int = 1500) -> None:
     ip("route", "add", "default", "dev", name, "metric", address.split(".")[1])
 
 
-def states(findings: Iterable[Finding]) -> dict[Check, State]:
+def states(findings: Iterable[Finding]) -> dict[Check, CheckState]:
     return {one.check: one.state for one in findings}
 
 
@@ -67,25 +67,25 @@ def bound(*, runs: bool) -> Patient:
 
 
 def test_an_address_that_is_not_there() -> None:
-    assert states(see_bind_address(bound(runs=True))) == {Check.BIND_ADDRESS: State.FAILED}
-    assert states(see_bind_address(bound(runs=False))) == {Check.BIND_ADDRESS: State.OK}
+    assert states(see_bind_address(bound(runs=True))) == {Check.BIND_ADDRESS: CheckState.FAILED}
+    assert states(see_bind_address(bound(runs=False))) == {Check.BIND_ADDRESS: CheckState.OK}
 
 
 def test_an_address_that_somebody_else_put_there() -> None:
     ip("address", "add", f"{ADDRESS}/32", "dev", "lo")
     found = states(see_bind_address(bound(runs=True)))
-    assert found == {Check.BIND_ADDRESS: State.WARNING, Check.BIND_RULE: State.WARNING}
+    assert found == {Check.BIND_ADDRESS: CheckState.WARNING, Check.BIND_RULE: CheckState.WARNING}
 
 
 def test_an_address_with_its_rule_and_then_without() -> None:
     uplink("up0", "10.7.0.2")
     assert main(["agent", "setup-interface", f"--bind-address={ADDRESS}"]) == 0
     found = states(see_bind_address(bound(runs=True)))
-    assert found == {Check.BIND_ADDRESS: State.OK, Check.BIND_RULE: State.OK}
+    assert found == {Check.BIND_ADDRESS: CheckState.OK, Check.BIND_RULE: CheckState.OK}
     # In this network of our own, somebody flushes the firewall.
     subprocess.run(["nft", "flush", "ruleset"], check=True, timeout=20)
     found = states(see_bind_address(bound(runs=True)))
-    assert found == {Check.BIND_ADDRESS: State.OK, Check.BIND_RULE: State.FAILED}
+    assert found == {Check.BIND_ADDRESS: CheckState.OK, Check.BIND_RULE: CheckState.FAILED}
 
 
 def routed(host: str) -> dict[Check, Finding]:
@@ -95,26 +95,26 @@ def routed(host: str) -> dict[Check, Finding]:
 
 def test_no_route() -> None:
     found = routed("192.0.2.1")
-    assert found[Check.ROUTE].state is State.FAILED
+    assert found[Check.ROUTE].state is CheckState.FAILED
     assert list(found) == [Check.ROUTE]
 
 
 def test_a_route_and_its_mtu() -> None:
     uplink("up0", "10.7.0.2", mtu=1300)
     found = routed("192.0.2.1")
-    assert found[Check.ROUTE].state is State.OK
+    assert found[Check.ROUTE].state is CheckState.OK
     assert "through up0" in found[Check.ROUTE].seen
-    assert found[Check.MTU].state is State.WARNING
+    assert found[Check.MTU].state is CheckState.WARNING
     assert found[Check.MTU].seen == "1300 bytes"
-    assert found[Check.RP_FILTER].state is State.OK
+    assert found[Check.RP_FILTER].state is CheckState.OK
     ip("link", "set", "up0", "mtu", "1500")
-    assert routed("192.0.2.1")[Check.MTU].state is State.OK
+    assert routed("192.0.2.1")[Check.MTU].state is CheckState.OK
 
 
 def test_an_interface_that_is_down_has_no_route() -> None:
     uplink("up0", "10.7.0.2")
     ip("link", "set", "up0", "down")
-    assert routed("192.0.2.1")[Check.ROUTE].state is State.FAILED
+    assert routed("192.0.2.1")[Check.ROUTE].state is CheckState.FAILED
 
 
 def test_strict_filters_with_two_uplinks() -> None:
@@ -122,10 +122,10 @@ def test_strict_filters_with_two_uplinks() -> None:
     uplink("up1", "10.8.0.2")
     for name in ("all", "up0", "up1"):
         (SYS / "conf" / name / "rp_filter").write_text("0")
-    assert routed("192.0.2.1")[Check.RP_FILTER].state is State.OK
+    assert routed("192.0.2.1")[Check.RP_FILTER].state is CheckState.OK
     (SYS / "conf/up0/rp_filter").write_text("1")
     finding = routed("192.0.2.1")[Check.RP_FILTER]
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert "up0, up1" in finding.seen
 
 
@@ -133,10 +133,10 @@ def test_strict_filters_with_two_uplinks() -> None:
 def test_the_tools_of_a_node_proxy(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     who = Patient(program="node-proxy", settings=NodeProxySettings(proxy_mode=mode))
     # An old nft is warned of; the node proxy's own rules do not go through it.
-    assert {one.state for one in see_tools(who) if one.about != "nft"} == {State.OK}
+    assert {one.state for one in see_tools(who) if one.about != "nft"} == {CheckState.OK}
     monkeypatch.setenv("PATH", "/nowhere")
     findings = list(see_tools(who))
-    wanted = State.OK if mode == "nftables" else State.FAILED
+    wanted = CheckState.OK if mode == "nftables" else CheckState.FAILED
     assert {one.state for one in findings} == {wanted}
     assert f"--proxy-mode={mode}" in findings[0].about
 
@@ -150,14 +150,14 @@ def test_an_nft_that_crashes_of_others_sets_is_warned_of(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     who = Patient(program="node-proxy", settings=NodeProxySettings(proxy_mode="nftables"))
     (finding,) = (one for one in see_tools(who) if one.about == "nft")
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert "killed by SIGSEGV" in finding.seen
     assert "update nft" in finding.todo
 
 
 def test_a_node_that_does_not_forward() -> None:
     who = Patient(program="node-proxy", settings=NodeProxySettings(proxy_mode="nftables"))
-    for value, state in (("0", State.FAILED), ("1", State.OK)):
+    for value, state in (("0", CheckState.FAILED), ("1", CheckState.OK)):
         (SYS / "ip_forward").write_text(value)
         found = {one.about: one.state for one in see_sysctls(who)}
         assert found["net.ipv4.ip_forward"] is state

@@ -58,7 +58,7 @@ from isthmus.manifests.settings_server import (
     with_defaults,
 )
 from isthmus.manifests.settings_sidecar import PATCH
-from isthmus.manifests.volumes import File
+from isthmus.manifests.volumes import NamedFile
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.plan import CheckPlan, ProxyPlan, ThroughPlan
@@ -391,7 +391,7 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
     flags = {"config": (_CONFIG,), "listen": (f":{PORT}",)}
     settings = load(SniRouterSettings, flags, {})
     settings.validate()
-    file = File.named("--config", _CONFIG)
+    file = NamedFile.named("--config", _CONFIG)
     volume = volumes.config_map("routes", ROUTES_CONFIG_MAP, {file.path.name: file})
     container = containers.Container(
         name=ROUTER_PROGRAM,

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from isthmus.errors import ConfigError
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
-from isthmus.manifests.around import AGENT_VERBS, Owner
+from isthmus.manifests.around import AGENT_VERBS, WorkloadOwner
 from isthmus.manifests.containers import Container, fields, variables
 from isthmus.manifests.pods import Manifest, Pod
 from isthmus.manifests.settings import (
@@ -28,7 +28,7 @@ from isthmus.manifests.settings import (
     ManifestSettings,
 )
 from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names
-from isthmus.manifests.volumes import SERVICE_ACCOUNT, File, Volume
+from isthmus.manifests.volumes import SERVICE_ACCOUNT, NamedFile, Volume
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.settings.identifiers import Identifiers
@@ -77,14 +77,14 @@ class AgentPlan:
         return ["agent", "setup-interface", *flags, *remove]
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[NamedFile, ...]:
         """The files that the flags name, the token's included.
 
         Raises:
             ConfigError: a path is none that a manifest can say.
         """
         return tuple(
-            File.named(f"--{option.flag}", text)
+            NamedFile.named(f"--{option.flag}", text)
             for option in options_of(AgentSettings)
             if option.metavar == _FILE and (text := option.value_in(self.settings))
         )
@@ -180,7 +180,7 @@ def cluster_objects(plan: AgentPlan) -> list[Manifest]:
 def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
     """The token and the authorities, each in its directory, and one Secret with all other files."""
     manifest = plan.manifest
-    apart: dict[str, tuple[File, Volume]] = {}
+    apart: dict[str, tuple[NamedFile, Volume]] = {}
     files = []
     for file in plan.files:
         if SERVICE_ACCOUNT in file.path.parents:
@@ -315,7 +315,7 @@ def around_agent(
     manifest: ManifestSettings, settings: AgentSettings, *, account: bool
 ) -> list[Manifest]:
     """Everything that is to be there besides the pods themselves, in the order to make it."""
-    owner = Owner(name=manifest.name, namespace=manifest.namespace)
+    owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
     found = [around.service_account(owner)] if account else []
     if settings.count_server_leases and not settings.kubeconfig:
         found += around.lease_rights(
@@ -333,7 +333,7 @@ def has_policy(manifest: ManifestSettings) -> bool:
     return manifest.network_policy and (manifest.form == DEPLOYMENT or not manifest.host_network)
 
 
-def _policy(owner: Owner, manifest: ManifestSettings, settings: AgentSettings) -> Manifest:
+def _policy(owner: WorkloadOwner, manifest: ManifestSettings, settings: AgentSettings) -> Manifest:
     """Nobody connects to an agent but for its health and metrics.
 
     What goes out is what it is there for: pods, Services and nodes, whatever their addresses. Where

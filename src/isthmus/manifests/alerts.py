@@ -111,7 +111,7 @@ _RUNBOOK = "docs/how-to/monitoring.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
+class PrometheusAlert:
     """One alert: when, for how long, how bad, and what to tell."""
 
     name: str
@@ -171,7 +171,7 @@ def _new(suffix: str, window: str) -> str:
 _AT = "{{ $labels.instance }}"
 
 ALERTS = (
-    Alert(
+    PrometheusAlert(
         name="IsthmusServerNoAgents",
         expr=f"max by (job, instance) ({GO}server_ready_backends) == 0",
         lasting="2m",
@@ -180,7 +180,7 @@ ALERTS = (
         description="Nothing in the cluster can be reached through this server: logs, exec,"
         " webhooks and aggregated APIs fail.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusDialsFailFast",
         expr=_burns("5m", "1h", 14.4),
         lasting="2m",
@@ -189,7 +189,7 @@ ALERTS = (
         description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
         " two days. Failures at targets do not count here.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusDialsFailSlow",
         expr=_burns("30m", "6h", 6),
         lasting="15m",
@@ -198,7 +198,7 @@ ALERTS = (
         description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
         " five days.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusDialsSlow",
         expr="isthmus:server_dial_duration_seconds:p99_rate5m > 2.5",
         lasting="10m",
@@ -207,7 +207,7 @@ ALERTS = (
         description="Targets, the network behind the agents, or name resolution there are slow; the"
         " snapshot tells which agent.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusTargetsFail",
         expr=f'sum by (job) (rate(isthmus_server_dial_failures_total{{reason=~"{THEIR_FAILURES}"}}'
         f"[15m])) > sum by (job) (rate({GO}server_dial_duration_seconds_count[15m]))",
@@ -216,7 +216,7 @@ ALERTS = (
         summary="More dials of {{ $labels.job }} fail at their targets than succeed",
         description="Agents are there, and what they dial refuses, is unreachable or has no name.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusAgentNoServer",
         expr=f"{GO}agent_open_server_connections == 0",
         lasting="2m",
@@ -225,7 +225,7 @@ ALERTS = (
         description="It cannot be dialed through, and its node's own connections to the control"
         " plane wait.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusAgentMissesServers",
         expr=f"{GO}agent_open_server_connections < {GO}agent_known_server_count"
         f" and {GO}agent_open_server_connections > 0",
@@ -234,7 +234,7 @@ ALERTS = (
         summary=f"Agent {_AT} is not linked to every server",
         description="Dials that come to the servers it misses cannot use it.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusLinksBreak",
         expr="sum by (job, instance) (increase(isthmus_server_link_failures_total"
         '{reason="lost"}[15m])) > 10',
@@ -244,7 +244,7 @@ ALERTS = (
         description="Tunnels on a link that breaks are reset. Look at the network between server"
         " and agents, and at balancers with idle timeouts.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusAgentsRefused",
         expr="sum by (job, instance) (increase(isthmus_server_link_failures_total"
         '{reason=~"tls|refused|protocol"}[15m])) > 3',
@@ -253,7 +253,7 @@ ALERTS = (
         summary=f"{_AT} refuses agents",
         description="Their certificates, tokens or claims are not what the server accepts.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusCertificateExpires",
         expr=_certificate_left(WARN, WARN_SHARE),
         lasting="1h",
@@ -261,7 +261,7 @@ ALERTS = (
         summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
         description="Replace the file: it is picked up without a restart.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusCertificateExpiresSoon",
         expr=_certificate_left(BAD, BAD_SHARE),
         lasting="5m",
@@ -269,7 +269,7 @@ ALERTS = (
         summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
         description="After that every new link and connection that needs it fails.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusReloadFails",
         expr=f"{_new('reload_failures_total', '15m')} > 0",
         lasting="0m",
@@ -277,7 +277,7 @@ ALERTS = (
         summary=f"{_AT} could not use a file that changed",
         description="It goes on with the one before: {{ $labels.metric }}; its log names the file.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusEventLoopStalls",
         expr=f"{_new('loop_stalls_total', '10m')} > 0",
         lasting="0m",
@@ -285,7 +285,7 @@ ALERTS = (
         summary=f"{_AT} stood still for more than five seconds",
         description="Its log says where, or the machine gave it no time.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusServerBusy",
         expr="histogram_quantile(0.99, sum by (job, instance, le)"
         " (rate(isthmus_server_loop_lag_seconds_bucket[5m]))) > 0.1",
@@ -294,7 +294,7 @@ ALERTS = (
         summary=f"{_AT} has more to do than its core can",
         description="Everything it carries waits a little each time; add servers.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusMemoryHeld",
         expr="isthmus_server_held_bytes > 512 * 1024 * 1024",
         lasting="10m",
@@ -302,7 +302,7 @@ ALERTS = (
         summary=f"{_AT} holds {{{{ $value | humanize1024 }}}}B that nobody reads",
         description="Clients or targets stopped reading; the snapshot tells which tunnels stall.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusStreamsReset",
         expr=f"{_new('streams_reset_for_budget_total', '15m')} > 0",
         lasting="0m",
@@ -310,7 +310,7 @@ ALERTS = (
         summary=f"{_AT} reset connections to stay inside its memory",
         description="Those of the largest holders that nobody read from.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusAuditLosesRecords",
         expr="sum by (job, instance) (increase(isthmus_server_audit_records_dropped_total[15m])"
         " + increase(isthmus_server_audit_write_errors_total[15m])) > 0",
@@ -319,7 +319,7 @@ ALERTS = (
         summary=f"The audit log of {_AT} is not complete",
         description="It cannot be written, or not quickly enough: look at its disk.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusAuditNotWritten",
         expr="max by (job, instance) (isthmus_server_audit_failing) > 0",
         lasting="1m",
@@ -328,7 +328,7 @@ ALERTS = (
         description="Its disk is full, or the file cannot be opened. With --audit-on-failure=deny"
         " it refuses every new connection until it can.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusFilesRunOut",
         expr="process_open_fds / process_max_fds > 0.8"
         " and on (job, instance) isthmus_build_info",
@@ -338,7 +338,7 @@ ALERTS = (
         description="A server needs one for each connection of a client, an agent one for each"
         " target; raise the limit (LimitNOFILE=).",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusDrainsForLong",
         expr=f"{_any('draining')} == 1",
         lasting="10m",
@@ -346,7 +346,7 @@ ALERTS = (
         summary=f"{_AT} drains and does not end",
         description="It takes no new dials; long tunnels keep it, or nobody ends it.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusNodesCutOff",
         expr=f"{node_failures('10m', 'job, instance')} > 0.5"
         f" and {enough_node_failures('10m', 'job, instance')}"
@@ -357,7 +357,7 @@ ALERTS = (
         description="Most of its connections fail, or none can be served: they are denied, refused"
         " or not answered, or no server carries them. Its /readyz and its log say why.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusNodeConnectionsFail",
         expr=_burns("5m", "1h", 14.4, node_failure_name, enough_node_failures),
         lasting="2m",
@@ -367,7 +367,7 @@ ALERTS = (
         description="For whatever reason. At this rate a month's budget (objective 99.9 %) is gone"
         " in two days.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusUpstreamDown",
         expr="isthmus_apiserver_proxy_upstream_up == 0",
         lasting="5m",
@@ -375,7 +375,7 @@ ALERTS = (
         summary=f"{{{{ $labels.upstream }}}} is down for {_AT}",
         description="Connections go to the other upstreams, if there are any.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusNoUpstream",
         expr="max by (job, instance) (isthmus_apiserver_proxy_upstream_up) == 0",
         lasting="1m",
@@ -383,7 +383,7 @@ ALERTS = (
         summary=f"{_AT} has no upstream that works",
         description="Its node cannot reach kube-apiserver.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusGuestNamesFail",
         expr=f"{_any('tunnel_healthy')} == 0",
         lasting="5m",
@@ -391,7 +391,7 @@ ALERTS = (
         summary=f"Sidecar {_AT} cannot ask the guest cluster's DNS",
         description="Names go to the management cluster's meanwhile.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusServiceRulesFail",
         expr="sum by (job, instance) ("
         "increase(kubeproxy_sync_proxy_rules_iptables_restore_failures_total[15m])) > 0"
@@ -402,7 +402,7 @@ ALERTS = (
         summary=f"Node proxy {_AT} cannot write its rules",
         description="Services of this node go on as they were; changes do not arrive.",
     ),
-    Alert(
+    PrometheusAlert(
         name="IsthmusVersionsDiffer",
         expr="count by (program) (count by (program, version) (isthmus_build_info)) > 1",
         lasting="1d",

@@ -23,7 +23,7 @@ from isthmus.manifests.pods import Pod
 from isthmus.manifests.settings import STATIC_POD
 from isthmus.manifests.settings_apiserver_proxy import IGNITION, ApiserverProxyManifestSettings
 from isthmus.manifests.systemd import ServiceUnit, command_line, file_names
-from isthmus.manifests.volumes import SERVICE_ACCOUNT, File
+from isthmus.manifests.volumes import SERVICE_ACCOUNT, NamedFile
 from isthmus.programs.apiserver_proxy.plan import ProxyPlan
 from isthmus.programs.apiserver_proxy.settings import IN_THE_FILE, ApiserverProxySettings
 from isthmus.programs.apiserver_proxy.settings_file import write
@@ -81,7 +81,7 @@ class ProxyManifestPlan:
         return [_PROGRAM, *arguments(options_of(ApiserverProxySettings), given)]
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[NamedFile, ...]:
         """The files that it reads, as far as flags name them.
 
         Raises:
@@ -93,7 +93,7 @@ class ProxyManifestPlan:
             if option.metavar == _FILE
         }
         named["--config"] = self.config
-        return tuple(File.named(flag, text) for flag, text in named.items() if text)
+        return tuple(NamedFile.named(flag, text) for flag, text in named.items() if text)
 
     @property
     def capabilities(self) -> list[str]:

@@ -21,7 +21,7 @@ _DNS = 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class WorkloadOwner:
     """Whose objects these are: the name and namespace of a workload, and the labels of it all."""
 
     name: str
@@ -62,12 +62,12 @@ def user(name: str) -> Manifest:
     return {"apiGroup": RBAC, "kind": "User", "name": name}
 
 
-def namespace(owner: Owner, name: str) -> Manifest:
+def namespace(owner: WorkloadOwner, name: str) -> Manifest:
     """A namespace for what belongs to a workload."""
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": owner.metadata(name, namespace="")}
 
 
-def service_account(owner: Owner) -> Manifest:
+def service_account(owner: WorkloadOwner) -> Manifest:
     """An account for pods, whose token is mounted only where a pod asks for it."""
     return {
         "apiVersion": "v1",
@@ -78,7 +78,7 @@ def service_account(owner: Owner) -> Manifest:
 
 
 def lease_rights(
-    owner: Owner, subject: Manifest, *, namespace: str, verbs: Iterable[str]
+    owner: WorkloadOwner, subject: Manifest, *, namespace: str, verbs: Iterable[str]
 ) -> list[Manifest]:
     """A Role for the Leases of a namespace, and who has it.
 
@@ -89,7 +89,7 @@ def lease_rights(
     return _rights("Role", metadata, rule, subject)
 
 
-def token_rights(owner: Owner, subject: Manifest) -> list[Manifest]:
+def token_rights(owner: WorkloadOwner, subject: Manifest) -> list[Manifest]:
     """A ClusterRole to ask whose a token is, and who has it.
 
     The name has the namespace in it: there may be another such server in the same cluster.
@@ -117,7 +117,7 @@ def _rights(kind: str, metadata: Manifest, rule: Manifest, subject: Manifest) ->
 
 
 def service(
-    owner: Owner,
+    owner: WorkloadOwner,
     ports: Mapping[str, int | str],
     *,
     name: str = "",
@@ -144,7 +144,7 @@ def service(
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def config_map(owner: Owner, name: str, data: Mapping[str, Any]) -> Manifest:
+def config_map(owner: WorkloadOwner, name: str, data: Mapping[str, Any]) -> Manifest:
     """Texts for people, or for pods."""
     return {
         "apiVersion": "v1",
@@ -154,7 +154,7 @@ def config_map(owner: Owner, name: str, data: Mapping[str, Any]) -> Manifest:
     }
 
 
-def pod_monitor(owner: Owner, *, interval: str, labels: Mapping[Any, Any]) -> Manifest:
+def pod_monitor(owner: WorkloadOwner, *, interval: str, labels: Mapping[Any, Any]) -> Manifest:
     """What the Prometheus operator reads: where the pods' metrics are."""
     metadata = owner.metadata()
     metadata["labels"] = {**labels, **metadata["labels"]}
@@ -169,7 +169,7 @@ def pod_monitor(owner: Owner, *, interval: str, labels: Mapping[Any, Any]) -> Ma
     }
 
 
-def disruption_budget(owner: Owner) -> Manifest:
+def disruption_budget(owner: WorkloadOwner) -> Manifest:
     """One pod at a time may be sent away, and whichever is not ready anyway at any time."""
     return {
         "apiVersion": "policy/v1",
@@ -185,7 +185,7 @@ def disruption_budget(owner: Owner) -> Manifest:
 
 
 def network_policy(
-    owner: Owner, ingress: Sequence[Manifest], egress: Sequence[Manifest] | None = None
+    owner: WorkloadOwner, ingress: Sequence[Manifest], egress: Sequence[Manifest] | None = None
 ) -> Manifest:
     """What may come in; and what may go out, or None for everything."""
     spec: Manifest = {

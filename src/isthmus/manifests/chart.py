@@ -18,7 +18,7 @@ from isthmus.manifests.alerts import rules_text
 from isthmus.manifests.installation_objects import FILES, egress_document
 from isthmus.manifests.installation_values import NEEDED, REFUSALS, RULES_FILE
 from isthmus.manifests.installation_values import TEMPLATE as INSTALLATION
-from isthmus.manifests.settings_values import SECTIONS, VALUES, Shape, Tree, Value, leaves
+from isthmus.manifests.settings_values import SECTIONS, VALUES, Tree, Value, ValueShape, leaves
 from isthmus.manifests.template import MISSING, Computed, Node, Template, When, hole
 
 NAME = "isthmus"
@@ -171,7 +171,9 @@ def readme() -> str:
 
 def _row(value: Value) -> str:
     takes = (
-        "" if value.shape in (Shape.TEXT, Shape.WHOLE, Shape.YES_NO) else f" ({value.shape.value})"
+        ""
+        if value.shape in (ValueShape.TEXT, ValueShape.WHOLE, ValueShape.YES_NO)
+        else f" ({value.shape.value})"
     )
     words = "; one of " + ", ".join(f"`{word or '(empty)'}`" for word in value.choices)
     text = f"{value.help}{words if value.choices else ''}{takes}".replace("|", "\\|")

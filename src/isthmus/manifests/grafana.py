@@ -41,7 +41,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PanelRow:
     """A heading and its panels; a closed one is looked at when it is opened."""
 
     title: str
@@ -49,7 +49,7 @@ class Row:
     closed: bool = False
 
 
-def dashboard(rows: Sequence[Row], *, title: str, uid: str) -> str:
+def dashboard(rows: Sequence[PanelRow], *, title: str, uid: str) -> str:
     """Write the dashboard as JSON."""
     found = {
         "title": title,
@@ -90,7 +90,7 @@ def _variables() -> list[dict[str, Any]]:
     ]
 
 
-def _laid_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _laid_out(rows: Sequence[PanelRow]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     number, y = 0, 0
     for row in rows:
@@ -181,7 +181,7 @@ _NODES = "isthmus_agent_node_connections_total"
 _LOST = f',result=~"{NODE_FAILURES}"'
 _TRIED = f',result=~"joined|{NODE_FAILURES}"'
 
-OVERVIEW = Row(
+OVERVIEW = PanelRow(
     title="Is all well?",
     panels=(
         Panel(
@@ -230,7 +230,7 @@ OVERVIEW = Row(
         ),
     ),
 )
-DIALS = Row(
+DIALS = PanelRow(
     title="Dials",
     panels=(
         Panel(
@@ -285,7 +285,7 @@ DIALS = Row(
         ),
     ),
 )  # fmt: skip
-TRAFFIC = Row(
+TRAFFIC = PanelRow(
     title="Traffic and links",
     panels=(
         Panel(
@@ -345,7 +345,7 @@ TRAFFIC = Row(
         ),
     ),
 )
-HEALTH = Row(
+HEALTH = PanelRow(
     title="The programs themselves",
     panels=(
         Panel(
@@ -406,7 +406,7 @@ HEALTH = Row(
         ),
     ),
 )  # fmt: skip
-NODES = Row(
+NODES = PanelRow(
     title="Nodes to the control plane",
     closed=True,
     panels=(
@@ -456,7 +456,7 @@ NODES = Row(
         ),
     ),
 )
-HOSTED = Row(
+HOSTED = PanelRow(
     title="Sidecars and the node proxy",
     closed=True,
     panels=(

@@ -16,7 +16,7 @@ from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.alerts import rules
 from isthmus.manifests.arguments import REFERENCES
-from isthmus.manifests.around import AGENT_VERBS, SERVER_VERBS, Owner
+from isthmus.manifests.around import AGENT_VERBS, SERVER_VERBS, WorkloadOwner
 from isthmus.manifests.containers import Container
 from isthmus.manifests.installation_values import (
     BY_CERTIFICATE,
@@ -72,7 +72,7 @@ from isthmus.manifests.template import (
     mentions,
     more_than,
 )
-from isthmus.manifests.volumes import CA, CERT, KEY, SECRET_MODE, File, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, SECRET_MODE, NamedFile, Volume
 from isthmus.values import HostPort
 
 # The server.
@@ -133,7 +133,7 @@ def server_args(kind: str) -> list[Node]:
 
 def _server(kind: str) -> list[Node]:
     """A server of this kind and what is around it, in the order to make it."""
-    owner = Owner(name=hole("server.name"), namespace=NAMESPACE)
+    owner = WorkloadOwner(name=hole("server.name"), namespace=NAMESPACE)
     if kind == "sidecar":
         return _sidecar(owner)
     found: list[Node] = []
@@ -167,7 +167,7 @@ def _server(kind: str) -> list[Node]:
     return [*found, _server_workload(owner, kind)]
 
 
-def _agents_service(owner: Owner, selector: Mapping[str, str] | None = None) -> Manifest:
+def _agents_service(owner: WorkloadOwner, selector: Mapping[str, str] | None = None) -> Manifest:
     # An agent makes a server ready, so it has to reach one that is not.
     ports = {"agents": hole("server.agentPort")}
     kind = hole("server.service.type")
@@ -177,7 +177,7 @@ def _agents_service(owner: Owner, selector: Mapping[str, str] | None = None) -> 
     return made
 
 
-def _server_policy(owner: Owner, kind: str) -> Manifest:
+def _server_policy(owner: WorkloadOwner, kind: str) -> Manifest:
     """Agents and kube-apiserver from where they are, probes from anywhere, as in server_plan.py."""
     networks = "server.networkPolicy.allowCidrs"
     others = {"podSelector": {"matchLabels": owner.selector}}
@@ -205,7 +205,7 @@ def _block(path: str) -> Each:
     return Each(path, {"ipBlock": {"cidr": hole(ITEM)}})
 
 
-def _server_workload(owner: Owner, kind: str) -> Manifest:
+def _server_workload(owner: WorkloadOwner, kind: str) -> Manifest:
     if kind == "staticPod":
         text = AsText(pods.static_pod(_server_pod(owner, kind, {})))
         return around.config_map(owner, f"{owner.name}-manifest", {f"{owner.name}.yaml": text})
@@ -221,7 +221,7 @@ def _server_workload(owner: Owner, kind: str) -> Manifest:
     return _placed(pods.control_plane_set(pod), "server")
 
 
-def _server_pod(owner: Owner, kind: str, extra: Manifest) -> Pod:
+def _server_pod(owner: WorkloadOwner, kind: str, extra: Manifest) -> Pod:
     found = _server_volumes(kind)
     socket = [hole("server.frontend.socket")] if kind != "deployment" else []
     before = setup_socket(
@@ -320,8 +320,8 @@ def _server_volumes(kind: str) -> list[Node]:
     return [*found, When(by_kubeconfig(kind), scratch), _more_files("server")]
 
 
-def _file(path: str) -> File:
-    return File("", PurePosixPath(path))
+def _file(path: str) -> NamedFile:
+    return NamedFile("", PurePosixPath(path))
 
 
 def _pair(name: str, secret: str, directory: str) -> Volume:
@@ -385,7 +385,7 @@ def _pod_metadata(who: str) -> dict[str, Any]:
     }
 
 
-def _sidecar(owner: Owner) -> list[Node]:
+def _sidecar(owner: WorkloadOwner) -> list[Node]:
     """What a server in kube-apiserver's pod needs, and the patch of that pod as a text."""
     config = _file("/etc/kubernetes/egress-selector/config.yaml")
     selector = volumes.config_map(
@@ -479,7 +479,7 @@ def agent_args() -> list[Node]:
 
 def _agents(kind: str) -> list[Node]:
     """Agents of this kind and what is around them, in the order to make it."""
-    owner = Owner(name=hole("agent.name"), namespace=NAMESPACE)
+    owner = WorkloadOwner(name=hole("agent.name"), namespace=NAMESPACE)
     leases = around.lease_rights(owner, owner.account, namespace=LEASES_IN, verbs=AGENT_VERBS)
     found: list[Node] = [
         When(BY_TOKEN | COUNTS_LEASES, around.service_account(owner)),
@@ -494,7 +494,7 @@ def _agents(kind: str) -> list[Node]:
     return [*found, When(policy, _agent_policy(owner)), _agent_workload(owner, kind)]
 
 
-def _agent_policy(owner: Owner) -> Manifest:
+def _agent_policy(owner: WorkloadOwner) -> Manifest:
     """Nobody connects to an agent but for its health and metrics, as in agent.py."""
     networks = "agent.networkPolicy.allowCidrs"
     narrow = given(networks)
@@ -511,7 +511,7 @@ def _agent_policy(owner: Owner) -> Manifest:
     return made
 
 
-def _agent_workload(owner: Owner, kind: str) -> Manifest:
+def _agent_workload(owner: WorkloadOwner, kind: str) -> Manifest:
     dns = "agent.dnsPolicy"
     extra = {
         "serviceAccountName": When(BY_TOKEN | COUNTS_LEASES, owner.name),
@@ -572,7 +572,7 @@ def _lease_namespace() -> Node:
     """The namespace of the Leases, where one is made and anybody here gets rights in it."""
     # Whoever may write Leases may write all of a namespace: those of servers have one of their own.
     kept = HAS_SERVER & LEASES & (IS_STATIC | ~KUBECONFIG)
-    owner = Owner(name=hole("server.name"), namespace=NAMESPACE)
+    owner = WorkloadOwner(name=hole("server.name"), namespace=NAMESPACE)
     wanted = (
         ~given("server.leases.namespace") & SHARED_NAMESPACE & (kept | (HAS_AGENTS & COUNTS_LEASES))
     )
@@ -587,14 +587,14 @@ def _monitoring() -> list[Node]:
         When(
             given("monitoring.podMonitor.enabled") & there,
             around.pod_monitor(
-                Owner(name=hole(f"{who}.name"), namespace=NAMESPACE),
+                WorkloadOwner(name=hole(f"{who}.name"), namespace=NAMESPACE),
                 interval=interval,
                 labels={Spread("monitoring.podMonitor.labels"): None},
             ),
         )
         for who, there in watched.items()
     ]
-    metadata = Owner(name="isthmus", namespace=NAMESPACE).metadata()
+    metadata = WorkloadOwner(name="isthmus", namespace=NAMESPACE).metadata()
     more = {Spread("monitoring.prometheusRule.labels"): None}
     rule = {
         "apiVersion": "monitoring.coreos.com/v1",

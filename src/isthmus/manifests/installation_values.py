@@ -17,7 +17,7 @@ from isthmus.manifests.settings_server import (
     SIDECAR,
     lease_namespace,
 )
-from isthmus.manifests.settings_values import CERTIFICATE, TOKEN, VALUES, Shape
+from isthmus.manifests.settings_values import CERTIFICATE, TOKEN, VALUES, ValueShape
 from isthmus.manifests.template import (
     Chosen,
     Computed,
@@ -102,7 +102,7 @@ COMPUTED: Mapping[str, Computed] = {
     "sidecarGrace": _grace("server", PRE_STOP_S),
 }
 TEMPLATE = Template(
-    numbers=frozenset(value.path for value in VALUES if value.shape is Shape.WHOLE),
+    numbers=frozenset(value.path for value in VALUES if value.shape is ValueShape.WHOLE),
     computed=COMPUTED,
 )
 

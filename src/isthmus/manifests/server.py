@@ -16,7 +16,7 @@ from typing import Any
 from isthmus.errors import ConfigError
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.arguments import for_pod, references
-from isthmus.manifests.around import SERVER_VERBS, Owner
+from isthmus.manifests.around import SERVER_VERBS, WorkloadOwner
 from isthmus.manifests.containers import Container
 from isthmus.manifests.pods import Manifest, Pod, deployment_patch
 from isthmus.manifests.server_plan import (
@@ -45,7 +45,7 @@ from isthmus.manifests.settings_server import (
 )
 from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
 from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names, socket_unit
-from isthmus.manifests.volumes import CA, CERT, KEY, SERVICE_ACCOUNT, File, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, SERVICE_ACCOUNT, NamedFile, Volume
 from isthmus.programs.server.rules_role_warnings import role_warnings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.text.go_yaml import to_yaml
@@ -266,7 +266,7 @@ def _unit(plan: ServerPlan) -> str:
     return unit.to_text()
 
 
-def _log_directory(file: File | None) -> Lines:
+def _log_directory(file: NamedFile | None) -> Lines:
     """The directory is written to as well: the log is rotated there."""
     if file is None:
         return []
@@ -379,7 +379,7 @@ def count_warnings(settings: ServerSettings) -> list[str]:
 def around_server(plan: ServerPlan) -> list[Manifest]:
     """Everything that is to be there besides the pods themselves, in the order to make it."""
     manifest = plan.manifest
-    owner = Owner(name=manifest.name, namespace=manifest.namespace)
+    owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
     found = [] if manifest.form in EARLY_FORMS else [around.service_account(owner)]
     found += _rights(plan, owner)
     if manifest.form != SYSTEMD:
@@ -398,7 +398,7 @@ def has_policy(plan: ServerPlan) -> bool:
     return own and manifest.network_policy
 
 
-def _rights(plan: ServerPlan, owner: Owner) -> list[Manifest]:
+def _rights(plan: ServerPlan, owner: WorkloadOwner) -> list[Manifest]:
     """For the pods' own account, or for who a node's kubeconfig says.
 
     A pod with a kubeconfig asks another cluster, where this manifest has nothing to say.
@@ -422,7 +422,7 @@ def _rights(plan: ServerPlan, owner: Owner) -> list[Manifest]:
     return found
 
 
-def _services(plan: ServerPlan, owner: Owner) -> list[Manifest]:
+def _services(plan: ServerPlan, owner: WorkloadOwner) -> list[Manifest]:
     # An agent makes a server ready, so it has to reach one that is not.
     agents = around.service(
         owner,
@@ -435,7 +435,7 @@ def _services(plan: ServerPlan, owner: Owner) -> list[Manifest]:
     return [agents, *front]
 
 
-def _policy(plan: ServerPlan, owner: Owner) -> Manifest:
+def _policy(plan: ServerPlan, owner: WorkloadOwner) -> Manifest:
     """Agents and kube-apiserver from where they are, probes from anywhere.
 
     Servers hand agents on to each other, at the same port, so they come from the pods as well.
@@ -547,16 +547,16 @@ def _sidecar_volumes(plan: ServerPlan) -> list[Volume]:
 
 def _apiserver_volumes(plan: ServerPlan) -> list[Volume]:
     manifest, settings = plan.manifest, plan.settings
-    config = File.named("--egress-config-path", manifest.egress_config_path)
+    config = NamedFile.named("--egress-config-path", manifest.egress_config_path)
     selector = {config.path.name: config}
     found = [volumes.config_map("egress-selector-config", manifest.egress_config_map, selector)]
     if connection(manifest, settings).tls is None:
         return [*found, *pod_sockets(plan)]
     pair = {
-        CERT: File.named("--egress-client-cert", manifest.egress_client_cert),
-        KEY: File.named("--egress-client-key", manifest.egress_client_key),
+        CERT: NamedFile.named("--egress-client-cert", manifest.egress_client_cert),
+        KEY: NamedFile.named("--egress-client-key", manifest.egress_client_key),
     }
-    authorities = {CA: File.named("--egress-ca-bundle", manifest.egress_ca_bundle)}
+    authorities = {CA: NamedFile.named("--egress-ca-bundle", manifest.egress_ca_bundle)}
     return [
         *found,
         volumes.secret("konnectivity-client", manifest.client_secret, pair),

@@ -34,7 +34,7 @@ _MOST = 256
 _GLOBAL = "global"  # Helm hands this to every chart
 
 
-class Shape(Enum):
+class ValueShape(Enum):
     """What a value is; the value is the word shown for it."""
 
     TEXT = "text"
@@ -53,7 +53,7 @@ class Value:
     path: str
     default: Any
     help: str
-    shape: Shape
+    shape: ValueShape
     choices: tuple[str, ...] = ()
     pattern: str = ""
     #: Flags that a list of arguments may not have, as patterns.
@@ -73,34 +73,34 @@ class Value:
             text["not"] = {"pattern": self.refusal}
         if self.choices:
             text = {"enum": list(self.choices)}
-        found: Mapping[Shape, Tree] = {
-            Shape.TEXT: text,
-            Shape.WHOLE: {"type": "integer", "minimum": self.low, "maximum": self.high},
-            Shape.YES_NO: {"type": "boolean"},
-            Shape.TEXTS: {"type": "array", "items": text},
-            Shape.WORDS: {"type": "object", "additionalProperties": {"type": "string"}},
-            Shape.OBJECT: {"type": "object"},
-            Shape.OBJECTS: {"type": "array", "items": {"type": "object"}},
+        found: Mapping[ValueShape, Tree] = {
+            ValueShape.TEXT: text,
+            ValueShape.WHOLE: {"type": "integer", "minimum": self.low, "maximum": self.high},
+            ValueShape.YES_NO: {"type": "boolean"},
+            ValueShape.TEXTS: {"type": "array", "items": text},
+            ValueShape.WORDS: {"type": "object", "additionalProperties": {"type": "string"}},
+            ValueShape.OBJECT: {"type": "object"},
+            ValueShape.OBJECTS: {"type": "array", "items": {"type": "object"}},
         }
         return {"description": self.help, **found[self.shape]}
 
     def read(self, node: Located) -> Any:
         """What a document says; what is wrong is noted there."""
         match self.shape:
-            case Shape.TEXT:
+            case ValueShape.TEXT:
                 return self._text(node)
-            case Shape.WHOLE:
+            case ValueShape.WHOLE:
                 return node.integer(self.low, self.high)
-            case Shape.YES_NO:
+            case ValueShape.YES_NO:
                 return node.boolean()
-            case Shape.TEXTS:
+            case ValueShape.TEXTS:
                 return [self._text(each) for each in node.items(most=_MOST)]
-            case Shape.WORDS:
+            case ValueShape.WORDS:
                 entries = node.entries(most=_MOST)
                 return {key: entry.value.text() or "" for key, entry in entries.items()}
-            case Shape.OBJECT:
+            case ValueShape.OBJECT:
                 return {key: _plain(entry.value) for key, entry in node.entries(most=_MOST).items()}
-            case Shape.OBJECTS:
+            case ValueShape.OBJECTS:
                 return [_mapping(each) for each in node.items(most=_MOST)]
 
     def _text(self, node: Located) -> str:
@@ -243,27 +243,27 @@ _NODE_TRAFFIC = names_of(
 
 
 def _text(path: str, default: str, help: str, **more: Any) -> Value:
-    return Value(path=path, default=default, help=help, shape=Shape.TEXT, **more)
+    return Value(path=path, default=default, help=help, shape=ValueShape.TEXT, **more)
 
 
 def _whole(path: str, default: int, help: str, low: int = 0, high: int = 65535) -> Value:
-    return Value(path=path, default=default, help=help, shape=Shape.WHOLE, low=low, high=high)
+    return Value(path=path, default=default, help=help, shape=ValueShape.WHOLE, low=low, high=high)
 
 
 def _yes(path: str, default: bool, help: str) -> Value:
-    return Value(path=path, default=default, help=help, shape=Shape.YES_NO)
+    return Value(path=path, default=default, help=help, shape=ValueShape.YES_NO)
 
 
 def _texts(path: str, default: list[str], help: str, **more: Any) -> Value:
-    return Value(path=path, default=default, help=help, shape=Shape.TEXTS, **more)
+    return Value(path=path, default=default, help=help, shape=ValueShape.TEXTS, **more)
 
 
 def _words(path: str, help: str) -> Value:
-    return Value(path=path, default={}, help=help, shape=Shape.WORDS)
+    return Value(path=path, default={}, help=help, shape=ValueShape.WORDS)
 
 
 def _object(path: str, help: str) -> Value:
-    return Value(path=path, default={}, help=help, shape=Shape.OBJECT)
+    return Value(path=path, default={}, help=help, shape=ValueShape.OBJECT)
 
 
 def _pods(who: str, args: str, refused: tuple[str, ...]) -> tuple[Value, ...]:
@@ -283,7 +283,7 @@ def _pods(who: str, args: str, refused: tuple[str, ...]) -> tuple[Value, ...]:
             path=f"{who}.tolerations",
             default=[],
             help="Taints that do not matter; empty: those of the kind",
-            shape=Shape.OBJECTS,
+            shape=ValueShape.OBJECTS,
         ),
         _object(f"{who}.affinity", "Affinity of the pods"),
         _text(f"{who}.priorityClassName", "", "Priority class; empty: that of the kind"),

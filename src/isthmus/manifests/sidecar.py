@@ -18,7 +18,7 @@ from isthmus.manifests.arguments import Given, arguments, for_pod, references, w
 from isthmus.manifests.containers import Container
 from isthmus.manifests.pods import Manifest, deployment_patch
 from isthmus.manifests.settings_sidecar import PATCH, SidecarManifestSettings
-from isthmus.manifests.volumes import CA, CERT, KEY, File, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, NamedFile, Volume
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.settings_presets import (
     DUAL,
@@ -50,7 +50,7 @@ class SidecarPlan:
     """A workload, and the sidecars that it gets, by kind."""
 
     manifest: SidecarManifestSettings
-    sidecars: Mapping[str, Sidecar]
+    sidecars: Mapping[str, PlannedSidecar]
 
 
 def sidecar_manifest(plan: SidecarPlan) -> str:
@@ -95,7 +95,7 @@ def main_variables(plan: SidecarPlan) -> dict[str, str]:
     return {**found, "NO_PROXY": manifest.no_proxy}
 
 
-def _container(plan: SidecarPlan, sidecar: Sidecar, found: list[Volume]) -> dict[str, Any]:
+def _container(plan: SidecarPlan, sidecar: PlannedSidecar, found: list[Volume]) -> dict[str, Any]:
     manifest, settings = plan.manifest, sidecar.settings
     values = {"KUBECONFIG": settings.kubeconfig or KUBECONFIG}
     if settings.connect_directly_to_cloud_apis:
@@ -121,20 +121,20 @@ def _container(plan: SidecarPlan, sidecar: Sidecar, found: list[Volume]) -> dict
     return container.to_spec()
 
 
-def _volumes(plan: SidecarPlan, sidecar: Sidecar) -> list[Volume]:
+def _volumes(plan: SidecarPlan, sidecar: PlannedSidecar) -> list[Volume]:
     manifest, settings = plan.manifest, sidecar.settings
     pair = {
-        CERT: File.named("--tls-cert-path", settings.tls_cert_path),
-        KEY: File.named("--tls-key-path", settings.tls_key_path),
+        CERT: NamedFile.named("--tls-cert-path", settings.tls_cert_path),
+        KEY: NamedFile.named("--tls-key-path", settings.tls_key_path),
     }
-    authorities = {CA: File.named("--ca-cert-path", settings.ca_cert_path)}
+    authorities = {CA: NamedFile.named("--ca-cert-path", settings.ca_cert_path)}
     found = [
         _kubeconfig(manifest, settings.kubeconfig or KUBECONFIG),
         volumes.secret(f"{_NAME}-cert", manifest.client_secret, pair),
         volumes.config_map(f"{_NAME}-ca", manifest.ca_config_map, authorities),
     ]
     if manifest.trust_bundle:
-        bundle = {"ca-bundle.crt": File("--trust-bundle", PurePosixPath(TRUST, _BUNDLE))}
+        bundle = {"ca-bundle.crt": NamedFile("--trust-bundle", PurePosixPath(TRUST, _BUNDLE))}
         volume = volumes.config_map("proxy-additional-trust-bundle", manifest.trust_bundle, bundle)
         found.append(volume)
     found += _others(manifest, sidecar)
@@ -146,15 +146,15 @@ def _volumes(plan: SidecarPlan, sidecar: Sidecar) -> list[Volume]:
 
 def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
     name = manifest.kubeconfig_volume or manifest.chosen.kubeconfig_volume
-    files = {"kubeconfig": File.named("--kubeconfig", path)}
+    files = {"kubeconfig": NamedFile.named("--kubeconfig", path)}
     volume = volumes.secret(name, manifest.kubeconfig_secret, files)
     # Without a Secret of its own, it is a volume that the workload has.
     return volume if manifest.kubeconfig_secret else replace(volume, source={})
 
 
-def _others(manifest: SidecarManifestSettings, sidecar: Sidecar) -> list[Volume]:
+def _others(manifest: SidecarManifestSettings, sidecar: PlannedSidecar) -> list[Volume]:
     files = [
-        File.named(f"--{option.flag}", text)
+        NamedFile.named(f"--{option.flag}", text)
         for option in options_of(PROGRAMS[sidecar.kind][1])
         if option.metavar == _FILE
         and option.attribute not in _NOT_OF_THE_SECRET
@@ -202,7 +202,7 @@ _PORTS = ("serving_port", "health_port", "admin_port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sidecar:
+class PlannedSidecar:
     """One sidecar: what was given for it, and what that means."""
 
     kind: str
@@ -224,7 +224,7 @@ class Sidecar:
         return str(HostPort(host, self.settings.serving_port))
 
 
-def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, Sidecar]:
+def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, PlannedSidecar]:
     """The sidecars by kind, the HTTPS one first, as HyperShift has them.
 
     ``typed`` has the flags of the sidecars, and what --socks5-arg and --https-arg say.
@@ -245,7 +245,9 @@ def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, 
     return found
 
 
-def _sidecar(kind: str, manifest: SidecarManifestSettings, typed: Given, own: Given) -> Sidecar:
+def _sidecar(
+    kind: str, manifest: SidecarManifestSettings, typed: Given, own: Given
+) -> PlannedSidecar:
     _, settings = PROGRAMS[kind]
     known = {option.attribute for option in options_of(settings)}
     preset = manifest.chosen
@@ -262,7 +264,7 @@ def _sidecar(kind: str, manifest: SidecarManifestSettings, typed: Given, own: Gi
     }
     loaded = load(settings, with_examples(given), {})
     loaded.validate()
-    return Sidecar(kind=kind, settings=loaded, given=given)
+    return PlannedSidecar(kind=kind, settings=loaded, given=given)
 
 
 def _own(kind: str, texts: Sequence[str]) -> Given:
@@ -298,7 +300,7 @@ def _has(kind: str, attribute: str) -> bool:
     return any(option.attribute == attribute for option in options_of(PROGRAMS[kind][1]))
 
 
-def _check_ports(found: Mapping[str, Sidecar]) -> None:
+def _check_ports(found: Mapping[str, PlannedSidecar]) -> None:
     taken: dict[int, str] = {}
     for sidecar in found.values():
         settings, values = sidecar.settings, values_of(sidecar.settings)

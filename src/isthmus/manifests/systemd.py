@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from isthmus.errors import ConfigError
-from isthmus.manifests.volumes import File
+from isthmus.manifests.volumes import NamedFile
 
 Lines = Sequence[tuple[str, str]]
 
@@ -122,8 +122,8 @@ class ServiceUnit:
     description: str
     comments: Sequence[str]
     commands: Lines
-    files: Sequence[File]
-    seen: Sequence[File] = ()
+    files: Sequence[NamedFile]
+    seen: Sequence[NamedFile] = ()
     #: Who it runs as, and the directories that it may write to.
     user: Lines
     capabilities: Sequence[str] = ()
@@ -183,6 +183,6 @@ class ServiceUnit:
                 )
 
 
-def file_names(files: Sequence[File]) -> str:
+def file_names(files: Sequence[NamedFile]) -> str:
     """The paths of files for a comment, each once."""
     return " ".join(sorted({str(file.path) for file in files}))

@@ -70,7 +70,7 @@ def test_the_snapshot_line_goes_round_a_proxy(environment: dict[str, str], line:
 
 
 def test_three_lines_to_paste_follow_the_header() -> None:
-    where = up.Running(
+    where = up.RunningDemo(
         files=PkiFiles.in_directory("/p"),
         frontend=HostPort("127.0.0.1", 1),
         admin=HostPort("127.0.0.1", 3),

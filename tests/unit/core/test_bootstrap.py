@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.frame.observe.node_traffic import NodeResult
 from isthmus.tools.bootstrap import rules as bootstrap
-from isthmus.tools.bootstrap.rules import NEEDS, AddressSeen, Report, State, StepName
+from isthmus.tools.bootstrap.rules import NEEDS, AddressSeen, CheckReport, CheckState, StepName
 from isthmus.values import HostPort
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -32,7 +32,7 @@ def test_a_skipped_step_skips_what_needs_it() -> None:
     done = {StepName.LISTENER: broken}
     for name in (StepName.DESTINATION, StepName.CERTIFICATE, StepName.NAME):
         step = bootstrap.skipped_for(name, done)
-        assert step is not None and step.state is State.SKIPPED
+        assert step is not None and step.state is CheckState.SKIPPED
         done[name] = step
     assert bootstrap.skipped_for(StepName.LINK, done) is None
 
@@ -40,35 +40,35 @@ def test_a_skipped_step_skips_what_needs_it() -> None:
 def test_the_report_names_the_first_that_failed() -> None:
     steps = [bootstrap.ok(StepName.AGENT, "a")]
     steps += [bootstrap.failed(name, "b", "c") for name in (StepName.GATE, StepName.API)]
-    report = Report(tuple(steps)).to_json()
+    report = CheckReport(tuple(steps)).to_json()
     assert (report["ok"], report["failed"]) == (False, "gate")
 
 
 @pytest.mark.parametrize(
     ("look", "state"),
     [
-        (seen(guarded=True), State.OK),
-        (seen(), State.OK),
-        (seen(guarded=False), State.FAILED),
-        (seen(ruled=False), State.WARNING),
-        (seen(ruled=False, guarded=False), State.WARNING),
-        (seen(ruled=False, guarded=True), State.OK),
+        (seen(guarded=True), CheckState.OK),
+        (seen(), CheckState.OK),
+        (seen(guarded=False), CheckState.FAILED),
+        (seen(ruled=False), CheckState.WARNING),
+        (seen(ruled=False, guarded=False), CheckState.WARNING),
+        (seen(ruled=False, guarded=True), CheckState.OK),
     ],
 )
-def test_rules(look: AddressSeen, state: State) -> None:
+def test_rules(look: AddressSeen, state: CheckState) -> None:
     assert bootstrap.judge_rule("10.0.0.1", look).state is state
 
 
 def test_an_address_of_somebody_else_is_a_warning() -> None:
     step = bootstrap.judge_address("10.0.0.1", seen(ours=False, interface="eth0"))
-    assert step.state is State.WARNING
+    assert step.state is CheckState.WARNING
     assert "eth0" in step.found
 
 
 @pytest.mark.parametrize(
-    ("silent", "state"), [((True,), State.FAILED), ((True, False), State.WARNING)]
+    ("silent", "state"), [((True,), CheckState.FAILED), ((True, False), CheckState.WARNING)]
 )
-def test_konnectivitys_own_server(silent: tuple[bool, ...], state: State) -> None:
+def test_konnectivitys_own_server(silent: tuple[bool, ...], state: CheckState) -> None:
     servers = [{"serverId": "go", "carries": "unknown", "silent": each} for each in silent]
     step = bootstrap.judge_feature({"nodeTraffic": {"servers": servers}}, "Gate")
     assert step.state is state
@@ -97,14 +97,16 @@ def test_there_is_advice_for_every_result_that_ends_in_a_reset() -> None:
 @pytest.mark.parametrize(
     ("begins", "ends", "strict", "state", "text"),
     [
-        (-DAY, 90 * DAY, "", State.OK, "valid until 2026-04-02"),
-        (-DAY, 9 * DAY, "", State.WARNING, "expires on 2026-01-11"),
-        (-9 * DAY, -DAY, "certificate has expired", State.FAILED, "expired on 2026-01-01"),
-        (DAY, 9 * DAY, "not yet valid", State.FAILED, "not valid before 2026-01-03"),
-        (-DAY, 90 * DAY, "certificate has expired", State.FAILED, "certificate has expired"),
+        (-DAY, 90 * DAY, "", CheckState.OK, "valid until 2026-04-02"),
+        (-DAY, 9 * DAY, "", CheckState.WARNING, "expires on 2026-01-11"),
+        (-9 * DAY, -DAY, "certificate has expired", CheckState.FAILED, "expired on 2026-01-01"),
+        (DAY, 9 * DAY, "not yet valid", CheckState.FAILED, "not valid before 2026-01-03"),
+        (-DAY, 90 * DAY, "certificate has expired", CheckState.FAILED, "certificate has expired"),
     ],
 )
-def test_expiry(begins: timedelta, ends: timedelta, strict: str, state: State, text: str) -> None:
+def test_expiry(
+    begins: timedelta, ends: timedelta, strict: str, state: CheckState, text: str
+) -> None:
     step = bootstrap.judge_expiry(NOW + begins, NOW + ends, NOW, strict)
     assert step.state is state
     assert text in step.found
@@ -121,4 +123,4 @@ def test_expiry(begins: timedelta, ends: timedelta, strict: str, state: State, t
 )
 def test_endpoints(found: list[str], fine: bool) -> None:
     step = bootstrap.judge_endpoints(HostPort("10.0.0.1", 6443), list(map(HostPort.parse, found)))
-    assert (step.state is State.OK) is fine
+    assert (step.state is CheckState.OK) is fine

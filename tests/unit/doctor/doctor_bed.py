@@ -8,7 +8,7 @@ from typing import Any
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Check, Finding
 from isthmus.tools.doctor.patient import Patient, Running
 from isthmus.tools.pki.making import PkiFiles
@@ -56,7 +56,7 @@ def by_check(findings: Iterable[Finding]) -> Mapping[Check, list[Finding]]:
     return found
 
 
-def states(findings: Iterable[Finding], check: Check) -> list[State]:
+def states(findings: Iterable[Finding], check: Check) -> list[CheckState]:
     """How the findings of one check came out."""
     return [finding.state for finding in findings if finding.check is check]
 

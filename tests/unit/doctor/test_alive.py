@@ -9,7 +9,7 @@ from doctor_bed import agent, by_check, only, running, server, states
 
 from isthmus import __version__
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
 from isthmus.tools.doctor.alive import (
     judge_dials,
@@ -44,34 +44,34 @@ def test_readiness_is_read(certificates: PkiFiles) -> None:
     text = "[+]ping ok\n[-]links failed: no server is connected\n"
     who = running("agent", settings, ready=False, readiness=text)
     finding = only(see_readiness(who), Check.READINESS)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert finding.seen == "links failed: no server is connected"
-    assert states(see_readiness(running("agent", settings)), Check.READINESS) == [State.OK]
+    assert states(see_readiness(running("agent", settings)), Check.READINESS) == [CheckState.OK]
     silent = running("agent", settings, ready=False)
-    assert states(see_readiness(silent), Check.READINESS) == [State.FAILED]
+    assert states(see_readiness(silent), Check.READINESS) == [CheckState.FAILED]
     unasked = running("agent", settings, missing={READINESS: "did not answer in time"})
-    assert states(see_readiness(unasked), Check.READINESS) == [State.SKIPPED]
+    assert states(see_readiness(unasked), Check.READINESS) == [CheckState.SKIPPED]
 
 
 @pytest.mark.parametrize(
     ("changed", "state"),
     [
-        ({}, State.OK),
-        ({"rttSeconds": None}, State.OK),
-        ({"rttSeconds": 3.0}, State.WARNING),
-        ({"state": "greeting"}, State.WARNING),
-        ({"state": "draining"}, State.WARNING),
-        ({"state": "stuck"}, State.FAILED),
+        ({}, CheckState.OK),
+        ({"rttSeconds": None}, CheckState.OK),
+        ({"rttSeconds": 3.0}, CheckState.WARNING),
+        ({"state": "greeting"}, CheckState.WARNING),
+        ({"state": "draining"}, CheckState.WARNING),
+        ({"state": "stuck"}, CheckState.FAILED),
     ],
 )
-def test_a_link_is_judged(changed: dict[str, Any], state: State) -> None:
+def test_a_link_is_judged(changed: dict[str, Any], state: CheckState) -> None:
     assert judge_link(link(**changed), "link to a").state is state
 
 
 def test_no_link_at_all_is_found(certificates: PkiFiles) -> None:
     who = running("server", server(certificates), snapshot={"links": []})
     finding = only(see_links(who), Check.LINKS)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "agents" in finding.seen and "on the agents' machines" in finding.todo
     who = running("agent", agent(certificates), snapshot={"links": []})
     finding = only(see_links(who), Check.LINKS)
@@ -82,42 +82,44 @@ def test_a_server_that_relays_lacks_agents_and_no_more(certificates: PkiFiles) -
     relay = {"serverId": "cp-2", "direction": "to", "address": "10.0.0.2:8091", "agents": True}
     snapshot = {"links": [], "relays": [relay | {"state": "open", "rttSeconds": 0.01}]}
     none, well = see_links(running("server", server(certificates), snapshot=snapshot))
-    assert (none.state, none.seen) == (State.WARNING, "none: dials are relayed through cp-2")
-    assert (well.state, well.about) == (State.OK, "link to server cp-2 at 10.0.0.2:8091")
+    assert (none.state, none.seen) == (CheckState.WARNING, "none: dials are relayed through cp-2")
+    assert (well.state, well.about) == (CheckState.OK, "link to server cp-2 at 10.0.0.2:8091")
     snapshot = {"links": [], "relays": [relay | {"state": "stuck", "agents": False}]}
     found = list(see_links(running("server", server(certificates), snapshot=snapshot)))
-    assert [each.state for each in found] == [State.FAILED, State.FAILED]
+    assert [each.state for each in found] == [CheckState.FAILED, CheckState.FAILED]
 
 
 def test_versions_are_compared(certificates: PkiFiles) -> None:
     agents = [{"version": __version__}, {"version": ""}, {"version": "0.0.9"}]
     snapshot = {"version": __version__, "agents": agents}
     own, theirs = see_versions(running("server", server(certificates), snapshot=snapshot))
-    assert own.state is State.OK
-    assert theirs.state is State.WARNING
+    assert own.state is CheckState.OK
+    assert theirs.state is CheckState.WARNING
     assert "1 of 0.0.9" in theirs.seen
     older = running("agent", agent(certificates), snapshot={"version": "0.0.1"})
-    assert states(see_versions(older), Check.VERSIONS) == [State.WARNING]
+    assert states(see_versions(older), Check.VERSIONS) == [CheckState.WARNING]
 
 
 @pytest.mark.parametrize(
     ("known", "linked", "leases", "state"),
     [
-        (3, 3, None, State.OK),
-        (3, 3, 3, State.OK),
-        (3, 1, None, State.FAILED),
-        (1, 1, 3, State.WARNING),
-        (3, 3, 2, State.WARNING),
+        (3, 3, None, CheckState.OK),
+        (3, 3, 3, CheckState.OK),
+        (3, 1, None, CheckState.FAILED),
+        (1, 1, 3, CheckState.WARNING),
+        (3, 3, 2, CheckState.WARNING),
     ],
 )
-def test_servers_are_counted(known: int, linked: int, leases: int | None, state: State) -> None:
+def test_servers_are_counted(
+    known: int, linked: int, leases: int | None, state: CheckState
+) -> None:
     assert judge_known(known, linked, leases).state is state
 
 
 def test_links_to_one_server_count_once(certificates: PkiFiles) -> None:
     snapshot = {"knownServers": 2, "links": [link(), link()]}
     who = running("agent", agent(certificates), snapshot=snapshot)
-    assert only(see_server_count(who), Check.SERVER_COUNT).state is State.FAILED
+    assert only(see_server_count(who), Check.SERVER_COUNT).state is CheckState.FAILED
 
 
 @pytest.mark.parametrize("stage", LinkStage)
@@ -128,7 +130,7 @@ def test_every_failed_link_has_its_advice(certificates: PkiFiles, stage: LinkSta
     )
     who = running("agent", agent(certificates), metrics=metrics)
     finding = only(see_link_failures(who), Check.LINK_FAILURES)
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert finding.seen == f"4 times: {stage.value}"
     assert finding.todo == LINK_ADVICE[stage]
 
@@ -146,7 +148,7 @@ def test_every_failed_dial_has_its_advice(
     said = {"history": {"steps": steps}} if source == "history" else {"metrics": metrics}
     who = running("agent", agent(certificates), **said)
     finding = only(see_dial_failures(who), Check.DIAL_FAILURES)
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert finding.todo == DIAL_ADVICE[failure]
     assert failure.name.lower() in finding.about
 
@@ -154,10 +156,10 @@ def test_every_failed_dial_has_its_advice(
 def test_few_failures_among_many_dials_are_everyday_life(certificates: PkiFiles) -> None:
     steps = [{"dials": 1000, "failures": {DialFailure.REFUSED.value: 2}}]
     who = running("agent", agent(certificates), history={"steps": steps})
-    assert states(see_dial_failures(who), Check.DIAL_FAILURES) == [State.OK]
+    assert states(see_dial_failures(who), Check.DIAL_FAILURES) == [CheckState.OK]
 
 
 def test_nothing_failed(certificates: PkiFiles) -> None:
     who = running("agent", agent(certificates))
     found = by_check([*see_dial_failures(who), *see_link_failures(who)])
-    assert {one.state for each in found.values() for one in each} == {State.OK}
+    assert {one.state for each in found.values() for one in each} == {CheckState.OK}

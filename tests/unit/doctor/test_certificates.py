@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 from doctor_bed import agent, by_check, only, patient, running, server
 
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.certificates import judge_expiry, see_certificates, see_roles
 from isthmus.tools.doctor.finding import Asked, Check
 from isthmus.tools.pki import making as pki
@@ -28,7 +28,7 @@ DAY = timedelta(days=1)
 def test_good_certificates_are_well(certificates: PkiFiles) -> None:
     for program, settings in (("agent", agent(certificates)), ("server", server(certificates))):
         findings = list(see_certificates(patient(program, settings)))
-        assert {one.state for one in findings} == {State.OK}
+        assert {one.state for one in findings} == {CheckState.OK}
         wanted = {Check.KEY_PAIR, Check.CHAIN, Check.USAGE, Check.EXPIRY}
         assert wanted <= {one.check for one in findings}
 
@@ -40,7 +40,7 @@ def test_files_are_called_what_the_program_calls_them(
     typed = {"agent_cert": "agent.crt", "agent_key": "agent.key", "ca_cert": "ca.crt"}
     who = running("agent", agent(certificates, **typed), pid=os.getpid())
     findings = list(see_certificates(who))
-    assert {one.state for one in findings} == {State.OK}
+    assert {one.state for one in findings} == {CheckState.OK}
     names = {"--agent-cert agent.crt", "--agent-key agent.key", "--ca-cert ca.crt"}
     assert {one.about for one in findings} == names
 
@@ -49,7 +49,7 @@ def test_a_certificate_that_other_servers_are_shown_is_for_clients(certificates:
     asks = {"peer_relay": True, "peer_server": ("cp-2=10.0.0.2:8091",)}
     findings = list(see_certificates(patient("server", server(certificates, **asks))))
     usage = [one for one in findings if one.check is Check.USAGE]
-    assert [one.state for one in usage] == [State.OK, State.FAILED]
+    assert [one.state for one in usage] == [CheckState.OK, CheckState.FAILED]
     assert "not for a client" in usage[1].seen
 
 
@@ -61,7 +61,7 @@ def frontend(files: PkiFiles, ca: Path, **more: Any) -> ServerSettings:
 def test_a_frontend_whose_clients_have_another_authority_is_well(certificates: PkiFiles) -> None:
     settings = frontend(certificates, certificates.client_ca_cert)
     findings = list(see_certificates(patient("server", settings)))
-    assert {one.state for one in findings} == {State.OK}
+    assert {one.state for one in findings} == {CheckState.OK}
     chains = [one.seen for one in findings if one.check is Check.CHAIN]
     assert any("these are for clients" in seen for seen in chains)
 
@@ -70,21 +70,21 @@ def test_one_authority_for_agents_and_clients_is_found(
     certificates: PkiFiles, tmp_path: Path
 ) -> None:
     apart = frontend(certificates, certificates.client_ca_cert)
-    assert only(see_roles(patient("server", apart)), Check.ROLES).state is State.OK
+    assert only(see_roles(patient("server", apart)), Check.ROLES).state is CheckState.OK
     copied = tmp_path / "another-name.crt"
     copied.write_bytes(certificates.ca_cert.read_bytes())
     finding = only(see_roles(patient("server", frontend(certificates, copied))), Check.ROLES)
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert "an agent's certificate opens the frontend" in finding.seen
     assert "docs/pki.md" in finding.todo and "docs/pki.md" not in finding.seen
     named = frontend(certificates, copied, agent_names=("edge-*",), client_names=("apiserver",))
-    assert only(see_roles(patient("server", named)), Check.ROLES).state is State.OK
+    assert only(see_roles(patient("server", named)), Check.ROLES).state is CheckState.OK
 
 
 def test_a_key_of_another_certificate_is_found(certificates: PkiFiles, others: PkiFiles) -> None:
     settings = agent(certificates, agent_key=str(others.agent_key))
     finding = only(see_certificates(patient("agent", settings)), Check.KEY_PAIR)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert finding.seen.startswith("key does not match the certificate"), "the flag is said once"
 
 
@@ -100,7 +100,7 @@ def test_a_key_with_a_passphrase_is_found(certificates: PkiFiles, tmp_path: Path
     )
     settings = agent(certificates, agent_key=str(locked))
     finding = only(see_certificates(patient("agent", settings)), Check.KEY_PAIR)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "encrypted" in finding.seen
 
 
@@ -114,7 +114,7 @@ def test_a_foreign_authority_is_found(
         else server(certificates, cluster_ca_cert=str(others.ca_cert))
     )
     finding = only(see_certificates(patient(program, settings)), Check.CHAIN)
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert "have not signed it" in finding.seen
 
 
@@ -125,17 +125,17 @@ def test_a_certificate_for_the_other_side_is_found(certificates: PkiFiles) -> No
         agent_key=str(certificates.server_key),
     )
     finding = only(see_certificates(patient("agent", settings)), Check.USAGE)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "not for a client" in finding.seen
 
 
 def test_a_name_that_agents_dial_and_is_missing_is_found(certificates: PkiFiles) -> None:
-    for address, state in (("10.9.9.9:8091", State.FAILED), ("127.0.0.1:8091", State.OK)):
+    for address, state in (("10.9.9.9:8091", CheckState.FAILED), ("127.0.0.1:8091", CheckState.OK)):
         settings = server(
             certificates, enable_lease_controller=True, advertise_agent_address=address
         )
         findings = by_check(see_certificates(patient("server", settings)))[Check.NAMES]
-        assert [one.state for one in findings] == [State.OK, state]
+        assert [one.state for one in findings] == [CheckState.OK, state]
 
 
 def test_a_certificate_without_names_is_found(tmp_path: Path, certificates: PkiFiles) -> None:
@@ -159,20 +159,20 @@ def test_a_certificate_without_names_is_found(tmp_path: Path, certificates: PkiF
         certificates, cluster_cert=str(tmp_path / "c"), cluster_key=str(tmp_path / "k")
     )
     finding = only(see_certificates(patient("server", settings)), Check.NAMES)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
 
 
 @pytest.mark.parametrize(
     ("born_days", "seen", "state"),
     [
-        (-400, "expired on", State.FAILED),
-        (-360, "days left", State.FAILED),
-        (-345, "days left", State.WARNING),
-        (-300, "days left", State.OK),
-        (+10, "not valid before", State.FAILED),
+        (-400, "expired on", CheckState.FAILED),
+        (-360, "days left", CheckState.FAILED),
+        (-345, "days left", CheckState.WARNING),
+        (-300, "days left", CheckState.OK),
+        (+10, "not valid before", CheckState.FAILED),
     ],
 )
-def test_dates_are_looked_at(tmp_path: Path, born_days: int, seen: str, state: State) -> None:
+def test_dates_are_looked_at(tmp_path: Path, born_days: int, seen: str, state: CheckState) -> None:
     """Made on another day, and looked at today."""
     files = pki.init(tmp_path, now=datetime.now(UTC) + born_days * DAY, days=365)
     findings = by_check(see_certificates(patient("agent", agent(files))))[Check.EXPIRY]
@@ -184,17 +184,17 @@ def test_dates_are_looked_at(tmp_path: Path, born_days: int, seen: str, state: S
 @pytest.mark.parametrize(
     ("life_days", "left_days", "state"),
     [
-        (1, 0.9, State.OK),  # renewed every few hours
-        (1, 0.3, State.WARNING),
-        (1, 0.05, State.FAILED),
-        (365, 31, State.OK),
-        (365, 29, State.WARNING),
-        (365, 8, State.WARNING),
-        (365, 7, State.FAILED),
+        (1, 0.9, CheckState.OK),  # renewed every few hours
+        (1, 0.3, CheckState.WARNING),
+        (1, 0.05, CheckState.FAILED),
+        (365, 31, CheckState.OK),
+        (365, 29, CheckState.WARNING),
+        (365, 8, CheckState.WARNING),
+        (365, 7, CheckState.FAILED),
     ],
 )
 def test_a_short_life_is_judged_by_its_share(
-    life_days: float, left_days: float, state: State
+    life_days: float, left_days: float, state: CheckState
 ) -> None:
     end = NOW + timedelta(days=left_days)
     asked = Asked(Check.EXPIRY, "it", "read")
@@ -211,6 +211,6 @@ def test_an_expired_authority_beside_a_good_one_is_well(tmp_path: Path) -> None:
     both = tmp_path / "both.crt"
     both.write_text(old.ca_cert.read_text() + new.ca_cert.read_text())
     findings = by_check(see_certificates(patient("agent", agent(new, ca_cert=str(both)))))
-    assert {one.state for one in findings[Check.EXPIRY]} == {State.OK}
+    assert {one.state for one in findings[Check.EXPIRY]} == {CheckState.OK}
     alone = by_check(see_certificates(patient("agent", agent(new, ca_cert=str(old.ca_cert)))))
-    assert State.FAILED in {one.state for one in alone[Check.EXPIRY]}
+    assert CheckState.FAILED in {one.state for one in alone[Check.EXPIRY]}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from doctor_bed import patient
 
 from isthmus.errors import ConfigError
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.examine import Look, Progress, examine
 from isthmus.tools.doctor.finding import Asked, Check, Finding
 from isthmus.tools.doctor.patient import Patient, Running, Shared
@@ -57,10 +57,10 @@ def test_a_look_that_breaks_costs_nobody_else_anything() -> None:
     ]
     findings = examine([patient("agent", None)], looks, limit_s=LIMIT_S)
     got = {(one.check, one.state): one.seen for one in findings}
-    assert got[Check.FILES, State.OK] == "well"
-    assert "ZeroDivisionError" in got[Check.FILES, State.FAILED]
-    assert "--listen: no port" in got[Check.DNS, State.SKIPPED]
-    assert got[Check.PORTS, State.OK] == "well"
+    assert got[Check.FILES, CheckState.OK] == "well"
+    assert "ZeroDivisionError" in got[Check.FILES, CheckState.FAILED]
+    assert "--listen: no port" in got[Check.DNS, CheckState.SKIPPED]
+    assert got[Check.PORTS, CheckState.OK] == "well"
 
 
 def test_a_look_that_hangs_is_left_behind_and_said() -> None:
@@ -78,9 +78,9 @@ def test_a_look_that_hangs_is_left_behind_and_said() -> None:
     finally:
         release.set()
     assert [(one.check, one.state) for one in findings] == [
-        (Check.PORTS, State.OK),
-        (Check.CONNECT, State.OK),
-        (Check.TLS, State.FAILED),
+        (Check.PORTS, CheckState.OK),
+        (Check.CONNECT, CheckState.OK),
+        (Check.TLS, CheckState.FAILED),
     ]
     assert "no end within" in findings[-1].seen
     assert told[-1].waits_for == ("connect",)

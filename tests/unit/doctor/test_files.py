@@ -10,7 +10,7 @@ import pytest
 from doctor_bed import agent, by_check, only, patient, server, states
 
 from isthmus.settings.options import compose, options_of
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.configuration import see_configuration
 from isthmus.tools.doctor.files import User, judge_file, judge_mode, see_files
 from isthmus.tools.doctor.finding import Asked, Check
@@ -24,8 +24,8 @@ ASKED = Asked(Check.FILES, "--agent-key k", "looked")
 
 def test_good_files_are_well(certificates: PkiFiles) -> None:
     found = by_check(see_files(patient("agent", agent(certificates))))
-    assert [one.state for one in found[Check.FILES]] == [State.OK] * 3
-    assert [one.state for one in found[Check.MODES]] == [State.OK]
+    assert [one.state for one in found[Check.FILES]] == [CheckState.OK] * 3
+    assert [one.state for one in found[Check.MODES]] == [CheckState.OK]
 
 
 @pytest.mark.parametrize("program", SETTINGS)
@@ -81,7 +81,9 @@ def test_a_broken_file_is_found(
     tmp_path: Path, certificates: PkiFiles, how: str, seen: str
 ) -> None:
     settings = agent(certificates, agent_cert=broken(tmp_path, certificates, how))
-    failed = [one for one in see_files(patient("agent", settings)) if one.state is State.FAILED]
+    failed = [
+        one for one in see_files(patient("agent", settings)) if one.state is CheckState.FAILED
+    ]
     assert len(failed) == 1
     assert seen in failed[0].seen
     assert "--agent-cert" in failed[0].about
@@ -94,11 +96,11 @@ def test_a_key_that_the_programs_user_may_not_read_is_found(tmp_path: Path) -> N
     key.chmod(0o600)
     file = NamedFile(flag="--agent-key", path=str(key), secret=True)
     finding = judge_file(ASKED, file, key, User(12345, frozenset({12345})))
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "user 12345 may not read it (mode 0600" in finding.seen
     key.chmod(0o640)
     group = User(12345, frozenset({os.getegid()}))
-    assert judge_file(ASKED, file, key, group).state is State.OK
+    assert judge_file(ASKED, file, key, group).state is CheckState.OK
 
 
 def test_the_user_of_a_process_is_known() -> None:
@@ -113,14 +115,14 @@ def test_a_key_below_a_closed_directory_is_well(tmp_path: Path) -> None:
     key.write_text("x")
     key.chmod(0o644)
     finding = judge_mode(NamedFile(flag="--agent-key", path=str(key), secret=True), key)
-    assert finding.state is State.OK
+    assert finding.state is CheckState.OK
     assert f"may enter {key.parent}" in finding.seen
 
 
 def test_an_open_key_below_open_directories_is_found() -> None:
     """/etc/passwd is what everybody may read on every machine."""
     finding = judge_mode(NamedFile(flag="--agent-key", path="p", secret=True), Path("/etc/passwd"))
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "chmod o= /etc/passwd" in finding.todo
 
 
@@ -131,7 +133,7 @@ def test_a_secret_mounted_by_a_kubelet_is_well(tmp_path: Path) -> None:
     (tmp_path / "tls.key").symlink_to("..data/tls.key")
     file = NamedFile(flag="--agent-key", path="tls.key", secret=True)
     finding = judge_mode(file, tmp_path / "tls.key")
-    assert finding.state is State.OK
+    assert finding.state is CheckState.OK
     assert "mounted by Kubernetes" in finding.seen
 
 
@@ -139,7 +141,7 @@ def test_flags_that_contradict_each_other_are_found(certificates: PkiFiles) -> N
     finding = only(
         see_configuration(patient("agent", agent(certificates, ca_cert=""))), Check.CONFIGURATION
     )
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "--ca-cert is missing" in finding.seen
 
 
@@ -152,18 +154,18 @@ def test_flags_that_are_hardly_meant_are_found(certificates: PkiFiles) -> None:
         allowed_destination=("localhost:6443",),
     )
     findings = list(see_configuration(patient("server", settings)))
-    assert states(findings, Check.CONFIGURATION) == [State.WARNING]
+    assert states(findings, Check.CONFIGURATION) == [CheckState.WARNING]
     assert "--insecure-agents" in findings[0].seen
 
 
 def test_flags_without_an_effect_are_found(certificates: PkiFiles) -> None:
     given = {"sync_forever": ("true",)}
     findings = list(see_configuration(patient("agent", agent(certificates), given=given)))
-    assert states(findings, Check.CONFIGURATION) == [State.WARNING]
+    assert states(findings, Check.CONFIGURATION) == [CheckState.WARNING]
     assert "--sync-forever" in findings[0].seen
 
 
 def test_flags_that_make_sense_are_well(certificates: PkiFiles) -> None:
     assert states(
         see_configuration(patient("agent", agent(certificates))), Check.CONFIGURATION
-    ) == [State.OK]
+    ) == [CheckState.OK]

@@ -9,7 +9,7 @@ from doctor_bed import by_check, patient
 
 from isthmus.programs.node_proxy.kernel.host import Sysctls
 from isthmus.programs.node_proxy.settings import NodeProxySettings
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Asked, Check
 from isthmus.tools.doctor.host import Route, filter_of, judge_filter, judge_mtu, judge_route
 from isthmus.tools.doctor.kernel import Tracking, judge_conntrack, judge_localnet, see_sysctls
@@ -33,7 +33,7 @@ def machine(root: Path, **values: int) -> Sysctls:
     return Sysctls(root)
 
 
-def seen(sysctls: Sysctls) -> dict[Check, set[State]]:
+def seen(sysctls: Sysctls) -> dict[Check, set[CheckState]]:
     settings = NodeProxySettings(proxy_mode="iptables")
     findings = see_sysctls(patient("node-proxy", settings), sysctls)
     return {check: {one.state for one in found} for check, found in by_check(findings).items()}
@@ -41,31 +41,31 @@ def seen(sysctls: Sysctls) -> dict[Check, set[State]]:
 
 def test_a_good_node_is_well(tmp_path: Path) -> None:
     assert seen(machine(tmp_path)) == {
-        Check.FORWARDING: {State.OK},
-        Check.LOCALNET: {State.OK},
-        Check.CONNTRACK: {State.OK},
+        Check.FORWARDING: {CheckState.OK},
+        Check.LOCALNET: {CheckState.OK},
+        Check.CONNTRACK: {CheckState.OK},
     }
 
 
 def test_a_node_that_does_not_forward_is_found(tmp_path: Path) -> None:
-    assert State.FAILED in seen(machine(tmp_path, net__ipv4__ip_forward=0))[Check.FORWARDING]
+    assert CheckState.FAILED in seen(machine(tmp_path, net__ipv4__ip_forward=0))[Check.FORWARDING]
 
 
-@pytest.mark.parametrize(("used", "state"), [(850, State.WARNING), (990, State.FAILED)])
-def test_a_table_that_is_full_is_found(tmp_path: Path, used: int, state: State) -> None:
+@pytest.mark.parametrize(("used", "state"), [(850, CheckState.WARNING), (990, CheckState.FAILED)])
+def test_a_table_that_is_full_is_found(tmp_path: Path, used: int, state: CheckState) -> None:
     sysctls = machine(tmp_path, net__netfilter__nf_conntrack_count=used)
     assert seen(sysctls)[Check.CONNTRACK] == {state}
 
 
 def test_what_cannot_be_read_is_skipped(tmp_path: Path) -> None:
-    assert judge_conntrack(Tracking(used=None, most=None)).state is State.SKIPPED
-    assert seen(Sysctls(tmp_path))[Check.FORWARDING] == {State.SKIPPED}
+    assert judge_conntrack(Tracking(used=None, most=None)).state is CheckState.SKIPPED
+    assert seen(Sysctls(tmp_path))[Check.FORWARDING] == {CheckState.SKIPPED}
 
 
 def test_localhost_node_ports_of_a_running_node_proxy() -> None:
-    assert judge_localnet(0, running=True).state is State.FAILED
-    assert judge_localnet(0, running=False).state is State.OK
-    assert judge_localnet(1, running=True).state is State.OK
+    assert judge_localnet(0, running=True).state is CheckState.FAILED
+    assert judge_localnet(0, running=False).state is CheckState.OK
+    assert judge_localnet(1, running=True).state is CheckState.OK
 
 
 def route(**more: object) -> Route:
@@ -74,15 +74,15 @@ def route(**more: object) -> Route:
 
 
 def test_no_route_is_found() -> None:
-    assert judge_route(ROUTE, None).state is State.FAILED
-    assert judge_route(ROUTE, route(up=False)).state is State.FAILED
-    assert judge_route(ROUTE, route(gateway="10.0.0.1")).state is State.OK
+    assert judge_route(ROUTE, None).state is CheckState.FAILED
+    assert judge_route(ROUTE, route(up=False)).state is CheckState.FAILED
+    assert judge_route(ROUTE, route(gateway="10.0.0.1")).state is CheckState.OK
 
 
 @pytest.mark.parametrize(
-    ("mtu", "state"), [(1500, State.OK), (1300, State.WARNING), (576, State.FAILED)]
+    ("mtu", "state"), [(1500, CheckState.OK), (1300, CheckState.WARNING), (576, CheckState.FAILED)]
 )
-def test_a_small_mtu_is_found(mtu: int, state: State) -> None:
+def test_a_small_mtu_is_found(mtu: int, state: CheckState) -> None:
     assert judge_mtu("10.0.0.1", route(mtu=mtu)).state is state
 
 
@@ -92,6 +92,6 @@ def test_strict_filters_with_two_uplinks_are_found(tmp_path: Path) -> None:
         (tmp_path / name / "rp_filter").write_text(f"{value}\n")
     assert filter_of("eth0", tmp_path) == 1
     two = ("eth0", "eth1")
-    assert judge_filter("10.0.0.1", "eth0", 1, two).state is State.WARNING
-    assert judge_filter("10.0.0.1", "eth0", 1, ("eth0",)).state is State.OK
-    assert judge_filter("10.0.0.1", "eth0", 2, two).state is State.OK
+    assert judge_filter("10.0.0.1", "eth0", 1, two).state is CheckState.WARNING
+    assert judge_filter("10.0.0.1", "eth0", 1, ("eth0",)).state is CheckState.OK
+    assert judge_filter("10.0.0.1", "eth0", 2, two).state is CheckState.OK

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from doctor_bed import LIMIT_S, agent, by_check, patient, running, server
 
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.alive import see_server_count
 from isthmus.tools.doctor.finding import Check
 from isthmus.tools.doctor.kubernetes import need_of, see_api
@@ -130,7 +130,7 @@ def tokens(certificates: PkiFiles, kubeconfig: str) -> Any:
 
 def test_a_good_api_is_well(api: Api, kubeconfig: str, certificates: PkiFiles) -> None:
     findings = list(see_api(patient("server", tokens(certificates, kubeconfig))))
-    assert {one.state for one in findings} == {State.OK}, findings
+    assert {one.state for one in findings} == {CheckState.OK}, findings
     asked = {(one["verb"], one["resource"]) for one in api.asked}
     assert ("create", "tokenreviews") in asked
     assert {("list", "leases"), ("create", "leases"), ("update", "leases")} <= asked
@@ -142,7 +142,7 @@ def test_a_permission_that_is_missing_is_found(
 ) -> None:
     api.denied = {("create", "tokenreviews")}
     findings = list(see_api(patient("server", tokens(certificates, kubeconfig))))
-    failed = [one for one in findings if one.state is State.FAILED]
+    failed = [one for one in findings if one.state is CheckState.FAILED]
     assert [one.check for one in failed] == [Check.PERMISSIONS]
     assert "create tokenreviews.authentication.k8s.io" in failed[0].about
 
@@ -153,15 +153,15 @@ def test_a_token_that_the_api_does_not_know_is_found(
     api.status = 401
     found = by_check(see_api(patient("server", tokens(certificates, kubeconfig))))
     (finding,) = found[Check.PERMISSIONS]
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "credentials" in finding.todo
 
 
 @pytest.mark.parametrize(
-    ("skew_s", "state"), [(0, State.OK), (30, State.WARNING), (-7200, State.FAILED)]
+    ("skew_s", "state"), [(0, CheckState.OK), (30, CheckState.WARNING), (-7200, CheckState.FAILED)]
 )
 def test_the_time_of_the_api_is_compared(
-    api: Api, kubeconfig: str, certificates: PkiFiles, skew_s: int, state: State
+    api: Api, kubeconfig: str, certificates: PkiFiles, skew_s: int, state: CheckState
 ) -> None:
     api.skew = timedelta(seconds=skew_s)
     found = by_check(see_api(patient("server", tokens(certificates, kubeconfig))))
@@ -171,20 +171,20 @@ def test_the_time_of_the_api_is_compared(
 def test_an_api_that_is_ill_is_found(api: Api, kubeconfig: str, certificates: PkiFiles) -> None:
     api.status = 503
     found = by_check(see_api(patient("server", tokens(certificates, kubeconfig))))
-    assert found[Check.KUBE_API][0].state is State.FAILED
+    assert found[Check.KUBE_API][0].state is CheckState.FAILED
 
 
 def test_an_api_that_does_not_answer_is_found(tmp_path: Path, certificates: PkiFiles) -> None:
     with serving() as gone:
         kubeconfig = _kubeconfig(tmp_path, f"http://127.0.0.1:{gone.server_address[1]}")
     (finding,) = see_api(patient("server", tokens(certificates, kubeconfig)))
-    assert (finding.check, finding.state) == (Check.KUBE_API, State.FAILED)
+    assert (finding.check, finding.state) == (Check.KUBE_API, CheckState.FAILED)
 
 
 def test_a_kubeconfig_that_cannot_be_used_is_found(tmp_path: Path, certificates: PkiFiles) -> None:
     (tmp_path / "k").write_text("- not\n- one\n")
     (finding,) = see_api(patient("server", tokens(certificates, str(tmp_path / "k"))))
-    assert (finding.check, finding.state) == (Check.KUBE_API, State.FAILED)
+    assert (finding.check, finding.state) == (Check.KUBE_API, CheckState.FAILED)
     assert "--kubeconfig" in finding.about and finding.seen == "not a kubeconfig"
 
 
@@ -193,9 +193,9 @@ def test_who_needs_no_api_is_not_asked_about_it(certificates: PkiFiles) -> None:
     assert list(see_api(patient("agent", agent(certificates)))) == []
 
 
-@pytest.mark.parametrize(("leases", "state"), [(2, State.OK), (3, State.WARNING)])
+@pytest.mark.parametrize(("leases", "state"), [(2, CheckState.OK), (3, CheckState.WARNING)])
 def test_leases_are_counted(
-    api: Api, kubeconfig: str, certificates: PkiFiles, leases: int, state: State
+    api: Api, kubeconfig: str, certificates: PkiFiles, leases: int, state: CheckState
 ) -> None:
     api.leases = leases
     settings = agent(certificates, count_server_leases=True, kubeconfig=kubeconfig)

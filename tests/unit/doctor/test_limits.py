@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from doctor_bed import agent, only, running
 
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Asked, Check
 from isthmus.tools.doctor.limits import (
     Files,
@@ -34,14 +34,14 @@ MEMORY = Asked(Check.MEMORY, "memory limit", "read")
 @pytest.mark.parametrize(
     ("files", "state"),
     [
-        (Files(soft=1024, hard=1 << 60), State.OK),
-        (Files(soft=1024, hard=4096), State.WARNING),
-        (Files(soft=1000, hard=1000), State.FAILED),
-        (Files(soft=10000, hard=10000, used=8500), State.WARNING),
-        (Files(soft=10000, hard=10000, used=9900), State.FAILED),
+        (Files(soft=1024, hard=1 << 60), CheckState.OK),
+        (Files(soft=1024, hard=4096), CheckState.WARNING),
+        (Files(soft=1000, hard=1000), CheckState.FAILED),
+        (Files(soft=10000, hard=10000, used=8500), CheckState.WARNING),
+        (Files(soft=10000, hard=10000, used=9900), CheckState.FAILED),
     ],
 )
-def test_descriptors_are_judged(files: Files, state: State) -> None:
+def test_descriptors_are_judged(files: Files, state: CheckState) -> None:
     assert judge_files(FILES, files).state is state
 
 
@@ -78,15 +78,15 @@ def test_a_limit_that_is_too_small_is_found_by_the_command(certificates: PkiFile
 @pytest.mark.parametrize(
     ("memory", "state"),
     [
-        (None, State.OK),
-        (Memory(limit=512 * MIB, used=50 * MIB), State.OK),
-        (Memory(limit=64 * MIB, used=30 * MIB), State.WARNING),
-        (Memory(limit=512 * MIB, used=450 * MIB), State.WARNING),
-        (Memory(limit=512 * MIB, used=510 * MIB), State.FAILED),
-        (Memory(limit=512 * MIB, used=50 * MIB, kills=2), State.FAILED),
+        (None, CheckState.OK),
+        (Memory(limit=512 * MIB, used=50 * MIB), CheckState.OK),
+        (Memory(limit=64 * MIB, used=30 * MIB), CheckState.WARNING),
+        (Memory(limit=512 * MIB, used=450 * MIB), CheckState.WARNING),
+        (Memory(limit=512 * MIB, used=510 * MIB), CheckState.FAILED),
+        (Memory(limit=512 * MIB, used=50 * MIB, kills=2), CheckState.FAILED),
     ],
 )
-def test_memory_is_judged(memory: Memory | None, state: State) -> None:
+def test_memory_is_judged(memory: Memory | None, state: CheckState) -> None:
     assert judge_memory(MEMORY, memory).state is state
 
 
@@ -116,14 +116,16 @@ isthmus_agent_loop_stalls_total {stalls}
 @pytest.mark.parametrize(
     ("metrics", "state"),
     [
-        (lag(1000, 1000, 0), State.OK),
-        (lag(999, 1000, 0), State.OK),
-        (lag(900, 1000, 0), State.WARNING),
-        (lag(900, 1000, 3), State.FAILED),
-        ("", State.SKIPPED),
-        ("what is this {", State.SKIPPED),
+        (lag(1000, 1000, 0), CheckState.OK),
+        (lag(999, 1000, 0), CheckState.OK),
+        (lag(900, 1000, 0), CheckState.WARNING),
+        (lag(900, 1000, 3), CheckState.FAILED),
+        ("", CheckState.SKIPPED),
+        ("what is this {", CheckState.SKIPPED),
     ],
 )
-def test_a_late_event_loop_is_found(certificates: PkiFiles, metrics: str, state: State) -> None:
+def test_a_late_event_loop_is_found(
+    certificates: PkiFiles, metrics: str, state: CheckState
+) -> None:
     who = running("agent", agent(certificates), metrics=metrics)
     assert only(see_loop(who), Check.LOOP).state is state

@@ -14,7 +14,7 @@ from doctor_bed import agent, by_check, only, patient, server
 from peers_bed import LIMIT_S, answering, closing, saying, serving, silent, tls_context
 
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.clock import judge_skew
 from isthmus.tools.doctor.environment import see_proxy
 from isthmus.tools.doctor.finding import Asked, Check, Finding
@@ -39,8 +39,8 @@ def examined(
 def came_to(found: Mapping[Check, Finding]) -> tuple[Check, str]:
     """The step that failed, which has to be the last, and what was seen."""
     *before, last = (found[check] for check in STEPS if check in found)
-    assert {one.state for one in before} <= {State.OK}, before
-    assert last.state is State.FAILED, last
+    assert {one.state for one in before} <= {CheckState.OK}, before
+    assert last.state is CheckState.FAILED, last
     assert last.todo
     return last.check, last.seen
 
@@ -49,7 +49,7 @@ def test_a_good_peer_is_well(certificates: PkiFiles) -> None:
     context = tls_context(certificates, clients=certificates)
     with serving(answering(context)) as port:
         found = examined(certificates, port)
-    assert {found[check].state for check in STEPS} == {State.OK}
+    assert {found[check].state for check in STEPS} == {CheckState.OK}
     assert "isthmus/1" in found[Check.ALPN].seen
     assert found[Check.TLS].seen == "TLSv1.3"
 
@@ -74,7 +74,7 @@ def test_a_peer_that_says_nothing(certificates: PkiFiles) -> None:
         settings = agent(certificates, proxy_server_host=("127.0.0.1",), proxy_server_port=port)
         findings = list(see_peers(patient("agent", settings, timeout_s=0.3)))
     finding = only(findings, Check.TLS)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "nothing came back within 0.3 s" in finding.seen
 
 
@@ -111,7 +111,7 @@ def test_a_certificate_that_is_not_valid_now(tmp_path: Path, born_days: int, wor
             proxy_server_port=port,
         )
         finding = only(see_peers(patient("agent", settings)), Check.PEER_CERTIFICATE)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert words in finding.seen
 
 
@@ -148,23 +148,23 @@ def test_we_have_no_certificate_and_one_is_wanted(certificates: PkiFiles) -> Non
 def test_a_name_that_does_not_exist(certificates: PkiFiles) -> None:
     settings = agent(certificates, proxy_server_host=("server.invalid",))
     finding = only(see_names(patient("agent", settings)), Check.DNS)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "server.invalid" in finding.about
     assert list(see_peers(patient("agent", settings))) == []
 
 
 def test_a_name_that_exists_and_one_that_is_slow(certificates: PkiFiles) -> None:
     settings = agent(certificates, proxy_server_host=("localhost",))
-    assert only(see_names(patient("agent", settings)), Check.DNS).state is State.OK
+    assert only(see_names(patient("agent", settings)), Check.DNS).state is CheckState.OK
     peer = Peer(flag="--proxy-server-host", at=HostPort("name", 1))
     slow = Resolved(peer=peer, places=((peer.at, "192.0.2.1"),), took_s=4.0)
-    assert judge_name(Asked(Check.DNS, "name", "asked"), slow, None).state is State.WARNING
+    assert judge_name(Asked(Check.DNS, "name", "asked"), slow, None).state is CheckState.WARNING
 
 
 def test_an_srv_name_that_does_not_exist(certificates: PkiFiles) -> None:
     settings = agent(certificates, proxy_server_host=("_agents._tcp.server.invalid",))
     finding = only(see_names(patient("agent", settings, timeout_s=1.0)), Check.DNS)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "SRV" in finding.done
 
 
@@ -213,7 +213,7 @@ def test_a_peer_behind_a_proxy_is_reached(certificates: PkiFiles) -> None:
         proxy(b"HTTP/1.1 200 OK\r\n\r\n", to=target) as port,
     ):
         findings = through(certificates, port)
-    assert {one.state for one in findings} == {State.OK}, findings
+    assert {one.state for one in findings} == {CheckState.OK}, findings
     assert f"by http://127.0.0.1:{port}" in only(findings, Check.CONNECT).done
     assert "looks it up" in only(findings, Check.DNS).seen
     assert "secret" not in str(findings)
@@ -222,7 +222,7 @@ def test_a_peer_behind_a_proxy_is_reached(certificates: PkiFiles) -> None:
 def test_a_proxy_that_refuses(certificates: PkiFiles) -> None:
     with proxy(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n") as port:
         finding = only(through(certificates, port), Check.CONNECT)
-    assert finding.state is State.FAILED
+    assert finding.state is CheckState.FAILED
     assert "407" in finding.seen
     assert "secret" not in str(finding)
 
@@ -230,14 +230,14 @@ def test_a_proxy_that_refuses(certificates: PkiFiles) -> None:
 @pytest.mark.parametrize(
     ("environ", "state", "words"),
     [
-        ({}, State.OK, "no proxy"),
-        ({"HTTPS_PROXY": "ftp://x"}, State.FAILED, "HTTPS_PROXY"),
-        ({"HTTPS_PROXY": "http://p:1"}, State.WARNING, "private address"),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, State.OK, "directly"),
+        ({}, CheckState.OK, "no proxy"),
+        ({"HTTPS_PROXY": "ftp://x"}, CheckState.FAILED, "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "http://p:1"}, CheckState.WARNING, "private address"),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, CheckState.OK, "directly"),
     ],
 )
 def test_proxy_variables(
-    certificates: PkiFiles, environ: Mapping[str, str], state: State, words: str
+    certificates: PkiFiles, environ: Mapping[str, str], state: CheckState, words: str
 ) -> None:
     settings = agent(certificates, proxy_server_host=("10.1.2.3",))
     finding = only(see_proxy(patient("agent", settings, environ=environ)), Check.PROXY)
@@ -249,17 +249,17 @@ def test_two_proxies_are_found(certificates: PkiFiles) -> None:
     environ = {"HTTPS_PROXY": "http://a:1", "https_proxy": "http://b:1"}
     settings = agent(certificates, proxy_server_host=("server.invalid",))
     first, _ = see_proxy(patient("agent", settings, environ=environ))
-    assert first.state is State.WARNING
+    assert first.state is CheckState.WARNING
 
 
 # The clock.
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "state"), [(0, State.OK), (-20, State.WARNING), (3600, State.FAILED)]
+    ("ahead_s", "state"), [(0, CheckState.OK), (-20, CheckState.WARNING), (3600, CheckState.FAILED)]
 )
 def test_the_date_of_an_apiserver_is_compared(
-    certificates: PkiFiles, ahead_s: int, state: State
+    certificates: PkiFiles, ahead_s: int, state: CheckState
 ) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=ahead_s), usegmt=True)
     answer = f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
@@ -269,7 +269,7 @@ def test_the_date_of_an_apiserver_is_compared(
         )
         findings = list(see_peers(patient("apiserver-proxy", settings)))
     assert only(findings, Check.CLOCK).state is state
-    assert only(findings, Check.ANSWER).state is State.OK
+    assert only(findings, Check.ANSWER).state is CheckState.OK
 
 
 def test_both_directions_of_skew_are_said() -> None:
@@ -294,7 +294,7 @@ def test_a_server_that_relays_is_examined_by_who_asks(certificates: PkiFiles) ->
     context = tls_context(certificates, alpn=(RELAY_ALPN,), clients=certificates)
     with serving(answering(context)) as port:
         found = relaying(certificates, port, peer_relay=True)
-        assert {one.state for one in found.values()} == {State.OK}
+        assert {one.state for one in found.values()} == {CheckState.OK}
         assert set(STEPS) <= set(found)
         check, _ = came_to(relaying(certificates, port, peer_relay=True, peer_server_name="other"))
         assert check is Check.PEER_CERTIFICATE

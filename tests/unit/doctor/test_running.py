@@ -19,7 +19,7 @@ from isthmus.errors import ConfigError
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.shown import shown_flags
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Asked, Check
 from isthmus.tools.doctor.report import lines, summary, to_json
 from isthmus.tools.doctor.running import Asking, local_pid, patients_of, settings_of
@@ -91,7 +91,7 @@ def test_an_older_program_is_a_warning(certificates: PkiFiles) -> None:
     with admin({"/snapshot": {"kind": "AgentSnapshot", "version": "0.0.1"}}) as client:
         patients, (finding,) = patients_of([client], ASKING)
     assert patients == []
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert "0.0.1" in finding.seen
     assert "isthmus doctor agent" in finding.todo
 
@@ -104,7 +104,7 @@ def test_paths_that_are_missing_are_a_warning(certificates: PkiFiles) -> None:
     }
     with admin(answers) as client:
         (patient,), (finding,) = patients_of([client], ASKING)
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert "/history" in finding.seen
     assert patient.program == "agent"
     assert re.fullmatch(r"agent 127\.0\.0\.1:[0-9]+", patient.name)
@@ -126,13 +126,13 @@ def test_a_port_that_talks_nonsense_is_said(nonsense: object) -> None:
     ) as client:
         patients, (finding,) = patients_of([client], ASKING)
     assert patients == []
-    assert finding.state in (State.FAILED, State.WARNING)
+    assert finding.state in (CheckState.FAILED, CheckState.WARNING)
 
 
 def test_a_port_that_is_somebody_elses_is_a_failure() -> None:
     with admin({}) as client:
         patients, (finding,) = patients_of([client], ASKING)
-    assert (patients, finding.state) == ([], State.FAILED)
+    assert (patients, finding.state) == ([], CheckState.FAILED)
 
 
 def test_a_report_says_where_to_begin() -> None:

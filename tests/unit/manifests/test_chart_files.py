@@ -18,7 +18,15 @@ from isthmus import __version__
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page, templates
-from isthmus.manifests.settings_values import SECTIONS, VALUES, Shape, Value, defaults, merged, read
+from isthmus.manifests.settings_values import (
+    SECTIONS,
+    VALUES,
+    Value,
+    ValueShape,
+    defaults,
+    merged,
+    read,
+)
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "isthmus"
@@ -53,7 +61,7 @@ def test_what_the_readme_sets_are_values() -> None:
     said = re.findall(r"--set ([\w.]+)=", readme())
     assert said and set(said) <= {value.path for value in VALUES}
     for name in re.findall(r"(?:Secret|ConfigMap)\s+`([\w-]+)`", readme()):
-        assert name in {value.default for value in VALUES if value.shape is Shape.TEXT}
+        assert name in {value.default for value in VALUES if value.shape is ValueShape.TEXT}
 
 
 def test_values_are_the_defaults() -> None:
@@ -171,8 +179,8 @@ def test_a_file_that_cannot_be_read_is_one_sentence(
 
 
 def test_a_value_can_be_wrong_in_every_shape() -> None:
-    for shape in Shape:
+    for shape in ValueShape:
         value = Value(path="a", default=None, help="Say", shape=shape)
-        wrong = "a: {b: [c]}" if shape not in (Shape.OBJECT, Shape.WORDS) else "a: [c]"
+        wrong = "a: {b: [c]}" if shape not in (ValueShape.OBJECT, ValueShape.WORDS) else "a: [c]"
         with pytest.raises(ConfigError, match="v:1:"):
             read(wrong, "v", [value])

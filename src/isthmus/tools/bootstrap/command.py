@@ -1,6 +1,6 @@
 """``isthmus bootstrap``: what a node needs to find kube-apiserver through its agent (KEP-2025).
 
-The work is in app/bootstrap_*.py and manifests/, imported when a command runs.
+The work is in kubeconfig.py, check.py and apiserver.py, imported when a command runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isthmus.text.durations import parse_duration
 from isthmus.values import HostPort
 
 if TYPE_CHECKING:
-    from isthmus.tools.bootstrap.rules import Report, Step
+    from isthmus.tools.bootstrap.rules import CheckReport, CheckStep
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PORT = click.IntRange(1, 65535)
@@ -204,8 +204,7 @@ def check(output: str | None, **given: str | int | None) -> int:
       isthmus bootstrap check --kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf
       isthmus bootstrap check --bind-address=10.0.0.1 --ca-cert=ca.crt -o json
     """
-    from isthmus.tools.bootstrap.asked import check_input
-    from isthmus.tools.bootstrap.check import BootstrapCheck
+    from isthmus.tools.bootstrap.check import BootstrapCheck, CheckFlags, check_input
 
     timeout = given.pop("timeout")
     try:
@@ -214,7 +213,8 @@ def check(output: str | None, **given: str | int | None) -> int:
         raise ConfigError(f"--timeout: {error}") from error
     if not 0 < timeout_s <= 600:
         raise ConfigError(f"--timeout must be longer than 0 and at most 10m, not {timeout}")
-    asked = check_input(timeout_s=timeout_s, default_port=_DEFAULT_PORT, **given)  # type: ignore[arg-type]  # as click gives them
+    flags = CheckFlags(timeout_s=timeout_s, default_port=_DEFAULT_PORT, **given)  # type: ignore[arg-type]  # as click gives them
+    asked = check_input(flags)
     report = BootstrapCheck(asked).run()
     if output == "table" or (output is None and sys.stdout.isatty()):
         _print_table(report)
@@ -223,7 +223,7 @@ def check(output: str | None, **given: str | int | None) -> int:
     return 1 if report.failed else 0
 
 
-def _print_table(report: Report) -> None:
+def _print_table(report: CheckReport) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -240,7 +240,7 @@ def _print_table(report: Report) -> None:
         click.echo(f"\nbegin with {first[0].name.value}: {one_line(first[0].found)}", err=True)
 
 
-def _said(step: Step) -> str:
+def _said(step: CheckStep) -> str:
     found = one_line(step.found)
     return f"{found}\n→ {one_line(step.advice)}" if step.advice else found
 

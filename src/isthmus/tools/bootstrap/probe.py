@@ -54,7 +54,7 @@ class TlsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class PeerCertificate:
     """What a verified certificate says."""
 
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class TlsProbe:
     """Where to connect and whom to trust; ``ca_pem`` empty means the system's authorities."""
 
     at: HostPort
@@ -82,7 +82,7 @@ class Probe:
                 return exc.strerror or str(exc) or type(exc).__name__
         return ""
 
-    def certificate(self) -> Certificate:
+    def certificate(self) -> PeerCertificate:
         """Handshake; only who signed the certificate counts.
 
         Raises:
@@ -176,8 +176,8 @@ def _tls_words(exc: ssl.SSLError) -> str:
     return (exc.reason or str(exc)).replace("_", " ").lower()
 
 
-def _read(found: Mapping[str, Any]) -> Certificate:
-    return Certificate(
+def _read(found: Mapping[str, Any]) -> PeerCertificate:
+    return PeerCertificate(
         names=tuple(value for _, value in found.get("subjectAltName", ())),
         not_before=_time(found["notBefore"]),
         not_after=_time(found["notAfter"]),

@@ -19,7 +19,7 @@ _SOON = timedelta(days=30)
 _MOST_NAMES = 8
 
 
-class State(Enum):
+class CheckState(Enum):
     """How a step came out."""
 
     OK = "ok"
@@ -66,11 +66,11 @@ NEEDS: Mapping[StepName, tuple[StepName, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CheckStep:
     """What was found, and what to do about it where that is anything."""
 
     name: StepName
-    state: State
+    state: CheckState
     found: str
     advice: str = ""
 
@@ -85,15 +85,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """Every step, in order."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[CheckStep, ...]
 
     @property
-    def failed(self) -> tuple[Step, ...]:
+    def failed(self) -> tuple[CheckStep, ...]:
         """Those that failed; the first is where to begin."""
-        return tuple(step for step in self.steps if step.state is State.FAILED)
+        return tuple(step for step in self.steps if step.state is CheckState.FAILED)
 
     def to_json(self) -> dict[str, object]:
         """As JSON takes it."""
@@ -106,27 +106,29 @@ class Report:
         }
 
 
-def skipped_for(name: StepName, before: Mapping[StepName, Step]) -> Step | None:
+def skipped_for(name: StepName, before: Mapping[StepName, CheckStep]) -> CheckStep | None:
     """The step as skipped, if one that it needs has failed or was skipped."""
     for need in NEEDS.get(name, ()):
-        if need in before and before[need].state in (State.FAILED, State.SKIPPED):
-            return Step(name=name, state=State.SKIPPED, found=f"not looked at: {need.value} first")
+        if need in before and before[need].state in (CheckState.FAILED, CheckState.SKIPPED):
+            return CheckStep(
+                name=name, state=CheckState.SKIPPED, found=f"not looked at: {need.value} first"
+            )
     return None
 
 
-def ok(name: StepName, found: str) -> Step:
+def ok(name: StepName, found: str) -> CheckStep:
     """All is well."""
-    return Step(name=name, state=State.OK, found=found)
+    return CheckStep(name=name, state=CheckState.OK, found=found)
 
 
-def failed(name: StepName, found: str, advice: str) -> Step:
+def failed(name: StepName, found: str, advice: str) -> CheckStep:
     """This is where it breaks."""
-    return Step(name=name, state=State.FAILED, found=found, advice=advice)
+    return CheckStep(name=name, state=CheckState.FAILED, found=found, advice=advice)
 
 
-def warning(name: StepName, found: str, advice: str) -> Step:
+def warning(name: StepName, found: str, advice: str) -> CheckStep:
     """It works, and is hardly meant."""
-    return Step(name=name, state=State.WARNING, found=found, advice=advice)
+    return CheckStep(name=name, state=CheckState.WARNING, found=found, advice=advice)
 
 
 # The node.
@@ -142,7 +144,7 @@ class AddressSeen:
     guarded: bool | None
 
 
-def judge_address(address: str, seen: AddressSeen | None) -> Step:
+def judge_address(address: str, seen: AddressSeen | None) -> CheckStep:
     """Is the address on the node, and is it ours?"""
     name = StepName.ADDRESS
     if seen is None:
@@ -161,7 +163,7 @@ def judge_address(address: str, seen: AddressSeen | None) -> Step:
     return ok(name, f"{address} is on {seen.interface}")
 
 
-def judge_rule(address: str, seen: AddressSeen) -> Step:
+def judge_rule(address: str, seen: AddressSeen) -> CheckStep:
     """Does a rule keep other machines from the address?"""
     name = StepName.RULE
     if seen.guarded is False and seen.ruled:
@@ -184,7 +186,7 @@ def judge_rule(address: str, seen: AddressSeen) -> Step:
 # The agent, as its snapshot shows it.
 
 
-def judge_gate(snapshot: Mapping[str, Any], gate: str) -> Step:
+def judge_gate(snapshot: Mapping[str, Any], gate: str) -> CheckStep:
     """Is the feature on at the agent?"""
     on = {each["name"] for each in snapshot.get("featureGates", ()) if each["enabled"]}
     if gate in on:
@@ -196,7 +198,7 @@ def judge_gate(snapshot: Mapping[str, Any], gate: str) -> Step:
     )
 
 
-def judge_target(snapshot: Mapping[str, Any], at: HostPort) -> Step:
+def judge_target(snapshot: Mapping[str, Any], at: HostPort) -> CheckStep:
     """Does the agent forward this address and port, and where to?"""
     name, traffic = StepName.TARGET, snapshot.get("nodeTraffic")
     wanted = f"--bind-address={at.host} --target={at.port}:HOST:PORT"
@@ -217,7 +219,7 @@ def judge_target(snapshot: Mapping[str, Any], at: HostPort) -> Step:
     return ok(name, f"{at} leads to {targets[at.port]} beside the server")
 
 
-def judge_link(snapshot: Mapping[str, Any]) -> Step:
+def judge_link(snapshot: Mapping[str, Any]) -> CheckStep:
     """Is the agent connected?"""
     links = [each for each in snapshot.get("links", ()) if each["state"] != "greeting"]
     if links:
@@ -231,7 +233,7 @@ def judge_link(snapshot: Mapping[str, Any]) -> Step:
     )
 
 
-def judge_feature(snapshot: Mapping[str, Any], gate: str) -> Step:
+def judge_feature(snapshot: Mapping[str, Any], gate: str) -> CheckStep:
     """Does a server that is connected carry such connections?"""
     name = StepName.FEATURE
     servers: Sequence[Mapping[str, Any]] = (snapshot.get("nodeTraffic") or {}).get("servers", ())
@@ -258,7 +260,7 @@ def _ids(servers: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(each["serverId"] for each in servers[:3])
 
 
-def judge_cut(snapshot: Mapping[str, Any] | None, client: str, why: str) -> Step:
+def judge_cut(snapshot: Mapping[str, Any] | None, client: str, why: str) -> CheckStep:
     """A connection was cut before a byte came back: what does the agent say of it?
 
     ``client`` is the address and port that it came from, by which the agent knows it.
@@ -292,7 +294,7 @@ _ADVICE = {
 # kube-apiserver.
 
 
-def judge_name(asked: str, names: Sequence[str], *, matches: bool, chosen: bool) -> Step:
+def judge_name(asked: str, names: Sequence[str], *, matches: bool, chosen: bool) -> CheckStep:
     """Does the certificate have the name that clients ask for? ``chosen``: a tls-server-name."""
     if matches:
         return ok(StepName.NAME, f"the certificate has {asked}")
@@ -306,7 +308,9 @@ def judge_name(asked: str, names: Sequence[str], *, matches: bool, chosen: bool)
     )
 
 
-def judge_expiry(not_before: datetime, not_after: datetime, now: datetime, strict: str) -> Step:
+def judge_expiry(
+    not_before: datetime, not_after: datetime, now: datetime, strict: str
+) -> CheckStep:
     """Is the certificate valid now? ``strict``: what a whole check said; empty for no objection."""
     name = StepName.EXPIRY
     day = f"{not_after:%Y-%m-%d}"
@@ -325,7 +329,7 @@ def judge_expiry(not_before: datetime, not_after: datetime, now: datetime, stric
     return ok(name, f"valid until {day}")
 
 
-def judge_answer(status: int, version: str, is_status: bool) -> Step:
+def judge_answer(status: int, version: str, is_status: bool) -> CheckStep:
     """Is it kube-apiserver that answers? Not to be let in is fine: only it says so like that."""
     name = StepName.API
     if status == 200 and version:
@@ -343,7 +347,7 @@ def judge_answer(status: int, version: str, is_status: bool) -> Step:
     )
 
 
-def judge_endpoints(at: HostPort, found: Sequence[HostPort]) -> Step:
+def judge_endpoints(at: HostPort, found: Sequence[HostPort]) -> CheckStep:
     """Do pods find the agent by the kubernetes Service?"""
     if list(found) == [at]:
         return ok(StepName.ENDPOINTS, f"the kubernetes Service leads to {at}")

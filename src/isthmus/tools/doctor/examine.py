@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.errors import IsthmusError
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Check, Finding
 from isthmus.tools.doctor.patient import Patient
 
@@ -81,10 +81,10 @@ def _take(number: int, patient: Patient, look: Look, reports: queue.SimpleQueue[
         for finding in look.see(patient):
             reports.put((number, replace(finding, program=patient.name)))
     except IsthmusError as error:
-        reports.put((number, _broken(patient, look, State.SKIPPED, f"not looked at: {error}")))
+        reports.put((number, _broken(patient, look, CheckState.SKIPPED, f"not looked at: {error}")))
     except Exception as error:  # whatever a machine can come up with: the others go on
         text = f"the check itself failed: {type(error).__name__}: {error}"
-        reports.put((number, _broken(patient, look, State.FAILED, text)))
+        reports.put((number, _broken(patient, look, CheckState.FAILED, text)))
     finally:
         reports.put((number, None))
 
@@ -125,14 +125,14 @@ def _too_late(
         if check not in seen:
             text = f"no end within {limit_s:g} s"
             yield replace(
-                _broken(patient, look, State.FAILED, text),
+                _broken(patient, look, CheckState.FAILED, text),
                 check=check,
                 todo="see what makes this host wait: its resolver, a dead network file system",
             )
             return
 
 
-def _broken(patient: Patient, look: Look, state: State, text: str) -> Finding:
+def _broken(patient: Patient, look: Look, state: CheckState, text: str) -> Finding:
     return Finding(
         check=look.checks[0], state=state, about=patient.program,
         done="tried to look", seen=text, program=patient.name,

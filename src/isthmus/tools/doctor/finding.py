@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 
 
 class Check(Enum):
@@ -114,7 +114,7 @@ class Finding:
     """
 
     check: Check
-    state: State
+    state: CheckState
     about: str
     done: str
     seen: str
@@ -144,21 +144,21 @@ class Asked:
 
     def ok(self, seen: str) -> Finding:
         """All is well."""
-        return self._found(State.OK, seen)
+        return self._found(CheckState.OK, seen)
 
     def warn(self, seen: str, todo: str) -> Finding:
         """It works, and may not for long, or is hardly meant."""
-        return self._found(State.WARNING, seen, todo)
+        return self._found(CheckState.WARNING, seen, todo)
 
     def fail(self, seen: str, todo: str) -> Finding:
         """This is broken."""
-        return self._found(State.FAILED, seen, todo)
+        return self._found(CheckState.FAILED, seen, todo)
 
     def skip(self, seen: str) -> Finding:
         """It could not be looked at, or there is nothing to look at; ``seen`` says why."""
-        return self._found(State.SKIPPED, seen)
+        return self._found(CheckState.SKIPPED, seen)
 
-    def _found(self, state: State, seen: str, todo: str = "") -> Finding:
+    def _found(self, state: CheckState, seen: str, todo: str = "") -> Finding:
         return Finding(
             check=self.check,
             state=state,

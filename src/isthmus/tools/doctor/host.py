@@ -13,7 +13,7 @@ from pathlib import Path
 
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.tools.bootstrap.rules import Step, judge_address, judge_rule
+from isthmus.tools.bootstrap.rules import CheckStep, judge_address, judge_rule
 from isthmus.tools.doctor.finding import Asked, Check, Finding
 from isthmus.tools.doctor.layout import plan_of
 from isthmus.tools.doctor.patient import Patient
@@ -58,7 +58,7 @@ def bound(settings: object) -> tuple[IPv4Address | IPv6Address, ...]:
             return ()
 
 
-def _as_finding(check: Check, about: str, done: str, step: Step) -> Finding:
+def _as_finding(check: Check, about: str, done: str, step: CheckStep) -> Finding:
     return Finding(
         check=check, state=step.state, about=about, done=done, seen=step.found, todo=step.advice
     )

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isthmus import __version__
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Check, Finding
 
 #: What people read, and its colour on a terminal.
 WORDS = {
-    State.OK: ("ok", "green"),
-    State.WARNING: ("warn", "yellow"),
-    State.FAILED: ("FAIL", "red"),
-    State.SKIPPED: ("skipped", "bright_black"),
+    CheckState.OK: ("ok", "green"),
+    CheckState.WARNING: ("warn", "yellow"),
+    CheckState.FAILED: ("FAIL", "red"),
+    CheckState.SKIPPED: ("skipped", "bright_black"),
 }
 _WIDTH = max(len(word) for word, _ in WORDS.values())
 
@@ -47,7 +47,7 @@ def summary(findings: Sequence[Finding]) -> str:
 def _failed(findings: Sequence[Finding]) -> list[Finding]:
     """What failed, of whichever program: what others stand on first, as checks are in order."""
     order = {check: place for place, check in enumerate(Check)}
-    failed = (one for one in findings if one.state is State.FAILED)
+    failed = (one for one in findings if one.state is CheckState.FAILED)
     return sorted(failed, key=lambda one: order[one.check])
 
 
@@ -60,6 +60,6 @@ def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
         "version": __version__,
         "ok": not failed,
         "failed": list(dict.fromkeys(failed)),
-        "counts": {state.value: counts[state.value] for state in State},
+        "counts": {state.value: counts[state.value] for state in CheckState},
         "findings": [finding.to_json() for finding in findings],
     }

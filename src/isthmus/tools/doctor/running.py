@@ -13,7 +13,7 @@ from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 from isthmus.settings.shown import BLANK
 from isthmus.text.addresses import is_loopback
-from isthmus.tools.bootstrap.rules import State
+from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Asked, Check, Finding
 from isthmus.tools.doctor.holders import holder_of, holders
 from isthmus.tools.doctor.layout import SETTINGS
@@ -177,4 +177,4 @@ def _patient(running: Running, asked: Asked, asking: Asking) -> tuple[Patient | 
 
 def failed(findings: Sequence[Finding]) -> bool:
     """Whether anything is broken."""
-    return any(finding.state is State.FAILED for finding in findings)
+    return any(finding.state is CheckState.FAILED for finding in findings)

@@ -45,7 +45,7 @@ _MAX_UDS_BYTES = 107  # unix(7): 108 with the final NUL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningDemo:
     """Where everything is, once the agent is linked."""
 
     files: PkiFiles
@@ -57,7 +57,7 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[Running]:
+async def running(directory: Path) -> AsyncIterator[RunningDemo]:
     """Run server, agent and target, with their files in a directory, until the block ends.
 
     Raises:
@@ -81,7 +81,7 @@ async def running(directory: Path) -> AsyncIterator[Running]:
             ]
             await _wait_linked(server)
             assert server.frontend_port is not None
-            yield Running(
+            yield RunningDemo(
                 files=files,
                 frontend=HostPort(LOOPBACK, server.frontend_port),
                 admin=HostPort(LOOPBACK, server.admin_port),
@@ -169,7 +169,7 @@ def our_name(environment: Mapping[str, str], typed: str) -> str:
 
 
 def lines(
-    up: Running, environment: Mapping[str, str], *, pid: int, name: str = "isthmus"
+    up: RunningDemo, environment: Mapping[str, str], *, pid: int, name: str = "isthmus"
 ) -> list[str]:
     """Write what to tell the user: a header with where to watch, an empty line, three to paste."""
     return [
@@ -210,7 +210,7 @@ async def _run(home: Path, say: Say, *, once: bool) -> int:
         return 0
 
 
-async def _live(up: Running, say: Say, *, once: bool) -> int:
+async def _live(up: RunningDemo, say: Say, *, once: bool) -> int:
     if once:
         return await _visit(up, say)
     name = our_name(os.environ, sys.argv[0])
@@ -220,7 +220,7 @@ async def _live(up: Running, say: Say, *, once: bool) -> int:
     return 0
 
 
-async def _visit(up: Running, say: Say) -> int:
+async def _visit(up: RunningDemo, say: Say) -> int:
     seen = await asyncio.to_thread(
         demo.visit, up.frontend, up.files, up.target, timeout_s=VISIT_TIMEOUT_S
     )
