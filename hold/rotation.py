@@ -61,7 +61,7 @@ class Files:
         for name in ("ca.crt", "ca.key"):
             shutil.copy2(self.live / name, fresh / name)
         # A bundle of two: the first one signs.
-        pki.init(fresh, server_names=NAMES, days=2, keep_ca=True, force=True)
+        pki.renew(fresh, server_names=NAMES, days=2, force=True)
         self._show()
 
     def trust_both(self) -> None:

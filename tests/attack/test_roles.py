@@ -193,7 +193,7 @@ def of(files: pki.PkiFiles, kind: str) -> Pair:
 
 
 def strangers(directory: Path) -> dict[str, Pair]:
-    other = pki.init(directory, relay_names=(RELAY,))
+    other = pki.init(directory, other_names=pki.OtherNames(relay=(RELAY,)))
     kinds = ("agent", "client", "relay", "server")
     return {"nobody": NOBODY, **{f"another {kind}": of(other, kind) for kind in kinds}}
 
@@ -202,7 +202,7 @@ def test_with_an_authority_for_each_every_certificate_opens_its_own_port_only(
     tmp_path: Path,
 ) -> None:
     """Agents, clients, servers, operators and strangers at each port of a server by isthmus pki."""
-    files = pki.init(tmp_path / "pki", relay_names=(RELAY,))
+    files = pki.init(tmp_path / "pki", other_names=pki.OtherNames(relay=(RELAY,)))
     operators = pki.init(tmp_path / "operators")
     roles = {kind: of(files, kind) for kind in ("agent", "client", "server", "relay")}
     roles["operator"] = of(operators, "client")
@@ -226,7 +226,7 @@ def test_with_one_authority_the_marks_of_pki_tell_them_apart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An old directory of isthmus pki, its certificates renewed: one CA at every flag."""
-    files = pki.init(tmp_path / "pki", one_ca=True, relay_names=(RELAY,))
+    files = pki.init(tmp_path / "pki", one_ca=True, other_names=pki.OtherNames(relay=(RELAY,)))
     assert files.has_one_ca
     roles = {kind: of(files, kind) for kind in ("agent", "client", "server", "relay")}
     with Stack(files) as stack:

@@ -23,7 +23,7 @@ def peer_files(files: pki.PkiFiles, directory: Path, name: str = NAME) -> pki.Pk
     directory.mkdir()
     for source in (files.ca_cert, files.ca_key):
         shutil.copy(source, directory)
-    return pki.init(directory, keep_ca=True, client_names=(name,))
+    return pki.renew(directory, other_names=pki.OtherNames(client=(name,)))
 
 
 class Relays:

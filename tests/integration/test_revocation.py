@@ -36,7 +36,7 @@ def others(mine: PkiFiles, tmp_path: Path) -> PkiFiles:
     directory.mkdir()
     for path in (mine.ca_cert, mine.ca_key):
         shutil.copy(path, directory)
-    return pki.init(directory, server_names=NAMES, keep_ca=True)
+    return pki.renew(directory, server_names=NAMES)
 
 
 @pytest.fixture

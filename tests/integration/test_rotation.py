@@ -96,7 +96,7 @@ def test_new_certificates_of_the_same_authority(rotating: Stack) -> None:
     old = seen(rotating)
     links = set(rotating.server.links)
     with Target() as target, Traffic(rotating, target) as traffic:
-        pki.init(rotating.files.directory, server_names=("localhost",), keep_ca=True, force=True)
+        pki.renew(rotating.files.directory, server_names=("localhost",), force=True)
         wait_until(lambda: seen(rotating) != old, "new connections see the new certificate")
         traffic.goes_on()
         assert set(rotating.server.links) == links  # the agent's link was not dropped either

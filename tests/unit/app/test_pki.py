@@ -77,7 +77,7 @@ def test_openssl_reads_usages_names_and_subject(tmp_path: Path) -> None:
     pki.init(
         tmp_path,
         server_names=["proxy.example.com", "*.example.org", "192.0.2.10", "2001:db8::1"],
-        agent_names=["node-1"],
+        other_names=pki.OtherNames(agent=["node-1"]),
     )
     server = openssl("x509", "-in", tmp_path / "server.crt", "-noout", "-text")
     assert "Subject: O = isthmus:servers, CN = isthmus-server" in server
@@ -203,15 +203,15 @@ def test_a_path_below_a_file_is_one_sentence(tmp_path: Path) -> None:
 def test_keep_ca_reissues_leaves_from_the_same_authority(tmp_path: Path) -> None:
     before = contents(pki.init(tmp_path).directory)
     with pytest.raises(ConfigError, match=r"server\.crt: already exists"):
-        pki.init(tmp_path, keep_ca=True)
-    after = contents(pki.init(tmp_path, keep_ca=True, force=True).directory)
+        pki.renew(tmp_path)
+    after = contents(pki.renew(tmp_path, force=True).directory)
     unchanged = {name for name in NAMES if before[name] == after[name]}
     assert unchanged == {"ca.crt", "ca.key", "client-ca.crt", "client-ca.key"}
     assert "OK" in openssl("verify", "-CAfile", tmp_path / "ca.crt", tmp_path / "server.crt")
 
 
 def test_each_authority_signs_for_its_own_side(tmp_path: Path) -> None:
-    files = pki.init(tmp_path, relay_names=["relay.example"])
+    files = pki.init(tmp_path, other_names=pki.OtherNames(relay=["relay.example"]))
     assert not files.has_one_ca
     issuers = {info.path.stem: info.issuer for info in pki.show([tmp_path])}
     assert {kind for kind, issuer in issuers.items() if issuer == "CN=isthmus-client-ca"} == {
@@ -225,7 +225,7 @@ def test_a_directory_with_one_authority_goes_on(tmp_path: Path) -> None:
     files = pki.init(tmp_path, one_ca=True)
     assert files.has_one_ca and files.client_ca_cert == files.ca_cert
     assert pki.PkiFiles.in_directory(tmp_path) == files
-    assert pki.init(tmp_path, keep_ca=True, force=True) == files
+    assert pki.renew(tmp_path, force=True) == files
     assert {info.issuer for info in pki.show([tmp_path])} == {"CN=isthmus-ca"}
     # Made anew, it has two.
     assert not pki.init(tmp_path, force=True).has_one_ca
@@ -235,11 +235,11 @@ def test_a_leaf_does_not_outlive_the_kept_ca(tmp_path: Path) -> None:
     made = datetime(2030, 1, 1, tzinfo=UTC)
     files = pki.init(tmp_path, now=made)
     late = made + timedelta(days=3600)
-    pki.init(tmp_path, keep_ca=True, force=True, days=365, now=late)
+    pki.renew(tmp_path, force=True, days=365, now=late)
     leaf, authority = pki.show([files.agent_cert, files.ca_cert])
     assert leaf.not_after == authority.not_after
     with pytest.raises(ConfigError, match=r"ca\.crt: certificate expired on 2039-12-30"):
-        pki.init(tmp_path, keep_ca=True, force=True, now=made + timedelta(days=3651))
+        pki.renew(tmp_path, force=True, now=made + timedelta(days=3651))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_kept_ca_must_be_whole(
         (tmp_path / name).write_bytes(content)
     before = contents(tmp_path)
     with pytest.raises(ConfigError, match=sentence):
-        pki.init(tmp_path, keep_ca=True, force=True)
+        pki.renew(tmp_path, force=True)
     assert contents(tmp_path) == before
 
 
@@ -272,7 +272,7 @@ def test_a_leaf_cannot_be_kept_as_ca(tmp_path: Path) -> None:
     for ext in ("crt", "key"):
         (tmp_path / f"ca.{ext}").write_bytes((tmp_path / f"server.{ext}").read_bytes())
     with pytest.raises(ConfigError, match=r"ca\.crt: not a CA certificate"):
-        pki.init(tmp_path, keep_ca=True, force=True)
+        pki.renew(tmp_path, force=True)
 
 
 def test_show_describes_a_directory(tmp_path: Path) -> None:

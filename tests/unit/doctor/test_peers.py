@@ -100,7 +100,7 @@ def test_a_certificate_that_is_not_valid_now(tmp_path: Path, born_days: int, wor
     files = pki.init(tmp_path, server_names=("127.0.0.1",), now=born)
     if born_days > 0:
         later = datetime.now(UTC) + timedelta(days=born_days)
-        pki.init(tmp_path, server_names=("127.0.0.1",), now=later, keep_ca=True, force=True)
+        pki.renew(tmp_path, server_names=("127.0.0.1",), now=later, force=True)
     good = pki.init(tmp_path / "good", server_names=("127.0.0.1",))
     settings = agent(good, ca_cert=str(files.ca_cert), proxy_server_host=("127.0.0.1",))
     with serving(answering(tls_context(files))) as port:

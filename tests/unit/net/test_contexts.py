@@ -186,7 +186,7 @@ def test_an_intermediate_ca_is_anchor_enough(tmp_path: Path) -> None:
     (tmp_path / "ca.key").write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
-    made = pki.init(tmp_path, keep_ca=True)
+    made = pki.renew(tmp_path)
     connect(server_context(of_server(made)), client_context(of_client(made)))
 
 
@@ -299,7 +299,7 @@ def test_a_new_certificate_serves_new_connections_only(live: pki.PkiFiles) -> No
     hot, client = hot_server(live), client_context(of_client(live))
     old = connect(hot.current, client)
     lifetimes = hot.certificate_lifetimes()
-    pki.init(live.directory, keep_ca=True, force=True, days=9)
+    pki.renew(live.directory, force=True, days=9)
     assert hot.check(NOW)
     assert not hot.check(NOW)
     new = connect(hot.current, client)
@@ -456,7 +456,7 @@ def test_the_swap_of_a_kubernetes_volume(
     old = connect(hot.current, client)
 
     shutil.copytree(volume / "..1", volume / "..2")
-    pki.init(volume / "..2", keep_ca=True, force=True)
+    pki.renew(volume / "..2", force=True)
     (volume / "..data_tmp").symlink_to("..2")
     os.replace(volume / "..data_tmp", volume / "..data")
     shutil.rmtree(volume / "..1")
@@ -490,7 +490,7 @@ def test_files_replaced_while_they_are_read_are_read_again(
 
     hot = HotContext(of_server(live), build, purpose="server")
     before = hot.current
-    pki.init(live.directory, keep_ca=True, force=True)
+    pki.renew(live.directory, force=True)
     interrupted.append("once")
     assert not hot.check(NOW)
     assert hot.current is before
@@ -526,7 +526,7 @@ def test_watch_replaces(live: pki.PkiFiles, caplog: pytest.LogCaptureFixture) ->
         other = HotContext(TlsFiles("", "", ""), client_context, purpose="client")
         before = hot.current
         task = asyncio.create_task(watch([hot, other], 0.001))
-        pki.init(live.directory, keep_ca=True, force=True)
+        pki.renew(live.directory, force=True)
         async with asyncio.timeout(30):
             while hot.current is before:
                 await asyncio.sleep(0.001)

@@ -46,21 +46,21 @@ def command() -> None:
 )
 @click.option(
     "--agent-name",
-    "agent_names",
+    "agent",
     multiple=True,
     metavar="NAME",
     help="Put a DNS name or IP address into the agent's certificate; repeatable",
 )
 @click.option(
     "--client-name",
-    "client_names",
+    "client",
     multiple=True,
     metavar="NAME",
     help="Put a DNS name or IP address into the client's certificate; repeatable",
 )
 @click.option(
     "--relay-name",
-    "relay_names",
+    "relay",
     multiple=True,
     metavar="NAME",
     help="Make a certificate with this name for servers to show to other servers, too; repeatable",
@@ -77,12 +77,10 @@ def command() -> None:
 def init(
     directory: str,
     server_names: tuple[str, ...],
-    agent_names: tuple[str, ...],
-    client_names: tuple[str, ...],
-    relay_names: tuple[str, ...],
     days: int,
     force: bool,
     keep_ca: bool,
+    **others: tuple[str, ...],
 ) -> None:
     """Make CAs and certificates for server, agent and client
 
@@ -97,16 +95,9 @@ def init(
     """
     from isthmus.tools.pki import making as pki
 
-    files = pki.init(
-        directory,
-        server_names=server_names,
-        agent_names=agent_names,
-        client_names=client_names,
-        relay_names=relay_names,
-        days=days,
-        force=force,
-        keep_ca=keep_ca,
-    )
+    names = pki.OtherNames(**others)
+    make = pki.renew if keep_ca else pki.init
+    files = make(directory, server_names=server_names, other_names=names, days=days, force=force)
     authorities = [
         ("CA", files.ca_cert, files.ca_key),
         ("client CA", files.client_ca_cert, files.client_ca_key),
@@ -117,7 +108,7 @@ def init(
         ("client", files.client_cert, files.client_key),
         ("relay", files.relay_cert, files.relay_key),
     ]
-    for what, cert, key in [*([] if keep_ca else authorities), *leaves[: 4 if relay_names else 3]]:
+    for what, cert, key in [*([] if keep_ca else authorities), *leaves[: 4 if names.relay else 3]]:
         click.echo(f"{what:<10} {cert}  {key}")
     if files.has_one_ca:
         click.echo(

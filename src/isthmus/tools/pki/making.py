@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ from isthmus.errors import ConfigError
 from isthmus.settings.rules_roles import Role
 from isthmus.tools.pki.show import CertificateInfo, KeyState, show
 
-__all__ = ["CertificateInfo", "KeyState", "PkiFiles", "init", "show"]
+__all__ = ["CertificateInfo", "KeyState", "OtherNames", "PkiFiles", "init", "renew", "show"]
 
 #: The files of the CA for clients, without their endings.
 CLIENT_CA = "client-ca"
@@ -121,65 +121,98 @@ class _NewFile(NamedTuple):
     mode: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherNames:
+    """DNS names and IP addresses in certificates other than the server's.
+
+    With ``relay`` there is one more certificate, which servers show to other servers.
+    """
+
+    agent: Sequence[str] = ()
+    client: Sequence[str] = ()
+    relay: Sequence[str] = ()
+
+
 def init(
     directory: str | os.PathLike[str],
     *,
     server_names: Sequence[str] = (),
-    agent_names: Sequence[str] = (),
-    client_names: Sequence[str] = (),
-    relay_names: Sequence[str] = (),
+    other_names: OtherNames = OtherNames(),
     days: int = DEFAULT_DAYS,
     force: bool = False,
-    keep_ca: bool = False,
     one_ca: bool = False,
     now: datetime | None = None,
 ) -> PkiFiles:
     """Make CAs and certificates for server, agent and client, valid for ``days``.
 
-    The names are DNS names and IP addresses for the certificates; a server without any is
-    localhost. With ``relay_names`` there is one as well that servers show to other servers. With
-    ``keep_ca`` the CAs of the directory sign, and no leaf outlives them; with ``one_ca`` a new one
-    signs for clients, too. Files that exist are replaced only with ``force``; everything is checked
-    before anything is written.
+    A server without any name is localhost; with ``one_ca`` one CA signs for clients, too. Files
+    that exist are replaced only with ``force``; everything is checked before anything is written.
 
     Raises:
         ConfigError: a name or a file is wrong, or a file exists.
     """
-    if not 0 < days <= MAX_DAYS:
-        raise ConfigError(f"days must be between 1 and {MAX_DAYS}, not {days}")
     now = now or datetime.now(UTC)
-    files = PkiFiles.in_directory(directory)
-    if not keep_ca:
-        files = PkiFiles._named(files.directory, "ca" if one_ca else CLIENT_CA)
-    server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-    leaves = [
-        _Leaf("server", Role.SERVER, server, _general_names(server_names or DEFAULT_SERVER_NAMES)),
-        _Leaf("agent", Role.AGENT, client, _general_names(agent_names)),
-        _Leaf("client", Role.CLIENT, client, _general_names(client_names)),
-    ]
-    if relay_names:
-        leaves.append(_Leaf("relay", Role.SERVER, client, _general_names(relay_names)))
-    made = [] if keep_ca else ["ca"] if files.has_one_ca else ["ca", CLIENT_CA]
+    files = PkiFiles._named(Path(directory), "ca" if one_ca else CLIENT_CA)
+    leaves = _leaves(server_names, other_names, days)
+    made = ["ca"] if one_ca else ["ca", CLIENT_CA]
     _check_targets(files.directory, [*made, *(leaf.kind for leaf in leaves)], force=force)
-    authorities = _authorities(files, now, days, keep=keep_ca)
+    authorities = {kind: _new_authority(kind, now, days) for kind in made}
     new = [file for kind in made for file in _pair(files.directory, kind, authorities[kind])]
-    for leaf in leaves:
-        authority = authorities[files.client_ca_cert.stem if leaf.role is Role.CLIENT else "ca"]
-        new += _pair(files.directory, leaf.kind, _issue(leaf, authority, now, days))
-    _write(files.directory, new, force=force)
+    _write(files.directory, [*new, *_signed(leaves, authorities, files, now, days)], force=force)
     return files
 
 
-def _authorities(files: PkiFiles, now: datetime, days: int, *, keep: bool) -> dict[str, Signed]:
-    """Those that sign, by the name of their files."""
-    places = {
-        files.ca_cert: files.ca_key,
-        files.client_ca_cert: files.client_ca_key,
-    }
-    return {
-        cert.stem: read_authority(cert, key, now) if keep else _new_authority(cert.stem, now, days)
-        for cert, key in places.items()
-    }
+def renew(
+    directory: str | os.PathLike[str],
+    *,
+    server_names: Sequence[str] = (),
+    other_names: OtherNames = OtherNames(),
+    days: int = DEFAULT_DAYS,
+    force: bool = False,
+    now: datetime | None = None,
+) -> PkiFiles:
+    """Make certificates by the CAs of the directory, as ``init``; none outlives its CA.
+
+    Raises:
+        ConfigError: a name or a file is wrong, or a file exists.
+    """
+    now = now or datetime.now(UTC)
+    files = PkiFiles.in_directory(directory)
+    leaves = _leaves(server_names, other_names, days)
+    _check_targets(files.directory, [leaf.kind for leaf in leaves], force=force)
+    pairs = {files.ca_cert: files.ca_key, files.client_ca_cert: files.client_ca_key}
+    authorities = {cert.stem: read_authority(cert, key, now) for cert, key in pairs.items()}
+    _write(files.directory, _signed(leaves, authorities, files, now, days), force=force)
+    return files
+
+
+def _leaves(server_names: Sequence[str], others: OtherNames, days: int) -> list[_Leaf]:
+    if not 0 < days <= MAX_DAYS:
+        raise ConfigError(f"days must be between 1 and {MAX_DAYS}, not {days}")
+    server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+    leaves = [
+        _Leaf("server", Role.SERVER, server, _general_names(server_names or DEFAULT_SERVER_NAMES)),
+        _Leaf("agent", Role.AGENT, client, _general_names(others.agent)),
+        _Leaf("client", Role.CLIENT, client, _general_names(others.client)),
+    ]
+    if others.relay:
+        leaves.append(_Leaf("relay", Role.SERVER, client, _general_names(others.relay)))
+    return leaves
+
+
+def _signed(
+    leaves: Iterable[_Leaf],
+    authorities: Mapping[str, Signed],
+    files: PkiFiles,
+    now: datetime,
+    days: int,
+) -> list[_NewFile]:
+    """The files of the leaves; ``authorities`` are by the names of their files."""
+    new: list[_NewFile] = []
+    for leaf in leaves:
+        authority = authorities[files.client_ca_cert.stem if leaf.role is Role.CLIENT else "ca"]
+        new += _pair(files.directory, leaf.kind, _issue(leaf, authority, now, days))
+    return new
 
 
 def _general_names(names: Iterable[str]) -> list[x509.GeneralName]:
