@@ -12,7 +12,7 @@ from isthmus.net.certificates import Lifetime
 from isthmus.net.contexts import HotContext
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.tools.doctor.certificates import judge_expiry
-from isthmus.tools.doctor.finding import Asked, Check, State
+from isthmus.tools.doctor.finding import Asked, Check, CheckState
 from isthmus.tools.watching.status_report import Heard, report
 
 NOW = datetime(2031, 1, 1, tzinfo=UTC)
@@ -40,7 +40,11 @@ def test_one_verdict_everywhere(life: timedelta, left: timedelta, expected: Stan
     assert standing(not_before=start, not_after=end, now=NOW) is expected
     # What the doctor says.
     found = judge_expiry(Asked(Check.EXPIRY, "it", "looked"), start, end, NOW)
-    words = {Standing.OK: State.OK, Standing.WARN: State.WARNING, Standing.BAD: State.FAILED}
+    words = {
+        Standing.OK: CheckState.OK,
+        Standing.WARN: CheckState.WARNING,
+        Standing.BAD: CheckState.FAILED,
+    }
     assert found.state is words[expected]
     # What status says of a snapshot, which the dashboard shows as it is.
     certificate = {"file": "a", "notBefore": start.isoformat(), "notAfter": end.isoformat()}
