@@ -239,7 +239,7 @@ def _make(stage: LabStage, firewall: str, without: Collection[str], progress: Pr
 
 
 def _check_running(stage: LabStage) -> None:
-    """See that no program failed at once.
+    """Fail if a program ended at once.
 
     Raises:
         LabError: one did.

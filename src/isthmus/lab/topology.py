@@ -108,7 +108,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A program on a host. ``command`` has placeholders, see placeholders.py.
+    """A program on a host. ``command`` has placeholders, see commands.py.
 
     ``ready`` is a URL (http or https) that answers 200 from then on, or ``tcp:PORT``; empty means
     that it is ready at once. Without ``start`` it waits for a step, or for somebody's hand.
