@@ -25,7 +25,7 @@ from functools import partial
 import uvloop
 
 from isthmus.errors import LinkError, LinkStage
-from isthmus.frame.descriptors import allow_all
+from isthmus.frame.resources import allow_all
 from isthmus.links.agent_side import AgentGreeting
 from isthmus.links.link import LinkTerms
 from isthmus.links.talk import Incoming

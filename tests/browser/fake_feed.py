@@ -14,8 +14,7 @@ from typing import Any, Self
 from aiohttp import web
 from scenes import Scene
 
-from isthmus.frame.dashboard.answers import PAGE_HEADERS, say
-from isthmus.frame.dashboard.files import file_routes
+from isthmus.frame.dashboard.routes import PAGE_HEADERS, file_routes, say
 
 LIMIT_S = 20.0
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ import pytest
 import scenes
 
 from isthmus.frame.model import snapshot
-from isthmus.frame.model.snapshot_json import camel
+from isthmus.frame.model.snapshot import camel
 
 SERVER = scenes.server().snapshot
 AGENT = scenes.agent_program().snapshot

@@ -30,8 +30,7 @@ from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.frame.audit import model as audit
 from isthmus.frame.dashboard import delta
 from isthmus.frame.model.merge import Merge
-from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView
-from isthmus.frame.model.snapshot_json import json_chunks
+from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView, json_chunks
 from isthmus.frame.workers import exposition
 from isthmus.kube.kubeconfig import read_config
 from isthmus.links.go_errors import detail_in, failure_in
@@ -670,7 +669,7 @@ def _recent(n: int) -> Work:
 
 
 def _events(n: int) -> Work:
-    from isthmus.frame.dashboard.events import EventReader
+    from isthmus.frame.dashboard.feed import EventReader
 
     raw = b"event: full\ndata: " + json.dumps({"x": "y" * n}).encode() + b"\n\n"
 

@@ -23,7 +23,7 @@ from isthmus.frame.lifecycle import Lifecycle
 from isthmus.frame.listening import Listening
 from isthmus.programs.sni_router import PROGRAM
 from isthmus.programs.sni_router.connections import SniConnections
-from isthmus.programs.sni_router.metrics import Refusal
+from isthmus.programs.sni_router.metrics import SniRefusal
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
@@ -190,12 +190,12 @@ class Bed:
         """Those of the router."""
         return self.router.part(SniConnections)
 
-    def refusals(self) -> dict[Refusal, int]:
+    def refusals(self) -> dict[SniRefusal, int]:
         """What was refused so far, without what was not."""
         found = self.do(lambda: dict(self.router.metrics.refusals))
         return {why: count for why, count in found.items() if count}
 
-    def wait_refused(self, why: Refusal, count: int = 1) -> None:
+    def wait_refused(self, why: SniRefusal, count: int = 1) -> None:
         """Wait until so many were refused for this reason, and none for another."""
         self.wait(lambda: self.router.metrics.refusals[why] >= count, why.value)
         assert self.refusals() == {why: count}

@@ -22,7 +22,7 @@ from programs import COMMAND, ENVIRONMENT
 from stack import Program, Stack, client_context, http_get, metric, wait_until
 
 from isthmus.frame import health, lifecycle
-from isthmus.frame.heartbeat import Heartbeat
+from isthmus.frame.health import Heartbeat
 from isthmus.net.contexts import watch
 from isthmus.programs.server import program as server_module
 from isthmus.programs.server.program import Server

@@ -17,7 +17,7 @@ from stack import Stack, http_get, wait_until
 
 import isthmus
 from isthmus.frame import health
-from isthmus.frame.heartbeat import Heartbeat
+from isthmus.frame.health import Heartbeat
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

@@ -18,9 +18,9 @@ from stack import Stack, client_context
 
 import isthmus
 from isthmus.frame.admin import ports
+from isthmus.frame.admin.answers import Watched
 from isthmus.frame.admin.ports import Port, serve
-from isthmus.frame.admin.watched import Watched
-from isthmus.frame.dashboard import feed, stream, viewers
+from isthmus.frame.dashboard import feed, routes, viewers
 from isthmus.frame.dashboard.routes import Dashboard, dashboard_routes
 from isthmus.frame.model.history import History, Tally
 from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView
@@ -242,7 +242,7 @@ def test_a_viewer_that_does_not_read_is_cut_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(feed, "EVERY_S", 0.1)
     monkeypatch.setattr(feed, "_REST", 0)
-    monkeypatch.setattr(stream, "STALLED_S", 1000.0)
+    monkeypatch.setattr(routes, "STALLED_S", 1000.0)
     program = Pretended(tunnels=2000)
     with served(fresh, program.watched()) as port, deaf(port) as sock:
         fresh.wait(lambda: program.taken > 0, "it is a viewer")
@@ -284,7 +284,7 @@ def test_one_that_stops_reading_in_the_middle_is_cut_by_time(
     fresh: Stack, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewers, "MOST_BEHIND_BYTES", 1 << 40)
-    monkeypatch.setattr(stream, "STALLED_S", 0.2)
+    monkeypatch.setattr(routes, "STALLED_S", 0.2)
     with served(fresh, Pretended(tunnels=2000).watched()) as port, deaf(port) as sock:
         fresh.wait(lambda: sampling_now(fresh), "it is a viewer")
         fresh.wait(lambda: not sampling_now(fresh), "it was cut")
@@ -297,7 +297,7 @@ def sampling_now(stack: Stack) -> bool:
 
 def test_silence_is_broken(fresh: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "rest_s", lambda took_s: 1000.0)
-    monkeypatch.setattr(stream, "ALIVE_S", 0.05)
+    monkeypatch.setattr(routes, "ALIVE_S", 0.05)
     with served(fresh, Pretended().watched()) as port, Watcher(port) as page:
         page.next("full")
         assert [page.line() for _ in range(4)] == [": alive", "", ": alive", ""]
@@ -320,7 +320,7 @@ def test_a_viewer_that_does_not_read_does_not_delay_the_end(
     fresh: Stack, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ports, "SHUTDOWN_S", 1000.0)  # what a port would wait for it
-    monkeypatch.setattr(stream, "STALLED_S", 1000.0)
+    monkeypatch.setattr(routes, "STALLED_S", 1000.0)
     program = Pretended(tunnels=5000)
     with contextlib.ExitStack() as later:
         with served(fresh, program.watched()) as port:

@@ -21,9 +21,8 @@ from stack import Stack
 
 from isthmus.frame.admin.ports import Port, serve
 from isthmus.frame.dashboard import merging, picture, source
-from isthmus.frame.dashboard.answers import not_ours
 from isthmus.frame.dashboard.merging import MergedFeed
-from isthmus.frame.dashboard.routes import Dashboard, page
+from isthmus.frame.dashboard.routes import Dashboard, not_ours, page
 from isthmus.tools.watching.admin_flags import AdminFlags
 from isthmus.tools.watching.command_dashboard import _remote
 

@@ -13,7 +13,7 @@ from dashboard_bed import ask, end_tunnel
 from stack import Stack
 
 from isthmus.frame.admin.answers import POLICY
-from isthmus.frame.dashboard.files import file_routes
+from isthmus.frame.dashboard.routes import file_routes
 
 ASSETS = files("isthmus.frame.dashboard") / "assets"
 

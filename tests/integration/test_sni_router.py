@@ -26,7 +26,7 @@ from stack import http_get, metric, wait_until
 from isthmus.errors import ConfigError
 from isthmus.frame.listening import Listening
 from isthmus.programs.sni_router import connections as sni_connections
-from isthmus.programs.sni_router.metrics import Refusal
+from isthmus.programs.sni_router.metrics import SniRefusal
 from isthmus.programs.sni_router.routes_file import RoutesPart
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import (
@@ -137,15 +137,15 @@ def test_an_unknown_name_gets_an_alert(bed: Bed, name: str) -> None:
     bed.start()
     with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
         bed.tls("a", name)
-    bed.wait_refused(Refusal.UNKNOWN_NAME)
+    bed.wait_refused(SniRefusal.UNKNOWN_NAME)
 
 
 @pytest.mark.parametrize("tls12", [False, True])
 @pytest.mark.parametrize(
-    ("name", "why"), [(None, Refusal.NO_NAME), ("nobody.example", Refusal.UNKNOWN_NAME)]
+    ("name", "why"), [(None, SniRefusal.NO_NAME), ("nobody.example", SniRefusal.UNKNOWN_NAME)]
 )
 def test_the_alert_comes_whole_and_then_the_end(
-    bed: Bed, name: str | None, why: Refusal, tls12: bool
+    bed: Bed, name: str | None, why: SniRefusal, tls12: bool
 ) -> None:
     bed.start()
     with bed.connect() as sock:
@@ -197,7 +197,7 @@ def test_a_known_name_without_the_protocol(bed: Bed) -> None:
     with bed.connect() as sock:
         sock.sendall(hello_bytes(a.host, alpn=("http/1.1",)))
         assert read_all(sock) == NO_APPLICATION_PROTOCOL
-    bed.wait_refused(Refusal.NO_PROTOCOL)
+    bed.wait_refused(SniRefusal.NO_PROTOCOL)
 
 
 # What arrives.
@@ -281,7 +281,7 @@ def test_a_hello_that_is_too_big(bed: Bed) -> None:
     with bed.connect() as sock:
         sock.sendall(in_records(big_hello(b"api.a.example", 1216, 17_000), 16384)[:17_000])
         assert is_reset(sock)
-    bed.wait_refused(Refusal.NOT_TLS)
+    bed.wait_refused(SniRefusal.NOT_TLS)
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x00\x00", b"PROXY "])
@@ -290,7 +290,7 @@ def test_what_is_not_tls_is_cut(bed: Bed, data: bytes) -> None:
     with bed.connect() as sock:
         sock.sendall(data)
         assert is_reset(sock)
-    bed.wait_refused(Refusal.NOT_TLS)
+    bed.wait_refused(SniRefusal.NOT_TLS)
 
 
 def test_half_closes_and_what_comes_after(bed: Bed) -> None:
@@ -375,7 +375,7 @@ def test_all_backends_down_is_an_alert(bed: Bed) -> None:
     router = bed.start()
     with pytest.raises(ssl.SSLError, match="INTERNAL_ERROR"):
         bed.tls("a")
-    bed.wait_refused(Refusal.BACKEND_DOWN)
+    bed.wait_refused(SniRefusal.BACKEND_DOWN)
     assert bed.do(lambda: dict(router.metrics.backend_failures)) == {("a", it): 1 for it in down}
 
 
@@ -425,7 +425,7 @@ def test_a_loop_is_seen(bed: Bed) -> None:
     with bed.connect() as sock:
         sock.sendall(hello_bytes("x.example"))
         assert read_all(sock) == INTERNAL_ERROR
-    bed.wait_refused(Refusal.LOOP)
+    bed.wait_refused(SniRefusal.LOOP)
 
 
 # Bounds.
@@ -434,7 +434,7 @@ def test_a_loop_is_seen(bed: Bed) -> None:
 def test_a_slow_hello_is_cut(bed: Bed) -> None:
     bed.start(hello_timeout_s=0.1)
     assert is_reset_at_once(bed, hello_bytes("api.a.example")[:50])
-    bed.wait_refused(Refusal.LATE)
+    bed.wait_refused(SniRefusal.LATE)
 
 
 @pytest.mark.parametrize("sent", [0, 50])
@@ -442,7 +442,7 @@ def test_who_leaves_early_is_counted_alone(bed: Bed, sent: int) -> None:
     bed.start()
     with bed.connect() as sock:
         sock.sendall(hello_bytes("api.a.example")[:sent])
-    bed.wait_refused(Refusal.LEFT)
+    bed.wait_refused(SniRefusal.LEFT)
     assert not len(bed.connections)
 
 
@@ -456,7 +456,7 @@ def test_who_says_nothing_cannot_keep_others_out(bed: Bed) -> None:
         assert bed.greeting("a") == "a api.a.example -"
         assert is_reset(silent[0])
         assert bed.do(lambda: bed.connections.hellos) == 2
-        bed.wait_refused(Refusal.CROWDED)
+        bed.wait_refused(SniRefusal.CROWDED)
 
 
 FLOODER, HONEST = "127.0.0.2", "127.0.0.3"
@@ -482,11 +482,11 @@ def test_a_flood_of_hellos_is_no_concern_of_other_sources(bed: Bed, said: int) -
         for sock in flood:
             with contextlib.suppress(ConnectionError):  # it had to go already
                 sock.sendall(hellos[0][:said])
-        bed.wait_refused(Refusal.CROWDED, 94)
+        bed.wait_refused(SniRefusal.CROWDED, 94)
         assert bed.greeting("a", source=HONEST) == "a api.a.example -"
         for sock, hello in zip(slow, hellos, strict=True):
             assert finish(sock, hello[50:])
-        assert bed.refusals() == {Refusal.CROWDED: 95}, "the flood made room, and nobody else"
+        assert bed.refusals() == {SniRefusal.CROWDED: 95}, "the flood made room, and nobody else"
         assert bed.do(lambda: bed.connections.hellos) == 5
 
 
@@ -505,7 +505,7 @@ def test_who_does_not_leave_after_its_alert_keeps_nobody_out(
             sock.sendall(hello_bytes("nobody.example"))
             assert sock.recv(100) == UNRECOGNIZED_NAME
         assert bed.do(lambda: len(bed.connections)) == 8
-        assert bed.refusals() == {Refusal.UNKNOWN_NAME: 30}
+        assert bed.refusals() == {SniRefusal.UNKNOWN_NAME: 30}
         assert bed.greeting("a", source=HONEST) == "a api.a.example -"
 
 
@@ -517,7 +517,7 @@ def test_hellos_make_way_where_the_places_are_few(bed: Bed) -> None:
             stack.enter_context(bed.tls(tenant, source=FLOODER))
         for _ in range(5):
             stack.enter_context(bed.connect(source=FLOODER))
-        bed.wait_refused(Refusal.CROWDED, 4)
+        bed.wait_refused(SniRefusal.CROWDED, 4)
         assert bed.do(lambda: len(bed.connections)) == 4
         assert bed.greeting("a", source=HONEST) == "a api.a.example -"
 
@@ -533,7 +533,7 @@ def test_a_flood_through_a_proxy_is_that_of_its_source(bed: Bed) -> None:
             sock = stack.enter_context(bed.connect())
             sock.sendall(V1)
             bed.wait(lambda: router.metrics.accepted == count + 2, "it came")  # noqa: B023
-        bed.wait_refused(Refusal.CROWDED, 17)
+        bed.wait_refused(SniRefusal.CROWDED, 17)
         assert finish(slow, hello[50:])
 
 
@@ -541,7 +541,7 @@ def test_all_connections_are_bounded(bed: Bed) -> None:
     bed.start(max_connections=2, max_connections_per_source=2)
     with bed.tls("a"), bed.tls("b"):
         assert is_reset_at_once(bed)
-        bed.wait_refused(Refusal.TOO_MANY)
+        bed.wait_refused(SniRefusal.TOO_MANY)
     bed.wait(lambda: not len(bed.connections), "they are over")
     assert bed.greeting("c") == "c api.c.example -"
 
@@ -552,7 +552,7 @@ def test_one_address_cannot_take_every_place(bed: Bed) -> None:
     with bed.tls("a"), bed.tls("b"), bed.tls("c"):  # three quarters
         with pytest.raises((ssl.SSLError, OSError)):
             bed.tls("a")
-        bed.wait_refused(Refusal.TOO_MANY_OF_SOURCE)
+        bed.wait_refused(SniRefusal.TOO_MANY_OF_SOURCE)
         assert bed.greeting("a", source="127.0.0.2") == "a api.a.example -"
     bed.wait(lambda: not len(bed.connections), "they are over")
     assert bed.greeting("a") == "a api.a.example -"
@@ -568,7 +568,7 @@ def test_a_route_has_its_own_bound(bed: Bed) -> None:
         with pytest.raises(ssl.SSLError, match="INTERNAL_ERROR"):
             bed.tls("a")
         assert bed.greeting("b") == "b api.b.example -"
-    bed.wait_refused(Refusal.ROUTE_FULL)
+    bed.wait_refused(SniRefusal.ROUTE_FULL)
     bed.wait(lambda: not len(bed.connections), "they are over")
     assert bed.greeting("a") == "a api.a.example -"
 
@@ -689,13 +689,13 @@ def test_without_the_header_nobody_comes_in(bed: Bed) -> None:
     with bed.connect() as sock:
         sock.sendall(hello_bytes("api.a.example"))
         assert is_reset(sock)
-    bed.wait_refused(Refusal.NO_PROXY_HEADER)
+    bed.wait_refused(SniRefusal.NO_PROXY_HEADER)
 
 
 def test_only_proxies_may_say_who_it_is(bed: Bed) -> None:
     bed.start(accept_proxy=True, proxy_from=("10.0.0.0/8", "::1/128"))
     assert is_reset_at_once(bed, V2)
-    bed.wait_refused(Refusal.UNTRUSTED_PROXY)
+    bed.wait_refused(SniRefusal.UNTRUSTED_PROXY)
 
 
 # The file.

@@ -15,7 +15,7 @@ from clients import LIMIT_S, free_port
 from sni_bed import Bed, Tenant
 from stack import wait_until
 
-from isthmus.programs.sni_router.metrics import Refusal
+from isthmus.programs.sni_router.metrics import SniRefusal
 
 pytestmark = pytest.mark.interop
 
@@ -71,12 +71,12 @@ def test_openssl_reaches_each_tenant(bed: Bed, name: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (("-noservername",), Refusal.NO_NAME),
-        (("-servername", "nobody.example"), Refusal.UNKNOWN_NAME),
+        (("-noservername",), SniRefusal.NO_NAME),
+        (("-servername", "nobody.example"), SniRefusal.UNKNOWN_NAME),
     ],
 )
 def test_openssl_understands_the_alert(
-    bed: Bed, args: tuple[str, ...], why: Refusal, version: str
+    bed: Bed, args: tuple[str, ...], why: SniRefusal, version: str
 ) -> None:
     bed.start()
     found = s_client(bed, *args, version)
@@ -256,15 +256,15 @@ def test_haproxy_sends_a_header_to_us(bed: Bed, tmp_path: Path, send: str) -> No
         f"  server router 127.0.0.1:{bed.port} {options}\n"
     )
     with haproxy(tmp_path, config, port):
-        before = bed.do(lambda: router.metrics.refusals[Refusal.LEFT])
+        before = bed.do(lambda: router.metrics.refusals[SniRefusal.LEFT])
         with bed.tls("c", port=port) as sock:
             assert sock.recv(100) == b"c api.c.example -\n"
             (seen,) = bed.do(lambda: router.connections.tunnels.views(10))
             assert seen.requester == f"address:127.0.0.1:{sock.getsockname()[1]}"
         if send == "both":
             # Its health checks say LOCAL and leave, and that is no error.
-            bed.wait(lambda: router.metrics.refusals[Refusal.LEFT] > before, "it looks again")
-    assert set(bed.refusals()) <= {Refusal.LEFT}
+            bed.wait(lambda: router.metrics.refusals[SniRefusal.LEFT] > before, "it looks again")
+    assert set(bed.refusals()) <= {SniRefusal.LEFT}
 
 
 def test_haproxy_on_both_sides(bed: Bed, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from isthmus.dial.rules_service_names import ServiceName, guest_questions, servi
 from isthmus.errors import DialFailure
 from isthmus.net.dns_messages import DnsAnswer, DnsError, question, read_answer
 from isthmus.net.tunnel_dns import DnsStream
-from isthmus.programs.sidecar.rules_tunnel_health import Attempt, TunnelHealth
+from isthmus.programs.sidecar.rules_tunnel_health import TunnelAttempt, TunnelHealth
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tunnel.end import join
 
@@ -97,7 +97,7 @@ moves = st.lists(
 @given(moves)
 def test_there_is_never_more_than_one_retry(moves: list[tuple[str, int]]) -> None:
     health, now = TunnelHealth(retry_s=5), 0.0
-    under_way: list[Attempt] = []
+    under_way: list[TunnelAttempt] = []
     began_at: list[float] = []
     for move, number in moves:
         now += number

@@ -1,7 +1,7 @@
 """The life of a program: prepare, open and start its parts; drain, close and wait for them.
 
 One of these runs in a process of its own, or in each worker. Signals, logging and the event loop
-are lifetime.py; a parent of workers is workers/parent.py.
+are lifetime.py; a parent of workers is workers/parent.py, and which of them runs running.py.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from isthmus import __version__
-from isthmus.frame import lifetime
-from isthmus.frame.admin.answers import PING, Check, Routes
-from isthmus.frame.admin.watched import Watched
-from isthmus.frame.handed import Handed
+from isthmus.frame.admin.answers import PING, Check, Routes, Watched
 from isthmus.frame.health import Health
 from isthmus.frame.model.snapshot import ProgramView
 from isthmus.frame.observe.tracing import open_tracing
 from isthmus.frame.operator_ports import OperatorPorts
-from isthmus.frame.part import Ground, Part
+from isthmus.frame.part import Ground, Handed, Part
 from isthmus.frame.program import Program
 from isthmus.frame.views import certificates, tally
 from isthmus.logs import log
@@ -280,17 +277,3 @@ class Lifecycle:
         yield from self.ground.contexts
         for part in self.parts:
             yield from part.contexts()
-
-
-def main(program: Program, settings: Any) -> int:
-    """Run a program until it is told to stop, with workers if it is to have any; the exit code."""
-    if program.has_workers(settings):
-        from isthmus.frame.workers.start import main as run_workers
-
-        return run_workers(program, settings)
-    os.umask(0o077)
-    program.found(program.parts)  # imported before the collector is told what lives for ever
-    drain_s = getattr(settings, "graceful_shutdown_timeout_s", 0.0)
-    return lifetime.main(
-        lambda: Lifecycle(program, settings, signals=True), settings, drain_s=drain_s
-    )

@@ -8,8 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from isthmus.frame.part import Ground, Part
-from isthmus.frame.sharing import BoundSocket
+from isthmus.frame.part import BoundSocket, Ground, Part
 from isthmus.net.listen import Accepted, Listener, bind_tcp
 
 

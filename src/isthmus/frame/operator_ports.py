@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from isthmus.frame.admin.answers import Routes
+from isthmus.frame.admin.answers import Routes, Watched
 from isthmus.frame.admin.debug_routes import debug_routes
+from isthmus.frame.admin.guard import OperatorToken, admin_tls, say_refused
 from isthmus.frame.admin.ports import Port, serve
 from isthmus.frame.admin.routes import AGENT, SERVER, Style, admin_routes, health_routes
-from isthmus.frame.admin.tls import admin_tls, say_refused
-from isthmus.frame.admin.token import TokenFile
-from isthmus.frame.admin.watched import Watched
 from isthmus.frame.dashboard.routes import dashboard_routes
-from isthmus.frame.handed import Handed
+from isthmus.frame.part import Handed
 from isthmus.frame.program import OperatorFlags
 from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext
@@ -57,7 +55,7 @@ class OperatorPorts:
             suites=getattr(settings, "cipher_suites", ()),
         )
         path = settings.admin.token_file
-        self._token = TokenFile(path) if path and handed is None else None
+        self._token = OperatorToken(path) if path and handed is None else None
         self._open_paths: Collection[str] = ()
         self._close_page: Callable[[], None] | None = None
         self.open_ones: dict[str, Port] = {}

@@ -8,21 +8,23 @@ who calls what, and in which order, is lifecycle.py. It is told what it may use 
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from isthmus.frame.admin.answers import Check, Routes
-from isthmus.frame.admin.watched import EndTunnel, RecentRecords
-from isthmus.frame.handed import Handed
+from isthmus.frame.admin.answers import Check, EndTunnel, RecentRecords, Routes, Watched
 from isthmus.frame.health import ListenerHealth
-from isthmus.frame.memory import open_budget
+from isthmus.frame.resources import open_budget
 from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext
 from isthmus.net.http_site import Refused
+from isthmus.net.listen import Accepted
 from isthmus.net.poller import Poller
-from isthmus.values import NOTHING
+from isthmus.settings.program import worker_id
+from isthmus.values import NOTHING, ServerId
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.program import ProgramMetrics
@@ -35,6 +37,80 @@ S = TypeVar("S")
 M = TypeVar("M", bound="ProgramMetrics")
 #: A task that lives as long as its program, and its name.
 LongTask = tuple[str, Coroutine[Any, Any, None]]
+#: The addresses and ports of TCP listeners by flag.
+BoundAt = Mapping[str, Sequence[tuple[str, int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSlot:
+    """Which worker one is, of how many, and the id of their program.
+
+    ``audit`` is the path that it writes audit records to, for its parent.
+    """
+
+    index: int
+    count: int
+    program_id: str
+    audit: str = ""
+
+    def share(self, total: int) -> int:
+        """Its part of what all of them may have, rounded up."""
+        return -(-total // self.count)
+
+    @property
+    def siblings(self) -> frozenset[ServerId]:
+        """The ids of the other workers."""
+        others = (index for index in range(self.count) if index != self.index)
+        return frozenset(ServerId(worker_id(self.program_id, index)) for index in others)
+
+    def shared(self, settings: S, *names: str) -> S:
+        """Settings in which these numbers are its part of what all workers may have."""
+        parts = {name: self.share(getattr(settings, name)) for name in names}
+        return replace(settings, **parts)  # type: ignore[type-var]  # a dataclass of options
+
+
+class BoundSocket(NamedTuple):
+    """A socket that listens, the flag that said so, and whether agents come there."""
+
+    flag: str
+    sock: socket.socket
+    for_agents: bool = False
+
+
+class Handed:
+    """Where connections come from in a worker; doors have the names of the flags that bind them."""
+
+    def __init__(self, slot: WorkerSlot) -> None:
+        #: Which worker this is.
+        self.slot = slot
+        #: What the program's health and admin ports would show.
+        self.watched: Watched | None = None
+        #: Hears from the parent whether audit records cannot be written.
+        self.on_audit: Callable[[bool], None] | None = None
+        self._doors: dict[str, Accepted] = {}
+        self._told: list[tuple[str, Callable[[str, int], None]]] = []
+
+    def open(
+        self, flag: str, accept: Accepted, *, bound: Callable[[str, int], None] | None = None
+    ) -> None:
+        """Take what comes in by a door; ``bound`` hears where it is, once that is known."""
+        self._doors[flag] = accept
+        if bound is not None:
+            self._told.append((flag, bound))
+
+    def take(self, flag: str, sock: socket.socket) -> None:
+        """A connection came in by a door."""
+        accept = self._doors.get(flag)
+        if accept is None:
+            sock.close()
+        else:
+            accept(sock)
+
+    def bound(self, where: BoundAt) -> None:
+        """The parent has bound its ports."""
+        for flag, hear in self._told:
+            for host, port in where.get(flag, ()):
+                hear(host, port)
 
 
 class Part:
@@ -161,7 +237,7 @@ class Ground(Generic[S, M]):
     def budget(self) -> Budget:
         """What may be kept on behalf of peers."""
         settings: Any = self.settings  # of a program that carries connections
-        return open_budget(settings.memory, settings.workers)
+        return open_budget(settings.memory, getattr(settings, "workers", 1))
 
     def span(self, target: HostPort) -> Span | None:
         """A span for a dial whose client told nothing of itself; None where nobody traces."""
@@ -172,3 +248,23 @@ class Ground(Generic[S, M]):
     def now(self) -> float:
         """The loop's time."""
         return self.loop.time()
+
+
+def _nobody(sock: socket.socket) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """How a program shares its work between processes.
+
+    The parent opens ``parts``, then everything that ``bind`` gives, and hands over what comes
+    there, apart from what it ``refuses``. Each worker is told ``settings``. With ``reloads``,
+    SIGHUP has the workers reload.
+    """
+
+    bind: Callable[[], Iterable[BoundSocket]]
+    settings: Callable[[WorkerSlot], Any]
+    parts: tuple[Part, ...] = ()
+    refuses: Callable[[socket.socket], bool] = _nobody
+    reloads: bool = False

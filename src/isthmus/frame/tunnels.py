@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from isthmus.dial.metered import Gate, MeteredTunnel
 from isthmus.dial.rules_stalls import Held, ReaderPace, why_slow, why_stalled
+from isthmus.frame.lifetime import counted
 from isthmus.frame.model.snapshot import RecentEndings, TunnelState, TunnelView
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.part import Ground, LongTask, Part
-from isthmus.frame.supervised import counted
 from isthmus.frame.views import memory_view, totals
 from isthmus.logs import log
 from isthmus.net.charging import charge_tunnel

@@ -13,7 +13,7 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.texts import filled
+from isthmus.frame.cli.tables import filled
 from isthmus.manifests.settings import ManifestSettings
 from isthmus.manifests.settings_apiserver_proxy import ApiserverProxyManifestSettings
 from isthmus.manifests.settings_server import (

@@ -2,7 +2,7 @@
 
 The protocols are those of sd_listen_fds(3) and sd_notify(3): a few variables, descriptors from 3
 on, and datagrams. Without the variables nothing happens. What there is to tell, and when, is
-frame/supervised.py.
+frame/lifetime.py.
 """
 
 from __future__ import annotations

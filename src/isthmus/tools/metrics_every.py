@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.frame.observe.counters import Family
-from isthmus.frame.observe.worker_metrics import WorkersMetrics
+from isthmus.frame.workers.metrics import WorkersMetrics
 from isthmus.programs import programs
 from isthmus.programs.node_proxy.metrics import MODES, NodeProxyMetrics
 

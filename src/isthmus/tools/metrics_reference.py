@@ -13,7 +13,7 @@ from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.frame.observe.counters import Family
 from isthmus.frame.observe.relays import Relayed, Retried
-from isthmus.frame.observe.worker_metrics import NotHanded
+from isthmus.frame.workers.metrics import NotHanded
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
 from isthmus.programs.node_proxy.metrics import (
@@ -24,7 +24,7 @@ from isthmus.programs.node_proxy.metrics import (
 )
 from isthmus.programs.server.metrics import GO_DIAL_FAILURE, HandOn, TlsRefusal
 from isthmus.programs.sidecar.metrics import Unserved
-from isthmus.programs.sni_router.metrics import Refusal
+from isthmus.programs.sni_router.metrics import SniRefusal
 from isthmus.tools.metrics_every import by_program, every_family
 from isthmus.tunnel.end import Ending
 
@@ -137,7 +137,7 @@ def _values() -> str:
         ("`result` of `agent_connections_handed_on_total`", HandOn),
         ("`result` of `relayed_dials_total`", Relayed),
         ("`when` of `dial_retries_total`", Retried),
-        ("`reason` of `connections_refused_total`", Refusal),
+        ("`reason` of `connections_refused_total`", SniRefusal),
         ("`reason` of the apiserver proxy's `connections_refused_total`", ProxyRefusal),
         ("`reason` of the sidecars' `clients_unserved_total`", Unserved),
         ("`source` of the sidecars' `name_lookups_total`", Source),

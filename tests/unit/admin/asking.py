@@ -8,9 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from isthmus.frame.admin.answers import Checks, Metrics, Routes, Snapshot
+from isthmus.frame.admin.answers import Checks, Metrics, Routes, Snapshot, Watched
 from isthmus.frame.admin.ports import Port, serve
-from isthmus.frame.admin.watched import Watched
 from isthmus.frame.model.history import History
 from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView
 from isthmus.programs.server.settings import ServerSettings

@@ -18,8 +18,8 @@ from asking import Ask, asking, listen, watched
 
 from isthmus.frame.admin import guard as guard_module
 from isthmus.frame.admin.answers import Routes
+from isthmus.frame.admin.guard import OperatorToken
 from isthmus.frame.admin.routes import admin_routes
-from isthmus.frame.admin.token import TokenFile
 from isthmus.net.poller import OUT, Poller
 from isthmus.values import TunnelId
 
@@ -256,7 +256,7 @@ def with_token(token: Path, talk: Callable[[Ask, Ended], Any], **more: object) -
         async with asking(
             {**routes(ended), "/ui/": routes(ended)["/configz"]},
             admin=True,
-            token=TokenFile(str(token)),
+            token=OperatorToken(str(token)),
             open_paths=("/ui/",),
             **more,
         ) as ask:
@@ -291,7 +291,7 @@ def test_a_token_is_wanted_for_everything_but_probes(token: Path) -> None:
 
 def test_two_tokens_are_none(token: Path) -> None:
     async def main() -> None:
-        port = await listen(routes(Ended()), admin=True, token=TokenFile(str(token)))
+        port = await listen(routes(Ended()), admin=True, token=OperatorToken(str(token)))
         reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
         line = f"Authorization: Bearer {TOKEN}\r\n"
         writer.write(f"GET /snapshot HTTP/1.1\r\nHost: x\r\n{line}{line}\r\n".encode())

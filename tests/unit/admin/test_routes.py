@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import isthmus
 from isthmus.frame.admin import routes as routes_module
+from isthmus.frame.admin.answers import Watched
 from isthmus.frame.admin.routes import admin_routes, health_routes
-from isthmus.frame.admin.watched import Watched
 from isthmus.frame.audit.log import AuditLog
 from isthmus.frame.model.history import STEPS, History, Tally
 from isthmus.logs import RecentLines, configure, log

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.frame.admin.token import MAX_BYTES, TokenFile, read_token
+from isthmus.frame.admin.guard import MAX_BYTES, OperatorToken, read_token
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_no_token(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        TokenFile(str(path))
+        OperatorToken(str(path))
     said = str(caught.value).removeprefix(f"--admin-token-file {path}: ")
     assert said.startswith(sentence) and "56789abcde" not in said
 
@@ -49,7 +49,7 @@ def test_no_token(tmp_path: Path, content: bytes, sentence: str) -> None:
 @pytest.mark.parametrize("name", ["none", ".", "a\0b"])
 def test_no_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"^--admin-token-file "):
-        TokenFile(f"{tmp_path}/{name}")
+        OperatorToken(f"{tmp_path}/{name}")
 
 
 @pytest.mark.parametrize(("mode", "said"), [(0o600, False), (0o640, False), (0o644, True)])
@@ -59,7 +59,7 @@ def test_a_token_that_everybody_can_read(
     path = tmp_path / "token"
     path.write_text("0123456789abcdef")
     path.chmod(mode)
-    file = TokenFile(str(path))
+    file = OperatorToken(str(path))
     assert ("everybody on this machine can read the admin token" in caplog.text) is said
     assert "0123456789abcdef" not in repr(file) + caplog.text
 
@@ -69,7 +69,7 @@ def test_a_pipe_is_read_once_and_never_waited_for_again(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("0123456789abcdef\n",))
     writer.start()
-    file = TokenFile(str(pipe))
+    file = OperatorToken(str(pipe))
     writer.join()
     # Writing has changed its times since it was looked at; nobody will write again.
     assert file.matches("0123456789abcdef")
@@ -80,7 +80,7 @@ def test_a_pipe_in_place_of_the_file_is_not_waited_for(
 ) -> None:
     path = tmp_path / "token"
     path.write_text("0123456789abcdef")
-    file = TokenFile(str(path))
+    file = OperatorToken(str(path))
     path.unlink()
     os.mkfifo(path)
     assert file.matches("0123456789abcdef")

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from isthmus.frame import health, heartbeat
+from isthmus.frame import health
 from isthmus.frame.admin.answers import Check
-from isthmus.frame.health import Health, WatchedTasks
-from isthmus.frame.heartbeat import Heartbeat
+from isthmus.frame.health import Health, Heartbeat, WatchedTasks
 from isthmus.frame.model.history import Tally
 from isthmus.net.listen import UNDRAINED_S, Listener, bind_tcp, bind_uds, not_listening
 from isthmus.net.poller import Poller
@@ -91,7 +90,7 @@ def test_a_stall_is_forgotten_after_a_while(said: Said, monkeypatch: pytest.Monk
         async with asyncio.timeout(LIMIT_S):
             while not metrics.loop_stalls:
                 await asyncio.sleep(0.01)
-        monkeypatch.setattr(heartbeat, "RECENT_S", 0.0)
+        monkeypatch.setattr(health, "RECENT_S", 0.0)
         assert beating.trouble() == ""
         beating.stop()
 

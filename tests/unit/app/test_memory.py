@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.frame.memory import cgroup_limit, default_bytes, open_budget
+from isthmus.frame.resources import cgroup_limit, default_bytes, open_budget
 from isthmus.settings.program import MemorySettings
 
 MIB, GIB = 2**20, 2**30

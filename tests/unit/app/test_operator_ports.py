@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.frame.handed import Handed, WorkerSlot
 from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.frame.part import Handed, WorkerSlot
 from isthmus.logs import OncePer
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import compose

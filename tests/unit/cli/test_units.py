@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frame.cli.tables import table_lines
-from isthmus.frame.cli.units import age, bars, counted, milliseconds, rate, size
+from isthmus.frame.cli.tables import age, bars, counted, milliseconds, rate, size, table_lines
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.sni_router.rules import Found, ProxyOut, Route
+from isthmus.programs.sni_router.rules import Found, ProxyOut, SniRoute
 from isthmus.programs.sni_router.settings_routes import parse
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
@@ -37,7 +37,7 @@ default: b
         "f",
     )
     assert table.routes == (
-        Route(
+        SniRoute(
             name="a",
             hosts=("api.a.example", "*.a.example"),
             alpn=("h2", "isthmus/1"),
@@ -52,7 +52,7 @@ default: b
             ),
             max_connections=10,
         ),
-        Route(name="b", backends=(HostPort("10.0.0.2", 1),), proxy=ProxyOut()),
+        SniRoute(name="b", backends=(HostPort("10.0.0.2", 1),), proxy=ProxyOut()),
     )
     assert table.default is table.routes[1]
     assert table.routes[0].where == "f:4"

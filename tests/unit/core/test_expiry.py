@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from isthmus.frame import views
-from isthmus.frame.model.snapshot_json import to_json
+from isthmus.frame.model.snapshot import to_json
 from isthmus.net.certificates import Lifetime
 from isthmus.net.contexts import HotContext
 from isthmus.net.rules_expiry import Standing, standing

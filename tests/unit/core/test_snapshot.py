@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.frame.model import snapshot, snapshot_json
+from isthmus.frame.model import snapshot
 from isthmus.frame.model.snapshot import (
+    CHUNK_ITEMS,
     AgentProgramView,
     AgentView,
     CertificateView,
@@ -23,8 +24,9 @@ from isthmus.frame.model.snapshot import (
     Totals,
     TunnelState,
     TunnelView,
+    json_chunks,
+    to_json,
 )
-from isthmus.frame.model.snapshot_json import CHUNK_ITEMS, json_chunks, to_json
 from isthmus.programs import programs
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
@@ -178,6 +180,6 @@ def test_the_docs_name_every_key_and_no_other() -> None:
         v for module in (snapshot, *rooms) for v in vars(module).values() if isinstance(v, type)
     ]
     views = [v for v in classes if dataclasses.is_dataclass(v)]
-    keys = {key for view in views for _, key in snapshot_json._keys(view)}
+    keys = {key for view in views for _, key in snapshot._keys(view)}
     written = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(written) == keys

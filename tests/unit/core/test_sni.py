@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from isthmus.programs.sni_router.rules import Found, Miss, ProxyOut, Route, RoutingTable
+from isthmus.programs.sni_router.rules import Found, Miss, ProxyOut, RoutingTable, SniRoute
 from isthmus.programs.sni_router.rules_backends import FAILED_FOR_S, Backends
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import IpPort, Tlv
@@ -15,8 +15,8 @@ BACKENDS = (HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1), HostPort("10.0.0.3
 A, B, C = BACKENDS
 
 
-def route(name: str, *hosts: str, alpn: tuple[str, ...] = ()) -> Route:
-    return Route(name=name, hosts=hosts, alpn=alpn, backends=(A,))
+def route(name: str, *hosts: str, alpn: tuple[str, ...] = ()) -> SniRoute:
+    return SniRoute(name=name, hosts=hosts, alpn=alpn, backends=(A,))
 
 
 TABLE = (
@@ -30,7 +30,7 @@ TABLE = (
 )
 
 
-def found(name: str, *alpn: str, default: Route | None = None) -> tuple[str, str] | Miss:
+def found(name: str, *alpn: str, default: SniRoute | None = None) -> tuple[str, str] | Miss:
     it = RoutingTable(TABLE, default).find(name, alpn)
     return it if isinstance(it, Miss) else (it.route.name, it.why)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.programs.apiserver_proxy.rules import FAILED_FOR_S, Bounds, Health, Upstreams
+from isthmus.programs.apiserver_proxy.rules import FAILED_FOR_S, Bounds, UpstreamHealth, Upstreams
 from isthmus.values import HostPort
 
 A, B, C = (HostPort(name, 6443) for name in "abc")
@@ -16,7 +16,7 @@ A, B, C = (HostPort(name, 6443) for name in "abc")
 
 def after(results: Sequence[bool], bounds: Bounds | None = None) -> tuple[bool, int]:
     """Whether it is up after these checks, and how often that changed."""
-    health, changes = Health(), 0
+    health, changes = UpstreamHealth(), 0
     for ok in results:
         changes += health.checked(ok, "", bounds or Bounds())
     return health.is_up, changes

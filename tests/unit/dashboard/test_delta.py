@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from isthmus.errors import ProtocolError
 from isthmus.frame.dashboard.delta import Moment, at_once, delta, event, full
 from isthmus.frame.dashboard.picture import MOST_RECORDS, MOST_ROWS, Picture
-from isthmus.frame.model.history import STEPS, Step
+from isthmus.frame.model.history import STEPS, HistoryStep
 from isthmus.frame.model.snapshot import (
     AgentView,
     EndedView,
@@ -104,8 +104,8 @@ views = st.builds(
 )
 
 
-def step(number: int) -> Step:
-    return Step(
+def step(number: int) -> HistoryStep:
+    return HistoryStep(
         number=number, time=NOON, dials=number, failures={"refused": 1}, bytes_to_target=0,
         bytes_to_client=0, tunnels=0, agents=0, links=0,
     )  # fmt: skip
@@ -115,7 +115,7 @@ def step(number: int) -> Step:
 def runs(draw: st.DrawFn) -> list[Moment]:
     """Some moments, one after the other, with steps and records that only grow."""
     found: list[Moment] = []
-    steps: tuple[Step, ...] = ()
+    steps: tuple[HistoryStep, ...] = ()
     records: tuple[bytes, ...] = ()
     for view in draw(st.lists(views, min_size=2, max_size=5)):
         for _ in range(draw(counts)):

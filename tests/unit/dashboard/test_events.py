@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ProtocolError
-from isthmus.frame.dashboard import events
+from isthmus.frame.dashboard import feed
 from isthmus.frame.dashboard.delta import at_once, event
-from isthmus.frame.dashboard.events import EventReader
+from isthmus.frame.dashboard.feed import EventReader
 
 HELLO = {"version": "1", "text": "two\n\nlines and ü"}
 STREAM = (
@@ -46,7 +46,7 @@ def test_what_is_no_event_is_refused(broken: bytes) -> None:
 
 
 def test_an_event_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST_EVENT_BYTES", 1000)
+    monkeypatch.setattr(feed, "MOST_EVENT_BYTES", 1000)
     reader = EventReader()
     assert reader.take(b"data: " + b"x" * 900) == []
     with pytest.raises(ProtocolError, match="larger than 1000 bytes"):

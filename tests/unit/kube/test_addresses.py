@@ -13,7 +13,7 @@ import pytest
 from fakeapi import FakeApi, running, until, with_api
 
 from isthmus.frame.lifecycle import Lifecycle
-from isthmus.frame.observe.leases import LeaseMetrics
+from isthmus.frame.observe.program import LeaseMetrics
 from isthmus.kube.leases import LeaseCounter, LeaseKeeper
 from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Lease, addresses
 from isthmus.programs.agent import PROGRAM

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.frame.audit.backups import Backups
-from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.audit.log import AuditLog, Backups
 from isthmus.frame.audit.model import Record, Stage, to_line
 
 LIMIT_S = 20.0

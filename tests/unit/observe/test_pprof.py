@@ -16,10 +16,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from isthmus.frame.observe import profile_tasks
-from isthmus.frame.observe.pprof import Frame, Kind, Profile, frame_of, module_of
-from isthmus.frame.observe.profile_cpu import cpu_profile
-from isthmus.frame.observe.profile_heap import heap_by_type, heap_traced
+from isthmus.frame.observe import profiles
+from isthmus.frame.observe.profiles import (
+    Frame,
+    Profile,
+    ProfileKind,
+    cpu_profile,
+    frame_of,
+    heap_by_type,
+    heap_traced,
+    module_of,
+)
 from isthmus.wire import pprof_pb2
 
 LIMIT_S = 20.0
@@ -52,7 +59,9 @@ class Read:
 
 
 def test_a_profile_shares_its_strings_functions_and_places() -> None:
-    profile = Profile(Kind("samples", "count"), Kind("cpu", "nanoseconds"), taken_at=2.0)
+    profile = Profile(
+        ProfileKind("samples", "count"), ProfileKind("cpu", "nanoseconds"), taken_at=2.0
+    )
     inner, outer = Frame("a.inner", "a.py", 3, 1), Frame("a.outer", "a.py", 9, 7)
     profile.add([inner, outer], [1, 10], {"thread": "x"})
     profile.add([inner._replace(line=4), outer], [2, 20])
@@ -78,7 +87,7 @@ def test_functions_have_the_names_of_their_modules() -> None:
     assert module_of("/home/src/isthmus/net/poller.py") == "isthmus.net.poller"
     assert module_of("<frozen importlib._bootstrap>") == "<frozen importlib._bootstrap>"
     code = frame_of.__code__
-    assert frame_of(code, 1).function == "isthmus.frame.observe.pprof.frame_of"
+    assert frame_of(code, 1).function == "isthmus.frame.observe.profiles.frame_of"
 
 
 def burn(cpu_s: float) -> None:
@@ -181,26 +190,26 @@ async def inner_wait() -> None:
 
 
 def test_every_task_with_its_whole_stack_and_every_thread() -> None:
-    async def main() -> list[profile_tasks.Waiting]:
+    async def main() -> list[profiles.WaitingTask]:
         tasks = [asyncio.create_task(outer_wait(), name=f"waiter-{n}") for n in range(3)]
         await asyncio.sleep(0)
-        found = profile_tasks.everything()
+        found = profiles.everything()
         for task in tasks:
             task.cancel()
         return found
 
     found = uvloop.run(main())
-    read = Read(profile_tasks.as_profile(found))
+    read = Read(profiles.as_profile(found))
     assert read.kinds == [("goroutine", "count")]
     by_name = {labels["name"]: (stack, labels["kind"]) for stack, _, labels in read.samples}
     stack, kind = by_name["waiter-1"]
     assert [name.rpartition(".")[2] for name in stack] == ["inner_wait", "outer_wait"]
     assert kind == "task" and by_name["MainThread"][1] == "thread"
 
-    groups = profile_tasks.as_groups(found)
+    groups = profiles.as_groups(found)
     assert groups.startswith(f"goroutine profile: total {len(found)}\n")
     assert "3 @ task waiter-0, task waiter-1, task waiter-2\n#\t" in groups
-    stacks = profile_tasks.as_stacks(found)
+    stacks = profiles.as_stacks(found)
     assert "task waiter-2 [waiting]:\n" in stacks and "thread MainThread [running]:\n" in stacks
 
 

@@ -32,7 +32,7 @@ BOUNDED = {
     "net/rules_names.py:_see": "addresses of a resolver or the kernel: 64 characters",
     "frame/audit/model.py:_second": "whole seconds",
     "dial/rules_endpoint_lists.py:EndpointLists": "addresses of HostPorts: 45 characters",
-    "frame/model/snapshot_json.py:_keys": "our own types",
+    "frame/model/snapshot.py:_keys": "our own types",
     "frame/dashboard/delta.py:_cached_keys": "our own types",
     "frame/dashboard/delta.py:_getters": "our own types",
     "dial/dialers/direct.py:_literal": "a HostPort: 253 characters",

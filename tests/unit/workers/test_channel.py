@@ -15,8 +15,15 @@ import uvloop
 
 from isthmus.errors import ProtocolError
 from isthmus.frame.model.history import Tally
-from isthmus.frame.workers.channel import MOST_BYTES, Channel
-from isthmus.frame.workers.messages import Answer, Ask, Begin, Report, Started
+from isthmus.frame.workers.channel import (
+    MOST_BYTES,
+    Begin,
+    Channel,
+    Started,
+    WorkerAnswer,
+    WorkerQuestion,
+    WorkerReport,
+)
 from isthmus.frame.workers.passing import Giver, Taker, make_pair
 from isthmus.net.poller import Poller
 
@@ -48,17 +55,19 @@ async def test_messages_arrive_as_they_were_sent(
 ) -> None:
     parent, worker = await Channel.of_parent(pair[0]), await Channel.of_worker(pair[1])
     parent.send(Begin(index=1, count=2, program_id="x"))
-    parent.send(Ask(number=7, what="snapshot", given={"limit": "10"}))
+    parent.send(WorkerQuestion(number=7, what="snapshot", given={"limit": "10"}))
     assert await worker.receive() == Begin(index=1, count=2, program_id="x")
-    assert await worker.receive() == Ask(number=7, what="snapshot", given={"limit": "10"})
-    report = Report(taken=3, ready=[("agents", "none")], tally=Tally(failures={"x": 1}))
+    assert await worker.receive() == WorkerQuestion(
+        number=7, what="snapshot", given={"limit": "10"}
+    )
+    report = WorkerReport(taken=3, ready=[("agents", "none")], tally=Tally(failures={"x": 1}))
     worker.send(Started())
     worker.send(report)
-    worker.send(Answer(number=7, body=os.urandom(3_000_000)))
+    worker.send(WorkerAnswer(number=7, body=os.urandom(3_000_000)))
     assert await parent.receive() == Started()
     assert await parent.receive() == report
     answer = await parent.receive()
-    assert isinstance(answer, Answer) and len(answer.body) == 3_000_000
+    assert isinstance(answer, WorkerAnswer) and len(answer.body) == 3_000_000
     worker.close()
     assert await parent.receive() is None
     parent.close()
@@ -85,7 +94,7 @@ async def test_who_was_cancelled_in_the_middle_of_a_message_hears_it_the_next_ti
     # As a parent does that was told to stop while a worker reports.
     parent, worker = await Channel.of_parent(pair[0]), await Channel.of_worker(pair[1])
     hearing = asyncio.create_task(parent.receive())
-    said = Report(taken=3, status="x" * 1000)
+    said = WorkerReport(taken=3, status="x" * 1000)
     body = msgspec.msgpack.encode(said)
     pair[1].send(len(body).to_bytes(4, "big") + body[:500])
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from isthmus.frame.workers.choosing import MOST_SOURCES, InTurn, least_loaded
+from isthmus.frame.workers.doorman import MOST_SOURCES, InTurn, least_loaded
 
 
 @dataclass

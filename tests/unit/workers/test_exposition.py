@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from isthmus.frame.model.merge import Merge
 from isthmus.frame.observe.counters import PROCESS_MERGE, Family, gauge, merge_table, one
-from isthmus.frame.observe.worker_metrics import WorkersMetrics
 from isthmus.frame.workers import exposition
+from isthmus.frame.workers.metrics import WorkersMetrics
 from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.sni_router.metrics import SniRouterMetrics
 from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics

@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 import uvloop
 
-from isthmus.frame.workers.messages import Drain
+from isthmus.frame.workers.channel import Drain
 from isthmus.frame.workers.parent import Parent
-from isthmus.frame.workers.process import Birth, State, Worker, WorkerLost
+from isthmus.frame.workers.process import Birth, Worker, WorkerLost, WorkerState
 from isthmus.net.poller import Poller
 from isthmus.text.pacing import Backoff
 
@@ -42,7 +42,7 @@ def test_one_for_which_there_is_no_process_is_tried_again() -> None:
             while worker.restarts < 2:
                 await asyncio.sleep(0.01)
         assert not watching.done()
-        assert worker.state is State.RESTING
+        assert worker.state is WorkerState.RESTING
         assert "No such file" in worker.trouble()
         watching.cancel()
         assert len(descriptors()) == before
@@ -54,7 +54,7 @@ def test_one_for_which_there_is_no_process_is_tried_again() -> None:
 STARTS = """
 import json, os, socket, sys
 from isthmus.frame.workers.channel import _encode
-from isthmus.frame.workers.messages import Report, Started
+from isthmus.frame.workers.channel import WorkerReport, Started
 found = json.loads(os.environ["_ISTHMUS_WORKER"])
 sock = socket.socket(fileno=found["channel"])
 def send(message):
@@ -63,7 +63,7 @@ def send(message):
 sock.recv(1 << 20)  # Begin
 send(Started())
 told = sock.recv(1 << 20)  # Drain, or Stop; for these tests, to report
-send(Report(ready=[("agents", "")]))
+send(WorkerReport(ready=[("agents", "")]))
 if b"Stop" not in told:
     sock.recv(1)
 """
@@ -82,7 +82,7 @@ def test_one_that_has_not_reported_yet_is_not_ready() -> None:
                 await asyncio.sleep(0.01)
             ready_then = worker.ready
             os.kill(worker.pid, signal.SIGKILL)
-            while worker.state is not State.RESTING or worker.pid:
+            while worker.state is not WorkerState.RESTING or worker.pid:
                 await asyncio.sleep(0.01)
             watching.cancel()
             await worker.finish(10)
@@ -98,7 +98,7 @@ def test_a_drain_waits_for_none_that_rests() -> None:
         worker._backoff = Backoff(first_s=60.0, cap_s=60.0, factor=1.0, chance=lambda: 0.5)
         watching = asyncio.create_task(worker.watch())
         async with asyncio.timeout(20):
-            while worker.state is not State.RESTING:
+            while worker.state is not WorkerState.RESTING:
                 await asyncio.sleep(0)
             parent = SimpleNamespace(
                 draining=False, doorman=SimpleNamespace(drain=lambda **_: None), workers=[worker]
@@ -117,7 +117,7 @@ def test_one_that_was_told_to_leave_before_it_could_hear_is_told_again() -> None
             async with asyncio.timeout(10):
                 await worker.start()
                 await worker.watch()
-            assert worker.state is State.ENDED
+            assert worker.state is WorkerState.ENDED
         finally:
             worker.kill()
             await worker.finish(10)

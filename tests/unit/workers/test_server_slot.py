@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.frame.handed import WorkerSlot
+from isthmus.frame.part import WorkerSlot
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.with_workers import of_worker
 from isthmus.settings.options import compose

@@ -23,7 +23,7 @@ from isthmus.frame.model.snapshot import (
     TunnelState,
     TunnelView,
 )
-from isthmus.frame.workers.views import WorkerView, merge, worker_of
+from isthmus.frame.workers.operating import WorkerView, merge, worker_of
 from isthmus.programs.apiserver_proxy.view import ApiserverProxyView as Apiserver
 from isthmus.programs.sidecar.view import LookupView, NamesView, SidecarView, WayView
 from isthmus.programs.sni_router.view import SniRouterView

@@ -1,18 +1,22 @@
-"""What handlers of an operators' port are and give back: routes, checks, answers.
+"""What an operators' port is told of its program, and what its handlers give back.
 
-Serving them is ports.py, who is answered guard.py, the paths themselves routes.py.
+Routes, checks, and ``Watched``: plain callables, given by the program. Serving is ports.py, who is
+answered guard.py, the paths themselves routes.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from inspect import isawaitable
 from typing import TypeVar
 
 from aiohttp import web
 
+from isthmus.frame.model.history import History
 from isthmus.frame.model.snapshot import ProgramView
+from isthmus.values import TunnelId
 
 #: Answers a request; may stream, and is cancelled when whoever asked leaves.
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -39,6 +43,16 @@ SAFE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+T = TypeVar("T")
+#: What a program shows it has at hand, or has to ask other processes for.
+Metrics = Callable[[], bytes | Awaitable[bytes]]
+#: Is told how many tunnels to show at most, and counts the rest as truncated.
+Snapshot = Callable[[int], ProgramView | Awaitable[ProgramView]]
+#: The last records of the audit log as lines of JSON, oldest first, and the number of the newest:
+#: those after a number, at most so many.
+RecentRecords = Callable[[int, int], tuple[list[bytes], int]]
+#: Ends a tunnel for an operator, who is named; gives its connection id, or None if there is none.
+EndTunnel = Callable[[TunnelId, str], str | Awaitable[str | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +65,8 @@ class Check:
 
 PING = Check("ping")
 
-T = TypeVar("T")
 
 Checks = Callable[[], list[Check]]
-#: What a program shows it has at hand, or has to ask other processes for.
-Metrics = Callable[[], bytes | Awaitable[bytes]]
-#: Is told how many tunnels to show at most, and counts the rest as truncated.
-Snapshot = Callable[[int], ProgramView | Awaitable[ProgramView]]
 
 
 async def settled(given: T | Awaitable[T]) -> T:
@@ -96,3 +105,26 @@ def asked_limit(request: web.BaseRequest, *, default: int, most: int) -> int | N
 def bad_limit(most: int) -> web.Response:
     """Say what a limit has to be."""
     return reply(400, f"limit: not a whole number from 0 to {most}\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A program as its admin port sees it.
+
+    ``program`` is its name on the command line, ``instance`` its id. ``settings`` are those that it
+    runs with, a dataclass of declared options. ``records`` is None where nothing is audited, and
+    ``end_tunnel`` where there is nothing to end.
+    """
+
+    program: str
+    instance: str
+    settings: object
+    live: Checks
+    ready: Checks
+    metrics: Metrics
+    open_metrics: Metrics
+    snapshot: Snapshot
+    history: History
+    records: RecentRecords | None = None
+    end_tunnel: EndTunnel | None = None
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -1,7 +1,7 @@
 """The paths under ``/debug/pprof/`` of an admin port, named as Go's net/http/pprof names them.
 
 Without --enable-profiling they say which flag is missing; nothing is loaded, measured or started
-then. The profiles themselves are observe/profile_*.py.
+then. The profiles themselves are observe/profiles.py.
 """
 
 from __future__ import annotations
@@ -90,28 +90,28 @@ async def _one_at_a_time(
 
 
 async def _profile(seconds: float | None) -> tuple[str, bytes]:
-    from isthmus.frame.observe.profile_cpu import cpu_profile
+    from isthmus.frame.observe.profiles import cpu_profile
 
     return "profile", await cpu_profile(seconds or DEFAULT_SECONDS)
 
 
 async def _heap(seconds: float | None) -> tuple[str, bytes]:
-    from isthmus.frame.observe.profile_heap import heap_by_type, heap_traced
+    from isthmus.frame.observe.profiles import heap_by_type, heap_traced
 
     return "heap", await (heap_by_type() if seconds is None else heap_traced(seconds))
 
 
 async def _goroutine(request: web.BaseRequest) -> web.Response:
-    from isthmus.frame.observe import profile_tasks
+    from isthmus.frame.observe.profiles import as_groups, as_profile, as_stacks, everything
 
-    found = profile_tasks.everything()
+    found = everything()
     match request.query.get("debug", "0"):
         case "0" | "":
-            return _file("goroutine", profile_tasks.as_profile(found))
+            return _file("goroutine", as_profile(found))
         case "1":
-            return reply(200, profile_tasks.as_groups(found))
+            return reply(200, as_groups(found))
         case "2":
-            return reply(200, profile_tasks.as_stacks(found))
+            return reply(200, as_stacks(found))
         case _:
             return reply(400, "debug: not 0, 1 or 2\n")
 

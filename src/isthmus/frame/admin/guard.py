@@ -1,29 +1,37 @@
-"""Who is answered on an admin port, and who may change something there.
+"""Who is answered on an admin port: its TLS and token, and who may change something there.
 
 The port shows who talks to whom. On loopback it is for whoever is on the machine, if a request
 names a loopback host; elsewhere, or with a token, clients prove who they are. Changes are for whom
 we can name: by a certificate, by the token, or by the user that the connecting process belongs to.
+The token's file is looked at when somebody asks, not between requests: nothing else needs it. A
+change that cannot be used leaves the token that was there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
-from collections.abc import Collection
+import ssl
+import stat
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from isthmus.errors import ConfigError
 from isthmus.frame.admin.answers import refuse
 from isthmus.frame.admin.owner import Owner, descriptors_of, is_of_others, owner_of
-from isthmus.frame.admin.token import TokenFile
 from isthmus.frame.audit.model import cut
-from isthmus.logs import OncePer
-from isthmus.net.contexts import peer_identity
+from isthmus.logs import OncePer, log
+from isthmus.net.contexts import HotContext, TlsFiles, peer_identity, server_context
 from isthmus.net.poller import is_carried
+from isthmus.net.settings_ciphers import TLS12
+from isthmus.settings.admin import AdminSettings
 from isthmus.settings.rules_roles import Admits, Role
 from isthmus.text.addresses import is_loopback
 from isthmus.values import ANONYMOUS, Identity
@@ -38,6 +46,9 @@ _ROOT = 0
 #: Everybody with a certificate, but those that isthmus pki made for agents and servers.
 ANYBODY = Admits(role=Role.CLIENT, flag="--admin-client-names")
 _log = logging.getLogger("isthmus.ports")
+FLAG = "--admin-token-file"
+MIN_CHARS = 16
+MAX_BYTES = 4096
 
 
 class NotAllowed(Exception):
@@ -54,7 +65,7 @@ class Guard:
 
     host: str | None
     admits: Admits = ANYBODY
-    token: TokenFile | None = None
+    token: OperatorToken | None = None
     open_paths: Collection[str] = ()
     once: OncePer = field(default_factory=OncePer)
     #: Whoever connects may ask, and answers are looked for in all of /proc: one at a time, as the
@@ -200,7 +211,7 @@ def _look_up(client: tuple[str, int], ours: tuple[str, int]) -> tuple[Owner | No
     return owner, list(descriptors_of(owner.inode)) if owner is not None else []
 
 
-def _shows(token: TokenFile, request: web.BaseRequest) -> bool:
+def _shows(token: OperatorToken, request: web.BaseRequest) -> bool:
     shown = request.headers.getall("Authorization", [])
     if len(shown) != 1:
         return False
@@ -224,3 +235,119 @@ def host_only(authority: str) -> str:
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
     return authority.partition(":")[0]
+
+
+def admin_tls(
+    settings: AdminSettings, *, min_version: str = "", suites: Sequence[str] = ()
+) -> HotContext | None:
+    """Make the context that follows the admin port's files; None without --admin-cert.
+
+    Raises:
+        ConfigError: a file is wrong.
+    """
+    if not settings.cert:
+        return None
+    files = TlsFiles(
+        cert=settings.cert,
+        key=settings.key,
+        ca=settings.client_ca,
+        labels=("--admin-cert", "--admin-key", "--admin-client-ca"),
+    )
+    build = partial(
+        server_context,
+        alpn=("http/1.1",),
+        min_version=min_version or TLS12,
+        cipher_suites=suites,
+    )
+    return HotContext(files, build, purpose="server")
+
+
+def say_refused(once: OncePer, error: OSError) -> None:
+    """Log that somebody could not shake hands with the admin port, once a minute."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else type(error).__name__
+    once.log(
+        ("admin", reason), _QUIET_S, _log, logging.WARNING, "admin connection refused",
+        reason=reason,
+    )  # fmt: skip
+
+
+def read_token(path: str, *, wait: bool = True) -> bytes:
+    """Read a token: the whole file, without the blanks and line ends around it.
+
+    A pipe, as a shell makes of ``<(command)``, is waited for; not without ``wait``.
+
+    Raises:
+        ConfigError: it cannot be read or is no token; nothing of it is quoted.
+    """
+    flags = 0 if wait else os.O_NONBLOCK
+    try:
+        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+            raw = file.read(MAX_BYTES + 1) or b""
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or str(exc)
+        raise ConfigError(f"{FLAG} {path}: {why}") from exc
+    token = raw.strip()
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{FLAG} {path}: a token has at most {MAX_BYTES} bytes")
+    if len(token) < MIN_CHARS:
+        raise ConfigError(
+            f"{FLAG} {path}: a token has at least {MIN_CHARS} characters and this has {len(token)};"
+            " make one with openssl rand -hex 32"
+        )
+    # What a header can carry (RFC 9110 §5.5), without what would be taken for its end.
+    if not all(0x21 <= byte <= 0x7E for byte in token):
+        raise ConfigError(f"{FLAG} {path}: a token is one word of letters, digits and signs")
+    return token
+
+
+class OperatorToken:
+    """The token, as its file says it now."""
+
+    def __init__(self, path: str) -> None:
+        """Read it; says so in the log if everybody on the machine may.
+
+        Raises:
+            ConfigError: it is wrong.
+        """
+        self._path = path
+        self._failure = ""
+        self._stamp = _stamp(path)
+        self._token = read_token(path)
+        if self._stamp and self._stamp[-1] & stat.S_IROTH:
+            log(_log, logging.WARNING, "everybody on this machine can read the admin token",
+                file=path, mode=f"{stat.S_IMODE(self._stamp[-1]):04o}")  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<OperatorToken {self._path}>"
+
+    def matches(self, shown: str) -> bool:
+        """Tell whether this is the token, in a time that tells nothing of it."""
+        self.look()
+        return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), self._token)
+
+    def look(self) -> None:
+        """Read the file again if it has changed."""
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        try:
+            # In the event loop, which must not wait for whoever may write into a pipe.
+            token = read_token(self._path, wait=False)
+        except ConfigError as exc:
+            if str(exc) != self._failure:  # said once, and looked at again
+                self._failure = str(exc)
+                log(_log, logging.WARNING, "the admin token was not reloaded", reason=str(exc))
+            return
+        self._stamp, self._failure, self._token = stamp, "", token
+        log(_log, logging.INFO, "the admin token was reloaded", file=self._path)
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Tell one state of the file from another, through symbolic links (Kubernetes' ..data)."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    if not stat.S_ISREG(found.st_mode):  # a pipe gives what it has once: it is not read again
+        return (found.st_dev, found.st_ino, found.st_mode)
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode)

@@ -19,8 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from isthmus.errors import ConfigError
 from isthmus.frame.admin.answers import POST, Handler, Routes, reply
-from isthmus.frame.admin.guard import ANYBODY, Guard
-from isthmus.frame.admin.token import TokenFile
+from isthmus.frame.admin.guard import ANYBODY, Guard, OperatorToken
 from isthmus.logs import OncePer
 from isthmus.net.connection_gate import source_named
 from isthmus.net.contexts import HotContext
@@ -79,7 +78,7 @@ async def serve(
     refused: Refused = lambda _: None,
     admin: bool = False,
     admits: Admits = ANYBODY,
-    token: TokenFile | None = None,
+    token: OperatorToken | None = None,
     open_paths: Collection[str] = (),
 ) -> Port:
     """Serve the routes; an empty host is every address, port 0 any free one.

@@ -1,6 +1,7 @@
 """The paths of the health and admin ports, made of what a program gives in.
 
-Paths and statuses are konnectivity's where it has them. The profiles are debug_routes.py, the page
+Paths and statuses are konnectivity's where it has them. Who may end a tunnel is guard.py, which
+has let the request pass before anything here is called. The profiles are debug_routes.py, the page
 isthmus.frame.dashboard; frame/operator_ports.py puts all of them together.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -21,27 +23,32 @@ from isthmus.frame.admin.answers import (
     Checks,
     Handler,
     Metrics,
+    RecentRecords,
     Routes,
     Snapshot,
+    Watched,
     asked_limit,
     bad_limit,
     json_reply,
     reply,
     settled,
 )
-from isthmus.frame.admin.changes import END_PATH, end_named
-from isthmus.frame.admin.guard import host_only
-from isthmus.frame.admin.watched import RecentRecords, Watched
+from isthmus.frame.admin.guard import current_operator, host_only
 from isthmus.frame.audit.log import RECENT_RECORDS
 from isthmus.frame.model.history import STEP_S, History, step_json
-from isthmus.frame.model.snapshot_json import json_chunks, to_json
-from isthmus.logs import RECENT, RECENT_LINES
+from isthmus.frame.model.snapshot import json_chunks, to_json
+from isthmus.logs import RECENT, RECENT_LINES, log
 from isthmus.settings.shown import shown_flags
+from isthmus.values import TunnelId
 
 DEFAULT_TUNNELS = 1000
 MAX_TUNNELS = 100_000
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#: The path of the change; the star is the tunnel's number.
+END_PATH = "/tunnels/*/end"
+_MOST_DIGITS = 18
+_log = logging.getLogger("isthmus.ports")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,3 +189,26 @@ async def _configz(watched: Watched, request: web.BaseRequest) -> web.Response:
         "flags": shown_flags(watched.settings),
     }
     return json_reply(json.dumps(shown) + "\n")
+
+
+async def end_named(watched: Watched, request: web.BaseRequest) -> web.Response:
+    """End the tunnel that the path names."""
+    number = request.path.split("/")[2]
+    if not (number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS):
+        return reply(400, "the tunnel's id is not a whole number\n")
+    return await end_tunnel(watched, request, TunnelId(int(number)))
+
+
+async def end_tunnel(watched: Watched, request: web.BaseRequest, tunnel: TunnelId) -> web.Response:
+    """End a tunnel for the operator who asks."""
+    if watched.end_tunnel is None:
+        return reply(404, "this program has no tunnels to end\n")
+    operator = current_operator()
+    connection_id = await settled(watched.end_tunnel(tunnel, operator))
+    if connection_id is None:
+        return reply(404, f"there is no tunnel {tunnel}\n")
+    log(
+        _log, logging.WARNING, "tunnel ended by an operator", tunnel=tunnel,
+        connection=connection_id, operator=operator,
+    )  # fmt: skip
+    return json_reply(json.dumps({"ended": tunnel, "connectionId": connection_id}) + "\n")

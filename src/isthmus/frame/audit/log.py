@@ -2,26 +2,30 @@
 
 ``put`` never waits: what does not fit into the queue is dropped and counted, and when there is room
 again a record says how many are missing. The file is rotated by size, and opened again when
-somebody else moved it away. The last lines stay in memory for the admin port. What is in a record
-is model.py.
+somebody else moved it away. Files that a rotation leaves are named as kube-apiserver names its own:
+``audit-2006-01-02T15-04-05.000.log`` beside ``audit.log``. The last lines stay in memory for the
+admin port. What is in a record is model.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import re
 import stat
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
 from isthmus.errors import ConfigError
-from isthmus.frame.audit.backups import Backups
 from isthmus.frame.audit.model import dropped, to_line
 from isthmus.logs import log
 
@@ -37,6 +41,8 @@ STOP_S = 5.0
 _MOST_PIECE_BYTES = 256 * 1024
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
 _log = logging.getLogger("isthmus.audit")
+_DAY_S = 86400.0
+_STAMP = r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\.\d{3}"
 
 
 class AuditLog:
@@ -306,3 +312,43 @@ def _end_last_line(fd: int, path: str) -> None:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             os.write(fd, b"\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backups:
+    """How many old files to keep and for how long; 0 is without end."""
+
+    most: int = 0
+    max_age_days: int = 0
+
+    def move(self, path: Path, *, now: float) -> Path:
+        """Move the file out of the way, never over another one; gives its new name."""
+        while (name := _named(path, now)).exists():
+            now += 0.001
+        os.rename(path, name)
+        return name
+
+    def prune(self, path: Path, *, now: float) -> None:
+        """Delete the oldest beyond the number, and those that are too old."""
+        names = self.found(path)
+        doomed = names[: max(0, len(names) - self.most)] if self.most else []
+        if self.max_age_days:
+            oldest = _named(path, now - self.max_age_days * _DAY_S).name
+            doomed += [name for name in names if name.name < oldest]
+        for name in dict.fromkeys(doomed):
+            # Somebody else may have been quicker, and one that stays is no reason to stop.
+            with contextlib.suppress(OSError):
+                name.unlink()
+
+    def found(self, path: Path) -> list[Path]:
+        """The old files of this log, oldest first; only names that ``move`` gives."""
+        pattern = re.compile(rf"{re.escape(path.stem)}-{_STAMP}{re.escape(path.suffix)}", re.ASCII)
+        with contextlib.suppress(OSError):
+            return sorted(it for it in path.parent.iterdir() if pattern.fullmatch(it.name))
+        return []
+
+
+def _named(path: Path, now: float) -> Path:
+    at = datetime.fromtimestamp(now, UTC)
+    stamp = f"{at:%Y-%m-%dT%H-%M-%S}.{at.microsecond // 1000:03d}"
+    return path.with_name(f"{path.stem}-{stamp}{path.suffix}")

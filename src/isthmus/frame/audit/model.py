@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
-from isthmus.frame.model.snapshot_json import camel
+from isthmus.frame.model.snapshot import camel
 from isthmus.text.short_cache import short_cache
 from isthmus.values import Identity, RequestMetadata
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from isthmus.errors import DialFailure
-from isthmus.frame.audit.backups import Backups
-from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.audit.log import AuditLog, Backups
 from isthmus.frame.audit.model import (
     BY_FAR_SIDE,
     Claimed,
@@ -49,7 +48,7 @@ LEFT = "the client left before the answer"
 UNAUDITED = "the audit log cannot be written, and --audit-on-failure is deny"
 
 
-class Asked(Protocol):
+class AuditedRequest(Protocol):
     """What is written of a request, whoever it came from; see frontends.backend.Request."""
 
     @property
@@ -83,7 +82,7 @@ class Auditor:
 
     # Requests.
 
-    def refused(self, request: Asked, status: int, reason: str) -> None:
+    def refused(self, request: AuditedRequest, status: int, reason: str) -> None:
         """A request was answered without a dial."""
         requester = request.requester
         self.put(
@@ -103,7 +102,7 @@ class Auditor:
 
     def failed(
         self,
-        request: Asked,
+        request: AuditedRequest,
         client: str,
         dial: AgentDial,
         failure: DialFailure | None,
@@ -127,7 +126,7 @@ class Auditor:
         )
 
     def began(
-        self, request: Asked, client: str, dial: AgentDial
+        self, request: AuditedRequest, client: str, dial: AgentDial
     ) -> Callable[[Tunnel, float], None]:
         """A tunnel begins; gives what wants to know its end."""
         return self.begin(self._of_dial(Stage.BEGIN, request, client, dial))
@@ -158,7 +157,7 @@ class Auditor:
     def _of_dial(
         self,
         stage: Stage,
-        request: Asked,
+        request: AuditedRequest,
         client: str,
         dial: AgentDial,
     ) -> Record:
@@ -189,7 +188,7 @@ class Auditor:
             start_time=rfc3339(now - (time.monotonic() - dial.started_at)),
         )
 
-    def _claimed(self, request: Asked, requester: Identity) -> Claimed | None:
+    def _claimed(self, request: AuditedRequest, requester: Identity) -> Claimed | None:
         asking = request.asking
         if asking is NOTHING:  # most clients, and then nobody has to be believed
             return None

@@ -1,6 +1,8 @@
 """Click commands made from declared settings: Go-style flags, grouped help, examples.
 
 Reading the texts is settings/parsing.py's part; here a flag is only a name and the texts after it.
+A program that has commands below it, or one that sets something up, is a command with flags all
+the same: ``isthmus server`` runs a server, as konnectivity's does.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ import click
 from isthmus.settings.options import Kind, Option, given_in_vain, options_of
 from isthmus.settings.parsing import check_once, load
 
+_UNBROKEN = "\ue000"  # stands for a hyphen while lines are wrapped: --server-port stays whole
+# klog's level is the one short flag there is: -v 4, -v=4, -v4.
+_VERBOSITY = re.compile(r"-v(?:=(.*)|([0-9]+))?", re.DOTALL)
+
 
 class Settings(Protocol):
     """What the settings of every program can do."""
@@ -25,9 +31,6 @@ class Settings(Protocol):
 
 
 S = TypeVar("S", bound=Settings)
-_UNBROKEN = "\ue000"  # stands for a hyphen while lines are wrapped: --server-port stays whole
-# klog's level is the one short flag there is: -v 4, -v=4, -v4.
-_VERBOSITY = re.compile(r"-v(?:=(.*)|([0-9]+))?", re.DOTALL)
 
 
 class FlagCommand(click.Command):
@@ -180,3 +183,30 @@ def _help_row(option: Option) -> tuple[str, str]:
         notes.append("no effect here")
     text = f"{option.help} ({', '.join(notes)})" if notes else option.help
     return name, text.replace("-", _UNBROKEN)
+
+
+class WithSetup(FlagCommand):
+    """A program's flags; a first word ``setup-...`` is a command of its own."""
+
+    def __init__(self, plain: click.Command, word: str, setup: Callable[[], click.Command]) -> None:
+        """``setup`` imports the command for ``word``, when it is asked for."""
+        assert isinstance(plain, FlagCommand)
+        super().__init__(
+            plain.name or "", plain.declared, plain.examples, callback=plain.callback,
+            help=plain.help,
+        )  # fmt: skip
+        self._word = word
+        self._setup = setup
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **rest: Any,
+    ) -> click.Context:
+        """Read the command line, of the sub-command if the first word is one."""
+        if args[:1] != [self._word]:
+            return super().make_context(info_name, args, parent, **rest)
+        above = click.Context(self, parent=parent, info_name=info_name)
+        return self._setup().make_context(self._word, args[1:], above, **rest)

@@ -15,9 +15,8 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from isthmus.frame.model.history import Step, step_json
-from isthmus.frame.model.snapshot import ProgramView
-from isthmus.frame.model.snapshot_json import camel, to_json
+from isthmus.frame.model.history import HistoryStep, step_json
+from isthmus.frame.model.snapshot import ProgramView, camel, to_json
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -42,7 +41,7 @@ class Moment:
     """A program at one moment. ``recorded`` is the number of the newest audit record."""
 
     view: ProgramView
-    steps: tuple[Step, ...] = ()
+    steps: tuple[HistoryStep, ...] = ()
     audited: bool = False
     records: tuple[bytes, ...] = ()
     recorded: int = 0

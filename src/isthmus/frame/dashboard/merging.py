@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from isthmus.frame.dashboard.answers import PAGE_HEADERS, say
 from isthmus.frame.dashboard.delta import Json, at_once, event
 from isthmus.frame.dashboard.feed import hello
-from isthmus.frame.dashboard.source import Remote, Source
+from isthmus.frame.dashboard.routes import PAGE_HEADERS, say
+from isthmus.frame.dashboard.source import FeedSource, Remote
 from isthmus.frame.dashboard.viewers import Viewer, Viewers
 from isthmus.values import TunnelId
 
@@ -27,7 +27,8 @@ class MergedFeed:
 
     def __init__(self, remotes: Sequence[Remote]) -> None:
         self._sources = {
-            str(number): Source(str(number), remote, self) for number, remote in enumerate(remotes)
+            str(number): FeedSource(str(number), remote, self)
+            for number, remote in enumerate(remotes)
         }
         self._viewers = Viewers()
         self._following: list[asyncio.Task[None]] = []
@@ -68,7 +69,7 @@ class MergedFeed:
 
     # For sources.
 
-    def full(self, source: Source, *, renamed: bool) -> None:
+    def full(self, source: FeedSource, *, renamed: bool) -> None:
         """A source has a new picture; one that is another program is introduced to all again."""
         if renamed:
             for viewer in self._viewers:
@@ -77,11 +78,11 @@ class MergedFeed:
             self._viewers.tell(_picture(source))
         self._introduce()
 
-    def delta(self, source: Source, data: Json) -> None:
+    def delta(self, source: FeedSource, data: Json) -> None:
         """A picture has changed."""
         self._viewers.tell(at_once(event("delta", data)))
 
-    def lost(self, source: Source) -> None:
+    def lost(self, source: FeedSource) -> None:
         """A source cannot be reached."""
         self._viewers.tell(_lost(source))
         self._introduce()
@@ -140,10 +141,10 @@ class MergedFeed:
             viewer.push(everything)
 
 
-def _picture(source: Source) -> bytes:
+def _picture(source: FeedSource) -> bytes:
     assert source.picture is not None
     return at_once(event("full", source.picture.full()))
 
 
-def _lost(source: Source) -> bytes:
+def _lost(source: FeedSource) -> bytes:
     return at_once(event("lost", {"source": source.id, "why": source.why}))

@@ -14,7 +14,7 @@ from typing import Any
 from isthmus.errors import ProtocolError
 from isthmus.frame.dashboard.delta import MOVED, Json
 from isthmus.frame.model.history import STEPS
-from isthmus.frame.model.snapshot_json import camel
+from isthmus.frame.model.snapshot import camel
 
 #: More rows than any program of ours sends are a mistake.
 MOST_ROWS = 20_000

@@ -19,7 +19,7 @@ import aiohttp
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.frame.admin.guard import INTENT
 from isthmus.frame.dashboard.delta import Json
-from isthmus.frame.dashboard.events import EventReader
+from isthmus.frame.dashboard.feed import EventReader
 from isthmus.frame.dashboard.picture import Picture
 from isthmus.text.pacing import Backoff
 from isthmus.values import TunnelId
@@ -38,7 +38,7 @@ _MOST_ANSWER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class AdminCredentials:
     """What is shown to an admin port: a certificate in the context, a token in the headers."""
 
     context: ssl.SSLContext | None = None
@@ -55,20 +55,20 @@ class Remote:
 
     url: str
     address: str
-    credentials: Callable[[], Credentials]
+    credentials: Callable[[], AdminCredentials]
     explain: Callable[[Exception], str]
 
 
-class Listener(Protocol):
+class FeedListener(Protocol):
     """Who is told how a source fares."""
 
-    def full(self, source: Source, *, renamed: bool) -> None:
+    def full(self, source: FeedSource, *, renamed: bool) -> None:
         """It has a new picture; ``renamed``: and is another program than it was."""
 
-    def delta(self, source: Source, data: Json) -> None:
+    def delta(self, source: FeedSource, data: Json) -> None:
         """Its picture has changed by this."""
 
-    def lost(self, source: Source) -> None:
+    def lost(self, source: FeedSource) -> None:
         """It cannot be reached."""
 
 
@@ -76,10 +76,10 @@ class _RefusedError(Exception):
     """The source answered, but not with its feed; the sentence says how."""
 
 
-class Source:
+class FeedSource:
     """A program that is followed. ``picture`` is None and ``why`` a sentence while it is lost."""
 
-    def __init__(self, number: str, remote: Remote, listener: Listener) -> None:
+    def __init__(self, number: str, remote: Remote, listener: FeedListener) -> None:
         self.id = number
         self.remote = remote
         self.picture: Picture | None = None
@@ -189,7 +189,7 @@ class Source:
         return f"{self.remote.url}: {self.remote.explain(_plain(exc))}"
 
 
-def _session(shown: Credentials) -> aiohttp.ClientSession:
+def _session(shown: AdminCredentials) -> aiohttp.ClientSession:
     # Without a context of ours the scheme is http, and True is only what is there by default.
     connector = aiohttp.TCPConnector(ssl=shown.context or True, limit=1, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENT_S)

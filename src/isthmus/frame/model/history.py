@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from isthmus.frame.model.snapshot_json import to_json
+from isthmus.frame.model.snapshot import to_json
 
 STEP_S = 10.0
 STEPS = 360
@@ -32,7 +32,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class HistoryStep:
     """One step: what was counted in it, and what was open at its end."""
 
     number: int
@@ -52,7 +52,7 @@ class History:
     __slots__ = ("_before", "_steps", "taken")
 
     def __init__(self, steps: int = STEPS) -> None:
-        self._steps: deque[Step] = deque(maxlen=steps)
+        self._steps: deque[HistoryStep] = deque(maxlen=steps)
         self._before = Tally()
         #: The number of the newest step.
         self.taken = 0
@@ -67,7 +67,7 @@ class History:
             if count != before.failures.get(reason, 0)
         }
         self._steps.append(
-            Step(
+            HistoryStep(
                 number=self.taken,
                 time=at,
                 dials=tally.dials - before.dials,
@@ -80,12 +80,12 @@ class History:
             )
         )
 
-    def steps(self, after: int = 0) -> tuple[Step, ...]:
+    def steps(self, after: int = 0) -> tuple[HistoryStep, ...]:
         """The steps kept, oldest first, that come after this number."""
         return tuple(step for step in self._steps if step.number > after)
 
 
-def step_json(step: Step) -> dict[str, Any]:
+def step_json(step: HistoryStep) -> dict[str, Any]:
     """Write a step as the admin port shows it."""
     return {
         "number": step.number,

@@ -1,22 +1,29 @@
-"""What a program looks like at one moment, as values: tunnels, agents, links, recent endings.
+"""What a program looks like at one moment, as values, and those values as JSON.
 
-Whoever owns the live objects fills these in; snapshot_json.py turns any of them into JSON. Nothing
-here reads a clock: ages come in as numbers, wall times as ``datetime``. The admin port that serves
-them is frame/admin/routes.py; what the fields mean to an operator is docs/snapshot.md.
+What every program has is here; each declares its own view in its room. Whoever owns the live
+objects fills these in. Nothing here reads a clock: ages come in as numbers, wall times as
+``datetime``. The admin port that serves them is frame/admin/routes.py; what the fields mean to an
+operator is docs/snapshot.md.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from dataclasses import Field, dataclass
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from enum import Enum
+from functools import cache
 from typing import Any, ClassVar, Literal, Protocol
 
 from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
 from isthmus.net.rules_expiry import Standing
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
+
+_PLAIN = frozenset({str, int, bool, type(None)})
+CHUNK_ITEMS = 100
 
 
 class TunnelState(Enum):
@@ -405,3 +412,62 @@ class RecentEndings:
                 self._kept
             )
         )
+
+
+def to_json(view: Any) -> Any:
+    """Turn a view into what ``json.dumps`` takes, keys in camelCase in the order declared.
+
+    A trailing ``_s`` is written ``Seconds``, as the Kubernetes API does (``periodSeconds``).
+    Seconds are rounded to microseconds.
+    """
+    kind = type(view)
+    # By exact type: isinstance over unions took three times as long for a thousand tunnels.
+    if kind in _PLAIN:
+        return view
+    if kind is float:
+        return round(view, 6)
+    if is_dataclass(kind):
+        return {key: to_json(getattr(view, name)) for name, key in _keys(kind)}
+    if kind is tuple or kind is list:
+        return [to_json(item) for item in view]
+    if isinstance(view, Enum):
+        return view.value
+    if isinstance(view, datetime):
+        return view.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    raise TypeError(f"not part of a snapshot: {kind.__name__}")
+
+
+def json_chunks(view: ProgramView) -> Iterator[str]:
+    """Write a program's view as JSON in pieces of at most ``CHUNK_ITEMS`` list items.
+
+    The pieces joined are one JSON object. The caller lets other work run between two pieces:
+    a thousand tunnels in one piece would hold the loop for 8 ms.
+    """
+    opening = "{"
+    kind: type = type(view)
+    for name, key in _keys(kind):
+        value = getattr(view, name)
+        yield f"{opening}{json.dumps(key)}: "
+        opening = ", "
+        if not isinstance(value, tuple):
+            yield json.dumps(to_json(value))
+            continue
+        yield "["
+        for start in range(0, len(value), CHUNK_ITEMS):
+            text = json.dumps(to_json(value[start : start + CHUNK_ITEMS]))[1:-1]
+            yield f", {text}" if start else text
+        yield "]"
+    yield "}\n"
+
+
+@cache
+def _keys(kind: type) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, camel(field.name)) for field in fields(kind))
+
+
+def camel(name: str) -> str:
+    """Write a field's name as a key; a trailing ``_s`` becomes ``Seconds``."""
+    if name.endswith("_s"):
+        name = f"{name}econds"
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

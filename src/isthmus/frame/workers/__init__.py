@@ -7,11 +7,10 @@ the parent's. With --workers=1 nothing of this is loaded.
 
 parent.py      the parent as a program: starts, watches, drains, stops
 process.py     one worker as its parent knows it, and starts it again
-doorman.py     accepts, chooses and hands over; choosing is choosing.py
-worker.py      the program inside a worker
-kind.py        what the programs that have workers differ in
-channel.py     what parent and worker say to each other; the words are messages.py
+doorman.py     accepts, chooses and hands over
+worker.py      the program inside a worker, and what it tells its parent
+channel.py     what parent and worker say to each other
 passing.py     descriptors from one process to the other
 operating.py   what the parent's ports show, out of what its workers answer
-views.py       snapshots merged; exposition.py: metrics summed
+exposition.py  metrics summed; metrics.py: the parent's own
 """

@@ -1,6 +1,8 @@
-"""A socket pair between a parent and a worker: messages both ways, each with its length before it.
+"""A socket pair between a parent and a worker, and what they say to each other.
 
-The end of one is the end of the other: a worker that hears nothing more from its parent has none.
+Messages go both ways, each with its length before it. Both are always of one version: a worker is
+the executable that its parent runs. The end of one is the end of the other: a worker that hears
+nothing more from its parent has none.
 """
 
 from __future__ import annotations
@@ -10,18 +12,111 @@ import socket
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from isthmus.errors import ProtocolError
-from isthmus.frame.workers.messages import ToParent, ToWorker
+from isthmus.frame.model.history import Tally
 
-S = TypeVar("S", bound=ToWorker | ToParent)
-R = TypeVar("R", bound=ToWorker | ToParent)
 _LENGTH = 4
 #: A snapshot of 100,000 tunnels is about half of it.
 MOST_BYTES = 64 * 1024 * 1024
 #: What may wait to be read by the other side; it is stuck then.
 MOST_UNSENT_BYTES = 2 * MOST_BYTES
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class Begin(Struct, frozen=True, kw_only=True, tag=True):
+    """The first word to a worker: which one it is, and of how many."""
+
+    index: int
+    count: int
+    program_id: str
+
+
+class Bound(Struct, frozen=True, kw_only=True, tag=True):
+    """Where the parent listens, by flag."""
+
+    where: dict[str, list[tuple[str, int]]]
+
+
+class WorkerQuestion(Struct, frozen=True, kw_only=True, tag=True):
+    """A question, which is answered under its number."""
+
+    number: int
+    what: str
+    given: dict[str, str] = {}
+
+
+class Drain(Struct, frozen=True, kw_only=True, tag=True):
+    """Let what is open finish, at most so long, and end then."""
+
+    timeout_s: float
+
+
+class Stop(Struct, frozen=True, kw_only=True, tag=True):
+    """End now."""
+
+
+class Hangup(Struct, frozen=True, kw_only=True, tag=True):
+    """The parent was told to read its files again."""
+
+
+class Audit(Struct, frozen=True, kw_only=True, tag=True):
+    """Whether the parent fails to write the audit records of workers."""
+
+    failing: bool
+
+
+class Started(Struct, frozen=True, kw_only=True, tag=True):
+    """The worker can be handed connections."""
+
+
+class Failed(Struct, frozen=True, kw_only=True, tag=True):
+    """It cannot start; one sentence says why."""
+
+    sentence: str
+
+
+class WorkerReport(Struct, frozen=True, kw_only=True, tag=True):
+    """How a worker is doing, said by itself about once a second.
+
+    ``taken`` is how many connections it was handed so far, ``load`` how many sockets and gRPC
+    calls it has open. Checks are names and failures, which are empty when all is well. ``lines``
+    are those that it logged since the last report. ``has_peers``: it knows of other servers, which
+    are none of its parent's workers. ``metrics`` and ``view``, a snapshot without tunnels, come
+    less often, and in the last report: they are what is left of it when it dies.
+    """
+
+    taken: int = 0
+    load: int = 0
+    live: list[tuple[str, str]] = []
+    ready: list[tuple[str, str]] = []
+    status: str = ""
+    has_peers: bool = False
+    cpu_s: float = 0.0
+    tally: Tally = Tally()
+    lines: list[bytes] = []
+    metrics: bytes = b""
+    view: bytes = b""
+
+
+class WorkerAnswer(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to a question; a status as HTTP has it, and headers where they matter."""
+
+    number: int
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = {}
+
+
+ToWorker = Begin | Bound | WorkerQuestion | Drain | Stop | Hangup | Audit
+
+
+ToParent = Started | Failed | WorkerReport | WorkerAnswer
+
+
+S = TypeVar("S", bound=ToWorker | ToParent)
+R = TypeVar("R", bound=ToWorker | ToParent)
 
 
 class Channel(Generic[S, R]):

@@ -1,11 +1,14 @@
 """The parent as a program: it starts workers, accepts for them, and outlives them.
 
-What is open is a worker's alone: one that dies resets its own tunnels and nobody else's.
+What is open is a worker's alone: one that dies resets its own tunnels and nobody else's. The audit
+log is the parent's: workers write records into pipes, so there is one writer, and it rotates alone.
+A worker that dies takes no record with it that is in its pipe already.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -14,24 +17,25 @@ from typing import Any
 
 from isthmus.errors import ConfigError
 from isthmus.frame import lifetime
-from isthmus.frame.admin.answers import Check
+from isthmus.frame.admin.answers import Check, Watched
 from isthmus.frame.admin.owner import OTHERS
-from isthmus.frame.admin.watched import Watched
 from isthmus.frame.audit.log import AuditLog
+from isthmus.frame.audit.recording import ignore_hangup, open_audit, reopen_on_hangup
 from isthmus.frame.health import Health
-from isthmus.frame.observe.worker_metrics import WorkerCounts, WorkersMetrics
+from isthmus.frame.lifetime import counted
 from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.frame.part import WorkerPlan
 from isthmus.frame.program import Program
-from isthmus.frame.sharing import WorkerPlan
-from isthmus.frame.supervised import counted
+from isthmus.frame.workers.channel import Audit, Bound, Drain, Hangup, Stop
 from isthmus.frame.workers.doorman import Doorman
-from isthmus.frame.workers.messages import Audit, Bound, Drain, Hangup, Stop
+from isthmus.frame.workers.metrics import WorkerCounts, WorkersMetrics
 from isthmus.frame.workers.operating import Operating
 from isthmus.frame.workers.process import Birth, Worker, WorkerLost
-from isthmus.frame.workers.records import Records
 from isthmus.logs import OncePer, log
 from isthmus.net.contexts import watch
 from isthmus.net.poller import Poller
+from isthmus.settings.audit import AuditSettings
+from isthmus.settings.options import block_of
 from isthmus.settings.program import worker_id
 
 #: How long workers may take to end when they were told to end now, or their drain is over.
@@ -39,10 +43,13 @@ STOP_S = 8.0
 _LOOK_S = 0.05
 _SWEEP_S = 1.0
 _log = logging.getLogger("isthmus.workers")
+_READ_BYTES = 256 * 1024
+#: A record is a few hundred bytes; what is longer than this is none.
+_MOST_LINE = 1024 * 1024
 
 
 class Parent:
-    """A running parent; see app.lifetime.Program."""
+    """A running parent."""
 
     def __init__(self, program: Program, settings: Any) -> None:
         self.program = program
@@ -89,7 +96,7 @@ class Parent:
     # Program.
 
     async def start(self) -> None:
-        """Start the workers, which check every file, then open every port; see Program."""
+        """Start the workers, which check every file, then open every port."""
         try:
             await self._start_workers()
             for part in self.plan.parts:
@@ -154,7 +161,7 @@ class Parent:
         await self.ports.open(watched, self.program.operator_flags, own=own)
 
     async def watch(self) -> None:
-        """Look after the workers; see Program."""
+        """Look after the workers."""
         async with self.health.tasks() as tasks:
             for worker in self.workers:
                 tasks.create_task(worker.watch(), name=f"worker:{worker.index}")
@@ -185,7 +192,7 @@ class Parent:
             await asyncio.sleep(_LOOK_S)
 
     async def drain(self, timeout_s: float) -> None:
-        """Do as one server does, and let every worker finish what it has; see Program."""
+        """Do as one server does, and let every worker finish what it has."""
         self.draining = True
         self.doorman.drain(elsewhere=any(worker.report.has_peers for worker in self.workers))
         for worker in self.workers:
@@ -200,7 +207,7 @@ class Parent:
             log(_log, logging.WARNING, "workers still run after their time")
 
     async def stop(self) -> None:
-        """End every worker and close everything; see Program."""
+        """End every worker and close everything."""
         self.draining = True
         if self.plan.reloads:
             self.loop.remove_signal_handler(signal.SIGHUP)
@@ -284,3 +291,65 @@ def main(program: Program, settings: Any) -> int:
         settings.log,
         drain_s=settings.graceful_shutdown_timeout_s,
     )
+
+
+class Records:
+    """Where the records of all workers come together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: AuditLog) -> None:
+        self._loop = loop
+        self.log = log
+        self._pipes: dict[int, bytes] = {}
+        reopen_on_hangup(loop, log)
+
+    @classmethod
+    def open(cls, loop: asyncio.AbstractEventLoop, settings: object) -> Records | None:
+        """Open the log, if one is asked for.
+
+        Raises:
+            ConfigError: it cannot be opened.
+        """
+        wanted = block_of(settings, AuditSettings)
+        if wanted is None:
+            return None
+        audit = open_audit(wanted, server_id="", believes=lambda _: False)
+        return cls(loop, audit.log) if audit is not None else None
+
+    def follow(self, reading: int) -> None:
+        """Read a worker's pipe until its end."""
+        os.set_blocking(reading, False)
+        self._pipes[reading] = b""
+        self._loop.add_reader(reading, self._read, reading)
+
+    def _read(self, reading: int) -> bool:
+        """Take what is there; False when there is nothing more now."""
+        try:
+            data = os.read(reading, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(reading)
+            self._pipes.pop(reading)
+            os.close(reading)
+            return False
+        *lines, rest = (self._pipes[reading] + data).split(b"\n")
+        for line in lines:
+            if line:
+                self.log.put(line + b"\n")
+        self._pipes[reading] = rest if len(rest) < _MOST_LINE else b""
+        return True
+
+    async def close(self) -> None:
+        """Write what the workers have left, and close; they are gone."""
+        for reading in list(self._pipes):
+            while self._read(reading):
+                pass
+        for reading in list(self._pipes):  # somebody else has it
+            self._loop.remove_reader(reading)
+            with contextlib.suppress(OSError):
+                os.close(reading)
+        self._pipes.clear()
+        ignore_hangup(self._loop)
+        await asyncio.to_thread(self.log.close)

@@ -16,18 +16,18 @@ from enum import Enum
 
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.frame.model.snapshot import ProgramView
-from isthmus.frame.workers.channel import Channel
-from isthmus.frame.workers.messages import (
-    Answer,
-    Ask,
+from isthmus.frame.workers.channel import (
     Begin,
     Bound,
+    Channel,
     Failed,
-    Report,
     Started,
     Stop,
     ToParent,
     ToWorker,
+    WorkerAnswer,
+    WorkerQuestion,
+    WorkerReport,
 )
 from isthmus.frame.workers.passing import Giver, make_pair
 from isthmus.frame.workers.worker import VARIABLE, Inherited
@@ -47,11 +47,11 @@ ASK_S = 5.0
 _LIVED_S = 30.0
 _LOOK_S = 1.0
 #: The report of one that has not spoken yet.
-_NOTHING = Report()
+_NOTHING = WorkerReport()
 _log = logging.getLogger("isthmus.workers")
 
 
-class State(Enum):
+class WorkerState(Enum):
     """Where a worker is in its life."""
 
     STARTING = "starting"
@@ -91,7 +91,7 @@ class Worker:
         changed: Callable[[], None],
     ) -> None:
         self.index = index
-        self.state = State.STARTING
+        self.state = WorkerState.STARTING
         self.report = _NOTHING
         #: What was kept of this life: the last reports that had metrics, and a snapshot.
         self.metrics = self.view = b""
@@ -111,7 +111,7 @@ class Worker:
         self._giver: Giver | None = None
         self._where: Bound | None = None
         self._numbers = 0
-        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._asked: dict[int, asyncio.Future[WorkerAnswer]] = {}
         self._heard_at = self._started_at = 0.0
         self._given_before = 0
         self._cpu_before_s = 0.0
@@ -125,7 +125,7 @@ class Worker:
     @property
     def running(self) -> bool:
         """It can be handed connections."""
-        return self.state is State.RUNNING
+        return self.state is WorkerState.RUNNING
 
     @property
     def ready(self) -> bool:
@@ -176,7 +176,7 @@ class Worker:
 
     async def ask(
         self, what: str, given: Mapping[str, str] | None = None, *, timeout_s: float = ASK_S
-    ) -> Answer:
+    ) -> WorkerAnswer:
         """Ask something; what is ``given`` with it the worker knows by name.
 
         Raises:
@@ -189,10 +189,12 @@ class Worker:
         answered = asyncio.get_running_loop().create_future()
         self._asked[number] = answered
         try:
-            if not self._channel.send(Ask(number=number, what=what, given=dict(given or {}))):
+            if not self._channel.send(
+                WorkerQuestion(number=number, what=what, given=dict(given or {}))
+            ):
                 raise WorkerLost(f"worker {self.index} does not listen")
             async with asyncio.timeout(timeout_s):
-                answer: Answer = await answered
+                answer: WorkerAnswer = await answered
                 return answer
         except TimeoutError as exc:
             raise WorkerLost(f"worker {self.index} does not answer") from exc
@@ -208,7 +210,7 @@ class Worker:
             ConfigError: it says that something is wrong.
             WorkerLost: it ended, is silent, or cannot be started now.
         """
-        self.state, self.report = State.STARTING, _NOTHING
+        self.state, self.report = WorkerState.STARTING, _NOTHING
         self.metrics = self.view = b""
         channel = await self._spawn()
         try:
@@ -219,7 +221,7 @@ class Worker:
         match first:
             case Started():
                 self._heard_at = self._started_at = asyncio.get_running_loop().time()
-                self.state, self.why = State.RUNNING, ""
+                self.state, self.why = WorkerState.RUNNING, ""
                 if self._where is not None:
                     channel.send(self._where)
                 if self.leaving:  # which was said before there was anybody to hear it
@@ -288,8 +290,8 @@ class Worker:
         while True:
             if self._channel is not None:
                 await self.follow()
-            self.state = State.ENDED if self.leaving else State.RESTING
-            if self.state is State.ENDED:
+            self.state = WorkerState.ENDED if self.leaving else WorkerState.RESTING
+            if self.state is WorkerState.ENDED:
                 return
             pause_s = self._backoff.next_s()
             log(
@@ -322,7 +324,7 @@ class Worker:
         finally:
             watching.cancel()
         # Nothing is handed to it from now on, though it may take a moment to be gone.
-        self.state = State.RESTING
+        self.state = WorkerState.RESTING
         lived_s = asyncio.get_running_loop().time() - self._started_at
         self.why = ending_of(await self._bury())
         if lived_s >= _LIVED_S:
@@ -331,7 +333,7 @@ class Worker:
     def _hear(self, message: ToParent) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         match message:
-            case Report():
+            case WorkerReport():
                 was_ready, self.report = self.ready, message
                 self.metrics = message.metrics or self.metrics
                 if message.view:
@@ -340,7 +342,7 @@ class Worker:
                     RECENT.keep(line)
                 if self.ready and not was_ready:
                     self._changed()
-            case Answer():
+            case WorkerAnswer():
                 asked = self._asked.get(message.number)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
@@ -402,7 +404,7 @@ class Worker:
         elif self._process is not None:
             self.kill()
             await self._bury()
-        self.state = State.ENDED
+        self.state = WorkerState.ENDED
 
     def kill(self) -> None:
         """End it at once."""

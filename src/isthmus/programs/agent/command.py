@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import click
 
-from isthmus.frame.cli.flags import settings_command
-from isthmus.frame.cli.setup_word import WithSetup
+from isthmus.frame.cli.flags import WithSetup, settings_command
 from isthmus.programs.agent import PROGRAM
 from isthmus.programs.agent.settings import AgentSettings
 
 
 def run(settings: AgentSettings) -> int:
     """Run an agent until it is told to stop; returns the exit code."""
-    from isthmus.frame.lifecycle import main
+    from isthmus.frame.running import main
 
     return main(PROGRAM, settings)
 

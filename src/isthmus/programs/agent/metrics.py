@@ -20,7 +20,7 @@ from isthmus.frame.observe.counters import (
 )
 from isthmus.frame.observe.node_traffic import NodeMetrics
 from isthmus.frame.observe.program import ProgramMetrics
-from isthmus.frame.observe.revocation import RevocationMetrics
+from isthmus.frame.revoking import RevocationMetrics
 
 AGENT_DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 

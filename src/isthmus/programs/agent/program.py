@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.frame.descriptors import allow_all
 from isthmus.frame.part import Ground, Part
+from isthmus.frame.resources import allow_all
 from isthmus.frame.tunnels import TunnelsPart
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_traffic import NodeLeftovers, NodeTraffic

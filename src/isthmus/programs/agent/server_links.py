@@ -17,9 +17,9 @@ from typing_extensions import override
 from isthmus.dial.frontends.backend import PROCESS
 from isthmus.errors import LinkError, LinkStage
 from isthmus.frame.admin.answers import Check
+from isthmus.frame.lifetime import counted
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.frame.revoking import Revoking
-from isthmus.frame.supervised import counted
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.frame.views import gate_views, link_view
 from isthmus.kube.api import Kube

@@ -24,7 +24,7 @@ from isthmus.net.tls import TlsEnd
 from isthmus.programs.apiserver_proxy.metrics import ApiserverProxyMetrics
 from isthmus.programs.apiserver_proxy.plan import Checks
 from isthmus.programs.apiserver_proxy.planning import Prepared
-from isthmus.programs.apiserver_proxy.rules import Health, Upstream, Upstreams
+from isthmus.programs.apiserver_proxy.rules import Upstream, UpstreamHealth, Upstreams
 from isthmus.programs.apiserver_proxy.ways import Ways
 from isthmus.tunnel.end import Early, Ending
 from isthmus.values import HostPort
@@ -71,7 +71,9 @@ class Checker:
         self._due.clear()
         if prepared.plan.check.kind is Checks.NONE:
             for upstream in self._upstreams:
-                upstream.health = Health()  # what was said of it will not be put right any more
+                upstream.health = (
+                    UpstreamHealth()
+                )  # what was said of it will not be put right any more
         self._wake.set()
 
     def hurry(self, at: HostPort) -> None:

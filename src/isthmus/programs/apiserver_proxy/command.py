@@ -16,7 +16,7 @@ from isthmus.settings.options import options_of
 def _run(**given: tuple[str, ...]) -> int:
     if click.get_current_context().invoked_subcommand is not None:
         return 0
-    from isthmus.frame.lifecycle import main
+    from isthmus.frame.running import main
 
     return main(PROGRAM, checked(ApiserverProxySettings, given))
 

@@ -22,9 +22,9 @@ from typing_extensions import override
 
 from isthmus.errors import DialFailure
 from isthmus.frame.admin.answers import Check
-from isthmus.frame.descriptors import most_connections
 from isthmus.frame.forwarding import ForwardedConnection, ForwardedConnections
 from isthmus.frame.part import Ground, LongTask
+from isthmus.frame.resources import most_connections
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.logs import log
 from isthmus.net.charging import PaidEarly

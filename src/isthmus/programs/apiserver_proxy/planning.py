@@ -14,8 +14,8 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.errors import ConfigError
-from isthmus.frame.descriptors import allow_connections
 from isthmus.frame.part import Ground, LongTask, Part
+from isthmus.frame.resources import allow_connections
 from isthmus.logs import log
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.files import FollowedFile, read_text

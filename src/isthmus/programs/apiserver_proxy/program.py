@@ -14,11 +14,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from isthmus.frame.descriptors import allow_connections
-from isthmus.frame.handed import WorkerSlot
 from isthmus.frame.listening import Listening, tcp_sockets
-from isthmus.frame.part import Ground, Part
-from isthmus.frame.sharing import BoundSocket, WorkerPlan
+from isthmus.frame.part import BoundSocket, Ground, Part, WorkerPlan, WorkerSlot
+from isthmus.frame.resources import allow_connections
 from isthmus.frame.tunnels import TunnelsPart
 from isthmus.logs import OncePer
 from isthmus.net.connection_gate import endpoint

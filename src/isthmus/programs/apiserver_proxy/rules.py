@@ -26,7 +26,7 @@ class Bounds:
     rise: int = 3
 
 
-class Health:
+class UpstreamHealth:
     """What the checks of one upstream have said."""
 
     __slots__ = ("checks", "in_a_row", "is_up", "last_ok", "said")
@@ -40,7 +40,7 @@ class Health:
         self.said = "not checked yet"
 
     def __repr__(self) -> str:
-        return f"<Health {'up' if self.is_up else 'down'}, {self.in_a_row} against it>"
+        return f"<UpstreamHealth {'up' if self.is_up else 'down'}, {self.in_a_row} against it>"
 
     def checked(self, ok: bool, said: str, bounds: Bounds) -> bool:
         """Take the result of a check; whether that changed the state."""
@@ -61,7 +61,7 @@ class Upstream:
     """One upstream, as long as some plan names it or a connection is open to it."""
 
     at: HostPort
-    health: Health = field(default_factory=Health)
+    health: UpstreamHealth = field(default_factory=UpstreamHealth)
     connections: int = 0
     failed_until: float = float("-inf")
 

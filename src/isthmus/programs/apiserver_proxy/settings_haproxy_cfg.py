@@ -20,8 +20,8 @@ from isthmus.programs.apiserver_proxy.plan import (
     check_tlvs,
 )
 from isthmus.programs.apiserver_proxy.rules import Bounds
-from isthmus.programs.apiserver_proxy.settings_haproxy_lines import Line, Lines, Section
-from isthmus.programs.apiserver_proxy.settings_haproxy_server import Server
+from isthmus.programs.apiserver_proxy.settings_haproxy_lines import HaproxyLine, Lines, Section
+from isthmus.programs.apiserver_proxy.settings_haproxy_server import HaproxyServer
 from isthmus.text.located_yaml import MAX_CHARS, near, short
 from isthmus.values import is_address
 
@@ -80,7 +80,7 @@ class _Whole:
     def _pair(self) -> tuple[Section | None, Section | None]:
         frontends = self._lines.frontends
         if len(frontends) != 1:
-            line = frontends[1].line if frontends else Line(1, "", [])
+            line = frontends[1].line if frontends else HaproxyLine(1, "", [])
             what = (
                 "one frontend can be converted" if self._lines.frontends else "there is no frontend"
             )
@@ -111,7 +111,7 @@ class _Whole:
                 )
         return frontend, backend
 
-    def _same(self, servers: list[Server]) -> None:
+    def _same(self, servers: list[HaproxyServer]) -> None:
         """Each setting of a server is one of all servers here."""
         first = servers[0]
         for other in servers[1:]:
@@ -124,7 +124,7 @@ class _Whole:
             self._lines.errors.add(first.line, 1, f"the TLVs of server {first.name} {wrong}")
 
     def _plan(
-        self, frontend: Section, backend: Section, servers: list[Server], ca: str
+        self, frontend: Section, backend: Section, servers: list[HaproxyServer], ca: str
     ) -> ProxyPlan:
         default = ProxyPlan()
         times = {**self._top.timeouts, **backend.timeouts, **frontend.timeouts}
@@ -145,7 +145,7 @@ class _Whole:
             proxy_protocol=tuple(first.tlvs) if first.send_proxy else None,
         )
 
-    def _named(self, servers: list[Server], check: CheckPlan) -> CheckPlan:
+    def _named(self, servers: list[HaproxyServer], check: CheckPlan) -> CheckPlan:
         """Ask for a name that an apiserver has, where its address would be asked for.
 
         The address is a load balancer's as a rule, which no certificate of an apiserver names.
@@ -173,7 +173,9 @@ class _Whole:
             self._lines.warn(0, said)
         return min(both, default=0.0)
 
-    def _check(self, backend: Section, first: Server, ca: str, timeout_s: float) -> CheckPlan:
+    def _check(
+        self, backend: Section, first: HaproxyServer, ca: str, timeout_s: float
+    ) -> CheckPlan:
         made = CheckPlan(
             kind=backend.check or self._top.check or Checks.TCP,
             path=backend.path or self._top.path or "/",

@@ -21,7 +21,7 @@ from isthmus.programs.apiserver_proxy.plan import (
 )
 from isthmus.programs.apiserver_proxy.settings_haproxy_server import (
     MILLISECOND,
-    Server,
+    HaproxyServer,
     duration_s,
     number,
     server_words,
@@ -55,7 +55,7 @@ _OTHER_GLOBALS = ("daemon", "user", "group", "chroot", "pidfile", "nbthread", "s
 
 
 @dataclass(slots=True)
-class Line:
+class HaproxyLine:
     """One line that says something."""
 
     number: int
@@ -71,13 +71,13 @@ class Line:
 class Section:
     """A frontend or a backend, or what all of them have by default."""
 
-    line: Line
+    line: HaproxyLine
     name: str = ""
     binds: list[ListenAt] = field(default_factory=list)
     backend: str = ""
-    backend_line: Line | None = None
-    servers: list[Server] = field(default_factory=list)
-    default_server: Server = field(default_factory=Server)
+    backend_line: HaproxyLine | None = None
+    servers: list[HaproxyServer] = field(default_factory=list)
+    default_server: HaproxyServer = field(default_factory=HaproxyServer)
     timeouts: dict[str, float] = field(default_factory=dict)
     retries: int | None = None
     maxconn: int | None = None
@@ -86,7 +86,7 @@ class Section:
     is_tcp: bool | None = None
 
 
-_Keywords = dict[str, Callable[[Line, Section], None]]
+_Keywords = dict[str, Callable[[HaproxyLine, Section], None]]
 
 
 class Lines:
@@ -96,7 +96,7 @@ class Lines:
         self.errors = Errors(name)
         self.name = name
         self.warnings: dict[str, None] = {}
-        self.top = Section(Line(1, "", []))  # global and defaults
+        self.top = Section(HaproxyLine(1, "", []))  # global and defaults
         self.frontends: list[Section] = []
         self.backends: list[Section] = []
         self._now: tuple[str, Section] | None = None
@@ -104,7 +104,7 @@ class Lines:
 
     # What is said.
 
-    def wrong(self, line: Line, word: str, what: str) -> None:
+    def wrong(self, line: HaproxyLine, word: str, what: str) -> None:
         """Note an error at a word of a line."""
         self.errors.add(line.number, line.column(word), what)
 
@@ -124,7 +124,7 @@ class Lines:
             return
         if not words:
             return
-        line = Line(number_, text, words)
+        line = HaproxyLine(number_, text, words)
         odd = next((word for word in words if not word.isprintable()), None)
         if odd is not None:  # it would get into messages, and a terminal would obey it
             self.wrong(line, odd, f"{short(odd)} has characters that cannot be shown")
@@ -141,7 +141,7 @@ class Lines:
         elif not self._skips:
             self.wrong(line, words[0], f"{short(words[0])} stands in no section")
 
-    def _begin(self, line: Line) -> None:
+    def _begin(self, line: HaproxyLine) -> None:
         kind, *names = line.words
         section = self.top
         if kind in ("frontend", "backend"):
@@ -151,7 +151,7 @@ class Lines:
                 self.wrong(line, kind, f"{kind} needs one name")
         self._now = kind, section
 
-    def _keyword(self, line: Line, kind: str, section: Section) -> None:
+    def _keyword(self, line: HaproxyLine, kind: str, section: Section) -> None:
         word = line.words[0]
         common: _Keywords = {
             "log": self._log, "mode": self._mode, "timeout": self._timeout,
@@ -173,28 +173,28 @@ class Lines:
             hint = near(word, known)
             self.wrong(line, word, f"{short(word)} in {kind} cannot be converted{hint}")
 
-    def _log(self, line: Line, section: Section) -> None:
+    def _log(self, line: HaproxyLine, section: Section) -> None:
         self.warn(0, "log is left out: isthmus logs to standard error")
 
-    def _one(self, line: Line) -> str | None:
+    def _one(self, line: HaproxyLine) -> str | None:
         if len(line.words) != 2:
             self.wrong(line, line.words[0], f"{line.words[0]} needs one word behind it")
             return None
         return line.words[1]
 
-    def _mode(self, line: Line, section: Section) -> None:
+    def _mode(self, line: HaproxyLine, section: Section) -> None:
         word = self._one(line)
         if word not in (None, "tcp"):
             self.wrong(line, str(word), f"mode must be tcp, not {short(str(word))}")
         section.is_tcp = True
 
-    def _balance(self, line: Line, section: Section) -> None:
+    def _balance(self, line: HaproxyLine, section: Section) -> None:
         if line.words[1:] != ["leastconn"]:
             self.warn(
                 line.number, "balance is left out: isthmus takes the one with fewest connections"
             )
 
-    def _timeout(self, line: Line, section: Section) -> None:
+    def _timeout(self, line: HaproxyLine, section: Section) -> None:
         if len(line.words) != 3:
             self.wrong(line, "timeout", "timeout needs a name and a time behind it")
             return
@@ -213,20 +213,20 @@ class Lines:
         else:
             section.timeouts[which] = seconds
 
-    def _retries(self, line: Line, section: Section) -> None:
+    def _retries(self, line: HaproxyLine, section: Section) -> None:
         section.retries = self._number(line, 0, MAX_RETRIES)
 
-    def _maxconn(self, line: Line, section: Section) -> None:
+    def _maxconn(self, line: HaproxyLine, section: Section) -> None:
         section.maxconn = self._number(line, 1, MOST_CONNECTIONS)
 
-    def _number(self, line: Line, low: int, high: int) -> int | None:
+    def _number(self, line: HaproxyLine, low: int, high: int) -> int | None:
         text = self._one(line)
         found = None if text is None else number(text, low, high)
         if text is not None and found is None:
             self.wrong(line, text, f"{short(text)} is not a number from {low} to {high}")
         return found
 
-    def _option(self, line: Line, section: Section) -> None:
+    def _option(self, line: HaproxyLine, section: Section) -> None:
         name = line.words[1] if len(line.words) > 1 else ""
         if name in _OTHER_OPTIONS:
             self.warn(line.number, f"option {name} is left out: {_OTHER_OPTIONS[name]}")
@@ -239,7 +239,7 @@ class Lines:
             what = f"option {short(name)} cannot be converted{near(name, known)}"
             self.wrong(line, name or "option", what)
 
-    def _httpchk(self, line: Line, section: Section) -> None:
+    def _httpchk(self, line: HaproxyLine, section: Section) -> None:
         rest = line.words[2:]
         section.check = Checks.HTTPS
         method, path = "OPTIONS", "/"  # §4.2, option httpchk
@@ -256,7 +256,7 @@ class Lines:
         except ValueError as error:
             self.wrong(line, path, f"{short(path)} {error}")
 
-    def _bind(self, line: Line, section: Section) -> None:
+    def _bind(self, line: HaproxyLine, section: Section) -> None:
         for text in line.words[1:2]:
             for each in text.split(","):
                 try:
@@ -269,18 +269,18 @@ class Lines:
         if len(line.words) < 2:
             self.wrong(line, "bind", "bind needs an address and a port")
 
-    def _default_backend(self, line: Line, section: Section) -> None:
+    def _default_backend(self, line: HaproxyLine, section: Section) -> None:
         section.backend = self._one(line) or ""
         section.backend_line = line
 
-    def _default_server(self, line: Line, section: Section) -> None:
+    def _default_server(self, line: HaproxyLine, section: Section) -> None:
         self._server_words(line, 1, section.default_server)
 
-    def _server(self, line: Line, section: Section) -> None:
+    def _server(self, line: HaproxyLine, section: Section) -> None:
         if len(line.words) < 3:
             self.wrong(line, "server", "server needs a name and an address")
             return
-        made = Server(line=line.number, name=line.words[1])
+        made = HaproxyServer(line=line.number, name=line.words[1])
         try:
             made.at = read_upstream(_bracketed(line.words[2]))
         except ValueError as error:
@@ -288,7 +288,7 @@ class Lines:
         self._server_words(line, 3, made)
         section.servers.append(made)
 
-    def _server_words(self, line: Line, start: int, into: Server) -> None:
+    def _server_words(self, line: HaproxyLine, start: int, into: HaproxyServer) -> None:
         server_words(
             line.words[start:],
             into,

@@ -32,7 +32,7 @@ _MAX_COUNT = 100
 
 
 @dataclass(slots=True)
-class Server:
+class HaproxyServer:
     """A server, or what all of them have by default; what is not said is None, 0 or empty."""
 
     line: int = 0
@@ -48,11 +48,11 @@ class Server:
     check_sni: str = ""
     tlvs: list[Tlv] = field(default_factory=list)
 
-    def over(self, *defaults: Server) -> Server:
+    def over(self, *defaults: HaproxyServer) -> HaproxyServer:
         """This one with what it does not say taken from the first of these that says it."""
         names = ("check", "check_ssl", "send_proxy", "inter_s", "fall", "rise", "ca", "check_sni",
                  "tlvs")  # fmt: skip
-        made = Server(self.line, self.name, self.at)
+        made = HaproxyServer(self.line, self.name, self.at)
         for name in names:
             said = (getattr(one, name) for one in (self, *defaults))
             setattr(made, name, next(filter(None, said), getattr(made, name)))
@@ -67,7 +67,7 @@ class Server:
 
 def server_words(
     words: Sequence[str],
-    into: Server,
+    into: HaproxyServer,
     *,
     wrong: Callable[[str, str], None],
     warn: Callable[[str], None],
@@ -100,7 +100,7 @@ def server_words(
 def _valued(
     word: str,
     value: str,
-    into: Server,
+    into: HaproxyServer,
     wrong: Callable[[str, str], None],
     warn: Callable[[str], None],
 ) -> None:
@@ -130,7 +130,7 @@ def _valued(
             into.check_sni = value
 
 
-def _tlv(kind: str, value: str, into: Server, wrong: Callable[[str, str], None]) -> None:
+def _tlv(kind: str, value: str, into: HaproxyServer, wrong: Callable[[str, str], None]) -> None:
     # §8.2.6: a percent sign begins a variable; two are one.
     text = value.replace("%%", "")
     if "%" in text:

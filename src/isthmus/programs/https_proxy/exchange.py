@@ -23,7 +23,7 @@ _SWITCHING = 101
 _PROXY_AUTHENTICATION = 407
 
 
-class Upstream(Early):
+class PlainUpstream(Early):
     """A connection to a destination or a proxy, and the exchange on it; the peer of its end."""
 
     __slots__ = ("end", "exchange", "http", "key")
@@ -101,7 +101,7 @@ class Exchange:
         self._http = http
         self.request = request
         self.proxy = proxy
-        self.upstream: Upstream | None = None
+        self.upstream: PlainUpstream | None = None
         self.request_done = False
         self.reused = False
         self._heard = False
@@ -125,7 +125,7 @@ class Exchange:
 
     # From the client.
 
-    def begin(self, upstream: Upstream, *, fresh: bool) -> bool:
+    def begin(self, upstream: PlainUpstream, *, fresh: bool) -> bool:
         """Send the request on a connection; False when the destination takes no more for now."""
         self.upstream = upstream
         upstream.exchange = self
@@ -273,7 +273,7 @@ class Exchange:
 
     # The end of it.
 
-    def _finish(self, upstream: Upstream) -> None:
+    def _finish(self, upstream: PlainUpstream) -> None:
         self.upstream = upstream.exchange = None
         http = upstream.http
         reusable = http.our_state is h11.DONE and http.their_state is h11.DONE

@@ -19,7 +19,7 @@ from isthmus.net.charging import charge_tunnel
 from isthmus.net.connect import Dialing, Failed, Reached
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.socket_end import SocketEnd
-from isthmus.programs.https_proxy.exchange import Exchange, Upstream
+from isthmus.programs.https_proxy.exchange import Exchange, PlainUpstream
 from isthmus.programs.sidecar.frontend import SidecarClient, SidecarOwner
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.tunnel.end import BaseEnd, Early, Ending
@@ -76,7 +76,7 @@ class HttpClient(SidecarClient):
         self._http = _connection()
         self._head: HeadReader | None = None  # of a CONNECT that comes in pieces
         self._exchange: Exchange | None = None
-        self._kept: Upstream | None = None
+        self._kept: PlainUpstream | None = None
         self._served = False  # it had an answer, and may have more
         self._unread = 0  # what h11 has of a head that is not whole, or behind one that is
         super().__init__(owner, sock)
@@ -225,9 +225,9 @@ class HttpClient(SidecarClient):
         if self.end is None or exchange is None:
             far.abort(Ending.CANCELLED)
             return
-        self._begin(exchange, Upstream(far, exchange.key), fresh=True)
+        self._begin(exchange, PlainUpstream(far, exchange.key), fresh=True)
 
-    def _begin(self, exchange: Exchange, upstream: Upstream, *, fresh: bool) -> None:
+    def _begin(self, exchange: Exchange, upstream: PlainUpstream, *, fresh: bool) -> None:
         if self.payer is not None and self.end is not None:
             charge_tunnel(self.end, upstream.end, self.payer)
         more = exchange.begin(upstream, fresh=fresh)
@@ -245,7 +245,7 @@ class HttpClient(SidecarClient):
         """The destination has answered."""
         self.owner.answered(status)
 
-    def exchanged(self, http: h11.Connection, kept: Upstream | None) -> None:
+    def exchanged(self, http: h11.Connection, kept: PlainUpstream | None) -> None:
         """An answer is whole: wait for the next request, or part."""
         self._exchange = None
         self._kept = kept

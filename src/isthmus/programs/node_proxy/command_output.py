@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.frame.cli.texts import one_line
+from isthmus.frame.cli.tables import one_line
 from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, PacketOutcome
 from isthmus.programs.node_proxy.rules.explaining_flow import (
     Origin,

@@ -17,7 +17,7 @@ import click
 
 from isthmus.errors import ConfigError, KubeError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.texts import filled
+from isthmus.frame.cli.tables import filled
 from isthmus.programs.node_proxy.settings import IPVS, NodeProxySettings
 from isthmus.settings.options import Option, options_of
 

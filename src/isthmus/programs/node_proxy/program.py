@@ -19,7 +19,7 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.errors import ConfigError
-from isthmus.frame import lifecycle
+from isthmus.frame import running
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.logs import configure, log
 from isthmus.programs.node_proxy import PROGRAM
@@ -393,7 +393,7 @@ def main(settings: NodeProxySettings) -> int:
     """Run a node proxy until it is told to stop; the exit code."""
     code = 0
     try:
-        code = lifecycle.main(PROGRAM, settings)
+        code = running.main(PROGRAM, settings)
     except* ConfigChanged:
         code = 1  # whoever started us starts us again, as they do kube-proxy
     return code

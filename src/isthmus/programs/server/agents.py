@@ -12,8 +12,8 @@ from functools import partial
 from isthmus.dial.frontends.backend import PROCESS
 from isthmus.dial.rules_agents import Agents
 from isthmus.errors import LinkStage
-from isthmus.frame.descriptors import places
-from isthmus.frame.handed import Handed
+from isthmus.frame.part import Handed
+from isthmus.frame.resources import places
 from isthmus.links.hello import Unwelcome
 from isthmus.links.link import HANDSHAKE_S, Link, LinkTerms, peer_of
 from isthmus.links.server_side import AgentHooks, AgentLink, Decided, Membership

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import click
 
-from isthmus.frame.cli.flags import settings_command
-from isthmus.frame.cli.setup_word import WithSetup
+from isthmus.frame.cli.flags import WithSetup, settings_command
 from isthmus.programs.server.settings import ServerSettings
 
 
 def run(settings: ServerSettings) -> int:
     """Run a server until it is told to stop; returns the exit code."""
     if settings.workers != 1:
-        from isthmus.frame.workers.start import main as run_workers
+        from isthmus.frame.running import main as run_workers
         from isthmus.programs.server import PROGRAM
 
         return run_workers(PROGRAM, settings)

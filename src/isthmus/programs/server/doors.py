@@ -14,8 +14,8 @@ from isthmus.dial.frontends import grpc_proxy, http_connect
 from isthmus.dial.frontends.backend import Backend
 from isthmus.dial.frontends.grpc_proxy import GrpcFrontend
 from isthmus.dial.frontends.http_connect import ConnectFrontend
-from isthmus.frame.descriptors import places
-from isthmus.frame.handed import Handed
+from isthmus.frame.part import Handed
+from isthmus.frame.resources import places
 from isthmus.logs import OncePer
 from isthmus.net.connection_gate import ConnectionGate, reset
 from isthmus.net.listen import Listener

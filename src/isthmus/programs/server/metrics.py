@@ -29,7 +29,7 @@ from isthmus.frame.observe.counters import (
 )
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.observe.relays import RelayMetrics
-from isthmus.frame.observe.revocation import RevocationMetrics
+from isthmus.frame.revoking import RevocationMetrics
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.tunnel.end import Ending
 

@@ -15,8 +15,7 @@ from isthmus.dial.dialers.through_agent import AgentDialer
 from isthmus.dial.frontends.backend import Request
 from isthmus.errors import DialFailure
 from isthmus.frame import lifetime
-from isthmus.frame.admin.answers import Check
-from isthmus.frame.admin.watched import Watched
+from isthmus.frame.admin.answers import Check, Watched
 from isthmus.frame.audit.model import is_proven
 from isthmus.frame.audit.recording import (
     UNAUDITED,
@@ -25,16 +24,15 @@ from isthmus.frame.audit.recording import (
     open_audit,
     reopen_on_hangup,
 )
-from isthmus.frame.descriptors import allow_all
-from isthmus.frame.handed import Handed
 from isthmus.frame.health import Health
-from isthmus.frame.memory import open_budget
+from isthmus.frame.lifetime import counted
 from isthmus.frame.observe.relays import Retried
 from isthmus.frame.observe.tracing import Tracing, open_tracing
 from isthmus.frame.operator_ports import OperatorPorts
+from isthmus.frame.part import Handed
 from isthmus.frame.program import OperatorFlags
+from isthmus.frame.resources import allow_all, open_budget
 from isthmus.frame.revoking import Revoking
-from isthmus.frame.supervised import counted
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.frame.views import tally
 from isthmus.links.link import GOODBYE_S

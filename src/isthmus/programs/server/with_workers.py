@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from isthmus.frame.descriptors import allow_all
-from isthmus.frame.handed import Handed, WorkerSlot
-from isthmus.frame.sharing import BoundSocket, WorkerPlan
+from isthmus.frame.part import BoundSocket, Handed, WorkerPlan, WorkerSlot
+from isthmus.frame.resources import allow_all
 from isthmus.net.listen import bind_tcp
 from isthmus.programs.server.bound_doors import bind_doors
 from isthmus.programs.server.settings import ServerSettings

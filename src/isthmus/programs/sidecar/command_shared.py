@@ -24,7 +24,7 @@ def sidecar_command(program: Program, *, examples: str) -> click.Command:
     settings = program.settings_class
 
     def callback(**given: tuple[str, ...]) -> int:
-        from isthmus.frame.lifecycle import main
+        from isthmus.frame.running import main
 
         return main(program, checked(settings, given))
 

@@ -13,9 +13,9 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.errors import DialFailure
-from isthmus.frame.descriptors import most_connections
 from isthmus.frame.observe.tracing import Span
 from isthmus.frame.part import Ground, Part
+from isthmus.frame.resources import most_connections
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.logs import log
 from isthmus.net.connect import AnyDialer, Dialing, Failed, Reached

@@ -30,7 +30,7 @@ from isthmus.logs import OncePer, log
 from isthmus.net.dns_messages import DnsError
 from isthmus.net.resolver import Resolver
 from isthmus.net.tunnel_dns import FoundAddresses, TunnelDns
-from isthmus.programs.sidecar.rules_tunnel_health import Attempt, TunnelHealth
+from isthmus.programs.sidecar.rules_tunnel_health import TunnelAttempt, TunnelHealth
 from isthmus.values import HostPort, is_address
 
 MANAGEMENT_DNS_S = 10.0
@@ -100,7 +100,7 @@ class SidecarNames:
     async def resolve(self, name: str) -> Resolution:
         """The answer, whoever has to be asked for it; each of them has a time limit."""
         inquiry = Inquiry(name, self.rules)
-        attempt: Attempt | None = None
+        attempt: TunnelAttempt | None = None
         try:
             while isinstance(ahead := inquiry.ahead, Source):
                 match ahead:
@@ -162,13 +162,13 @@ class SidecarNames:
 
     # The guest cluster's DNS.
 
-    def _begin(self) -> Attempt | None:
+    def _begin(self) -> TunnelAttempt | None:
         """Have a turn; None where the tunnel's health decides nothing, or says not now."""
         if not self.rules.management_dns:
             return None
         return self.health.begin(now=self._loop.time())
 
-    async def _ask_guest(self, inquiry: Inquiry, attempt: Attempt | None) -> Step:
+    async def _ask_guest(self, inquiry: Inquiry, attempt: TunnelAttempt | None) -> Step:
         if attempt is None and self.rules.management_dns:
             since_s = self.health.failing_s(now=self._loop.time())
             text = f"the tunnel has not worked for {since_s:.0f} s; it is tried now and then"
@@ -242,7 +242,7 @@ class SidecarNames:
         outcome = Outcome.FOUND if addresses else Outcome.NO_SUCH_NAME
         return Step(source=source, outcome=outcome, addresses=addresses)
 
-    def _judge(self, inquiry: Inquiry, step: Step, attempt: Attempt | None) -> None:
+    def _judge(self, inquiry: Inquiry, step: Step, attempt: TunnelAttempt | None) -> None:
         """Take a name that is found here and was not there as a word about the tunnel."""
         if attempt is None or step.outcome is not Outcome.FOUND:
             return

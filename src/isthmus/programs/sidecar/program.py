@@ -11,10 +11,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from isthmus.frame.descriptors import allow_connections
 from isthmus.frame.listening import Listening, tcp_sockets
-from isthmus.frame.part import Ground, Part
-from isthmus.frame.sharing import BoundSocket, WorkerPlan
+from isthmus.frame.part import BoundSocket, Ground, Part, WorkerPlan
+from isthmus.frame.resources import allow_connections
 from isthmus.kube.opening import open_kube
 from isthmus.net.contexts import HotContext
 from isthmus.programs.sidecar.connections import SidecarConnections

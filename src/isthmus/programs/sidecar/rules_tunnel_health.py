@@ -25,7 +25,7 @@ RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attempt:
+class TunnelAttempt:
     """One lookup through the tunnel; ``epoch`` counts the changes before it."""
 
     epoch: int
@@ -40,7 +40,7 @@ class TunnelHealth:
         self._epoch = 0
         self._failed_at: float | None = None
         self._next_retry = 0.0
-        self._retrying: Attempt | None = None
+        self._retrying: TunnelAttempt | None = None
 
     def __repr__(self) -> str:
         return f"<TunnelHealth {'works' if self.works else 'does not work'}>"
@@ -54,20 +54,20 @@ class TunnelHealth:
         """For how long it has not worked; 0 when it works."""
         return 0.0 if self._failed_at is None else now - self._failed_at
 
-    def begin(self, *, now: float) -> Attempt | None:
+    def begin(self, *, now: float) -> TunnelAttempt | None:
         """Begin a lookup through the tunnel; None when that is not to be tried now.
 
         Whoever gets an attempt ends it by ``worked``, ``failed`` or ``dropped``.
         """
         if self.works:
-            return Attempt(self._epoch, retry=False)
+            return TunnelAttempt(self._epoch, retry=False)
         if self._retrying is not None or now < self._next_retry:
             return None
         self._next_retry = now + self._retry_s
-        self._retrying = Attempt(self._epoch, retry=True)
+        self._retrying = TunnelAttempt(self._epoch, retry=True)
         return self._retrying
 
-    def worked(self, attempt: Attempt) -> bool:
+    def worked(self, attempt: TunnelAttempt) -> bool:
         """Something came back through the tunnel; True if that ends an outage."""
         # Whenever the attempt began: what has just come back did so now.
         self.dropped(attempt)
@@ -77,7 +77,7 @@ class TunnelHealth:
         self._epoch += 1
         return True
 
-    def failed(self, attempt: Attempt, *, now: float) -> bool:
+    def failed(self, attempt: TunnelAttempt, *, now: float) -> bool:
         """The lookup failed there and worked here; True if that begins an outage."""
         self.dropped(attempt)
         if attempt.epoch != self._epoch or not self.works:
@@ -87,7 +87,7 @@ class TunnelHealth:
         self._epoch += 1
         return True
 
-    def dropped(self, attempt: Attempt) -> None:
+    def dropped(self, attempt: TunnelAttempt) -> None:
         """The attempt told nothing: it was cancelled, or the name does not exist anywhere."""
         if attempt is self._retrying:
             self._retrying = None

@@ -25,7 +25,7 @@ ROUTED, REFUSED = 0, 1
 def _run(**given: tuple[str, ...]) -> int:
     if click.get_current_context().invoked_subcommand is not None:
         return 0
-    from isthmus.frame.lifecycle import main
+    from isthmus.frame.running import main
 
     return main(PROGRAM, checked(SniRouterSettings, given))
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.frame.descriptors import most_connections
 from isthmus.frame.forwarding import ForwardedConnection, ForwardedConnections
 from isthmus.frame.part import Ground
+from isthmus.frame.resources import most_connections
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.logs import log
 from isthmus.net.charging import PaidEarly
@@ -26,9 +26,9 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
 from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots, Strangers
 from isthmus.net.socket_end import SocketEnd
-from isthmus.programs.sni_router.metrics import Refusal, SniRouterMetrics
+from isthmus.programs.sni_router.metrics import SniRefusal, SniRouterMetrics
 from isthmus.programs.sni_router.routes_file import RoutesPart
-from isthmus.programs.sni_router.rules import Found, Miss, Route, RoutingTable
+from isthmus.programs.sni_router.rules import Found, Miss, RoutingTable, SniRoute
 from isthmus.programs.sni_router.rules_backends import Backends
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.view import BackendView, RouteView
@@ -40,26 +40,26 @@ from isthmus.wire.proxy_protocol import BOTH, IpPort, take_proxy_header
 #: 16 KiB in fragments of 512 bytes, the smallest that OpenSSL makes.
 MAX_RECORDS = 32
 _OF_MISS = {
-    Miss.NO_NAME: Refusal.NO_NAME,
-    Miss.UNKNOWN_NAME: Refusal.UNKNOWN_NAME,
-    Miss.NO_PROTOCOL: Refusal.NO_PROTOCOL,
+    Miss.NO_NAME: SniRefusal.NO_NAME,
+    Miss.UNKNOWN_NAME: SniRefusal.UNKNOWN_NAME,
+    Miss.NO_PROTOCOL: SniRefusal.NO_PROTOCOL,
 }
 #: What a refused client is told; None is a reset without a word.
-ALERT_OF: dict[Refusal, TlsAlert | None] = {
-    Refusal.NO_NAME: TlsAlert.UNRECOGNIZED_NAME,
-    Refusal.UNKNOWN_NAME: TlsAlert.UNRECOGNIZED_NAME,
-    Refusal.NO_PROTOCOL: TlsAlert.NO_APPLICATION_PROTOCOL,
-    Refusal.ROUTE_FULL: TlsAlert.INTERNAL_ERROR,
-    Refusal.BACKEND_DOWN: TlsAlert.INTERNAL_ERROR,
-    Refusal.LOOP: TlsAlert.INTERNAL_ERROR,
-    Refusal.NOT_TLS: None,
-    Refusal.LATE: None,
-    Refusal.LEFT: None,
-    Refusal.CROWDED: None,
-    Refusal.NO_PROXY_HEADER: None,
-    Refusal.UNTRUSTED_PROXY: None,
-    Refusal.TOO_MANY: None,
-    Refusal.TOO_MANY_OF_SOURCE: None,
+ALERT_OF: dict[SniRefusal, TlsAlert | None] = {
+    SniRefusal.NO_NAME: TlsAlert.UNRECOGNIZED_NAME,
+    SniRefusal.UNKNOWN_NAME: TlsAlert.UNRECOGNIZED_NAME,
+    SniRefusal.NO_PROTOCOL: TlsAlert.NO_APPLICATION_PROTOCOL,
+    SniRefusal.ROUTE_FULL: TlsAlert.INTERNAL_ERROR,
+    SniRefusal.BACKEND_DOWN: TlsAlert.INTERNAL_ERROR,
+    SniRefusal.LOOP: TlsAlert.INTERNAL_ERROR,
+    SniRefusal.NOT_TLS: None,
+    SniRefusal.LATE: None,
+    SniRefusal.LEFT: None,
+    SniRefusal.CROWDED: None,
+    SniRefusal.NO_PROXY_HEADER: None,
+    SniRefusal.UNTRUSTED_PROXY: None,
+    SniRefusal.TOO_MANY: None,
+    SniRefusal.TOO_MANY_OF_SOURCE: None,
 }
 #: How long a refused client has to read its alert and leave.
 FAREWELL_S = 1.0
@@ -94,11 +94,11 @@ def _unheard() -> None:
     """Nobody asks any more."""
 
 
-class SniConnections(ForwardedConnections["SniConnection", Refusal]):
+class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
     """Every connection of a router, from accept to the end."""
 
-    gone = Refusal.LEFT
-    all_failed = Refusal.BACKEND_DOWN
+    gone = SniRefusal.LEFT
+    all_failed = SniRefusal.BACKEND_DOWN
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
             "routes": tuple(self._route_view(route) for route in self.table().routes),
         }
 
-    def _route_view(self, route: Route) -> RouteView:
+    def _route_view(self, route: SniRoute) -> RouteView:
         now = self.now()
         return RouteView(
             name=route.name,
@@ -178,7 +178,7 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
     @override
     def close(self) -> None:
         for connection in [*self._late.take_all(), *self.dialing]:
-            connection.refuse(Refusal.LEFT)
+            connection.refuse(SniRefusal.LEFT)
         for connection in self._leaving.take_all():
             connection.client.abort(Ending.DRAINED)
         self._resolver.close()
@@ -192,15 +192,15 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
             source, destination = endpoint(sock.getpeername()), endpoint(sock.getsockname())
         except OSError:  # gone already
             sock.close()
-            self._metrics.refused(Refusal.LEFT)
+            self._metrics.refused(SniRefusal.LEFT)
             return
         refusal = None
         if len(self.places) >= self.most:
-            refusal = Refusal.TOO_MANY
+            refusal = SniRefusal.TOO_MANY
         elif self.places.refusal(source_named(str(source.ip))) is AdmissionRefusal.MEMORY:
-            refusal = Refusal.TOO_MANY_OF_SOURCE
+            refusal = SniRefusal.TOO_MANY_OF_SOURCE
         elif self.expects_proxy and not any(source.ip in network for network in self._trusted):
-            refusal = Refusal.UNTRUSTED_PROXY
+            refusal = SniRefusal.UNTRUSTED_PROXY
         if refusal is not None:
             SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
             self._count(refusal, source=str(source))
@@ -221,11 +221,11 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
                 strangers.remove(greedy)
                 self._cut_off(greedy)
             else:
-                greedy.refuse(Refusal.CROWDED)
+                greedy.refuse(SniRefusal.CROWDED)
         strangers.add(connection, _source_of(connection))
 
     def _too_late(self, connection: SniConnection) -> None:
-        connection.refuse(Refusal.LATE)
+        connection.refuse(SniRefusal.LATE)
 
     # What connections ask.
 
@@ -239,19 +239,19 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
         self._strangers.add(connection, _source_of(connection))
         self.pay(connection, _source_of(connection))
 
-    def refusal_of(self, connection: SniConnection, found: Found) -> Refusal | None:
+    def refusal_of(self, connection: SniConnection, found: Found) -> SniRefusal | None:
         """Hold a connection against the bounds; one that may go on is counted with its route."""
         route, random = found.route, connection.hello.random
         if random in self._randoms:
-            return Refusal.LOOP  # it came to us before, and a backend sent it back
+            return SniRefusal.LOOP  # it came to us before, and a backend sent it back
         if route.max_connections and self.by_route[route.name] >= route.max_connections:
-            return Refusal.ROUTE_FULL
+            return SniRefusal.ROUTE_FULL
         source = _source_of(connection)
         if self.places.refusal(source) in (
             AdmissionRefusal.TOO_MANY_OF_SOURCE,
             AdmissionRefusal.MEMORY,
         ):
-            return Refusal.TOO_MANY_OF_SOURCE
+            return SniRefusal.TOO_MANY_OF_SOURCE
         self.places.enter(source)
         self._forget(connection)
         self._metrics.hellos.observe(self.now() - connection.accepted_at)
@@ -300,7 +300,7 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
             del self.by_route[name]
 
     @override
-    def refused(self, connection: SniConnection, why: Refusal, detail: str) -> None:
+    def refused(self, connection: SniConnection, why: SniRefusal, detail: str) -> None:
         if _log.isEnabledFor(logging.DEBUG):
             log(
                 _log, logging.DEBUG, "connection refused", source=str(connection.source),
@@ -343,16 +343,18 @@ class SniConnections(ForwardedConnections["SniConnection", Refusal]):
         self._strangers.remove(connection)
         self._late.remove(connection)
 
-    def _count(self, why: Refusal, *, source: str, server_name: str = "", detail: str = "") -> None:
+    def _count(
+        self, why: SniRefusal, *, source: str, server_name: str = "", detail: str = ""
+    ) -> None:
         self._metrics.refused(why)
-        if why is not Refusal.LEFT:  # which is what a probe of a balancer does all day
+        if why is not SniRefusal.LEFT:  # which is what a probe of a balancer does all day
             self.ground.once.log(
                 ("refused", why), _QUIET_S, _log, logging.WARNING, "connection refused",
                 reason=why.value, source=source, server_name=server_name, detail=detail,
             )  # fmt: skip
 
 
-class SniConnection(ForwardedConnection[Refusal]):
+class SniConnection(ForwardedConnection[SniRefusal]):
     """A client that wants to be joined to a backend of the route that its ClientHello names.
 
     The hello is read and kept; nothing is decrypted. The bytes go to the backend as they came,
@@ -386,12 +388,14 @@ class SniConnection(ForwardedConnection[Refusal]):
             if len(buffer) >= self._wanted:  # not read again for each of its bytes
                 hello = hello_in(bytes(buffer), max_records=MAX_RECORDS)
         except ProtocolError as exc:
-            self.refuse(Refusal.NO_PROXY_HEADER if self._wants_proxy else Refusal.NOT_TLS, str(exc))
+            self.refuse(
+                SniRefusal.NO_PROXY_HEADER if self._wants_proxy else SniRefusal.NOT_TLS, str(exc)
+            )
             return
         if isinstance(hello, ClientHello):
             self._route(hello)
         elif self._reader.eof:
-            self.refuse(Refusal.LEFT)
+            self.refuse(SniRefusal.LEFT)
         else:
             self._wanted = hello
 
@@ -400,7 +404,7 @@ class SniConnection(ForwardedConnection[Refusal]):
         header = take_proxy_header(buffer, versions=BOTH)
         if header is None:
             if self._reader.eof:
-                self.refuse(Refusal.LEFT)
+                self.refuse(SniRefusal.LEFT)
             return False
         self._wants_proxy = False
         if header.source is not None and header.destination is not None:

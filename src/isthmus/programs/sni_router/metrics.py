@@ -31,7 +31,7 @@ MOST_LABELS = 10_000
 _OTHER = "(other)"
 
 
-class Refusal(Enum):
+class SniRefusal(Enum):
     """Why a connection was not joined to a backend."""
 
     NO_NAME = "no server name, and no default route"
@@ -62,7 +62,7 @@ class SniRouterMetrics(ProgramMetrics):
 
     def __init__(self) -> None:
         self.accepted = 0
-        self.refusals = dict.fromkeys(Refusal, 0)
+        self.refusals = dict.fromkeys(SniRefusal, 0)
         self.routed_to: dict[str, int] = {}
         self.backend_failures: dict[tuple[str, str], int] = {}
         self.hellos = Histogram(HELLO_BUCKETS_S)
@@ -74,7 +74,7 @@ class SniRouterMetrics(ProgramMetrics):
         self.routes: Callable[[], int] = lambda: 0
         super().__init__(DIAL_BUCKETS_S)
 
-    def refused(self, why: Refusal) -> None:
+    def refused(self, why: SniRefusal) -> None:
         """Count a connection that was not joined to a backend."""
         self.refusals[why] += 1
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.frame.descriptors import allow_connections
 from isthmus.frame.listening import Listening, tcp_sockets
-from isthmus.frame.part import Ground, Part
-from isthmus.frame.sharing import BoundSocket, WorkerPlan
+from isthmus.frame.part import BoundSocket, Ground, Part, WorkerPlan
+from isthmus.frame.resources import allow_connections
 from isthmus.frame.tunnels import TunnelsPart
 from isthmus.programs.sni_router.connections import SniConnections
 from isthmus.programs.sni_router.metrics import SniRouterMetrics

@@ -34,7 +34,7 @@ class ProxyOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class SniRoute:
     """Where connections for some names go.
 
     ``hosts`` are in lower case without a last dot; ``*.`` stands for one label. Without ``alpn``
@@ -63,7 +63,7 @@ class Miss(Enum):
 class Found:
     """A route, and why it was chosen; ``host`` is empty for the default route."""
 
-    route: Route
+    route: SniRoute
     host: str = ""
     alpn: str = ""
 
@@ -80,11 +80,11 @@ class Found:
 class RoutingTable:
     """All routes, found by name in a step or two, however many there are."""
 
-    def __init__(self, routes: Sequence[Route], default: Route | None = None) -> None:
+    def __init__(self, routes: Sequence[SniRoute], default: SniRoute | None = None) -> None:
         """Take routes whose hosts and protocols do not clash; ``default`` is for all else."""
         self.routes = tuple(routes)
         self.default = default
-        self._by_host: dict[str, list[Route]] = {}
+        self._by_host: dict[str, list[SniRoute]] = {}
         for route in routes:
             for host in route.hosts:
                 self._by_host.setdefault(host, []).append(route)
@@ -108,7 +108,7 @@ class RoutingTable:
         return Miss.UNKNOWN_NAME if name else Miss.NO_NAME
 
 
-def _by_protocol(routes: Sequence[Route], host: str, offered: Sequence[str]) -> Found | Miss:
+def _by_protocol(routes: Sequence[SniRoute], host: str, offered: Sequence[str]) -> Found | Miss:
     for route in routes:
         for protocol in route.alpn:
             if protocol in offered:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from isthmus.programs.sni_router.rules import WILDCARD, ProxyOut, Route, RoutingTable, normal
+from isthmus.programs.sni_router.rules import WILDCARD, ProxyOut, RoutingTable, SniRoute, normal
 from isthmus.text.located_yaml import Fields, Located, compose, read_all, short
 from isthmus.values import HostPort, is_address
 from isthmus.wire.proxy_protocol import AUTHORITY, CRC32C, MAX_HEADER_BYTES, NOOP, Tlv
@@ -71,7 +71,7 @@ class _Read(NamedTuple):
 
     node: Located
     hosts: list[Located] | None
-    route: Route
+    route: SniRoute
 
 
 def _route(node: Located) -> _Read:
@@ -80,7 +80,7 @@ def _route(node: Located) -> _Read:
     hosts = found.nodes("hosts", most=MAX_HOSTS)
     backends = found.nodes("backends", most=MAX_BACKENDS)
     proxy = found.get("proxyProtocol")
-    route = Route(
+    route = SniRoute(
         name=found.value("name", _name, ""),
         hosts=read_all(hosts, _host),
         alpn=read_all(found.nodes("alpn", most=_MAX_ALPN), _protocol),
@@ -117,7 +117,7 @@ def _check_names(read: Sequence[_Read]) -> None:
 
 def _check_hosts(read: Sequence[_Read]) -> None:
     """Each host once for each protocol, and once for all others."""
-    first: dict[tuple[str, str], Route] = {}
+    first: dict[tuple[str, str], SniRoute] = {}
     for _, nodes, route in read:
         known = frozenset(route.hosts)  # without those that are wrong in themselves
         for node in nodes or ():

@@ -57,7 +57,7 @@ def code_for(failure: DialFailure, detail: str) -> Code:
     return CODE_OF[failure]
 
 
-class Stage(Enum):
+class Socks5Stage(Enum):
     """What a client has to say next."""
 
     GREETING = "its methods"
@@ -74,7 +74,7 @@ class Socks5Client(SidecarClient):
     frontend = "socks5"
 
     def __init__(self, owner: SidecarOwner, sock: socket.socket) -> None:
-        self._stage = Stage.GREETING
+        self._stage = Socks5Stage.GREETING
         super().__init__(owner, sock)
 
     def heard(self) -> None:
@@ -87,16 +87,16 @@ class Socks5Client(SidecarClient):
 
     def _step(self, end: SocketEnd) -> bool:
         """Take one message; whether there may be another."""
-        if self._stage is Stage.GREETING:
+        if self._stage is Socks5Stage.GREETING:
             greeting = take_greeting(self.buffer)
             return greeting is not None and self._choose(end, greeting.methods)
-        if self._stage is Stage.LOGIN:
+        if self._stage is Socks5Stage.LOGIN:
             login = take_login(self.buffer)
             return login is not None and self._check(end, login.username, login.password)
-        if self._stage is Stage.REQUEST:
+        if self._stage is Socks5Stage.REQUEST:
             request = take_request(self.buffer)
             if request is not None:
-                self._stage = Stage.DONE
+                self._stage = Socks5Stage.DONE
                 self._serve(request)
         return False
 
@@ -110,7 +110,7 @@ class Socks5Client(SidecarClient):
                 Choice(Method.NO_ACCEPTABLE).to_bytes(),
             )
             return False
-        self._stage = Stage.REQUEST if wanted is Method.NONE else Stage.LOGIN
+        self._stage = Socks5Stage.REQUEST if wanted is Method.NONE else Socks5Stage.LOGIN
         end.write(Choice(wanted).to_bytes())
         return True
 
@@ -120,7 +120,7 @@ class Socks5Client(SidecarClient):
             # RFC 1929 §2: anything but 0 is a failure, and the connection must be closed.
             self.unserved(Unserved.WRONG_PASSWORD, answer=LoginAnswer(False).to_bytes())
             return False
-        self._stage = Stage.REQUEST
+        self._stage = Socks5Stage.REQUEST
         end.write(LoginAnswer(True).to_bytes())
         return True
 

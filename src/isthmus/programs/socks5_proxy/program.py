@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.frame.descriptors import allow_connections
 from isthmus.frame.part import Ground, Part
+from isthmus.frame.resources import allow_connections
 from isthmus.frame.tunnels import TunnelsPart
 from isthmus.programs.sidecar.connections import SidecarConnections
 from isthmus.programs.sidecar.password import PasswordFile

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.texts import filled, one_line
+from isthmus.frame.cli.tables import filled, one_line
 from isthmus.net.settings_bind import parse_bind_address
 from isthmus.text.durations import parse_duration
 from isthmus.values import HostPort

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.texts import filled, one_line
+from isthmus.frame.cli.tables import filled, one_line
 
 if TYPE_CHECKING:
     from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig

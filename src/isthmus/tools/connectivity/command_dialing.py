@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from isthmus.errors import ConfigError, IsthmusError
-from isthmus.frame.cli.texts import filled
+from isthmus.frame.cli.tables import filled
 
 if TYPE_CHECKING:
     from isthmus.client import Connection, ConnectivityService, NetworkContext

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.texts import filled
+from isthmus.frame.cli.tables import filled
 
 _MOST_NOTES = 3  # more would be longer than the table
 

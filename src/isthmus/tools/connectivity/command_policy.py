@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.texts import filled
+from isthmus.frame.cli.tables import filled
 
 if TYPE_CHECKING:
     from isthmus.dial.rules_networks import Networks

@@ -13,7 +13,7 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.texts import filled, one_line
+from isthmus.frame.cli.tables import filled, one_line
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings

@@ -16,7 +16,7 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.texts import one_line
+from isthmus.frame.cli.tables import one_line
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.programs.https_proxy.settings import HttpsProxySettings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.texts import filled, one_line
+from isthmus.frame.cli.tables import filled, one_line
 from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 
 if TYPE_CHECKING:

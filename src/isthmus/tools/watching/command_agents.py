@@ -100,7 +100,7 @@ def _state(draining: bool, links: list[str]) -> str:
 
 
 def _cells(row: dict[str, Any], heads: list[str]) -> list[str]:
-    from isthmus.frame.cli.units import age, milliseconds
+    from isthmus.frame.cli.tables import age, milliseconds
 
     by_head = {
         "ID": row["id"],

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from isthmus.frame.cli.texts import filled
+from isthmus.frame.cli.tables import filled
 from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 
 if TYPE_CHECKING:
-    from isthmus.frame.dashboard.source import Credentials, Remote
+    from isthmus.frame.dashboard.source import AdminCredentials, Remote
 
 #: Beside the ports of our programs, which have those up to 8103.
 DEFAULT_PORT = 8104
@@ -69,31 +69,30 @@ def _remote(admin: AdminFlags, url: str, address: str) -> Remote:
     )
 
 
-def _credentials(admin: AdminFlags, https: bool) -> Credentials:
+def _credentials(admin: AdminFlags, https: bool) -> AdminCredentials:
     """Read the files as they are now."""
     from isthmus.client.admin import read_token
-    from isthmus.frame.dashboard.source import Credentials
+    from isthmus.frame.dashboard.source import AdminCredentials
     from isthmus.net.contexts import TlsFiles, client_context
 
     headers = {}
     if admin.token_file:
         headers["Authorization"] = f"Bearer {read_token(admin.token_file)}"
     if not https:
-        return Credentials(headers=headers)
+        return AdminCredentials(headers=headers)
     files = TlsFiles(
         cert=admin.cert,
         key=admin.key or admin.cert,  # one file may have both
         ca=admin.cacert,
         labels=("--cert", "--key", "--cacert"),
     )
-    return Credentials(context=client_context(files), headers=headers)
+    return AdminCredentials(context=client_context(files), headers=headers)
 
 
 async def _serve(remotes: list[Remote], host: str, port: int) -> None:
     from isthmus.frame.admin.ports import serve
-    from isthmus.frame.dashboard.answers import not_ours
     from isthmus.frame.dashboard.merging import MergedFeed
-    from isthmus.frame.dashboard.routes import page
+    from isthmus.frame.dashboard.routes import not_ours, page
 
     feed = MergedFeed(remotes)
     made = page(feed, feed.end, admit=not_ours)

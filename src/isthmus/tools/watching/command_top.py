@@ -143,7 +143,7 @@ class Watcher:
 
 def _batch(watcher: Watcher, count: int | None, delay_s: float) -> int:
     """Print frames; the first has no rates yet, as that of top has not."""
-    from isthmus.frame.cli.texts import one_line
+    from isthmus.frame.cli.tables import one_line
     from isthmus.tools.watching.top_view import summary, table
     from isthmus.tools.watching.tunnel_rows import SORTS
 

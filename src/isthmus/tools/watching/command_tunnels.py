@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.texts import filled, one_line
+from isthmus.frame.cli.tables import filled, one_line
 from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _confirm(row: TunnelRow) -> None:
         ConfigError: nobody can be asked.
         click.Abort: it is not.
     """
-    from isthmus.frame.cli.units import age
+    from isthmus.frame.cli.tables import age
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("nobody can be asked without a terminal; give --yes to end the tunnel")

@@ -8,9 +8,7 @@ from typing import Any
 
 import click
 
-from isthmus.frame.cli.tables import coloured
-from isthmus.frame.cli.texts import one_line
-from isthmus.frame.cli.units import age, bars, counted, rate, size
+from isthmus.frame.cli.tables import age, bars, coloured, counted, one_line, rate, size
 from isthmus.net.rules_expiry import Standing
 from isthmus.tools.watching.status_report import Memory, Recent, Report, ends_when
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from isthmus.frame.cli.units import age, counted
+from isthmus.frame.cli.tables import age, counted
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.tools.watching.looking import items, number, text
 

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from isthmus.frame.cli.tables import GAP, table_lines
-from isthmus.frame.cli.texts import one_line
-from isthmus.frame.cli.units import age, counted, rate, size
+from isthmus.frame.cli.tables import GAP, age, counted, one_line, rate, size, table_lines
 from isthmus.tools.watching.looking import Seen, items, number, text
 from isthmus.tools.watching.top_state import HELP, Mode, TopState
 from isthmus.tools.watching.tunnel_rows import TunnelRow

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from isthmus.frame.cli.tables import print_data, print_table, table_lines
-from isthmus.frame.cli.units import age, rate, size
-from isthmus.frame.model.snapshot_json import camel
+from isthmus.frame.cli.tables import age, print_data, print_table, rate, size, table_lines
+from isthmus.frame.model.snapshot import camel
 from isthmus.tools.watching.tunnel_rows import TunnelRow
 
 
