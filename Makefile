@@ -3,9 +3,10 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 PYTHON  ?= python3
-# How many processes run the tests; 0 is one, for a debugger. Lab tests look at the whole machine,
-# and run one by one.
+# How many processes run the tests; 0 is one, for a debugger.
 JOBS    ?= 3
+# Tests that look at the whole machine: each process has its own, as far as it can see.
+APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart')
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check docs format bench fuzz hold interop lab nightly proto dist lock changelog clean
@@ -46,7 +47,7 @@ interop: setup ## Test against foreign peers: kube-apiserver, konnectivity-clien
 	$(PY) -m pytest -m "interop and not nightly" $(ARGS)
 
 lab: setup ## Run every topology of the lab, in network namespaces (needs root)
-	$(PY) -m pytest -m "lab and not nightly" $(ARGS)
+	$(PY) -m pytest $(APART) --dist loadscope -m "lab and not nightly" $(ARGS)
 
 nightly: export ISTHMUS_NIGHTLY = 1
 nightly: setup ## Run what only a release needs: long tests, all pairs of ends, many examples, make hold

@@ -271,7 +271,7 @@ def test_a_tunnel_that_one_server_relays_through_another_is_one_tunnel(
         browser.driver.get("about:blank")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_thousand_real_tunnels(browser: Browser, linked: Stack) -> None:
     with Target(backlog=4096) as target, contextlib.ExitStack() as opened:
         clients = [opened.enter_context(linked.tunnel("uds", target.name)) for _ in range(2000)]

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import IO, Self
 
 from clients import LIMIT_S, Client, TlsClient, connect_uds
+from forked import COMMAND, CURRENT, ENVIRONMENT, INHERITED, Forked
 from stack import client_context, http_get, wait_until
 
-import isthmus
 from isthmus.tools.pki.making import PkiFiles
-
-COMMAND = [sys.executable, "-m", "isthmus.cli.main"]
-#: Where the version under test is.
-CURRENT = Path(isthmus.__file__).parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CURRENT)}
 
 
 class Program:
@@ -32,8 +25,12 @@ class Program:
         """Start it, of the version whose package is in ``source``."""
         self._log = log
         self._file: IO[bytes] = log.open("wb")
+        self.process: Forked | subprocess.Popen[bytes]
         environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
-        self.process = subprocess.Popen([*COMMAND, *args], stderr=self._file, env=environment)
+        if environment == INHERITED:
+            self.process = Forked(args, self._file.fileno())
+        else:
+            self.process = subprocess.Popen([*COMMAND, *args], stderr=self._file, env=environment)
 
     @property
     def log(self) -> str:

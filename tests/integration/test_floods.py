@@ -37,8 +37,6 @@ OTHER = "127.0.0.2"
 REFUSED = 'isthmus_server_connections_refused_total{port="%s",reason="%s"}'
 MIB = 1024 * 1024
 
-pytestmark = pytest.mark.slow
-
 
 def connect(port: int, source: str = "127.0.0.1") -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), LIMIT_S, source_address=(source, 0))
@@ -76,6 +74,7 @@ def counted(stack: Stack, port: str, reason: str) -> float:
     return metric(stack.metrics(), REFUSED % (port, reason))
 
 
+@pytest.mark.nightly
 def test_five_thousand_at_the_agent_port(fresh: Stack) -> None:
     server = fresh.add_server()
     fresh.add_agent()
@@ -99,6 +98,7 @@ def test_five_thousand_at_the_agent_port(fresh: Stack) -> None:
     assert fresh.do(lambda: len(server.agent_door.places)) == 1
 
 
+@pytest.mark.nightly
 def test_five_thousand_at_the_frontend(fresh: Stack) -> None:
     server = fresh.add_server()
     fresh.add_agent()

@@ -1,7 +1,7 @@
 """The scenarios of ``make hold`` with small numbers: counts have to be right on any machine.
 
 How long something takes is never looked at here; that is what the whole run is for (docs/hold.md).
-What needs namespaces is tests/lab/test_hold_short.py.
+Most are for ``make nightly``. What needs namespaces is tests/lab/test_hold_short.py.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def play(letter: str, path: Path, **numbers: object) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.nightly
 def test_others_go_on_beside_readers_that_stopped(tmp_path: Path) -> None:
     found = play("A", tmp_path / "a", rounds=1, seconds=0.5, tunnels=10, many=4)
     assert found["connect, mux link: other tunnels or dials that stood still"] == 0
@@ -46,6 +47,7 @@ def test_others_go_on_beside_readers_that_stopped(tmp_path: Path) -> None:
     assert len(found) == 4 * 14  # both frontends over both links
 
 
+@pytest.mark.nightly
 def test_dials_go_elsewhere_when_an_agent_ends_or_freezes(tmp_path: Path) -> None:
     found = play("B", tmp_path / "b", cases=("closed", "frozen"), settle_s=0.5)
     for link in ("mux", "grpc"):
@@ -59,6 +61,7 @@ def test_dials_that_are_given_up_leave_nothing(tmp_path: Path) -> None:
     assert found["dials that were given up"] > 0
 
 
+@pytest.mark.nightly
 def test_nothing_is_lost_when_programs_are_told_to_stop(tmp_path: Path) -> None:
     numbers = {"requests_per_s": 50, "streams": 8, "grace_s": 1, "lead_s": 0.5}
     found = play("D", tmp_path / "d", **numbers)
@@ -69,6 +72,7 @@ def test_nothing_is_lost_when_programs_are_told_to_stop(tmp_path: Path) -> None:
     assert sum(value for name, value in found.items() if "seen as resets" in name) > 0
 
 
+@pytest.mark.nightly
 def test_a_mesh_behind_one_address_heals(tmp_path: Path) -> None:
     found = play("E", tmp_path / "e", agents=1, sizes=(2, 3, 2), leases=False, grace_s=2)
     assert found["dials on the way"] > 0
@@ -76,22 +80,26 @@ def test_a_mesh_behind_one_address_heals(tmp_path: Path) -> None:
     assert found["3 → 2 servers: dials that failed"] == 0
 
 
+@pytest.mark.nightly
 def test_a_starved_agent_fails_no_dial(tmp_path: Path) -> None:
     found = play("F", tmp_path / "f", agents=3, seconds=2.0, tunnels=8)
     assert found["mux link: dials in all"] > 0
 
 
+@pytest.mark.nightly
 def test_new_certificates_and_authorities_drop_nothing(tmp_path: Path) -> None:
     found = play("G", tmp_path / "g", seconds=1.0, tunnels=8)
     assert found["authorities replaced"] == 1
     assert found["requests on open tunnels"] > 0
 
 
+@pytest.mark.nightly
 def test_every_byte_before_a_half_close_or_a_close_arrives(tmp_path: Path) -> None:
     found = play("H", tmp_path / "h", times=64)
     assert sum(value for name, value in found.items() if "answered" in name) == 4 * 32
 
 
+@pytest.mark.nightly
 def test_churn_leaves_nothing_and_every_sum_is_right(tmp_path: Path) -> None:
     assert play("J", tmp_path / "j", tunnels=400)["tunnels"] == 400
 

@@ -39,8 +39,8 @@ def both_ways(client: Client, far: Client, total: int) -> None:
         assert back.result() == (total, down.result())
 
 
-@pytest.mark.slow
-def test_a_gigabyte_each_way_with_checksums(programs: Programs, link: str) -> None:
+@pytest.mark.parametrize("size", [64 * MIB, pytest.param(1024 * MIB, marks=pytest.mark.nightly)])
+def test_many_bytes_each_way_with_checksums(programs: Programs, link: str, size: int) -> None:
     server = programs.server()
     programs.agent(server, f"--link={link}")
     with (
@@ -48,13 +48,12 @@ def test_a_gigabyte_each_way_with_checksums(programs: Programs, link: str) -> No
         tunnel(programs.connect_uds(), target.name) as client,
         target.accept() as far,
     ):
-        both_ways(client, far, 1024 * MIB)
+        both_ways(client, far, size)
 
 
-@pytest.mark.slow
-def test_128_megabytes_each_way_over_tls(stack: Stack) -> None:
+def test_64_megabytes_each_way_over_tls(stack: Stack) -> None:
     with Target() as target, stack.tunnel("tls", target.name) as client, target.accept() as far:
-        both_ways(client, far, 128 * MIB)
+        both_ways(client, far, 64 * MIB)
 
 
 class Echoes:
@@ -175,7 +174,7 @@ class Counts:
         return str(vars(self))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_everything_is_given_back_after_5000_dials_half_of_them_cancelled(fresh: Stack) -> None:
     fresh.add_server()
     fresh.add_agent()

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 LINKS = 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("key", ["ec", "rsa"])
 def test_links_that_come_back_after_a_restart(tmp_path: Path, key: str) -> None:

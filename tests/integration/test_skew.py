@@ -23,6 +23,8 @@ MIB = 1024 * 1024
 BULK = hashlib.sha256(b"isthmus").digest() * (4 * MIB // 32)
 ROLES = [("new", "old"), ("old", "new")]
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -224,7 +226,6 @@ class Asking:
         return ""
 
 
-@pytest.mark.slow
 def test_upgrade_downgrade_upgrade(programs: Programs, sources: dict[str, Path]) -> None:
     pair = Pair(programs, sources)
     for number in range(2):

@@ -97,7 +97,7 @@ def flood(port: int, count: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_silent_agents_of_one_address_keep_no_other_out(programs: Programs) -> None:
     bed = Bed.start(programs)
     port = bed.server.port("agent_port")

@@ -90,7 +90,7 @@ def test_dial_error_has_the_targets_text(mix: Peers, tunnel: tuple[str, ...]) ->
     mix.check("echo", "echo", *tunnel)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["up", "down"])
 @tunnels
 def test_200_mb(mix: Peers, way: str, tunnel: tuple[str, ...]) -> None:

@@ -74,7 +74,7 @@ def test_the_peer_half_closes_and_reads_on(yamuxpeer: Path, go_is_client: bool) 
     run(main())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @both_roles
 @pytest.mark.parametrize("window", [INITIAL_WINDOW, MAX_WINDOW])
 def test_a_hundred_megabytes_each_way(yamuxpeer: Path, go_is_client: bool, window: int) -> None:
