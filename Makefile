@@ -6,7 +6,7 @@ PYTHON  ?= python3
 # How many processes run the tests; 0 is one, for a debugger.
 JOBS    ?= 3
 # Tests that look at the whole machine: each process has its own, as far as it can see.
-APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart')
+APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart' --dist loadscope)
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check docs format bench fuzz hold interop lab nightly proto dist lock changelog clean
@@ -44,10 +44,11 @@ format: setup ## Format and fix what can be fixed
 
 interop: setup ## Test against foreign peers: kube-apiserver, konnectivity-client, h2spec, Go's yamux
 	$(PY) tests/interop/kube/build.py
-	$(PY) -m pytest -m "interop and not nightly" $(ARGS)
+	$(PY) tests/interop/gobuild.py
+	$(PY) -m pytest $(APART) -m "interop and not nightly" $(ARGS)
 
 lab: setup ## Run every topology of the lab, in network namespaces (needs root)
-	$(PY) -m pytest $(APART) --dist loadscope -m "lab and not nightly" $(ARGS)
+	$(PY) -m pytest $(APART) -m "lab and not nightly" $(ARGS)
 
 nightly: export ISTHMUS_NIGHTLY = 1
 nightly: setup ## Run what only a release needs: long tests, all pairs of ends, many examples, make hold

@@ -21,13 +21,18 @@ from isthmus.tools.pki.making import PkiFiles
 class Program:
     """One process and its log."""
 
-    def __init__(self, args: list[str], log: Path, source: Path = CURRENT) -> None:
-        """Start it, of the version whose package is in ``source``."""
+    def __init__(
+        self, args: list[str], log: Path, source: Path = CURRENT, *, forked: bool = True
+    ) -> None:
+        """Start it, of the version whose package is in ``source``.
+
+        One that is not ``forked`` can be told by its command line, as the doctor does.
+        """
         self._log = log
         self._file: IO[bytes] = log.open("wb")
         self.process: Forked | subprocess.Popen[bytes]
         environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
-        if environment == INHERITED:
+        if forked and environment == INHERITED:
             self.process = Forked(args, self._file.fileno())
         else:
             self.process = subprocess.Popen([*COMMAND, *args], stderr=self._file, env=environment)
@@ -74,8 +79,9 @@ def _unless_given(flags: list[str], more: tuple[str, ...]) -> list[str]:
 class Programs:
     """Starts programs; ends them all when the test is over."""
 
-    def __init__(self, files: PkiFiles, logs: Path) -> None:
+    def __init__(self, files: PkiFiles, logs: Path, *, forked: bool = True) -> None:
         self.files = files
+        self._forked = forked
         self.uds = str(Path(tempfile.mkdtemp(prefix="isthmus-")) / "s.sock")
         self._logs = logs
         self._started: list[Program] = []
@@ -90,7 +96,8 @@ class Programs:
 
     def start(self, *args: str, source: Path = CURRENT) -> Program:
         """Start the command line with these arguments."""
-        program = Program(list(args), self._logs / f"{len(self._started)}.log", source)
+        log = self._logs / f"{len(self._started)}.log"
+        program = Program(list(args), log, source, forked=self._forked)
         self._started.append(program)
         return program
 

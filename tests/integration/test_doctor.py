@@ -9,7 +9,7 @@ import pty
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,12 @@ from stack import http_get, wait_until
 
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
+
+
+@pytest.fixture
+def programs(certificates: PkiFiles, tmp_path: Path) -> Iterator[Programs]:
+    with Programs(certificates, tmp_path, forked=False) as started:
+        yield started
 
 
 def doctor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import ssl
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from programs import Program, Programs
 from stack import Stack, wait_until
 
 from isthmus.links import link as link_module
+from isthmus.links.link import LinkTerms
 from isthmus.links.server_side import AgentLink
 from isthmus.tunnel.limits import Limits
 
@@ -105,8 +107,9 @@ def test_the_server_killed_in_the_middle_and_started_again(programs: Programs, l
 class QuickLink(AgentLink):
     """A link that is dead after half a second of silence."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **{**more, "limits": Limits(ping_every_s=0.1, dead_after_s=0.5)})
+    def __init__(self, terms: LinkTerms, *args: Any, **more: Any) -> None:
+        quick = replace(terms, limits=Limits(ping_every_s=0.1, dead_after_s=0.5))
+        super().__init__(quick, *args, **more)
 
 
 @LINKS

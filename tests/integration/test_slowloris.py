@@ -227,17 +227,17 @@ def test_a_sidecar(fresh: Stack, tmp_path: Path, kind: str) -> None:
 
 def test_the_sni_router(tmp_path: Path) -> None:
     with Tenant("a", tmp_path) as tenant, SniBed(tmp_path, {"a": tenant}) as bed:
-        router = bed.start(hello_timeout_s=DEADLINE_S)
+        bed.start(hello_timeout_s=DEADLINE_S)
 
         def honest() -> None:
             with bed.tls("a") as sock:
                 assert sock.recv(64).startswith(b"a ")
 
         honest()
-        bed.wait(lambda: not len(router.connections), "nobody is connected")
+        bed.wait(lambda: not len(bed.connections), "nobody is connected")
         open_before = descriptors()
         goes_on([(tcp(bed.port), HELLO * 20)], honest)
-        bed.wait(lambda: not len(router.connections), "nobody is connected")
+        bed.wait(lambda: not len(bed.connections), "nobody is connected")
         wait_until(lambda: descriptors() <= open_before, "every descriptor is back")
 
 

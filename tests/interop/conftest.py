@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "integration"))
 
-from gobuild import BUILD_TIMEOUT_S, build  # noqa: E402  found by the lines above
+from gobuild import BUILD_TIMEOUT_S, H2SPEC, build  # noqa: E402  found by the lines above
 from konnpeers import Peers, Target  # noqa: E402
 
 
@@ -48,7 +48,7 @@ def konnclient() -> Path:
 @pytest.fixture(scope="session")
 def h2spec() -> Path:
     """The HTTP/2 conformance tests."""
-    return build("h2spec", "github.com/summerwind/h2spec/cmd/h2spec")
+    return build("h2spec", H2SPEC)
 
 
 @pytest.fixture(scope="session")

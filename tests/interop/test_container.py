@@ -25,7 +25,7 @@ from stack import wait_until
 from isthmus import __version__
 from isthmus.tools.pki import making as pki
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.interop, pytest.mark.nightly, pytest.mark.timeout(1800)]
 #: What a shell would be, hidden.
 NO_SHELL = [("/dev/null", f"/usr/bin/{name}", "ro") for name in ("dash", "bash")]
 #: Targets of the Containerfile, and flags that the program of each has.

@@ -91,7 +91,7 @@ def test_h2spec(h2spec: Path, peers: Peers, tmp_path: Path) -> None:
                 f"--port={port}",
                 "--path=/ProxyService/Proxy",
                 f"--junit-report={report}",
-                "--timeout=2",
+                "--timeout=10",
             ],
             capture_output=True,
             text=True,

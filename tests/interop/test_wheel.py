@@ -22,7 +22,7 @@ from container.wheels import ROOT, build_sdist, build_wheel
 
 from isthmus import __version__
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.interop, pytest.mark.nightly, pytest.mark.timeout(900)]
 LIMIT_S = 600.0
 #: What the selected tests need besides the wheel's own dependencies.
 TESTING = ("pytest", "pytest-timeout", "hypothesis")

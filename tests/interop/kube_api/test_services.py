@@ -19,6 +19,7 @@ from kube.controlplane import VISITOR_TOKEN
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.api import Kube
+from isthmus.kube.listing import LightSource
 from isthmus.kube.opening import open_kube
 from isthmus.kube.services import ServiceWatch
 
@@ -107,7 +108,7 @@ def test_services_are_listed_and_watched(kube_api: Api) -> None:
 
 
 def test_a_long_list_comes_in_pages(kube_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.kube.resources._PAGE", 2)
+    monkeypatch.setitem(LightSource.__init__.__kwdefaults__, "page", 2)
     tag = uuid.uuid4().hex[:8]
     for number in range(5):
         kube_api.call("POST", PATH, service(f"s{number}-{tag}", ports=PORTS))
