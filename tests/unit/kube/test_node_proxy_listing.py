@@ -11,7 +11,7 @@ from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluste
 from isthmus.errors import KubeError
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import NodeProxySettings
-from isthmus.programs.node_proxy.tools import look
+from isthmus.programs.node_proxy.snapshot import look
 from isthmus.settings.options import compose
 
 

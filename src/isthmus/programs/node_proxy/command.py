@@ -6,10 +6,11 @@ What it takes to run is imported when a command runs.
 from __future__ import annotations
 
 import click
+from typing_extensions import override
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.flags import FlagCommand
-from isthmus.programs.node_proxy import command_tools as node_proxy_tools
+from isthmus.frame.cli.flags import FlagGroup
+from isthmus.programs.node_proxy import command_tools
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import options_of
 
@@ -17,11 +18,11 @@ from isthmus.settings.options import options_of
 _BARE = "--node-cidr"
 
 
-class _FlagGroup(FlagCommand, click.Group):
-    """A command that runs with its flags, and has commands below it."""
+class _NodeProxyCommand(FlagGroup):
+    """The command; a --node-cidr without a value has an empty one."""
 
+    @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; a --node-cidr without a value has an empty one."""
         following = [*args[1:], "--"]
         return super().parse_args(
             ctx,
@@ -30,10 +31,6 @@ class _FlagGroup(FlagCommand, click.Group):
                 for arg, after in zip(args, following, strict=False)
             ],
         )
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
 
 
 def _run(**given: tuple[str, ...]) -> int:
@@ -66,7 +63,7 @@ def _clean(settings: NodeProxySettings) -> int:
     return 1 if stayed else 0
 
 
-command = _FlagGroup(
+command = _NodeProxyCommand(
     "node-proxy",
     options_of(NodeProxySettings),
     """\
@@ -94,5 +91,5 @@ def cleanup() -> int:
     return _clean(NodeProxySettings())
 
 
-for _tool in node_proxy_tools.COMMANDS:
+for _tool in command_tools.COMMANDS:
     command.add_command(_tool)

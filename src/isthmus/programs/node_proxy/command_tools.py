@@ -24,7 +24,7 @@ from isthmus.settings.options import Option, options_of
 if TYPE_CHECKING:
     from isthmus.programs.node_proxy.rules.explaining import PacketExplanation
     from isthmus.programs.node_proxy.rules.model import IpFamily
-    from isthmus.programs.node_proxy.tools import Snapshot
+    from isthmus.programs.node_proxy.snapshot import Snapshot
 
 #: diff(1)'s exit codes.
 SAME, DIFFERENT = 0, 1
@@ -87,7 +87,7 @@ def _argument(name: str) -> click.Argument:
 
 def _look(given: dict[str, tuple[str, ...]]) -> Snapshot:
     """What the flags lead to; what is to be said about it is on standard error."""
-    from isthmus.programs.node_proxy.tools import look
+    from isthmus.programs.node_proxy.snapshot import look
 
     settings = _settings(given)
     return _said(lambda: look(settings))
@@ -195,7 +195,7 @@ def _explained(
     )
     from isthmus.programs.node_proxy.rules.explaining_flow import Origin
     from isthmus.programs.node_proxy.rules.objects import family_of
-    from isthmus.programs.node_proxy.tools import rules_of
+    from isthmus.programs.node_proxy.snapshot import rules_of
 
     family = family_of(destination.address)
     settings = snapshot.rules[family]
@@ -256,7 +256,7 @@ def _diff(
 ) -> int:
     from isthmus.programs.node_proxy.command_output import difference_json, show_difference
     from isthmus.programs.node_proxy.rules.rendering import line_changes, port_changes
-    from isthmus.programs.node_proxy.tools import look_at
+    from isthmus.programs.node_proxy.snapshot import look_at
 
     settings = _settings(given)
     before, after = (_said(partial(look_at, settings, Path(path))) for path in (old, new))

@@ -143,7 +143,6 @@ class PendingUpdates:
         return self._waiting.pop(family, Update(view=self._views.get(family, nothing)))
 
     def give_back(self, update: Update) -> None:
-        """It could not be written: it waits for the next time."""
         family = update.view.family
         newer = self._waiting.get(family) or Update(view=self._views.get(family, update.view))
         self._waiting[family] = joined(update, newer)
@@ -232,7 +231,6 @@ class FamilySync:
                 self.renew()
 
     async def blocking(self, work: Callable[[], T]) -> T:
-        """Do something in this family's thread."""
         return await self._loop.run_in_executor(self._thread, work)
 
     async def close(self) -> None:

@@ -209,7 +209,6 @@ class KernelSettings(ProgramSettings):
 
     @property
     def sync_period_s(self) -> float:
-        """How often the rules are looked after."""
         if self.mode == IPVS:
             return self.ipvs_sync_period_s
         ours = self.nftables_sync_period_s if self.mode == NFTABLES else None
@@ -217,7 +216,6 @@ class KernelSettings(ProgramSettings):
 
     @property
     def min_sync_period_s(self) -> float:
-        """How long to wait between two syncs."""
         if self.mode == IPVS:
             return self.ipvs_min_sync_period_s
         ours = self.nftables_min_sync_period_s if self.mode == NFTABLES else None

@@ -90,7 +90,6 @@ class ProxyHealth:
         return self._answer(self.healthy and self._eligible, node=True)
 
     def livez(self) -> ProbeAnswer:
-        """Answer ``/livez``: 200 if the proxy keeps up, else 503."""
         return self._answer(self.healthy, node=False)
 
     def _in_time(self, family: IpFamily) -> bool:

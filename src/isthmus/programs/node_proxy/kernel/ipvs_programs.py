@@ -144,7 +144,6 @@ class IpvsRules:
                 raise ApplyError(f"iptables failed: {why}", rule=" ".join(jump.args))
 
     def present(self) -> bool:
-        """Whether nobody flushed them."""
         return bool(self._commands.rules("filter", FILTER))
 
     def remove(self) -> list[str]:

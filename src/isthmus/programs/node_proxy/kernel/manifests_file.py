@@ -257,7 +257,6 @@ class _Reader:
         self._ignored: dict[str, int] = {}
 
     def found(self) -> FileObjects:
-        """Everything, once all was taken."""
         for what, count in self._ignored.items():
             self._note(f"{self._name}: {what} is not used" + (f", {count} times" * (count > 1)))
         return self._found

@@ -19,13 +19,13 @@ from typing_extensions import override
 
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, KernelBackend, SyncReport
+from isthmus.programs.node_proxy.kernel.nft_program import CrashError, NftProgram, version_of
 from isthmus.programs.node_proxy.kernel.nftables_kernel import (
     NftTransactions,
     found_in,
     has_rules,
     has_table,
 )
-from isthmus.programs.node_proxy.kernel.nftables_programs import CrashError, NftProgram, version_of
 from isthmus.programs.node_proxy.rules.model import IpFamily, Update
 from isthmus.programs.node_proxy.rules.nftables.base import (
     MARKER_CHAIN,

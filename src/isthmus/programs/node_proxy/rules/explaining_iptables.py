@@ -172,7 +172,6 @@ def remembering(flow: Flow, seconds: int) -> Flow:
 
 
 def _done(table: str, chain: str, rule: IptablesRule, flow: Flow) -> RuleEffect:
-    """What a rule does to a flow that it matches."""
 
     def said(does: str, flow: Flow = flow, *, marks: bool = False) -> Flow:
         return flow.met(RuleStep(table=table, chain=chain, rule=rule.text, does=does, marks=marks))

@@ -100,7 +100,6 @@ class ServiceObject:
         return self.name
 
     def cluster_ip(self, family: IpFamily) -> str:
-        """Its address of a family, or nothing."""
         return next((ip for ip in self.cluster_ips if family_of(ip) is family), "")
 
 

@@ -92,7 +92,6 @@ class PortPlan:
 
     @property
     def internal_chain(self) -> str:
-        """Where traffic to the cluster IP goes."""
         return self.local_chain if self.port.internal_local else self.cluster_chain
 
     @property

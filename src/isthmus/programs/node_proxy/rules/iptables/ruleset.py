@@ -112,7 +112,6 @@ class IptablesRuleset:
         return common_write("filter", self.common), nat
 
     def text(self) -> str:
-        """Everything, as iptables-restore reads it."""
         return "".join(write.text() for write in self.writes())
 
     def tables(self) -> dict[str, dict[str, tuple[str, ...]]]:

@@ -105,7 +105,6 @@ class IpSet(Enum):
 
     @property
     def comment(self) -> str:
-        """What rules that match it say."""
         return self.value[2]
 
     def of(self, family: IpFamily) -> str:

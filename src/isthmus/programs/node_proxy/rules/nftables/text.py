@@ -41,7 +41,6 @@ class ExistingTable:
 
 
 def table_of(family: IpFamily) -> str:
-    """The table of a family, as nft names it."""
     return f"{NFT_FAMILY[family]} {TABLE}"
 
 
