@@ -13,7 +13,7 @@ from hold.outcome import Outcome
 from hold.programs import Counts, Program
 from hold.traffic import FAULTS
 from isthmus.client.dialer import Dialer
-from isthmus.dial.rules_connectivity import Connection as Door
+from isthmus.dial.rules_connectivity import NetworkConnection as Door
 
 LETTER, TITLE = "C", "2,000 dials at once, half of them given up, again and again"
 #: How much memory may grow from the first rounds to the last, server and agent each.

@@ -16,7 +16,7 @@ from hold.outcome import Outcome
 from hold.programs import Program
 from hold.traffic import FAULTS
 from isthmus.client.dialer import Dialer
-from isthmus.dial.rules_connectivity import Connection as Door
+from isthmus.dial.rules_connectivity import NetworkConnection as Door
 
 LETTER, TITLE = "J", "100,000 tunnels of mixed sizes and lifetimes"
 #: How much memory may grow from the first quarter to the end, of each program.

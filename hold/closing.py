@@ -12,7 +12,7 @@ from hold.outcome import Outcome
 from hold.patterns import trailer_of
 from hold.traffic import FAULTS
 from isthmus.client.dialer import Dialer
-from isthmus.dial.rules_connectivity import Connection as Door
+from isthmus.dial.rules_connectivity import NetworkConnection as Door
 
 LETTER, TITLE = "H", "half-closes and closes, every byte counted"
 #: What is sent each time, in turn: nothing, little, just about a buffer, and more than one.

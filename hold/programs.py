@@ -13,7 +13,7 @@ from typing import Any
 from processes import BenchError, Child, rss_kb
 
 from isthmus.client.admin import AdminClient, AdminError
-from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
+from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 
@@ -146,11 +146,11 @@ class Server(Program):
             f"--admin-port={admin}", "--enable-profiling", *more,
         ]  # fmt: skip
 
-    def door(self, frontend: str, carrier: str = "uds") -> Connection:
+    def door(self, frontend: str, carrier: str = "uds") -> NetworkConnection:
         """How a client comes in: ``connect`` or ``grpc``, by ``uds`` or ``tls``."""
-        protocol = Protocol.HTTP_CONNECT if frontend == "connect" else Protocol.PACKET
+        protocol = NetworkProtocol.HTTP_CONNECT if frontend == "connect" else NetworkProtocol.PACKET
         if carrier == "uds":
-            return Connection(protocol=protocol, uds=self.uds(frontend))
+            return NetworkConnection(protocol=protocol, uds=self.uds(frontend))
         port = self.ports[1 if frontend == "connect" else 0]
         files = self.files
         tls = ClientTls(
@@ -158,7 +158,7 @@ class Server(Program):
             client_cert=str(files.client_cert),
             client_key=str(files.client_key),
         )
-        return Connection(protocol=protocol, tcp=HostPort("localhost", port), tls=tls)
+        return NetworkConnection(protocol=protocol, tcp=HostPort("localhost", port), tls=tls)
 
     def has(self, agent: str) -> bool:
         """Whether dials may go to an agent: it has a link that is open and not stuck."""

@@ -23,7 +23,7 @@ from proxies_bed import ProxiesBed, connect, greet
 from proxies_bed import ask as ask_socks5
 from stack import Stack, http_get, wait_until
 
-from isthmus.dial.dialers.permitted import PermittedOnly
+from isthmus.dial.dialers.direct import PermittedOnly
 from isthmus.errors import DialFailure
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tools.pki.making import PkiFiles

@@ -13,10 +13,10 @@ from stack import Stack
 from isthmus.client import ConnectivityService
 from isthmus.dial.rules_connectivity import (
     ClientTls,
-    Connection,
     ConnectivityConfig,
     NetworkConfig,
-    Protocol,
+    NetworkConnection,
+    NetworkProtocol,
 )
 from isthmus.values import HostPort
 
@@ -31,9 +31,9 @@ KINDS = [
 ]
 THROUGH_SERVER = [kind for kind in KINDS if kind != "direct"]
 PROTOCOLS = {
-    "connect": Protocol.HTTP_CONNECT,
-    "packet": Protocol.PACKET,
-    "payload": Protocol.PAYLOAD,
+    "connect": NetworkProtocol.HTTP_CONNECT,
+    "packet": NetworkProtocol.PACKET,
+    "payload": NetworkProtocol.PAYLOAD,
 }
 
 
@@ -55,19 +55,19 @@ def all_doors(files: object) -> Iterator[Stack]:
         yield stack
 
 
-def way(stack: Stack, kind: str, *, named: bool = True) -> Connection:
+def way(stack: Stack, kind: str, *, named: bool = True) -> NetworkConnection:
     """The connection of a kind; without a client certificate if it is not ``named``."""
     if kind == "direct":
-        return Connection(protocol=Protocol.DIRECT)
+        return NetworkConnection(protocol=NetworkProtocol.DIRECT)
     word, _, carrier = kind.partition("-")
     settings = stack.server.settings
     if carrier == "uds":
         connect = word == "connect"
         uds = settings.http_connect_uds_name if connect else settings.uds_name
-        return Connection(protocol=PROTOCOLS[word], uds=uds)
+        return NetworkConnection(protocol=PROTOCOLS[word], uds=uds)
     files = stack.files
     port = stack.server.doors.ports["http-connect" if word == "connect" else "grpc"]
-    return Connection(
+    return NetworkConnection(
         protocol=PROTOCOLS[word],
         tcp=HostPort("localhost", port),
         tls=ClientTls(

@@ -13,7 +13,12 @@ from programs import Program, Programs
 
 from isthmus.client import ConnectivityService, DialError, DialFailure
 from isthmus.client.blocking import BlockingService
-from isthmus.dial.rules_connectivity import ClientTls, Connection, ConnectivityConfig, NetworkConfig
+from isthmus.dial.rules_connectivity import (
+    ClientTls,
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+)
 from isthmus.values import HostPort
 
 
@@ -25,9 +30,9 @@ def start(programs: Programs, kind: str) -> tuple[Program, ConnectivityConfig]:
     programs.wait_ready(server)
     files = programs.files
     if carrier == "uds":
-        connection = Connection(protocol=PROTOCOLS[word], uds=programs.uds)
+        connection = NetworkConnection(protocol=PROTOCOLS[word], uds=programs.uds)
     else:
-        connection = Connection(
+        connection = NetworkConnection(
             protocol=PROTOCOLS[word],
             tcp=HostPort("localhost", server.port("frontend_port")),
             tls=ClientTls(

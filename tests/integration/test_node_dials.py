@@ -14,11 +14,11 @@ from clients import LIMIT_S, Client, Target, free_port, full_target
 from node_clients import CLIENT, NodeDial, node, refused
 from stack import Stack, metric, wait_until
 
-from isthmus.dial.dialers.permitted import PermittedOnly
+from isthmus.dial.dialers.direct import PermittedOnly
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address, Failed
 from isthmus.net.resolver import Cancel, Found
-from isthmus.programs.server import node_bounds
+from isthmus.programs.server import node_dials
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
@@ -436,8 +436,8 @@ def test_there_are_bounds(slow: tuple[Bed, Target], bound: str, sentence: str) -
 def test_an_agent_that_asks_and_takes_back_without_end_is_refused_and_fills_no_log(
     slow: tuple[Bed, Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_bounds, "BURST_PER_LINK", 5)
-    monkeypatch.setattr(node_bounds, "PER_S_PER_LINK", 1e-6)
+    monkeypatch.setattr(node_dials, "BURST_PER_LINK", 5)
+    monkeypatch.setattr(node_dials, "PER_S_PER_LINK", 1e-6)
     bed, target = slow
     for _ in range(5):
         with NodeDial(bed.stack, "127.0.0.1", target.port):

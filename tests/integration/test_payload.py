@@ -15,7 +15,7 @@ import pytest
 from clients import Target, echo_target, free_port, full_target
 from stack import Stack, client_context
 
-from isthmus.dial.dialers.through_payload import PayloadDialer
+from isthmus.dial.dialers.through_grpc import PayloadDialer
 from isthmus.dial.dialers.through_server import ServerPlace
 from isthmus.errors import DialFailure
 from isthmus.net.poller import Poller

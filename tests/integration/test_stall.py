@@ -11,8 +11,8 @@ from clients import LIMIT_S, MIB, Client, Target
 from stack import Program, Stack, metric, wait_until
 
 from isthmus.dial import rules_stalls as stalls
-from isthmus.dial.rules_stalls import why_slow, why_stalled
 from isthmus.frame import tunnels
+from isthmus.frame.tunnels import why_slow, why_stalled
 
 # Kernel buffers on the way, one stream's largest window, one read on the other side.
 MOST_BYTES = 32 * MIB

@@ -23,8 +23,8 @@ from stack import Stack, http_get, wait_until
 from terminal import Terminal
 
 from isthmus.cli.main import main
-from isthmus.dial.rules_stalls import why_stalled
 from isthmus.frame import tunnels
+from isthmus.frame.tunnels import why_stalled
 from isthmus.frame.views import tally
 from isthmus.tools.up.state import own_directory, tell_admin_ports
 from isthmus.tools.watching import admin_flags

@@ -13,10 +13,9 @@ import pytest
 from clients import MIB, Target, blocks, echo_target, free_port, full_target
 from stack import Stack, client_context
 
-from isthmus.dial.dialers.pooled_dial import PooledDialer
+from isthmus.dial.dialers.http2_pool import PooledDialer
 from isthmus.dial.dialers.through_connect import ConnectDialer
-from isthmus.dial.dialers.through_grpc import GrpcDialer
-from isthmus.dial.dialers.through_payload import PayloadDialer
+from isthmus.dial.dialers.through_grpc import GrpcDialer, PayloadDialer
 from isthmus.dial.dialers.through_server import ServerDial, ServerDialer, ServerPlace
 from isthmus.errors import DialFailure
 from isthmus.lab.pipes import Pipe

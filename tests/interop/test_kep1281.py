@@ -18,7 +18,7 @@ from gobuild import build
 from konnpeers import GoPeer
 from programs import Program, Programs
 
-from isthmus.dial.dialers.through_payload import PayloadDialer
+from isthmus.dial.dialers.through_grpc import PayloadDialer
 from isthmus.dial.dialers.through_server import ServerPlace
 from isthmus.errors import DialFailure
 from isthmus.net.poller import Poller

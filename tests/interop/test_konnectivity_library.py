@@ -10,13 +10,18 @@ from clients import echo_target
 from konnpeers import Peers
 
 from isthmus.client import ConnectivityService
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 
 LIMIT_S = 60.0
 
 
 def service_of(peers: Peers) -> ConnectivityService:
-    way = Connection(protocol=Protocol.PACKET, uds=peers.uds)
+    way = NetworkConnection(protocol=NetworkProtocol.PACKET, uds=peers.uds)
     network = NetworkConfig(name="cluster", connection=way)
     return ConnectivityService.from_config(ConnectivityConfig(networks={"cluster": network}))
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from isthmus.dial.rules_connectivity import (
     ClientTls,
-    Connection,
     ConnectivityConfig,
     NetworkConfig,
-    Protocol,
+    NetworkConnection,
+    NetworkProtocol,
 )
 from isthmus.dial.settings_connectivity import read
 from isthmus.dial.settings_connectivity_fields import KINDS, explain
@@ -124,27 +124,31 @@ targets = st.builds(
 pairs = st.builds(ClientTls, ca_bundle=paths | st.just(""), client_cert=paths, client_key=paths,
                   server_name=hostnames | st.just(""))  # fmt: skip
 no_pairs = st.builds(ClientTls, ca_bundle=paths | st.just(""), server_name=hostnames)
-direct = st.just(Connection(protocol=Protocol.DIRECT))
-by_uds = st.sampled_from([Protocol.HTTP_CONNECT, Protocol.PACKET])
+direct = st.just(NetworkConnection(protocol=NetworkProtocol.DIRECT))
+by_uds = st.sampled_from([NetworkProtocol.HTTP_CONNECT, NetworkProtocol.PACKET])
 convertible = (
     direct
-    | st.builds(Connection, protocol=by_uds, uds=paths.map("/{}".format))
-    | st.builds(Connection, protocol=st.just(Protocol.HTTP_CONNECT), tcp=targets, tls=pairs)
+    | st.builds(NetworkConnection, protocol=by_uds, uds=paths.map("/{}".format))
+    | st.builds(
+        NetworkConnection, protocol=st.just(NetworkProtocol.HTTP_CONNECT), tcp=targets, tls=pairs
+    )
 )
-proxied = st.sampled_from([Protocol.HTTP_CONNECT, Protocol.PACKET, Protocol.PAYLOAD])
+proxied = st.sampled_from(
+    [NetworkProtocol.HTTP_CONNECT, NetworkProtocol.PACKET, NetworkProtocol.PAYLOAD]
+)
 any_connection = (
     convertible
-    | st.builds(Connection, protocol=proxied, tcp=targets, tls=pairs | no_pairs | st.none())
+    | st.builds(NetworkConnection, protocol=proxied, tcp=targets, tls=pairs | no_pairs | st.none())
     | st.builds(
-        Connection,
-        protocol=st.just(Protocol.CUSTOM),
+        NetworkConnection,
+        protocol=st.just(NetworkProtocol.CUSTOM),
         dialer=labels,
         options=st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3),
     )
 )
 
 
-def model(connections: dict[str, Connection]) -> ConnectivityConfig:
+def model(connections: dict[str, NetworkConnection]) -> ConnectivityConfig:
     return ConnectivityConfig(
         networks={
             name: NetworkConfig(
@@ -166,7 +170,9 @@ def plain(config: ConnectivityConfig) -> list[NetworkConfig]:
 
 
 @given(st.dictionaries(labels.filter(lambda name: name != "master"), any_connection, min_size=1))
-def test_written_as_connectivity_service_and_read_again(found: dict[str, Connection]) -> None:
+def test_written_as_connectivity_service_and_read_again(
+    found: dict[str, NetworkConnection],
+) -> None:
     config = model(found)
     assert plain(read(to_connectivity_service(config), name="x")) == plain(config)
 
@@ -175,7 +181,7 @@ def test_written_as_connectivity_service_and_read_again(found: dict[str, Connect
     st.dictionaries(st.sampled_from(NAMES), convertible), st.sampled_from(["v1beta1", "v1alpha1"])
 )
 def test_written_as_egress_selector_and_read_again(
-    found: dict[str, Connection], version: str
+    found: dict[str, NetworkConnection], version: str
 ) -> None:
     networks = [replace(one, cidrs=(), hosts=()) for one in model(found).networks.values()]
     config = ConnectivityConfig(networks={one.name: one for one in networks})

@@ -8,8 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.dial.rules_destinations import Destination, Destinations
-from isthmus.dial.settings_destinations import parse_destination
+from isthmus.dial.settings_destinations import Destination, Destinations, parse_destination
 from isthmus.errors import ConfigError
 from isthmus.settings.gates import GATES, parse_gates
 from isthmus.text.addresses import IpNetwork

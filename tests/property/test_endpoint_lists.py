@@ -8,9 +8,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.dial.rules_endpoint_lists import EndpointLists, Entry
 from isthmus.dial.rules_policy import Ports
-from isthmus.dial.settings_endpoint_lists import DENY, parse_entries
+from isthmus.dial.settings_endpoint_lists import DENY, EndpointLists, Entry, parse_entries
 from isthmus.errors import ConfigError
 from isthmus.text.addresses import IpNetwork
 

@@ -7,9 +7,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address, ip_netw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.dial.rules_networks import ClusterNetwork, Networks, Nowhere
 from isthmus.dial.rules_policy import BY_DEFAULT, Effect, Match, Policy, PolicyRule, Ports, Question
-from isthmus.dial.settings_networks import parse_networks
+from isthmus.dial.settings_networks import ClusterNetwork, Networks, Nowhere, parse_networks
 from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
 from isthmus.settings.identifiers import Identifiers

@@ -11,9 +11,8 @@ import dns.rrset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.dial.rules_cloud_apis import CloudApis
 from isthmus.dial.rules_name_order import Inquiry, NameRules, Outcome, Resolution, Source, Step, Way
-from isthmus.dial.rules_service_names import ServiceName, guest_questions, service_name
+from isthmus.dial.rules_service_names import CloudApis, ServiceName, guest_questions, service_name
 from isthmus.errors import DialFailure
 from isthmus.net.dns_messages import DnsAnswer, DnsError, question, read_answer
 from isthmus.net.tunnel_dns import DnsStream

@@ -13,7 +13,12 @@ import pytest
 
 from isthmus.client import ConnectivityService, DialError, DialFailure
 from isthmus.dial.dialers import custom
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 
 
 @dataclass
@@ -61,8 +66,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def config(jump: JumpHost) -> ConnectivityConfig:
     """Give a configuration with one network, reached by the dialer."""
     host, port = jump.listener.getsockname()
-    connection = Connection(
-        protocol=Protocol.CUSTOM, dialer="jump", options={"host": host, "port": str(port)}
+    connection = NetworkConnection(
+        protocol=NetworkProtocol.CUSTOM, dialer="jump", options={"host": host, "port": str(port)}
     )
     return ConnectivityConfig(networks={"far": NetworkConfig(name="far", connection=connection)})
 

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.dial.dialers.through_server import ServerPlace
-from isthmus.dial.rules_connectivity import ClientTls, Connection, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ClientTls,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.errors import ConfigError
 from isthmus.net.connect import AnyDialer, Dialing, Failed, Reached
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
@@ -74,7 +79,7 @@ class Way:
     def __init__(self, network: NetworkConfig, ground: Ground) -> None:
         self.network = network
         protocol = network.connection.protocol
-        self._says = protocol not in (Protocol.DIRECT, Protocol.CUSTOM)
+        self._says = protocol not in (NetworkProtocol.DIRECT, NetworkProtocol.CUSTOM)
         self._dialer: Any = _dialer(network, ground)
 
     def __str__(self) -> str:
@@ -107,23 +112,23 @@ def _dialer(network: NetworkConfig, ground: Ground) -> AnyDialer:
     connection = network.connection
     loop, poller, resolver = ground.loop, ground.poller, ground.resolver
     match connection.protocol:
-        case Protocol.DIRECT:
+        case NetworkProtocol.DIRECT:
             from isthmus.dial.dialers.direct import DirectDialer
 
             return DirectDialer(loop, poller, resolver, metadata=MetadataGuard(network.cidrs))
-        case Protocol.HTTP_CONNECT:
+        case NetworkProtocol.HTTP_CONNECT:
             from isthmus.dial.dialers.through_connect import ConnectDialer
 
             return ConnectDialer(loop, poller, resolver, _place(connection, ()))
-        case Protocol.PACKET:
+        case NetworkProtocol.PACKET:
             from isthmus.dial.dialers.through_grpc import GrpcDialer
 
             return GrpcDialer(loop, poller, resolver, _place(connection, ("h2",)))
-        case Protocol.PAYLOAD:
-            from isthmus.dial.dialers.through_payload import PayloadDialer
+        case NetworkProtocol.PAYLOAD:
+            from isthmus.dial.dialers.through_grpc import PayloadDialer
 
             return PayloadDialer(loop, poller, resolver, _place(connection, ("h2",)))
-        case Protocol.CUSTOM:
+        case NetworkProtocol.CUSTOM:
             from isthmus.dial.dialers.custom import ForeignDialer, load
 
             return ForeignDialer(
@@ -135,7 +140,7 @@ def _dialer(network: NetworkConfig, ground: Ground) -> AnyDialer:
             )
 
 
-def _place(connection: Connection, alpn: tuple[str, ...]) -> ServerPlace:
+def _place(connection: NetworkConnection, alpn: tuple[str, ...]) -> ServerPlace:
     tls = connection.tls
     try:
         return ServerPlace(
@@ -148,11 +153,11 @@ def _place(connection: Connection, alpn: tuple[str, ...]) -> ServerPlace:
         raise ConfigError(f"{connection.protocol.value}: {exc}") from exc
 
 
-def describe(connection: Connection) -> str:
+def describe(connection: NetworkConnection) -> str:
     """Say how a network is reached, for people."""
-    if connection.protocol is Protocol.DIRECT:
+    if connection.protocol is NetworkProtocol.DIRECT:
         return "directly"
-    if connection.protocol is Protocol.CUSTOM:
+    if connection.protocol is NetworkProtocol.CUSTOM:
         return f"by the custom dialer {connection.dialer!r}"
     if connection.uds:
         return f"by {connection.protocol.value} at the UNIX socket {connection.uds}"

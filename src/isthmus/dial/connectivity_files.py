@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from isthmus.dial.rules_connectivity import ConnectivityConfig
 from isthmus.dial.settings_connectivity import Part, combine, read_part
-from isthmus.dial.settings_connectivity_parts import Draft, NamedFile
+from isthmus.dial.settings_connectivity_fields import Draft, NamedFile
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import TlsFiles, client_context
 from isthmus.net.files import read_part as read_beginning

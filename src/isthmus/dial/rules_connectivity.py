@@ -18,7 +18,7 @@ CONTROL_PLANE = "controlplane"
 MASTER = "master"
 
 
-class Protocol(Enum):
+class NetworkProtocol(Enum):
     """How a connectivity server is spoken to; CUSTOM is a dialer that somebody else wrote."""
 
     DIRECT = "Direct"
@@ -39,14 +39,14 @@ class ClientTls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class NetworkConnection:
     """A way to a network: a protocol, and where it is spoken.
 
     Direct has neither ``uds`` nor ``tcp``; ``tls`` is None for a UNIX socket and for plain TCP.
     ``dialer`` names a custom one, ``options`` are for it alone.
     """
 
-    protocol: Protocol
+    protocol: NetworkProtocol
     uds: str = ""
     tcp: HostPort | None = None
     tls: ClientTls | None = None
@@ -62,7 +62,7 @@ class NetworkConfig:
     """
 
     name: str
-    connection: Connection
+    connection: NetworkConnection
     cidrs: tuple[IpNetwork, ...] = ()
     hosts: tuple[str, ...] = ()  # names, or suffixes that begin with a dot
     where: str = ""

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from isthmus.dial.rules_cloud_apis import CloudApis
-from isthmus.dial.rules_service_names import ServiceName, service_name
+from isthmus.dial.rules_service_names import CloudApis, ServiceName, service_name
 from isthmus.errors import DialFailure
 from isthmus.values import HostPort, is_address
 

@@ -2,7 +2,10 @@
 
 A name has no address here, and an address no name: ``hosts`` match names only and ``cidrs``
 addresses only, so that nobody gets past a rule by what a resolver says. The file of rules is read
-in settings_policy.py; which network a target is in is networks.py.
+in settings_policy.py; which network a target is in is settings_networks.py.
+
+The classes of traffic and the shares stand in the same file and match what its rules match; what a
+class means on a link is tunnel/classes.py, how shares are kept rules_shares.py.
 """
 
 from __future__ import annotations
@@ -12,15 +15,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from isthmus.dial.rules_networks import Networks, Nowhere
+from isthmus.dial.settings_networks import Networks, Nowhere
 from isthmus.text.addresses import IpAddress, IpNetwork, Reached, Weighed, reached, weigh
 from isthmus.text.addresses import Verdict as OnAddress
 from isthmus.text.patterns import Pattern
 from isthmus.values import HostPort, Identity, is_address
 
 if TYPE_CHECKING:
-    from isthmus.dial.rules_classes import ClassRule
     from isthmus.dial.rules_shares import Share
+from collections.abc import Iterable
+
+from isthmus.values import NORMAL, TrafficClass
 
 #: What is shown instead of a rule's name, which has no brackets.
 BY_DEFAULT = "(default)"
@@ -244,3 +249,38 @@ def decide(
     if policy is None:
         return Decision(allowed=True, network=network)
     return policy.decide(Question(requester=requester, network=network, target=target))
+
+
+_EVERYTHING = Match()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRule:
+    """Puts what it matches into a class; ``where`` is its place, for people.
+
+    ``objects`` are patterns of what a client says that its request is about (wire/asking.py); a
+    dial that says nothing, or is not believed, fits none.
+    """
+
+    name: str
+    traffic: TrafficClass
+    match: Match = _EVERYTHING
+    objects: tuple[Pattern, ...] = ()
+    where: str = field(default="", compare=False)
+
+    def fits(self, asked: Question, about: str) -> bool:
+        """Tell whether it decides; ``about`` is the object, empty when none is said."""
+        if self.objects and not any(it.covers(about, {}) for it in self.objects):
+            return False
+        return self.match.fits(asked)
+
+
+def deciding(rules: Iterable[ClassRule], asked: Question, about: str = "") -> ClassRule | None:
+    """The first rule that matches; None: the dial is like any other."""
+    return next((rule for rule in rules if rule.fits(asked, about)), None)
+
+
+def class_of(policy: Policy | None, asked: Question, about: str = "") -> TrafficClass:
+    """The class of a dial by what its policy says, NORMAL unless a rule says otherwise."""
+    rule = deciding(policy.classes, asked, about) if policy is not None else None
+    return rule.traffic if rule is not None else NORMAL

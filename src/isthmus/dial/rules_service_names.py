@@ -1,16 +1,18 @@
-"""Which names are names of Services, as the DNS of a Kubernetes cluster has them; and Services.
+"""Which names are names of Services or of cloud providers' APIs.
 
-``name.namespace``, ``name.namespace.svc`` and ``name.namespace.svc.DOMAIN`` are, and nothing that
-merely begins so: HyperShift's sidecars take ``foo.bar.example.com`` for the Service bar/foo. With a
+In the DNS of a Kubernetes cluster ``name.namespace``, ``name.namespace.svc`` and
+``name.namespace.svc.DOMAIN`` are names of Services, and nothing that merely begins so: HyperShift's
+sidecars take ``foo.bar.example.com`` for the Service bar/foo. With a
 last dot a name is complete (RFC 1034 §3.1): only the third form is one then.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isthmus.dial.rules_cloud_apis import normal
+from isthmus.values import is_address
 
 # RFC 1123 §2.1 as Kubernetes has it; names of Services may begin with a digit since 1.34.
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -101,3 +103,48 @@ def guest_questions(host: str, cluster_domain: str, *, exists: bool | None) -> t
     if exists or plain.count(".") > 1:  # with "svc" it can be nothing else
         return (full,)
     return (full, plain) if exists is None else (plain,)
+
+
+HYPERSHIFT_SUFFIXES = (
+    ".amazonaws.com",
+    ".c2s.ic.gov",
+    ".hci.ic.gov",
+    ".sc2s.sgov.gov",
+    ".microsoftonline.com",
+    ".azure.com",
+    ".cloud.ibm.com",
+)
+GOOGLE_SUFFIXES = (".googleapis.com",)
+CHINA_SUFFIXES = (
+    ".amazonaws.com.cn",
+    ".azure.cn",
+    ".chinacloudapi.cn",
+    ".microsoftonline.cn",
+)
+SUFFIXES = (*HYPERSHIFT_SUFFIXES, *GOOGLE_SUFFIXES, *CHINA_SUFFIXES)
+
+
+class CloudApis:
+    """The suffixes of cloud APIs, and the hosts that are none whatever they end in."""
+
+    def __init__(self, more: Iterable[str] = (), never: Iterable[str] = ()) -> None:
+        """``more`` extends the list; each has a dot in front."""
+        self._suffixes = (*SUFFIXES, *map(normal, more))
+        self._never = frozenset(map(normal, never))
+
+    def __repr__(self) -> str:
+        return f"CloudApis({len(self._suffixes)} suffixes, {len(self._never)} hosts excluded)"
+
+    def suffix_of(self, host: str) -> str:
+        """The suffix that makes a host a cloud API; empty when it is none."""
+        if is_address(host):
+            return ""
+        name = normal(host)
+        if name in self._never:
+            return ""
+        return next((end for end in self._suffixes if name.endswith(end) and name != end), "")
+
+
+def normal(name: str) -> str:
+    """A name as names are compared: in lower case, without its last dot."""
+    return name.lower().removesuffix(".")

@@ -17,8 +17,7 @@ import yaml
 from isthmus.dial import settings_connectivity_service as connectivity_service
 from isthmus.dial import settings_egress_selector as egress_selector
 from isthmus.dial.rules_connectivity import CONTROL_PLANE, MASTER, ConnectivityConfig
-from isthmus.dial.settings_connectivity_fields import BY_KIND, EGRESS, EGRESS_SELECTOR, Kind
-from isthmus.dial.settings_connectivity_parts import Draft
+from isthmus.dial.settings_connectivity_fields import BY_KIND, EGRESS, EGRESS_SELECTOR, Draft, Kind
 from isthmus.text.addresses import IpNetwork
 from isthmus.text.go_yaml import check_json, expand_merges
 from isthmus.text.located_yaml import Errors, Located, compose_all, near, short

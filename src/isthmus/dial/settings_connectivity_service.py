@@ -12,10 +12,15 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from isthmus.dial.rules_connectivity import ClientTls, Connection, NetworkConfig, Protocol
-from isthmus.dial.settings_connectivity_fields import SERVICE
-from isthmus.dial.settings_connectivity_parts import (
+from isthmus.dial.rules_connectivity import (
+    ClientTls,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
+from isthmus.dial.settings_connectivity_fields import (
     MAX_UDS_BYTES,
+    SERVICE,
     Draft,
     TlsPart,
     choice,
@@ -30,11 +35,11 @@ from isthmus.values import HostPort, is_address
 T = TypeVar("T")
 
 TYPES = {
-    "direct": Protocol.DIRECT,
-    "grpc": Protocol.PAYLOAD,
-    "http-connect": Protocol.HTTP_CONNECT,
-    "konnectivity": Protocol.PACKET,
-    "custom": Protocol.CUSTOM,
+    "direct": NetworkProtocol.DIRECT,
+    "grpc": NetworkProtocol.PAYLOAD,
+    "http-connect": NetworkProtocol.HTTP_CONNECT,
+    "konnectivity": NetworkProtocol.PACKET,
+    "custom": NetworkProtocol.CUSTOM,
 }
 MAX_CIDRS = 1024
 MAX_HOSTS = 1024
@@ -52,7 +57,9 @@ _TLS_FIELDS = ("caBundle", "clientCert", "clientKey", "tlsServerName")
 _CUSTOM_FIELDS = ("dialer", "options")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?", re.ASCII)
 _DIALER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
-_UNUSED = Connection(protocol=Protocol.DIRECT)  # nobody looks at it: something was wrong
+_UNUSED = NetworkConnection(
+    protocol=NetworkProtocol.DIRECT
+)  # nobody looks at it: something was wrong
 
 
 def read_document(root: Located) -> list[Draft]:
@@ -92,7 +99,7 @@ def _read_at(nodes: list[Located], parse: Callable[[str], T]) -> list[tuple[T, L
     return [(one, at) for one, at in read if one is not None]
 
 
-def _connection(node: Located) -> tuple[Connection, TlsPart | None]:
+def _connection(node: Located) -> tuple[NetworkConnection, TlsPart | None]:
     found = fields_of(node, SERVICE, _CONNECTION, required=("type",))
     if "type" not in found or (text := found["type"].text()) is None:
         return _UNUSED, None
@@ -100,10 +107,10 @@ def _connection(node: Located) -> tuple[Connection, TlsPart | None]:
     if not word:
         return _UNUSED, None
     protocol = TYPES[word]
-    if protocol is Protocol.DIRECT:
+    if protocol is NetworkProtocol.DIRECT:
         _refuse(found, ("url", *_TLS_FIELDS, "insecure", *_CUSTOM_FIELDS), "type direct has none")
         return _UNUSED, None
-    if protocol is Protocol.CUSTOM:
+    if protocol is NetworkProtocol.CUSTOM:
         return _custom(node, found), None
     _refuse(found, _CUSTOM_FIELDS, "only type custom has it")
     return _proxied(node, found, protocol)
@@ -115,7 +122,7 @@ def _refuse(found: Fields, names: tuple[str, ...], why: str) -> None:
             found[name].error(f"{why}: delete it")
 
 
-def _custom(node: Located, found: Fields) -> Connection:
+def _custom(node: Located, found: Fields) -> NetworkConnection:
     why = "type custom has none: what the dialer needs goes into options"
     for name in ("url", *_TLS_FIELDS, "insecure"):
         if name in found:
@@ -123,14 +130,16 @@ def _custom(node: Located, found: Fields) -> Connection:
     if "dialer" not in found:
         missing(node, "dialer", "type custom needs the name of one")
     entries = found["options"].entries(most=MAX_OPTIONS) if "options" in found else {}
-    return Connection(
-        protocol=Protocol.CUSTOM,
+    return NetworkConnection(
+        protocol=NetworkProtocol.CUSTOM,
         dialer=found.value("dialer", _dialer_name, ""),
         options={name: at.value.text() or "" for name, at in entries.items()},
     )
 
 
-def _proxied(node: Located, found: Fields, protocol: Protocol) -> tuple[Connection, TlsPart | None]:
+def _proxied(
+    node: Located, found: Fields, protocol: NetworkProtocol
+) -> tuple[NetworkConnection, TlsPart | None]:
     if "url" not in found:
         missing(node, "url", f"such as {_EXAMPLES[protocol]}, or unix:///run/proxy.sock")
         return _UNUSED, None
@@ -140,7 +149,7 @@ def _proxied(node: Located, found: Fields, protocol: Protocol) -> tuple[Connecti
     insecure = found.boolean("insecure", False)
     if scheme == "unix":
         _refuse(found, (*_TLS_FIELDS, "insecure"), "a UNIX socket has no TLS")
-        return Connection(protocol=protocol, uds=at.read(_socket_path) or ""), None
+        return NetworkConnection(protocol=protocol, uds=at.read(_socket_path) or ""), None
     target = at.read(lambda _: _target(rest)) if _fits(at, url, scheme, protocol) else None
     if scheme == "http":
         if not insecure:
@@ -149,31 +158,33 @@ def _proxied(node: Located, found: Fields, protocol: Protocol) -> tuple[Connecti
                 " or say insecure: true"
             )
         _refuse(found, _TLS_FIELDS, "http:// has no TLS")
-        return Connection(protocol=protocol, tcp=target), None
+        return NetworkConnection(protocol=protocol, tcp=target), None
     if insecure:
         found["insecure"].error(f"{scheme}:// is always TLS: delete it, or use http://")
     tls, part = _tls(node, found)
-    return Connection(protocol=protocol, tcp=target, tls=tls), part
+    return NetworkConnection(protocol=protocol, tcp=target, tls=tls), part
 
 
 _EXAMPLES = {
-    Protocol.PAYLOAD: "grpc://127.0.0.1:8090",
-    Protocol.PACKET: "grpc://127.0.0.1:8090",
-    Protocol.HTTP_CONNECT: "https://127.0.0.1:8090",
+    NetworkProtocol.PAYLOAD: "grpc://127.0.0.1:8090",
+    NetworkProtocol.PACKET: "grpc://127.0.0.1:8090",
+    NetworkProtocol.HTTP_CONNECT: "https://127.0.0.1:8090",
 }
 
 
-def _fits(at: Located, url: str, scheme: str, protocol: Protocol) -> bool:
+def _fits(at: Located, url: str, scheme: str, protocol: NetworkProtocol) -> bool:
     if not at.is_text:
         return False
-    if scheme in ("https", "http") or (scheme == "grpc" and protocol is not Protocol.HTTP_CONNECT):
+    if scheme in ("https", "http") or (
+        scheme == "grpc" and protocol is not NetworkProtocol.HTTP_CONNECT
+    ):
         return True
     if scheme == "grpc":
         at.error(f"{short(url)}: type http-connect has https://, http:// and unix://")
     elif scheme == "grpcs":
         at.error(f"{short(url)}: grpc:// is TLS already, write grpc://")
     else:
-        grpc = "" if protocol is Protocol.HTTP_CONNECT else "grpc://, "
+        grpc = "" if protocol is NetworkProtocol.HTTP_CONNECT else "grpc://, "
         at.error(f"must begin with {grpc}https://, http:// or unix://, not be {short(url)}")
     return False
 

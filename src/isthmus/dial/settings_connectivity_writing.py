@@ -12,10 +12,10 @@ from isthmus.dial.rules_connectivity import (
     CONTROL_PLANE,
     MASTER,
     ClientTls,
-    Connection,
     ConnectivityConfig,
     NetworkConfig,
-    Protocol,
+    NetworkConnection,
+    NetworkProtocol,
 )
 from isthmus.dial.settings_connectivity_fields import (
     CONNECTIVITY_SERVICE,
@@ -99,7 +99,7 @@ def _lost_by_egress(config: ConnectivityConfig) -> Iterator[tuple[NetworkConfig 
             yield network, f"there are no hosts ({', '.join(network.hosts)})"
         if connection.protocol not in _EGRESS_WORDS:
             yield network, f"there is no protocol for type {_WORDS[connection.protocol]}"
-        elif connection.tcp is not None and connection.protocol is Protocol.PACKET:
+        elif connection.tcp is not None and connection.protocol is NetworkProtocol.PACKET:
             yield network, "GRPC goes over a UNIX socket only, not TCP"
         elif connection.tcp is not None and connection.tls is None:
             yield network, "plain TCP would crash kube-apiserver"
@@ -123,13 +123,13 @@ def _service(network: NetworkConfig) -> dict[str, Any]:
     return written
 
 
-def _service_connection(connection: Connection) -> dict[str, Any]:
+def _service_connection(connection: NetworkConnection) -> dict[str, Any]:
     written: dict[str, Any] = {"type": _WORDS[connection.protocol]}
-    if connection.protocol is Protocol.CUSTOM:
+    if connection.protocol is NetworkProtocol.CUSTOM:
         written["dialer"] = connection.dialer
         if connection.options:
             written["options"] = dict(connection.options)
-    elif connection.protocol is not Protocol.DIRECT:
+    elif connection.protocol is not NetworkProtocol.DIRECT:
         written["url"] = url_of(connection)
     if connection.tls is not None:
         written |= _tls(connection.tls)
@@ -138,7 +138,7 @@ def _service_connection(connection: Connection) -> dict[str, Any]:
     return written
 
 
-def url_of(connection: Connection) -> str:
+def url_of(connection: NetworkConnection) -> str:
     """Where a connection goes, as a url of ConnectivityServiceConfiguration; empty for others."""
     if connection.uds:
         return f"{UNIX if connection.uds.startswith('/') else 'unix:'}{connection.uds}"
@@ -146,11 +146,11 @@ def url_of(connection: Connection) -> str:
         return ""
     if connection.tls is None:
         return f"http://{connection.tcp}"
-    scheme = "https" if connection.protocol is Protocol.HTTP_CONNECT else "grpc"
+    scheme = "https" if connection.protocol is NetworkProtocol.HTTP_CONNECT else "grpc"
     return f"{scheme}://{connection.tcp}"
 
 
-def _selection(connection: Connection) -> dict[str, Any]:
+def _selection(connection: NetworkConnection) -> dict[str, Any]:
     written: dict[str, Any] = {"proxyProtocol": _EGRESS_WORDS[connection.protocol]}
     if connection.uds:
         written["transport"] = {"uds": {"udsName": connection.uds}}

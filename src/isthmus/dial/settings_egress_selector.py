@@ -4,23 +4,29 @@ What kube-apiserver (v1.36) accepts is accepted and what it refuses is refused, 
 sockets that pass its checks and then crash it or can never be dialed: those are errors here.
 Whether files exist, which it checks as well, is connectivity_files.py. Its strictness was
 measured with files given to the program; tests/interop/kube/test_egress_files.py does it again.
+
+Where kube-apiserver's requests go is a table with two answers, what KEP-1281 says and what
+kube-apiserver v1.36 does, which differ in few places; ``note`` says why.
+docs/reference/egress-requests.md is written from it.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 
 from isthmus.dial.rules_connectivity import (
     CONTROL_PLANE,
     MASTER,
     ClientTls,
-    Connection,
+    ConnectivityConfig,
     NetworkConfig,
-    Protocol,
+    NetworkConnection,
+    NetworkProtocol,
 )
-from isthmus.dial.settings_connectivity_fields import EGRESS
-from isthmus.dial.settings_connectivity_parts import (
+from isthmus.dial.settings_connectivity_fields import (
+    EGRESS,
     MAX_UDS_BYTES,
     Draft,
     TlsPart,
@@ -33,17 +39,239 @@ from isthmus.text.go_yaml import go_text
 from isthmus.text.located_yaml import Fields, Located, near, short
 from isthmus.values import HostPort
 
+CLUSTER = "cluster"
+ETCD = "etcd"
+#: The networks that EgressSelectorConfiguration knows.
+SELECTABLE = (CONTROL_PLANE, CLUSTER, ETCD)
+
+
+class Today(Enum):
+    """What kube-apiserver does that is no network of an egress selector."""
+
+    LOOPBACK = "loopback"
+    DIRECT = "direct"
+    PER_ISSUER = "per issuer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestKind:
+    """One kind of outgoing request.
+
+    ``network`` is KEP-1281's, ``today`` is what kube-apiserver does: a network, or none of them.
+    """
+
+    name: str
+    title: str
+    network: str
+    today: str | Today
+    note: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether kube-apiserver does something else than the KEP says."""
+        return self.today != self.network
+
+
+def _pod(name: str, title: str) -> RequestKind:
+    return RequestKind(name=f"pods/{name}", title=title, network=CLUSTER, today=CLUSTER)
+
+
+_NO_CALL_SITE = "kube-apiserver has no egress selection for it: it is dialed directly"
+_BY_KUBECONFIG = "the destination is in a kubeconfig file"
+
+KINDS: tuple[RequestKind, ...] = (
+    RequestKind(
+        name="etcd", title="Storage", network=ETCD, today=ETCD,
+        note="apart from controlplane, since it is the main scaling axis",
+    ),
+    _pod("exec", "A command in a container (kubectl exec)"),
+    _pod("attach", "The terminal of a container (kubectl attach)"),
+    _pod("log", "The log of a container (kubectl logs)"),
+    _pod("portforward", "A port of a pod (kubectl port-forward)"),
+    _pod("proxy", "HTTP to a pod by the API"),
+    RequestKind(
+        name="nodes/proxy", title="HTTP to a kubelet by the API", network=CLUSTER, today=CLUSTER
+    ),
+    RequestKind(
+        name="services/proxy", title="HTTP to a service by the API", network=CLUSTER, today=CLUSTER
+    ),
+    RequestKind(
+        name="admission-webhook/service", title="An admission webhook given as a service",
+        network=CLUSTER, today=CLUSTER,
+        note="what is dialed is an endpoint's address with --enable-aggregator-routing, else the"
+        " cluster IP",
+    ),
+    RequestKind(
+        name="admission-webhook/url", title="An admission webhook given as a URL",
+        network=CONTROL_PLANE, today=CONTROL_PLANE,
+    ),
+    RequestKind(
+        name="conversion-webhook/service", title="A CRD conversion webhook given as a service",
+        network=CLUSTER, today=CLUSTER, note="the KEP does not name it; as admission webhooks",
+    ),
+    RequestKind(
+        name="conversion-webhook/url", title="A CRD conversion webhook given as a URL",
+        network=CONTROL_PLANE, today=CONTROL_PLANE,
+        note="the KEP does not name it; as admission webhooks",
+    ),
+    RequestKind(
+        name="webhook/own-api", title="A webhook that is kube-apiserver itself",
+        network=CONTROL_PLANE, today=Today.LOOPBACK,
+        note="kubernetes.default.svc:443 is reached by loopback and never by an egress selection",
+    ),
+    RequestKind(
+        name="aggregated-api/service", title="An aggregated API, its OpenAPI and its health",
+        network=CLUSTER, today=CLUSTER,
+    ),
+    RequestKind(
+        name="aggregated-api/url", title="An aggregated API given as a URL",
+        network=CONTROL_PLANE, today=CLUSTER,
+        note="an APIService has no URL today: one without a service is served by kube-apiserver"
+        " itself, and a service of type ExternalName goes to the cluster",
+    ),
+    RequestKind(
+        name="authentication-webhook", title="Token review by a webhook",
+        network=CONTROL_PLANE, today=CONTROL_PLANE, note=_BY_KUBECONFIG,
+    ),
+    RequestKind(
+        name="authorization-webhook", title="Access review by a webhook",
+        network=CONTROL_PLANE, today=CONTROL_PLANE, note=_BY_KUBECONFIG,
+    ),
+    RequestKind(
+        name="audit-webhook", title="Audit events to a webhook",
+        network=CONTROL_PLANE, today=CONTROL_PLANE, note=_BY_KUBECONFIG,
+    ),
+    RequestKind(
+        name="image-policy-webhook", title="Admission of images by a webhook",
+        network=CONTROL_PLANE, today=Today.DIRECT, note=_NO_CALL_SITE,
+    ),
+    RequestKind(
+        name="kms", title="The plugin that encrypts secrets",
+        network=CONTROL_PLANE, today=Today.DIRECT,
+        note="the endpoint is a UNIX socket on the same machine",
+    ),
+    RequestKind(
+        name="oidc", title="The keys of a token issuer",
+        network=CONTROL_PLANE, today=Today.PER_ISSUER,
+        note="issuer.egressSelectorType: controlplane, cluster, or directly if it is empty; the"
+        " KEP does not name it",
+    ),
+    RequestKind(
+        name="tracing", title="Spans to an OTLP collector",
+        network=CONTROL_PLANE, today=CONTROL_PLANE, note="the KEP does not name it",
+    ),
+    RequestKind(
+        name="peer-proxy", title="Another kube-apiserver, for resources that this one lacks",
+        network=CONTROL_PLANE, today=CONTROL_PLANE,
+        note="only if controlplane is configured; the KEP does not name it",
+    ),
+)  # fmt: skip
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What becomes of a request with a given configuration.
+
+    ``network`` is the one that is asked for, ``way`` the connection that the configuration has for
+    it, None if it has none. ``today`` says what kube-apiserver does with the same file.
+    ``kind`` is None where a destination was asked for.
+    """
+
+    kind: RequestKind | None
+    network: str
+    way: NetworkConfig | None
+    today: str
+    note: str = ""
+
+
+def explain(
+    kind: RequestKind, config: ConnectivityConfig, kube: ConnectivityConfig | None
+) -> Explanation:
+    """Say where a kind of request goes.
+
+    ``kube`` is what kube-apiserver reads of the same file, None where it can read nothing.
+    """
+    return Explanation(
+        kind=kind,
+        network=kind.network,
+        way=config.network(kind.network),
+        today=_today(kind.today, kube),
+        note=kind.note,
+    )
+
+
+def explain_destination(
+    target: HostPort, config: ConnectivityConfig, kube: ConnectivityConfig | None
+) -> list[Explanation]:
+    """Say where a destination is reached: in its network, if the configuration says of any.
+
+    Else that depends on the kind of request, and there is one answer for each network of
+    kube-apiserver, whose note names the kinds.
+    """
+    if any(one.cidrs or one.hosts for one in config.networks.values()):
+        found = config.network_of(target)
+        today = "kube-apiserver chooses by the kind of request, never by destination"
+        return [Explanation(kind=None, network=found.name if found else "", way=found, today=today)]
+    return [
+        Explanation(
+            kind=None,
+            network=name,
+            way=config.network(name),
+            today=_today(name, kube),
+            note="for " + ", ".join(kind.name for kind in KINDS if kind.today == name),
+        )
+        for name in SELECTABLE
+    ]
+
+
+def _today(today: str | Today, kube: ConnectivityConfig | None) -> str:
+    match today:
+        case Today.LOOPBACK:
+            return "itself, by loopback"
+        case Today.DIRECT:
+            return "directly, whatever is configured"
+        case Today.PER_ISSUER:
+            return "as each issuer's egressSelectorType says, directly if it is empty"
+        case str():
+            if kube is None:
+                return f"{today}, of an egress selector: it cannot read this file"
+            found = kube.network(today)
+            if found is None:
+                return f"directly: {today} is not configured"
+            return f"{today}, {way_text(found.connection)}"
+
+
+def way_text(connection: NetworkConnection) -> str:
+    """Say how and where a network is reached, in a few words."""
+    if connection.protocol is NetworkProtocol.DIRECT:
+        return "directly"
+    if connection.protocol is NetworkProtocol.CUSTOM:
+        return f"by the dialer {connection.dialer}"
+    return f"by {connection.protocol.value} at {place_text(connection)}"
+
+
+def place_text(connection: NetworkConnection) -> str:
+    """Name the socket of a connection: ``unix:PATH``, or host and port; empty if it has none."""
+    if connection.uds:
+        return f"unix:{connection.uds}"
+    return str(connection.tcp) if connection.tcp is not None else ""
+
+
 NAMES = (CONTROL_PLANE, "cluster", "etcd")
 PROTOCOLS = {
-    "Direct": Protocol.DIRECT,
-    "HTTPConnect": Protocol.HTTP_CONNECT,
-    "GRPC": Protocol.PACKET,
+    "Direct": NetworkProtocol.DIRECT,
+    "HTTPConnect": NetworkProtocol.HTTP_CONNECT,
+    "GRPC": NetworkProtocol.PACKET,
 }
 _ITEM = "egressSelections"
 _CONNECTION = f"{_ITEM}.connection"
 _TRANSPORT = f"{_CONNECTION}.transport"
 _HINTS = {"http-connect": "HTTPConnect", "konnectivity": "GRPC"}
-_UNUSED = Connection(protocol=Protocol.DIRECT)  # nobody looks at it: something was wrong
+_UNUSED = NetworkConnection(
+    protocol=NetworkProtocol.DIRECT
+)  # nobody looks at it: something was wrong
 
 _CONTROLS = re.compile(r"[\x00-\x20\x7f]")
 _USER = re.compile(r"[A-Za-z0-9\-._:~!$&'()*+,;=%@]*")
@@ -111,7 +339,7 @@ class _Transport:
     uds_at: Located
 
 
-def _connection(node: Located) -> tuple[Connection, TlsPart | None]:
+def _connection(node: Located) -> tuple[NetworkConnection, TlsPart | None]:
     found = fields_of(node, EGRESS, _CONNECTION, required=("proxyProtocol",))
     word, transport = "", None
     if "proxyProtocol" in found:
@@ -119,14 +347,14 @@ def _connection(node: Located) -> tuple[Connection, TlsPart | None]:
     if "transport" in found:
         transport = _transport(found["transport"])
     protocol = PROTOCOLS.get(word)
-    if protocol is Protocol.DIRECT:
+    if protocol is NetworkProtocol.DIRECT:
         if transport is not None:
             transport.at.error("must be absent with Direct: delete it, or choose a proxyProtocol")
     elif protocol is not None and transport is None:
         missing(node, "transport", f"{word} needs to know where the server is")
-    elif protocol is Protocol.PACKET and transport is not None:
+    elif protocol is NetworkProtocol.PACKET and transport is not None:
         return _by_grpc(transport)
-    elif protocol is Protocol.HTTP_CONNECT and transport is not None:
+    elif protocol is NetworkProtocol.HTTP_CONNECT and transport is not None:
         return _by_http_connect(transport)
     return _UNUSED, None
 
@@ -164,22 +392,22 @@ def _tcp(node: Located) -> _Tcp:
     )
 
 
-def _by_grpc(transport: _Transport) -> tuple[Connection, TlsPart | None]:
+def _by_grpc(transport: _Transport) -> tuple[NetworkConnection, TlsPart | None]:
     if transport.uds is None:
         if transport.tcp is None:
             missing(transport.at, "uds", "GRPC needs a UNIX socket")
         else:
             transport.tcp.at.error("GRPC goes over uds only: use uds, or HTTPConnect over tcp")
         return _UNUSED, None
-    return _by_uds(transport, Protocol.PACKET), None
+    return _by_uds(transport, NetworkProtocol.PACKET), None
 
 
-def _by_http_connect(transport: _Transport) -> tuple[Connection, TlsPart | None]:
+def _by_http_connect(transport: _Transport) -> tuple[NetworkConnection, TlsPart | None]:
     tcp, uds = transport.tcp, transport.uds
     if tcp is not None and uds is not None:
         transport.at.error("has tcp and uds, and can have one only: delete the other")
     elif uds is not None:
-        return _by_uds(transport, Protocol.HTTP_CONNECT), None
+        return _by_uds(transport, NetworkProtocol.HTTP_CONNECT), None
     elif tcp is not None:
         return _by_tcp(tcp)
     elif transport.at.is_mapping:
@@ -187,7 +415,7 @@ def _by_http_connect(transport: _Transport) -> tuple[Connection, TlsPart | None]
     return _UNUSED, None
 
 
-def _by_uds(transport: _Transport, protocol: Protocol) -> Connection:
+def _by_uds(transport: _Transport, protocol: NetworkProtocol) -> NetworkConnection:
     at = transport.uds_at
     if at.is_mapping:
         missing(at, "udsName", "the path of a socket is expected")
@@ -195,10 +423,10 @@ def _by_uds(transport: _Transport, protocol: Protocol) -> Connection:
         at.error("is empty, the path of a socket is expected")
     elif len((transport.uds or "").encode()) > MAX_UDS_BYTES:
         at.error(f"is too long for a UNIX socket, which has at most {MAX_UDS_BYTES} bytes")
-    return Connection(protocol=protocol, uds=transport.uds or "")
+    return NetworkConnection(protocol=protocol, uds=transport.uds or "")
 
 
-def _by_tcp(tcp: _Tcp) -> tuple[Connection, TlsPart | None]:
+def _by_tcp(tcp: _Tcp) -> tuple[NetworkConnection, TlsPart | None]:
     if not tcp.url:
         if "url" not in tcp.found or tcp.found["url"].is_text:
             missing(tcp.at, "url", "such as https://127.0.0.1:8131")
@@ -223,7 +451,9 @@ def _by_tcp(tcp: _Tcp) -> tuple[Connection, TlsPart | None]:
     for name in ("clientCert", "clientKey"):
         if name not in tcp.tls_found or tcp.tls_found[name].node.value == "":
             missing(tcp.tls, name, "kube-apiserver always shows a client certificate")
-    connection = Connection(protocol=Protocol.HTTP_CONNECT, tcp=target, tls=tcp.client)
+    connection = NetworkConnection(
+        protocol=NetworkProtocol.HTTP_CONNECT, tcp=target, tls=tcp.client
+    )
     found, client = tcp.tls_found, tcp.client
     return connection, TlsPart(
         ca=file_of(found, "caBundle", client.ca_bundle),

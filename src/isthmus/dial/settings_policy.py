@@ -11,8 +11,15 @@ import re
 from collections.abc import Sequence
 
 from isthmus.dial.rules_policy import REQUESTER_KINDS, Effect, Match, Policy, PolicyRule, Ports
-from isthmus.dial.settings_classes import MAX_CLASS_RULES, OBJECTS, check_class_names, read_class
-from isthmus.dial.settings_shares import MAX_SHARES, check_names, read_share
+from isthmus.dial.settings_shares import (
+    MAX_CLASS_RULES,
+    MAX_SHARES,
+    OBJECTS,
+    check_class_names,
+    check_names,
+    read_class,
+    read_share,
+)
 from isthmus.text.addresses import IpNetwork, cidr, is_ipv4_range
 from isthmus.text.located_yaml import Fields, Located, compose, near, short
 from isthmus.text.patterns import Pattern

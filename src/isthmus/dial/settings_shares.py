@@ -1,4 +1,4 @@
-"""Reading the shares of a policy file, and the flags for the common ones.
+"""Reading the shares and classes of a policy file, and the flags for the common shares.
 
     shares:
     - name: batch
@@ -28,6 +28,9 @@ from isthmus.settings.program import quantity
 
 if TYPE_CHECKING:
     from isthmus.text.located_yaml import Fields, Located
+from isthmus.dial.rules_policy import ClassRule
+from isthmus.text.patterns import Pattern
+from isthmus.values import TrafficClass
 
 #: The name of the share that flags make; names in a file have no brackets.
 BY_FLAGS = "(flags)"
@@ -171,3 +174,35 @@ def _rate_of_flag(text: str) -> int:
         return parse_rate(text) if text not in ("", "0") else 0
     except ValueError as error:
         raise ConfigError(f"--max-bytes-per-second-per-requester {text[:40]} {error}") from error
+
+
+MAX_CLASS_RULES = 100
+CLASS_KEYS = ("name", "class", "match")
+#: What such a rule can match and others cannot.
+OBJECTS = "objects"
+
+
+def read_class(
+    node: Located,
+    match: Callable[[Located], tuple[Match, tuple[Pattern, ...]]],
+    name: Callable[[str], str],
+) -> ClassRule:
+    """Read one rule; ``match`` and ``name`` read those of a rule of the policy, and ``objects``."""
+    found = node.mapping(CLASS_KEYS, required=("name", "class"))
+    matched, objects = match(found["match"]) if "match" in found else (Match(), ())
+    return ClassRule(
+        name=found.value("name", name, ""),
+        traffic=found.member("class", TrafficClass.NORMAL),
+        match=matched,
+        objects=objects,
+        where=node.where,
+    )
+
+
+def check_class_names(nodes: Sequence[Located], rules: Sequence[ClassRule]) -> None:
+    """Each name once, so that people can tell rules apart by it."""
+    first: dict[str, Located] = {}
+    for node, rule in zip(nodes, rules, strict=True):
+        other = first.setdefault(rule.name, node)
+        if rule.name and other is not node:
+            node.error(f"{rule.name!r} is the name of {other.path} already ({other.where})")

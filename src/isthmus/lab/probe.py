@@ -53,7 +53,7 @@ from isthmus.net.rules_metadata import NO_METADATA_BY_NAME
 from isthmus.values import HostPort
 
 if TYPE_CHECKING:
-    from isthmus.dial.dialers.pooled_dial import PooledDialer
+    from isthmus.dial.dialers.http2_pool import PooledDialer
     from isthmus.dial.dialers.through_server import ServerPlace
 
 MOST_LINE_BYTES = 4 * 1024 * 1024
@@ -176,8 +176,7 @@ class HostProbe:
 
     def _shared_dialer(self, way: LabFrontend, tls: ProbeTlsFiles, place: ServerPlace) -> Dialer:
         """Give the one of this way: it keeps its connection to the server for the next attempt."""
-        from isthmus.dial.dialers.through_grpc import GrpcDialer
-        from isthmus.dial.dialers.through_payload import PayloadDialer
+        from isthmus.dial.dialers.through_grpc import GrpcDialer, PayloadDialer
 
         found = self._shared_dialers.get((way, tls))
         if found is None:

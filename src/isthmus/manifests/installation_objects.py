@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
+from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.alerts import rules
 from isthmus.manifests.arguments import REFERENCES
@@ -417,14 +417,16 @@ def _sidecar(owner: WorkloadOwner) -> list[Node]:
 
 def egress_document() -> Tree:
     """kube-apiserver's file: to the server by a UNIX socket, or to that of a deployment by TCP."""
-    socket = Connection(protocol=Protocol.PACKET, uds=hole("server.frontend.socket"))
+    socket = NetworkConnection(protocol=NetworkProtocol.PACKET, uds=hole("server.frontend.socket"))
     manifest = ServerManifestSettings()
     tls = ClientTls(
         ca_bundle=manifest.egress_ca_bundle,
         client_cert=manifest.egress_client_cert,
         client_key=manifest.egress_client_key,
     )
-    tcp = Connection(protocol=Protocol.HTTP_CONNECT, tcp=HostPort("frontend", 1), tls=tls)
+    tcp = NetworkConnection(
+        protocol=NetworkProtocol.HTTP_CONNECT, tcp=HostPort("frontend", 1), tls=tls
+    )
     found, other = (yaml.safe_load(egress_selector_of(each)) for each in (socket, tcp))
     cluster, by_tcp = found["egressSelections"][-1], other["egressSelections"][-1]["connection"]
     front = f"{hole('server.name')}-frontend.{NAMESPACE}.svc:{hole('server.frontend.port')}"

@@ -11,13 +11,13 @@ from typing import Any
 from isthmus.dial.rules_connectivity import (
     CONTROL_PLANE,
     ClientTls,
-    Connection,
     ConnectivityConfig,
     NetworkConfig,
-    Protocol,
+    NetworkConnection,
+    NetworkProtocol,
 )
-from isthmus.dial.rules_egress import CLUSTER, ETCD
 from isthmus.dial.settings_connectivity_writing import to_egress_selector
+from isthmus.dial.settings_egress_selector import CLUSTER, ETCD
 from isthmus.errors import ConfigError
 from isthmus.manifests import volumes
 from isthmus.manifests.arguments import Given, arguments
@@ -227,10 +227,10 @@ def _sockets(plan: ServerPlan, source: Callable[[PurePosixPath], Source]) -> lis
     ]
 
 
-_PROTOCOLS = {HTTP_CONNECT: Protocol.HTTP_CONNECT}
+_PROTOCOLS = {HTTP_CONNECT: NetworkProtocol.HTTP_CONNECT}
 
 
-def connection(manifest: ServerManifestSettings, settings: ServerSettings) -> Connection:
+def connection(manifest: ServerManifestSettings, settings: ServerSettings) -> NetworkConnection:
     """How kube-apiserver reaches the server: its UNIX socket, or else TCP.
 
     Raises:
@@ -239,7 +239,9 @@ def connection(manifest: ServerManifestSettings, settings: ServerSettings) -> Co
     doors = settings.doors
     for door in doors:
         if door.uds:
-            return Connection(protocol=_PROTOCOLS.get(door.mode, Protocol.PACKET), uds=door.uds)
+            return NetworkConnection(
+                protocol=_PROTOCOLS.get(door.mode, NetworkProtocol.PACKET), uds=door.uds
+            )
     for door in doors:
         if door.mode == HTTP_CONNECT and door.port:
             tls = ClientTls(
@@ -248,7 +250,7 @@ def connection(manifest: ServerManifestSettings, settings: ServerSettings) -> Co
                 client_key=manifest.egress_client_key,
             )
             at = HostPort(manifest.egress_host, door.port)
-            return Connection(protocol=Protocol.HTTP_CONNECT, tcp=at, tls=tls)
+            return NetworkConnection(protocol=NetworkProtocol.HTTP_CONNECT, tcp=at, tls=tls)
     if any(door.mode == HTTP_CONNECT for door in doors):
         raise ConfigError(
             "--server-port must not be 0 in a manifest: kube-apiserver has to find it"
@@ -267,9 +269,9 @@ def egress_selector(manifest: ServerManifestSettings, settings: ServerSettings) 
     return egress_selector_of(connection(manifest, settings))
 
 
-def egress_selector_of(server: Connection) -> str:
+def egress_selector_of(server: NetworkConnection) -> str:
     """Write the EgressSelectorConfiguration: by the server to the cluster, else directly."""
-    direct = Connection(protocol=Protocol.DIRECT)
+    direct = NetworkConnection(protocol=NetworkProtocol.DIRECT)
     ways = {CONTROL_PLANE: direct, ETCD: direct, CLUSTER: server}
     networks = {name: NetworkConfig(name=name, connection=way) for name, way in ways.items()}
     return to_egress_selector(ConnectivityConfig(networks=networks))

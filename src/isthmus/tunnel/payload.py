@@ -25,7 +25,7 @@ For the client (PayloadCall):
 - the target's reset is RST_STREAM, or a status that is not OK; so is a call that ends inside a
   message.
 
-Who dials for a server is dial/frontends/payload.py.
+Who dials for a server is dial/frontends/grpc_proxy.py.
 """
 
 from __future__ import annotations

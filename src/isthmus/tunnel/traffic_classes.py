@@ -3,7 +3,7 @@
 Each class has a queue, in which streams take turns as ever. The queues are served by deficit round
 robin, the most urgent first: in a round each class may send its quantum, and none has a second
 one before every class that waits had its first. So a class that comes late in a round need not wait
-for the others, and none waits for ever. Who is in which class is dial/rules_classes.py.
+for the others, and none waits for ever. Who is in which class is dial/rules_policy.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
-from isthmus.dial.rules_egress import KINDS
+from isthmus.dial.settings_egress_selector import KINDS
 
 SELECTOR = """\
 apiVersion: apiserver.k8s.io/v1beta1

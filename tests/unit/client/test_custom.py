@@ -13,7 +13,12 @@ import pytest
 
 from isthmus.client import ConnectivityService
 from isthmus.dial.dialers import custom
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.errors import ConfigError, DialError, DialFailure
 from isthmus.values import HostPort
 
@@ -110,7 +115,9 @@ def run(
     test: Callable[[ConnectivityService], Awaitable[None]],
 ) -> None:
     monkeypatch.setattr(custom, "load", lambda name: Scripted(opens))
-    connection = Connection(protocol=Protocol.CUSTOM, dialer="mine", options={"a": "b"})
+    connection = NetworkConnection(
+        protocol=NetworkProtocol.CUSTOM, dialer="mine", options={"a": "b"}
+    )
     network = NetworkConfig(name="far", connection=connection)
 
     async def main() -> None:

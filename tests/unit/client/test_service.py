@@ -20,16 +20,16 @@ from isthmus.client.blocking import BlockingService
 from isthmus.dial.dialers import custom
 from isthmus.dial.rules_connectivity import (
     ClientTls,
-    Connection,
     ConnectivityConfig,
     NetworkConfig,
-    Protocol,
+    NetworkConnection,
+    NetworkProtocol,
 )
 from isthmus.errors import ConfigError
 from isthmus.values import HostPort, RequestMetadata
 from isthmus.wire.request_metadata import metadata_in
 
-DIRECT = Connection(protocol=Protocol.DIRECT)
+DIRECT = NetworkConnection(protocol=NetworkProtocol.DIRECT)
 DEADLINE_S = 20.0
 
 
@@ -168,7 +168,7 @@ class Sleeper:
         raise AssertionError
 
 
-CUSTOM = Connection(protocol=Protocol.CUSTOM, dialer="sleeper")
+CUSTOM = NetworkConnection(protocol=NetworkProtocol.CUSTOM, dialer="sleeper")
 
 
 @pytest.mark.parametrize("kind", ["direct", "connect", "packet", "payload", "custom"])
@@ -178,9 +178,11 @@ def test_closing_ends_dials_that_are_under_way(
     monkeypatch.setattr(custom, "load", lambda name: Sleeper())
     path = str(tmp_path / "silent.sock")
     through = {
-        "connect": Protocol.HTTP_CONNECT, "packet": Protocol.PACKET, "payload": Protocol.PAYLOAD,
-    }  # fmt: skip
-    way = {"direct": DIRECT, "custom": CUSTOM}.get(kind) or Connection(
+        "connect": NetworkProtocol.HTTP_CONNECT,
+        "packet": NetworkProtocol.PACKET,
+        "payload": NetworkProtocol.PAYLOAD,
+    }
+    way = {"direct": DIRECT, "custom": CUSTOM}.get(kind) or NetworkConnection(
         protocol=through[kind], uds=path
     )
 
@@ -238,7 +240,7 @@ def test_a_blocking_service_that_is_closed_by_another_thread() -> None:
 # What a server hears.
 
 
-def heard(protocol: Protocol, tmp_path: Path, context: NetworkContext) -> RequestMetadata:
+def heard(protocol: NetworkProtocol, tmp_path: Path, context: NetworkContext) -> RequestMetadata:
     """What a CONNECT stub hears of a dial."""
     path = str(tmp_path / "stub.sock")
     heads: list[bytes] = []
@@ -250,7 +252,9 @@ def heard(protocol: Protocol, tmp_path: Path, context: NetworkContext) -> Reques
 
     async def main() -> None:
         server = await asyncio.start_unix_server(serve, path)
-        network = NetworkConfig(name="cluster", connection=Connection(protocol=protocol, uds=path))
+        network = NetworkConfig(
+            name="cluster", connection=NetworkConnection(protocol=protocol, uds=path)
+        )
         async with server, service(cluster=network) as it, asyncio.timeout(DEADLINE_S):
             connection = await it.dialer(context).dial("tcp", "10.0.0.5:443")
             assert connection.get_extra_info("target") == HostPort("10.0.0.5", 443)
@@ -265,7 +269,7 @@ def heard(protocol: Protocol, tmp_path: Path, context: NetworkContext) -> Reques
 
 def test_a_server_hears_who_asks(tmp_path: Path) -> None:
     context = NetworkContext("cluster", user="alice", groups=("ops",), tenant="blue", object="a/b")
-    said = heard(Protocol.HTTP_CONNECT, tmp_path, context)
+    said = heard(NetworkProtocol.HTTP_CONNECT, tmp_path, context)
     assert said == RequestMetadata(
         network="cluster", user="alice", groups=("ops",), tenant="blue", object="a/b"
     )
@@ -276,8 +280,8 @@ def test_files_that_are_missing_are_named_by_the_dial() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             network = NetworkConfig(
                 name="cluster",
-                connection=Connection(
-                    protocol=Protocol.HTTP_CONNECT,
+                connection=NetworkConnection(
+                    protocol=NetworkProtocol.HTTP_CONNECT,
                     tcp=HostPort("127.0.0.1", listener.getsockname()[1]),
                     tls=ClientTls(ca_bundle="/nowhere/ca.crt"),
                 ),
@@ -324,8 +328,8 @@ def test_plain_tcp_is_spoken_when_it_is_configured() -> None:
         port = server.sockets[0].getsockname()[1]
         network = NetworkConfig(
             name="cluster",
-            connection=Connection(
-                protocol=Protocol.HTTP_CONNECT, tcp=HostPort("127.0.0.1", port), tls=None
+            connection=NetworkConnection(
+                protocol=NetworkProtocol.HTTP_CONNECT, tcp=HostPort("127.0.0.1", port), tls=None
             ),
         )
         async with server, service(cluster=network) as it, asyncio.timeout(DEADLINE_S):
@@ -341,7 +345,9 @@ def test_tls_is_only_for_tcp() -> None:
     async def main() -> None:
         network = NetworkConfig(
             name="cluster",
-            connection=Connection(protocol=Protocol.HTTP_CONNECT, uds="/x", tls=ClientTls()),
+            connection=NetworkConnection(
+                protocol=NetworkProtocol.HTTP_CONNECT, uds="/x", tls=ClientTls()
+            ),
         )
         async with service(cluster=network) as it:
             with pytest.raises(ConfigError, match="TLS belongs to a TCP port"):

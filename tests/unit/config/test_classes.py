@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dial.rules_classes import ClassRule, class_of, deciding
-from isthmus.dial.rules_policy import Match, Ports, Question
+from isthmus.dial.rules_policy import ClassRule, Match, Ports, Question, class_of, deciding
 from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
 from isthmus.text.patterns import Pattern

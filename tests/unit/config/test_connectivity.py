@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from isthmus.dial.connectivity_files import load, read_files
-from isthmus.dial.rules_connectivity import ClientTls, Connection, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ClientTls,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.dial.settings_connectivity import read, read_part
 from isthmus.errors import ConfigError
 from isthmus.tools.pki import making as pki
@@ -67,13 +72,13 @@ def test_the_sample_of_the_kep() -> None:
     assert config.networks == {
         "direct": NetworkConfig(
             name="direct",
-            connection=Connection(protocol=Protocol.DIRECT),
+            connection=NetworkConnection(protocol=NetworkProtocol.DIRECT),
             where="sample.yaml:4",
         ),
         "master": NetworkConfig(
             name="master",
-            connection=Connection(
-                protocol=Protocol.PAYLOAD,
+            connection=NetworkConnection(
+                protocol=NetworkProtocol.PAYLOAD,
                 tcp=HostPort("1.2.3.4", 5678),
                 tls=ClientTls(ca_bundle="file1.ca"),
             ),
@@ -81,8 +86,8 @@ def test_the_sample_of_the_kep() -> None:
         ),
         "cluster": NetworkConfig(
             name="cluster",
-            connection=Connection(
-                protocol=Protocol.PAYLOAD,
+            connection=NetworkConnection(
+                protocol=NetworkProtocol.PAYLOAD,
                 tcp=HostPort("1.2.3.5", 5679),
                 tls=ClientTls(ca_bundle="file2.ca"),
             ),
@@ -101,37 +106,45 @@ TLS = ClientTls(ca_bundle="a", client_cert="c", client_key="k", server_name="s")
         (
             "type: grpc, url: 'grpc://a:1', caBundle: a, clientCert: c, clientKey: k,"
             " tlsServerName: s",
-            Connection(protocol=Protocol.PAYLOAD, tcp=HostPort("a", 1), tls=TLS),
+            NetworkConnection(protocol=NetworkProtocol.PAYLOAD, tcp=HostPort("a", 1), tls=TLS),
         ),
         (
             "type: http-connect, url: 'https://[::1]:1/'",
-            Connection(protocol=Protocol.HTTP_CONNECT, tcp=HostPort("::1", 1), tls=ClientTls()),
+            NetworkConnection(
+                protocol=NetworkProtocol.HTTP_CONNECT, tcp=HostPort("::1", 1), tls=ClientTls()
+            ),
         ),
         (
             "type: konnectivity, url: 'https://a:1'",
-            Connection(protocol=Protocol.PACKET, tcp=HostPort("a", 1), tls=ClientTls()),
+            NetworkConnection(
+                protocol=NetworkProtocol.PACKET, tcp=HostPort("a", 1), tls=ClientTls()
+            ),
         ),
         (
             "type: konnectivity, url: 'unix:///run/a b%20.sock'",
-            Connection(protocol=Protocol.PACKET, uds="/run/a b%20.sock"),
+            NetworkConnection(protocol=NetworkProtocol.PACKET, uds="/run/a b%20.sock"),
         ),
         (
             "type: http-connect, url: 'http://a:1', insecure: true",
-            Connection(protocol=Protocol.HTTP_CONNECT, tcp=HostPort("a", 1)),
+            NetworkConnection(protocol=NetworkProtocol.HTTP_CONNECT, tcp=HostPort("a", 1)),
         ),
         (
             "type: grpc, url: 'grpc://a:1', insecure: false",
-            Connection(protocol=Protocol.PAYLOAD, tcp=HostPort("a", 1), tls=ClientTls()),
+            NetworkConnection(
+                protocol=NetworkProtocol.PAYLOAD, tcp=HostPort("a", 1), tls=ClientTls()
+            ),
         ),
         (
             "type: custom, dialer: vpn, options: {gateway: 'a:1', empty: ''}",
-            Connection(
-                protocol=Protocol.CUSTOM, dialer="vpn", options={"gateway": "a:1", "empty": ""}
+            NetworkConnection(
+                protocol=NetworkProtocol.CUSTOM,
+                dialer="vpn",
+                options={"gateway": "a:1", "empty": ""},
             ),
         ),
     ],
 )
-def test_our_additions(text: str, connection: Connection) -> None:
+def test_our_additions(text: str, connection: NetworkConnection) -> None:
     assert one(text).connection == connection
 
 

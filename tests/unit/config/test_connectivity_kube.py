@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.dial.connectivity_files import load
-from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
+from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
 from isthmus.dial.settings_connectivity import read
 from isthmus.errors import ConfigError
 from isthmus.tools.pki import making as pki
@@ -51,14 +51,14 @@ def test_absent() -> None:
 
 def test_what_is_read_is_what_is_said() -> None:
     config = read(tcp("https://u@h:1/x", "clientCert: c, clientKey: k, tlsServerName: s"), name="x")
-    assert config.networks["cluster"].connection == Connection(
-        protocol=Protocol.HTTP_CONNECT,
+    assert config.networks["cluster"].connection == NetworkConnection(
+        protocol=NetworkProtocol.HTTP_CONNECT,
         tcp=HostPort("h", 1),
         tls=ClientTls(client_cert="c", client_key="k", server_name="s"),
     )
     assert config.networks["cluster"].where == "x:4"
     config = read(uds("/run/x.sock"), name="x")
-    connection = Connection(protocol=Protocol.PACKET, uds="/run/x.sock")
+    connection = NetworkConnection(protocol=NetworkProtocol.PACKET, uds="/run/x.sock")
     assert config.networks["cluster"].connection == connection
 
 

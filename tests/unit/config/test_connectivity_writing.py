@@ -11,7 +11,12 @@ import pytest
 import yaml
 
 from isthmus.dial import settings_connectivity_fields as fields
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.dial.settings_connectivity import read
 from isthmus.dial.settings_connectivity_writing import to_connectivity_service, to_egress_selector
 from isthmus.errors import ConfigError
@@ -94,7 +99,7 @@ def test_master_is_the_control_plane_in_the_other_kind() -> None:
 
 @pytest.mark.parametrize("word", ["y", "N", "0o7", "1e3", "yes", "5", "1:20", "2001-01-01", "="])
 def test_words_that_go_takes_for_something_else_are_quoted(word: str) -> None:
-    connection = Connection(protocol=Protocol.PACKET, uds=word)
+    connection = NetworkConnection(protocol=NetworkProtocol.PACKET, uds=word)
     network = NetworkConfig(name="cluster", connection=connection)
     text = to_egress_selector(ConnectivityConfig(networks={"cluster": network}))
     assert f"udsName: '{word}'" in text

@@ -6,9 +6,9 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.dial.rules_destinations import Destination
 from isthmus.dial.settings_destinations import (
     MAX_DESTINATIONS,
+    Destination,
     parse_destination,
     parse_destinations,
 )

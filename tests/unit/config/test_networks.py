@@ -6,9 +6,8 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
-from isthmus.dial.rules_networks import ClusterNetwork
-from isthmus.dial.settings_networks import parse_network, parse_networks
+from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
+from isthmus.dial.settings_networks import ClusterNetwork, parse_network, parse_networks
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
@@ -19,7 +18,7 @@ A, B = "east=10.1.0.0/16,fd00:1::/48;via=direct", "west=10.2.0.0/16"
 EAST = ClusterNetwork(
     name="east",
     cidrs=(ip_network("10.1.0.0/16"), ip_network("fd00:1::/48")),
-    via=Connection(protocol=Protocol.DIRECT),
+    via=NetworkConnection(protocol=NetworkProtocol.DIRECT),
 )
 WEST = ClusterNetwork(name="west", cidrs=(ip_network("10.2.0.0/16"),))
 
@@ -70,26 +69,28 @@ def via(text: str) -> ClusterNetwork:
     ("text", "connection"),
     [
         ("agents", None),
-        ("direct", Connection(protocol=Protocol.DIRECT)),
-        ("dialer:vpn", Connection(protocol=Protocol.CUSTOM, dialer="vpn")),
+        ("direct", NetworkConnection(protocol=NetworkProtocol.DIRECT)),
+        ("dialer:vpn", NetworkConnection(protocol=NetworkProtocol.CUSTOM, dialer="vpn")),
         (
             "dialer:vpn?device=tun0&key=a%26b",
-            Connection(
-                protocol=Protocol.CUSTOM, dialer="vpn", options={"device": "tun0", "key": "a&b"}
+            NetworkConnection(
+                protocol=NetworkProtocol.CUSTOM,
+                dialer="vpn",
+                options={"device": "tun0", "key": "a&b"},
             ),
         ),
         (
             "server:http-connect:///run/a%2Cb%20c.sock",
-            Connection(protocol=Protocol.HTTP_CONNECT, uds="/run/a,b c.sock"),
+            NetworkConnection(protocol=NetworkProtocol.HTTP_CONNECT, uds="/run/a,b c.sock"),
         ),
         (
             "server:konnectivity:///run/k.sock",
-            Connection(protocol=Protocol.PACKET, uds="/run/k.sock"),
+            NetworkConnection(protocol=NetworkProtocol.PACKET, uds="/run/k.sock"),
         ),
         (
             "server:kep://[fd00::1]:8090?ca=/pki/ca.crt&cert=/pki/c.crt&key=/pki/c.key&name=proxy",
-            Connection(
-                protocol=Protocol.PAYLOAD,
+            NetworkConnection(
+                protocol=NetworkProtocol.PAYLOAD,
                 tcp=HostPort("fd00::1", 8090),
                 tls=ClientTls(
                     ca_bundle="/pki/ca.crt",
@@ -101,15 +102,15 @@ def via(text: str) -> ClusterNetwork:
         ),
         (
             "server:http-connect://proxy.example:8090",
-            Connection(
-                protocol=Protocol.HTTP_CONNECT,
+            NetworkConnection(
+                protocol=NetworkProtocol.HTTP_CONNECT,
                 tcp=HostPort("proxy.example", 8090),
                 tls=ClientTls(),
             ),
         ),
     ],
 )
-def test_every_way(text: str, connection: Connection | None) -> None:
+def test_every_way(text: str, connection: NetworkConnection | None) -> None:
     found = via(text)
     assert found.via == connection
     assert found.keeps_half_close is None  # the server says it

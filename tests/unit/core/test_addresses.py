@@ -7,12 +7,16 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.dial.rules_endpoint_lists import EndpointLists
-from isthmus.dial.rules_networks import ClusterNetwork, Networks, Nowhere
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.dial.rules_policy import Effect, Match, Policy, PolicyRule, Question, decide
 from isthmus.dial.settings_destinations import parse_destinations
-from isthmus.dial.settings_endpoint_lists import ALLOW, DENY, parse_entries
+from isthmus.dial.settings_endpoint_lists import ALLOW, DENY, EndpointLists, parse_entries
+from isthmus.dial.settings_networks import ClusterNetwork, Networks, Nowhere
 from isthmus.hosting.rules import contains
 from isthmus.net.rules_near import host_of
 from isthmus.net.rules_proxies import ProxyRules
@@ -86,7 +90,7 @@ REFUSED = [
 ]
 
 PORT = 443
-DIRECT = Connection(protocol=Protocol.DIRECT)
+DIRECT = NetworkConnection(protocol=NetworkProtocol.DIRECT)
 
 
 def policy(of: str, effect: Effect) -> Callable[[str], bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dial.rules_cloud_apis import (
+from isthmus.dial.rules_service_names import (
     CHINA_SUFFIXES,
     GOOGLE_SUFFIXES,
     HYPERSHIFT_SUFFIXES,

@@ -6,10 +6,15 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.values import HostPort
 
-DIRECT = Connection(protocol=Protocol.DIRECT)
+DIRECT = NetworkConnection(protocol=NetworkProtocol.DIRECT)
 
 
 def network(name: str, *cidrs: str, hosts: tuple[str, ...] = ()) -> NetworkConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.dial.rules_denials import Denials
+from isthmus.programs.agent.node_connections import Denials
 
 
 def test_five_in_a_row_within_two_minutes() -> None:

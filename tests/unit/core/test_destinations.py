@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dial.rules_destinations import DENIED, Destinations, Ruling
-from isthmus.dial.settings_destinations import parse_destinations
+from isthmus.dial.settings_destinations import DENIED, Destinations, Ruling, parse_destinations
 from isthmus.values import HostPort
 
 LISTED = parse_destinations(

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.dial import rules_egress as egress
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
-from isthmus.dial.rules_egress import (
+from isthmus.dial import settings_egress_selector as egress
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
+from isthmus.dial.settings_egress_selector import (
     BY_NAME,
     KINDS,
     SELECTABLE,
@@ -21,11 +26,11 @@ from isthmus.dial.rules_egress import (
 from isthmus.values import HostPort
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "egress-requests.md").read_text()
-UDS = Connection(protocol=Protocol.PACKET, uds="/run/server.sock")
-DIRECT = Connection(protocol=Protocol.DIRECT)
+UDS = NetworkConnection(protocol=NetworkProtocol.PACKET, uds="/run/server.sock")
+DIRECT = NetworkConnection(protocol=NetworkProtocol.DIRECT)
 
 
-def config(**networks: Connection) -> ConnectivityConfig:
+def config(**networks: NetworkConnection) -> ConnectivityConfig:
     return ConnectivityConfig(
         networks={
             name: NetworkConfig(name=name, connection=connection)
@@ -139,7 +144,7 @@ def test_a_destination_without_a_network_depends_on_the_request() -> None:
 
 
 def test_ways_in_words() -> None:
-    tcp = Connection(protocol=Protocol.HTTP_CONNECT, tcp=HostPort("fd00::1", 8090))
-    custom = Connection(protocol=Protocol.CUSTOM, dialer="vpn")
+    tcp = NetworkConnection(protocol=NetworkProtocol.HTTP_CONNECT, tcp=HostPort("fd00::1", 8090))
+    custom = NetworkConnection(protocol=NetworkProtocol.CUSTOM, dialer="vpn")
     assert way_text(tcp) == "by HTTPConnect at [fd00::1]:8090"
     assert way_text(custom) == "by the dialer vpn"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dial.rules_endpoint_lists import UNLISTED, EndpointLists
+from isthmus.dial.settings_endpoint_lists import UNLISTED, EndpointLists
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.options import compose
 

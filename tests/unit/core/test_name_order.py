@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 
-from isthmus.dial.rules_cloud_apis import CloudApis
 from isthmus.dial.rules_name_order import (
     Inquiry,
     NameRules,
@@ -17,6 +16,7 @@ from isthmus.dial.rules_name_order import (
     Way,
     chosen,
 )
+from isthmus.dial.rules_service_names import CloudApis
 from isthmus.errors import DialFailure
 
 SERVICE, GUEST, MANAGEMENT = Source.SERVICE, Source.GUEST_DNS, Source.MANAGEMENT_DNS

@@ -8,13 +8,13 @@ from ipaddress import ip_network
 
 import pytest
 
-from isthmus.dial.rules_connectivity import Connection, Protocol
-from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork, Networks, Nowhere
+from isthmus.dial.rules_connectivity import NetworkConnection, NetworkProtocol
+from isthmus.dial.settings_networks import AgentsByNetwork, ClusterNetwork, Networks, Nowhere
 from isthmus.settings.identifiers import Identifiers
 from isthmus.values import AgentId, HostPort
 
 
-def network(name: str, *cidrs: str, via: Connection | None = None) -> ClusterNetwork:
+def network(name: str, *cidrs: str, via: NetworkConnection | None = None) -> ClusterNetwork:
     return ClusterNetwork(name=name, cidrs=tuple(map(ip_network, cidrs)), via=via)
 
 
@@ -269,7 +269,9 @@ def test_agents_are_chosen_within_their_network_only() -> None:
 
 
 def test_a_stray_is_known_and_never_chosen() -> None:
-    field = Field(EAST, network("near", "10.9.0.0/16", via=Connection(protocol=Protocol.DIRECT)))
+    field = Field(
+        EAST, network("near", "10.9.0.0/16", via=NetworkConnection(protocol=NetworkProtocol.DIRECT))
+    )
     for one in (link("lost", "north"), link("dumb"), link("idle", "near")):
         field.agents.add(one)
     assert [agent for agent, _ in field.strays] == ["lost", "dumb", "idle"]

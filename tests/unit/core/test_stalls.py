@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dial.rules_stalls import Held, ReaderPace, why_slow, why_stalled
+from isthmus.frame.tunnels import Held, ReaderPace, why_slow, why_stalled
 
 
 @pytest.mark.parametrize(

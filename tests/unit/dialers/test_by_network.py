@@ -17,9 +17,9 @@ from isthmus.dial.dialers import through_agent
 from isthmus.dial.dialers.by_network import ByNetwork, InsideOnly, WayDial, passed_on
 from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.dial.dialers.through_agent import AgentDial, AgentDialer
-from isthmus.dial.rules_connectivity import Connection, Protocol
-from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork, Networks
+from isthmus.dial.rules_connectivity import NetworkConnection, NetworkProtocol
 from isthmus.dial.rules_policy import Decision, Effect, Match, Policy, PolicyRule
+from isthmus.dial.settings_networks import AgentsByNetwork, ClusterNetwork, Networks
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Failed, literal
 from isthmus.net.poller import Poller
@@ -34,11 +34,11 @@ from isthmus.values import AgentId, DialRequest, HostPort, Identity, RequestMeta
 WHO = Identity("kube-apiserver", ("masters",))
 
 
-def network(name: str, cidr: str, via: Connection | None = None) -> ClusterNetwork:
+def network(name: str, cidr: str, via: NetworkConnection | None = None) -> ClusterNetwork:
     return ClusterNetwork(name=name, cidrs=(ip_network(cidr),), via=via)
 
 
-DIRECT = Connection(protocol=Protocol.DIRECT)
+DIRECT = NetworkConnection(protocol=NetworkProtocol.DIRECT)
 EAST = network("east", "10.1.0.0/16")
 WEST = network("west", "10.2.0.0/16")
 NEAR = network("near", "127.0.0.0/8", DIRECT)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.dial.dialers.direct import DirectDialer
-from isthmus.dial.dialers.permitted import EndpointsOnly
-from isthmus.dial.rules_endpoint_lists import Refusal
+from isthmus.dial.dialers.direct import DirectDialer, EndpointsOnly
+from isthmus.dial.settings_endpoint_lists import Refusal
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address
 from isthmus.net.poller import Poller

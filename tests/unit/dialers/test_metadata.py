@@ -10,7 +10,12 @@ import pytest
 
 from isthmus.client.service import ConnectivityService
 from isthmus.dial.dialers.direct import DirectDialer
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.errors import DialError, DialFailure
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
@@ -71,7 +76,7 @@ def test_no_name_of_an_apiserver_leads_there(address: str) -> None:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_no_direct_network_of_a_client_leads_there(address: str) -> None:
-    direct = Connection(protocol=Protocol.DIRECT)
+    direct = NetworkConnection(protocol=NetworkProtocol.DIRECT)
 
     everything = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 

@@ -9,8 +9,7 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from isthmus.dial.dialers.direct import DirectDialer
-from isthmus.dial.dialers.permitted import PermittedOnly
+from isthmus.dial.dialers.direct import DirectDialer, PermittedOnly
 from isthmus.dial.settings_destinations import parse_destinations
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address

@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.dial.dialers import http2_pool
 from isthmus.dial.dialers.http2_pool import Http2Pool
-from isthmus.dial.dialers.through_payload import PayloadDial, PayloadDialer
+from isthmus.dial.dialers.through_grpc import PayloadDial, PayloadDialer
 from isthmus.dial.dialers.through_server import ServerPlace
 from isthmus.dial.frontends.statuses import explain
 from isthmus.errors import DialFailure, ProtocolError

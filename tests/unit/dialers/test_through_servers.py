@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.dial.dialers.pooled_dial import PooledDialer
+from isthmus.dial.dialers.http2_pool import PooledDialer
 from isthmus.dial.dialers.through_connect import FAILURE_OF_STATUS, ConnectDialer
 from isthmus.dial.dialers.through_grpc import GrpcDialer
 from isthmus.dial.dialers.through_server import ServerDial, ServerDialer, ServerPlace, failure_said

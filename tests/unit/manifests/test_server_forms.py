@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.dial.rules_connectivity import Protocol
+from isthmus.dial.rules_connectivity import NetworkProtocol
 from isthmus.dial.settings_connectivity import read
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "server_forms"
@@ -286,7 +286,7 @@ def test_a_budget_is_for_several_pods() -> None:
 
 def test_kube_apiserver_reads_the_egress_selector() -> None:
     way = read((GOLDEN / "egress-socket.yaml").read_text(), name="a").networks["cluster"].connection
-    assert (way.protocol, way.uds) == (Protocol.PACKET, "/run/isthmus/server.sock")
+    assert (way.protocol, way.uds) == (NetworkProtocol.PACKET, "/run/isthmus/server.sock")
     way = read((GOLDEN / "egress-tcp.yaml").read_text(), name="b").networks["cluster"].connection
     assert str(way.tcp) == "isthmus-server-frontend.tunnel.svc:8090"
 

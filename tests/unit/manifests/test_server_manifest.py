@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.dial.rules_connectivity import Protocol
+from isthmus.dial.rules_connectivity import NetworkProtocol
 from isthmus.dial.settings_connectivity import read
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "hosted_manifests"
@@ -120,9 +120,9 @@ def test_kube_apiserver_reads_the_egress_selector() -> None:
     data = yaml.safe_load((GOLDEN / "server-config-map.yaml").read_text())["data"]
     config = read(data["config.yaml"], name="config.yaml")
     assert {each.name: each.connection.protocol for each in config.networks.values()} == {
-        "controlplane": Protocol.DIRECT,
-        "etcd": Protocol.DIRECT,
-        "cluster": Protocol.HTTP_CONNECT,
+        "controlplane": NetworkProtocol.DIRECT,
+        "etcd": NetworkProtocol.DIRECT,
+        "cluster": NetworkProtocol.HTTP_CONNECT,
     }
     way = config.networks["cluster"].connection
     assert str(way.tcp) == "konnectivity-server-local:8090"

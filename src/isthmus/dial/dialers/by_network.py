@@ -1,7 +1,7 @@
 """The server's dialer of dialers: network, then policy, then the way that the network has.
 
 Only made where networks or a policy are configured; which network and what is allowed is decided in
-dial/rules_networks.py and dial/rules_policy.py. A way is any dialer that gives an end: direct,
+dial/settings_networks.py and dial/rules_policy.py. A way is any dialer that gives an end: direct,
 through another server, or one that somebody else wrote.
 """
 
@@ -16,9 +16,16 @@ from typing import Protocol
 from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.dial.dialers.through_agent import AgentDial, AgentDialer, Dialing
 from isthmus.dial.dialers.through_server import Reached, ServerDialer
-from isthmus.dial.rules_classes import class_of
-from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork, Networks
-from isthmus.dial.rules_policy import BY_AUDIT, BY_NETWORK, Decision, Policy, Question, decide
+from isthmus.dial.rules_policy import (
+    BY_AUDIT,
+    BY_NETWORK,
+    Decision,
+    Policy,
+    Question,
+    class_of,
+    decide,
+)
+from isthmus.dial.settings_networks import AgentsByNetwork, ClusterNetwork, Networks
 from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
 from isthmus.net.connect import SPENT, Address, Failed

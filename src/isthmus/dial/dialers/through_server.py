@@ -1,7 +1,7 @@
 """What the dialers through a connectivity server share: reaching it, one deadline, its words.
 
-How it is asked is through_connect.py (HTTP CONNECT), through_grpc.py (konnectivity's packets) and
-through_payload.py (KEP-1281's payloads).
+How it is asked is through_connect.py (HTTP CONNECT) and through_grpc.py (konnectivity's packets
+and KEP-1281's payloads).
 
 A server that cannot be reached is UNREACHABLE, and so is every target behind it; one that was
 reached and does not answer as a server is INTERNAL. Either way its place is in the detail. REFUSED

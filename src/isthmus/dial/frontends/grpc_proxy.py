@@ -2,7 +2,7 @@
 
 A connection carries any number of calls, a call one tunnel: konnectivity's single-use clients make
 one connection each, its reusable ones many calls on one. A call whose metadata name its target
-speaks KEP-1281's own protocol and is for payload.py. Packets are tunnel/proxy_end.py, frames
+speaks KEP-1281's own protocol: see PayloadRequest below. Packets are tunnel/proxy_end.py, frames
 tunnel/http2.py; which agent dials is not known here.
 """
 
@@ -18,10 +18,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from isthmus.dial.frontends import payload
-from isthmus.dial.frontends.backend import CONNECTION_ID, Backend, Dial, new_connection_id
-from isthmus.dial.frontends.peers import peer_address, uds_identity
-from isthmus.dial.frontends.statuses import explain_to_konnectivity
+from isthmus.dial.frontends.backend import (
+    CONNECTION_ID,
+    Backend,
+    Dial,
+    new_connection_id,
+    peer_address,
+    uds_identity,
+)
+from isthmus.dial.frontends.statuses import explain, explain_to_konnectivity
 from isthmus.errors import DialFailure, ProtocolError
 from isthmus.logs import OncePer
 from isthmus.net.carriers import PlainCarrier, TlsCarrier
@@ -44,11 +49,12 @@ from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.http2_stream import Handler, Http2Stream
 from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.tunnel.message_reader import PacketCounts
+from isthmus.tunnel.payload import PayloadEnd
 from isthmus.tunnel.proxy_end import SETTLE_S, ProxyEnd
 from isthmus.values import ANONYMOUS, HostPort, Identity, RequestMetadata
 from isthmus.wire.grpc import Refusal, Status, request_problem
 from isthmus.wire.http2 import ErrorCode, Headers, goaway, header, literal_header, settings
-from isthmus.wire.payload import names_target
+from isthmus.wire.payload import STATUS_OF_FAILURE, names_target, target_in
 from isthmus.wire.request_metadata import HALF_CLOSE, metadata_in
 
 PATH = b"/ProxyService/Proxy"
@@ -259,7 +265,7 @@ class ClientConnection:
             self.frontend.complain(refusal.message)
             return Refused(refusal)
         if said.names_target:
-            return payload.serve(self, stream, headers)
+            return serve_payload(self, stream, headers)
         self.frontend.crowd.came()
         end = ProxyEnd(stream, time.monotonic, self.frontend.packets)
         end.client = ProxyCall(self, end, said)
@@ -471,3 +477,85 @@ def no_place(sock: socket.socket, why: AdmissionRefusal) -> None:
     """Tell a client of a UNIX socket that it is one too many; see net.gate.Refuse."""
     text = f"too many connections: {why.value}"
     sock.send(settings() + goaway(0, ErrorCode.ENHANCE_YOUR_CALM, text))
+
+
+class PayloadRequest:
+    """One call; see tunnel.call_stream.CallClient and backend.Request."""
+
+    __slots__ = ("_connection", "_dial", "_end", "asking", "connection_id", "target")
+
+    frontend = "grpc"
+
+    def __init__(self, connection: ClientConnection, end: PayloadEnd, headers: Headers) -> None:
+        self._connection = connection
+        self.asking = metadata_in(headers)
+        self.connection_id = new_connection_id()
+        if not connection.frontend.compat:
+            end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
+        self._end: PayloadEnd | None = end
+        self._dial: Dial | None = None
+        self.target: HostPort | None = None
+
+    @property
+    def requester(self) -> Identity:
+        """Who asks, as the transport proved it."""
+        return self._connection.identity
+
+    @property
+    def client_address(self) -> str:
+        """Where the client is; empty on a UNIX socket."""
+        return peer_address(self._connection.carrier.sock)
+
+    def dial(self, headers: Headers) -> None:
+        """Dial the target that the metadata name."""
+        frontend = self._connection.frontend
+        try:
+            self.target = target_in(headers)
+        except ProtocolError as exc:
+            end, self._end = self._end, None
+            assert end is not None
+            frontend.complain(str(exc))
+            frontend.backend.refused(400, self, str(exc))
+            end.refuse(Status.INVALID_ARGUMENT, str(exc))
+            return
+        assert self.target is not None  # else it is a call of the other kind
+        dial = frontend.backend.dial(self, self.target)
+        if self._end is not None:
+            self._dial = dial
+
+    def established(self) -> BaseEnd | None:
+        """Say the response's headers; give the end that may now be joined."""
+        end, self._end, self._dial = self._end, None, None
+        if end is None or end.ending is not None:
+            return None
+        end.accept()
+        return end
+
+    def dial_failed(self, failure: DialFailure, detail: str) -> None:
+        """Say why not."""
+        end, self._end, self._dial = self._end, None, None
+        if end is not None:
+            assert self.target is not None
+            end.refuse(STATUS_OF_FAILURE[failure], explain(failure, self.target, detail))
+
+    def left(self) -> None:
+        """The client gave up: take its dial back."""
+        dial, self._dial, self._end = self._dial, None, None
+        if dial is not None:
+            self._connection.frontend.backend.abandoned()
+            dial.cancel()
+
+    def broke_rules(self, what: str) -> None:
+        """Say so once a minute."""
+        self._connection.frontend.complain(what)
+
+
+def serve_payload(
+    connection: ClientConnection, stream: Http2Stream, headers: Headers
+) -> PayloadEnd:
+    """Take a call: its end, which is the handler of its stream."""
+    end = PayloadEnd(stream, half_closes=bool(header(headers, HALF_CLOSE)))
+    request = PayloadRequest(connection, end, headers)
+    end.client = request
+    request.dial(headers)
+    return end

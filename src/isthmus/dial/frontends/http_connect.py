@@ -14,8 +14,14 @@ import ssl
 import time
 from collections.abc import Callable
 
-from isthmus.dial.frontends.backend import Backend, Dial, new_connection_id
-from isthmus.dial.frontends.peers import payer_of, peer_address, uds_identity
+from isthmus.dial.frontends.backend import (
+    Backend,
+    Dial,
+    new_connection_id,
+    payer_of,
+    peer_address,
+    uds_identity,
+)
 from isthmus.dial.frontends.statuses import explain, status_for
 from isthmus.errors import DialFailure
 from isthmus.logs import OncePer

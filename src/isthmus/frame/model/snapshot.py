@@ -48,7 +48,7 @@ class LinkState(Enum):
 class TunnelView:
     """One tunnel. ``stalled`` is empty, or one sentence saying why it does not move.
 
-    ``slow`` likewise says who keeps bytes waiting though some move (dial/rules_stalls.py).
+    ``slow`` likewise says who keeps bytes waiting though some move (frame/tunnels.py).
 
     ``relay`` is the other server that has the agent, if one has; ``link_id`` is then that to it.
     """

@@ -10,9 +10,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from isthmus.dial.dialers.direct import DirectDial, DirectDialer
-from isthmus.dial.dialers.permitted import EndpointsOnly
-from isthmus.dial.rules_endpoint_lists import Entry, Refusal
+from isthmus.dial.dialers.direct import DirectDial, DirectDialer, EndpointsOnly
+from isthmus.dial.settings_endpoint_lists import Entry, Refusal
 from isthmus.errors import DialFailure
 from isthmus.frame.observe.tracing import Span, Tracing
 from isthmus.frame.part import Ground, Part

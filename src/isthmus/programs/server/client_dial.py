@@ -1,4 +1,7 @@
-"""One request of a client, from its dial to a tunnel or a refusal: answered, counted, audited."""
+"""One request of a client, from its dial to a tunnel or a refusal: answered, counted, audited.
+
+A tunnel whose link was lost before its first byte (tunnel/first_byte.py) is dialed again.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
-from isthmus.dial.frontends.backend import Request
-from isthmus.dial.frontends.peers import payer_of
+from isthmus.dial.frontends.backend import Request, payer_of
 from isthmus.dial.rules_shares import Hold
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.recording import LEFT
-from isthmus.programs.server.retry import dial_again
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
@@ -22,6 +23,14 @@ from isthmus.values import ANONYMOUS, NOTHING, DialRequest, HostPort, Identity
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import DialTrace
+    from isthmus.programs.server.program import Server
+
+from isthmus.dial.dialers.through_agent import Again, may_dial_again
+from isthmus.frame.observe.relays import Retried
+from isthmus.logs import log
+from isthmus.tunnel.first_byte import UntouchedTunnel
+
+if TYPE_CHECKING:
     from isthmus.programs.server.program import Server
 
 _QUIET_S = 60.0
@@ -180,3 +189,55 @@ def _ended(
     hold.release()
     if told is not None:
         told(tunnel, duration_s)
+
+
+#: Gives what wants to know the end of a tunnel that is now reached by this dial.
+Tells = Callable[[AgentDial], Callable[[Tunnel, float], None] | None]
+
+
+class Retry:
+    """Who wants the answer of such a dial; see dialers.through_agent.Dialing."""
+
+    __slots__ = ("_server", "_tells", "_tunnel")
+
+    def __init__(self, server: Server, tunnel: UntouchedTunnel, tells: Tells) -> None:
+        self._server = server
+        self._tunnel = tunnel
+        self._tells = tells
+
+    def pass_on(self, request: DialRequest) -> DialRequest:
+        """What was said at first."""
+        return request
+
+    def payer(self) -> Account:
+        return self._server.budget.account(self._tunnel.request.requester)
+
+    def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
+        """The target is reached again: the tunnel goes on as if nothing had been."""
+        if link is None:  # no way but by links is dialed again
+            stream.abort(Ending.CANCELLED)
+            return
+        tunnel = self._tunnel
+        self._server.metrics.relays.retried(Retried.BEFORE_FIRST_BYTE)
+        log(
+            _log, logging.INFO, "tunnel dialed again, its link was lost before the first byte",
+            target=str(dial.request.target), before=tunnel.outcome.agent_id,
+            agent_id=dial.outcome.agent_id, connection=dial.request.connection_id,
+        )  # fmt: skip
+        tunnel.on_ended = self._tells(dial)
+        tunnel.dialed_again(stream, dial.outcome)
+
+    def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
+        """It is not: the tunnel ends with its link."""
+        self._tunnel.not_dialed_again()
+
+
+def dial_again(
+    server: Server, first: AgentDial, lost: AnyLink, tells: Tells, tunnel: UntouchedTunnel
+) -> AgentDial | None:
+    """Dial again for a tunnel that lost this link; None: nobody can be asked any more."""
+    if not may_dial_again(first):
+        return None
+    dial = Again(first, lost, Retry(server, tunnel, tells))
+    dial.attempt()
+    return dial if dial.who is not None else None

@@ -13,10 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from isthmus.dial.dialers.through_agent import AgentDialer
-from isthmus.dial.rules_connectivity import ClientTls, Connection, Protocol
-from isthmus.dial.rules_networks import AgentsByNetwork, ClusterNetwork
+from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
 from isthmus.dial.rules_policy import Policy
-from isthmus.dial.settings_networks import PROTOCOLS
+from isthmus.dial.settings_networks import PROTOCOLS, AgentsByNetwork, ClusterNetwork
 from isthmus.links.server_side import AgentLink
 from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
@@ -135,9 +134,9 @@ class ServerNetworks:
         via = network.via
         if via is None:
             return "agents"
-        if via.protocol is Protocol.CUSTOM:
+        if via.protocol is NetworkProtocol.CUSTOM:
             return f"dialer:{via.dialer}"
-        if via.protocol is Protocol.DIRECT:
+        if via.protocol is NetworkProtocol.DIRECT:
             return "direct"
         scheme = next(name for name, protocol in PROTOCOLS.items() if protocol is via.protocol)
         return f"server:{scheme}://{via.tcp if via.tcp is not None else via.uds}"
@@ -149,10 +148,10 @@ class ServerNetworks:
 
     # Ways.
 
-    def _way(self, network: ClusterNetwork, via: Connection) -> Way:
-        if via.protocol is Protocol.CUSTOM:
+    def _way(self, network: ClusterNetwork, via: NetworkConnection) -> Way:
+        if via.protocol is NetworkProtocol.CUSTOM:
             return self._custom(via)
-        if via.protocol is Protocol.DIRECT:
+        if via.protocol is NetworkProtocol.DIRECT:
             return self._direct(network)
         from isthmus.dial.dialers.through_server import ServerPlace
 
@@ -174,21 +173,20 @@ class ServerNetworks:
         guard = MetadataGuard(network.cidrs)
         return DirectDialer(self._loop, self._poller, inside, metadata=guard)
 
-    def _through(self, place: ServerPlace, protocol: Protocol) -> Way:
+    def _through(self, place: ServerPlace, protocol: NetworkProtocol) -> Way:
         from isthmus.dial.dialers.through_connect import ConnectDialer
-        from isthmus.dial.dialers.through_grpc import GrpcDialer
-        from isthmus.dial.dialers.through_payload import PayloadDialer
+        from isthmus.dial.dialers.through_grpc import GrpcDialer, PayloadDialer
 
         resolver = Resolver(self._loop)  # of the server's own name; the target's is its business
         self._close.append(resolver.close)
-        if protocol is Protocol.HTTP_CONNECT:
+        if protocol is NetworkProtocol.HTTP_CONNECT:
             return ConnectDialer(self._loop, self._poller, resolver, place)
-        kind = GrpcDialer if protocol is Protocol.PACKET else PayloadDialer
+        kind = GrpcDialer if protocol is NetworkProtocol.PACKET else PayloadDialer
         shared = kind(self._loop, self._poller, resolver, place)
         self._close.append(shared.close)
         return shared
 
-    def _custom(self, via: Connection) -> Way:
+    def _custom(self, via: NetworkConnection) -> Way:
         from isthmus.dial.dialers.custom import ForeignDialer, load
 
         made = ForeignDialer(
@@ -197,9 +195,9 @@ class ServerNetworks:
         self._close.append(made.close)
         return made
 
-    def _context(self, tls: ClientTls, protocol: Protocol) -> Callable[[], ssl.SSLContext]:
+    def _context(self, tls: ClientTls, protocol: NetworkProtocol) -> Callable[[], ssl.SSLContext]:
         files = TlsFiles(cert=tls.client_cert, key=tls.client_key, ca=tls.ca_bundle, labels=_LABELS)
-        alpn = () if protocol is Protocol.HTTP_CONNECT else ("h2",)
+        alpn = () if protocol is NetworkProtocol.HTTP_CONNECT else ("h2",)
         context = HotContext(files, partial(client_context, alpn=alpn), purpose="client")
         self.contexts.append(context)
         return lambda: context.current

@@ -15,12 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from isthmus.dial.dialers.direct import DirectDial, DirectDialer
-from isthmus.dial.dialers.permitted import PermittedOnly
+from isthmus.dial.dialers.direct import DirectDial, DirectDialer, PermittedOnly
 from isthmus.dial.frontends.backend import new_connection_id
-from isthmus.dial.rules_classes import class_of
-from isthmus.dial.rules_destinations import BY_GATE, UNLISTED, Destination, Ruling
-from isthmus.dial.rules_policy import BY_AUDIT, Question
+from isthmus.dial.rules_policy import BY_AUDIT, Question, class_of
+from isthmus.dial.settings_destinations import BY_GATE, UNLISTED, Destination, Ruling
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.model import Stage, cut
 from isthmus.frame.audit.recording import UNAUDITED
@@ -29,8 +27,6 @@ from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
 from isthmus.net.rules_metadata import MetadataGuard
 from isthmus.net.socket_end import SocketEnd
-from isthmus.programs.server.node_audit import NodeRequest, node_record
-from isthmus.programs.server.node_bounds import NodeBounds, most_open
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import ANONYMOUS, NORMAL, DialOutcome, DialRequest, HostPort, TrafficClass
@@ -38,6 +34,13 @@ from isthmus.values import ANONYMOUS, NORMAL, DialOutcome, DialRequest, HostPort
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import Span
     from isthmus.programs.server.program import Server
+from collections import Counter
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from isthmus.frame.audit.model import Claimed, Record, requester_of, rfc3339
+from isthmus.net.descriptors import descriptors
+from isthmus.text.pacing import TokenBucket
 
 #: How tunnels of nodes are called where those of clients have the name of a mode.
 FRONTEND = "agent"
@@ -317,3 +320,120 @@ def _shown(host: str, port: int) -> str:
     except ValueError:
         # Without a port it came as one text, in which there may be one.
         return f"{host[:300]!r} port {port}" if port else f"{host[:300]!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRequest:
+    """What an agent asked for, on behalf of whom, and since when (``time.monotonic``)."""
+
+    connection_id: str
+    link: AgentLink
+    claimed_client: str
+    destination: str
+    started_at: float
+
+
+def node_record(
+    request: NodeRequest,
+    stage: Stage,
+    *,
+    server_id: str,
+    rule: str = "",
+    address: str = "",
+    failure: DialFailure | None = None,
+    reason: str = "",
+) -> Record:
+    """Describe what became of a request; of a tunnel this is its begin.
+
+    The agent proved who it is and is the requester. Who connected there is what the agent says:
+    that is never believed, and stands apart.
+    """
+    now, link = time.time(), request.link
+    since = time.monotonic() - request.started_at
+    begins = stage is Stage.BEGIN
+    claimed = request.claimed_client
+    return Record(
+        time=rfc3339(now),
+        stage=stage,
+        connection_id=request.connection_id,
+        server_id=server_id,
+        frontend="agent",
+        client=link.peer_address,
+        requester=requester_of(link.identity),
+        claimed=Claimed(believed=False, client=cut(claimed)) if claimed else None,
+        destination=cut(request.destination),
+        address=address,
+        agent_id=link.agent_id,
+        link_id=link.id,
+        decision="deny" if failure is DialFailure.DENIED else "allow",
+        rule=rule,
+        start_time=rfc3339(now - since),
+        end_time="" if begins else rfc3339(now),
+        duration_s=None if begins else round(since, 6),
+        failure=failure.value if failure is not None else "",
+        reason=cut(reason),
+    )
+
+
+#: Of one link: dials that wait for their answer, each of which may wait for the resolver.
+MOST_PENDING_PER_LINK = 1024
+#: Of one link: a node that lost all its connections has them back at once; one that asks and asks,
+#: and takes back what it asked for, uses up neither the server's time nor its audit log.
+BURST_PER_LINK, PER_S_PER_LINK = 4096, 500.0
+
+
+def most_open() -> int:
+    """How many dials and tunnels of nodes there may be: each takes a descriptor, of all half."""
+    return max(2, descriptors() // 2)
+
+
+class NodeBounds:
+    """Counts the dials and tunnels of nodes, and says what is too much."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.most_per_link = most // 2  # one agent cannot take what all others need
+        #: By the id of a link: dials and tunnels; and of these the dials that have no answer yet.
+        self.open: Counter[int] = Counter()
+        self.pending: Counter[int] = Counter()
+        self._buckets: WeakKeyDictionary[AgentLink, TokenBucket] = WeakKeyDictionary()
+
+    def too_fast(self, link: AgentLink, *, now: float) -> str:
+        """Count one more question; why it is not even looked at, or ""."""
+        bucket = self._buckets.get(link)
+        if bucket is None:
+            bucket = TokenBucket(rate=PER_S_PER_LINK, burst=BURST_PER_LINK, now=now)
+            self._buckets[link] = bucket
+        if bucket.allows(now=now):
+            return ""
+        return f"this agent asks for more than {PER_S_PER_LINK:.0f} connections in a second"
+
+    def too_many(self, link_id: int) -> str:
+        """Why there can be no further dial; or ""."""
+        if self.open.total() >= self.most:
+            return f"this server has {self.most} connections of nodes"
+        if self.open[link_id] >= self.most_per_link:
+            return f"this agent has {self.most_per_link} connections to the control plane"
+        if self.pending[link_id] >= MOST_PENDING_PER_LINK:
+            return f"{MOST_PENDING_PER_LINK} dials of this agent wait for their answers"
+        return ""
+
+    def began(self, link_id: int) -> None:
+        """A dial is under way."""
+        self.open[link_id] += 1
+        self.pending[link_id] += 1
+
+    def answered(self, link_id: int) -> None:
+        """It is not any more."""
+        _less(self.pending, link_id)
+
+    def ended(self, link_id: int) -> None:
+        """A dial that failed, or a tunnel, is gone."""
+        _less(self.open, link_id)
+
+
+def _less(counts: Counter[int], key: int) -> None:
+    """Count down; a key that has nothing left is forgotten."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

@@ -20,7 +20,7 @@ from isthmus.errors import DialFailure
 from isthmus.frame.observe.relays import RESULTS, Relayed
 from isthmus.links.dials import IncomingDial
 from isthmus.links.talk import Incoming
-from isthmus.programs.server.retry import dial_again
+from isthmus.programs.server.client_dial import dial_again
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.tunnel import Tunnel

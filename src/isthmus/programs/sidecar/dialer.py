@@ -16,9 +16,8 @@ from typing import Any
 
 from isthmus.dial.dialers.direct import DirectDialer
 from isthmus.dial.dialers.through_server import ServerDialer, ServerPlace
-from isthmus.dial.rules_cloud_apis import CloudApis
 from isthmus.dial.rules_name_order import NameRules, Resolution, Source, Way
-from isthmus.dial.rules_service_names import ServiceName
+from isthmus.dial.rules_service_names import CloudApis, ServiceName
 from isthmus.errors import ConfigError
 from isthmus.kube.api import Kube
 from isthmus.kube.services import ServiceWatch

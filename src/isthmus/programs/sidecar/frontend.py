@@ -11,8 +11,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from isthmus.dial.frontends.backend import new_connection_id
-from isthmus.dial.frontends.peers import peer_address
+from isthmus.dial.frontends.backend import new_connection_id, peer_address
 from isthmus.errors import DialFailure
 from isthmus.logs import OncePer
 from isthmus.net.charging import PaidEarly

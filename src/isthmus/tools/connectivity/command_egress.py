@@ -15,7 +15,7 @@ _MOST_NOTES = 3  # more would be longer than the table
 
 if TYPE_CHECKING:
     from isthmus.dial.connectivity_files import Loaded
-    from isthmus.dial.rules_egress import Explanation
+    from isthmus.dial.settings_egress_selector import Explanation
 
 
 @click.group(
@@ -80,7 +80,7 @@ def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: 
 
 
 def _by_kind(loaded: Loaded, names: tuple[str, ...]) -> list[Explanation]:
-    from isthmus.dial import rules_egress as egress
+    from isthmus.dial import settings_egress_selector as egress
     from isthmus.text.suggestions import nearest
 
     for name in names:
@@ -92,7 +92,7 @@ def _by_kind(loaded: Loaded, names: tuple[str, ...]) -> list[Explanation]:
 
 
 def _by_destination(loaded: Loaded, destination: str) -> list[Explanation]:
-    from isthmus.dial.rules_egress import explain_destination
+    from isthmus.dial.settings_egress_selector import explain_destination
     from isthmus.values import HostPort
 
     try:
@@ -103,7 +103,7 @@ def _by_destination(loaded: Loaded, destination: str) -> list[Explanation]:
 
 
 def _to_json(one: Explanation) -> dict[str, object]:
-    from isthmus.dial.rules_egress import place_text
+    from isthmus.dial.settings_egress_selector import place_text
 
     way = one.way
     return {
@@ -123,7 +123,7 @@ def _print_table(found: list[Explanation]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from isthmus.dial.rules_egress import way_text
+    from isthmus.dial.settings_egress_selector import way_text
 
     table = Table("Request", "Network", "How", "kube-apiserver today", box=None, pad_edge=False)
     for column in table.columns:

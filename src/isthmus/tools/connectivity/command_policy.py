@@ -15,8 +15,8 @@ from isthmus.errors import ConfigError
 from isthmus.frame.cli.tables import filled
 
 if TYPE_CHECKING:
-    from isthmus.dial.rules_networks import Networks
     from isthmus.dial.rules_policy import Decision, Policy
+    from isthmus.dial.settings_networks import Networks
     from isthmus.values import HostPort, Identity
 
 ALLOWED, DENIED = 0, 1
@@ -224,8 +224,7 @@ def _class(
     policy: Policy, decision: Decision, target: HostPort, who: Identity, about: str
 ) -> dict[str, str]:
     """The class of such a dial, and the rule that says so, if one does."""
-    from isthmus.dial.rules_classes import class_of, deciding
-    from isthmus.dial.rules_policy import Question
+    from isthmus.dial.rules_policy import Question, class_of, deciding
 
     asked = Question(requester=who, network=decision.network, target=target)
     rule = deciding(policy.classes, asked, about)

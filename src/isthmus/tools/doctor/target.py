@@ -7,7 +7,12 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 
-from isthmus.dial.rules_connectivity import Connection, ConnectivityConfig, NetworkConfig, Protocol
+from isthmus.dial.rules_connectivity import (
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
 from isthmus.errors import ConfigError, DialError, DialFailure
 from isthmus.net.connect import FAILURE_OF_ERRNO
 from isthmus.programs.agent.settings import AgentSettings
@@ -51,12 +56,12 @@ def see_target(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def connection_of(settings: ServerSettings) -> Connection | None:
+def connection_of(settings: ServerSettings) -> NetworkConnection | None:
     """A way into the server that needs no certificate of a client; None without a UNIX socket."""
     for door in settings.doors:
         if door.uds:
-            protocol = Protocol.PACKET if door.mode == GRPC else Protocol.HTTP_CONNECT
-            return Connection(protocol=protocol, uds=door.uds)
+            protocol = NetworkProtocol.PACKET if door.mode == GRPC else NetworkProtocol.HTTP_CONNECT
+            return NetworkConnection(protocol=protocol, uds=door.uds)
     return None
 
 
@@ -80,7 +85,7 @@ def _through(settings: ServerSettings, target: HostPort, timeout_s: float) -> Fi
     return asked.ok(f"connected in {(time.monotonic() - started) * 1000:.0f} ms")
 
 
-async def _dial(connection: Connection, target: HostPort, timeout_s: float) -> None:
+async def _dial(connection: NetworkConnection, target: HostPort, timeout_s: float) -> None:
     from isthmus.client import ConnectivityService
 
     network = NetworkConfig(name=_NETWORK, connection=connection)
