@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import ClassVar
 
-from isthmus.dial.rules_destinations import Destination, Destinations
 from isthmus.errors import ConfigError
 from isthmus.settings.gates import CLUSTER_TO_MASTER, NODE_TRAFFIC
 from isthmus.settings.options import OURS, SettingsBlock, option
