@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from isthmus.frame.tunnels import TunnelTable
     from isthmus.net.poller import Poller
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from isthmus.frame.model.merge import Merge
 from isthmus.frame.observe.counters import Family, by_name, counter, gauge, one

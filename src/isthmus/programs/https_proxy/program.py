@@ -12,9 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from isthmus.dial.frontends.http_connect import no_place
-from isthmus.dial.rules_cloud_apis import CloudApis
 from isthmus.dial.rules_service_names import CloudApis
-from isthmus.frame.descriptors import allow_connections
 from isthmus.frame.part import Ground, Part
 from isthmus.frame.resources import allow_connections
 from isthmus.frame.tunnels import TunnelsPart
