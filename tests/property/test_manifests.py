@@ -68,7 +68,7 @@ def test_systemd_gets_what_was_typed(text: str) -> None:
     written = word(text)
     assert "\n" not in written
     assert unquoted(written) == text
-    assert command_line(["/a", text], prefix="+").startswith("+/a \\\n    ")
+    assert command_line(["/a", text]).startswith("/a \\\n    ")
 
 
 @given(st.dictionaries(PRINTED, PRINTED | st.integers() | st.booleans() | st.lists(PRINTED)))

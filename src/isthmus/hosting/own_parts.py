@@ -58,7 +58,7 @@ from isthmus.manifests.settings_server import (
     with_defaults,
 )
 from isthmus.manifests.settings_sidecar import PATCH
-from isthmus.manifests.volumes import NamedFile
+from isthmus.manifests.volumes import FlagFile
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.plan import CheckPlan, ProxyPlan, ThroughPlan
@@ -391,9 +391,9 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
     flags = {"config": (_CONFIG,), "listen": (f":{PORT}",)}
     settings = load(SniRouterSettings, flags, {})
     settings.validate()
-    file = NamedFile.named("--config", _CONFIG)
+    file = FlagFile.named("--config", _CONFIG)
     volume = volumes.config_map("routes", ROUTES_CONFIG_MAP, {file.path.name: file})
-    container = containers.Container(
+    container = containers.PodContainer(
         name=ROUTER_PROGRAM,
         image=choices.image,
         args=for_pod([ROUTER_PROGRAM, *arguments(options_of(SniRouterSettings), flags)]),

@@ -17,7 +17,7 @@ from isthmus.errors import ConfigError
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
 from isthmus.manifests.around import AGENT_VERBS, WorkloadOwner
-from isthmus.manifests.containers import Container, fields, variables
+from isthmus.manifests.containers import PodContainer, fields, variables
 from isthmus.manifests.pods import Manifest, Pod
 from isthmus.manifests.settings import (
     DAEMON_SET,
@@ -28,7 +28,7 @@ from isthmus.manifests.settings import (
     ManifestSettings,
 )
 from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names
-from isthmus.manifests.volumes import SERVICE_ACCOUNT, NamedFile, Volume
+from isthmus.manifests.volumes import SERVICE_ACCOUNT, FlagFile, Volume
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.settings.identifiers import Identifiers
@@ -77,14 +77,14 @@ class AgentPlan:
         return ["agent", "setup-interface", *flags, *remove]
 
     @property
-    def files(self) -> tuple[NamedFile, ...]:
+    def files(self) -> tuple[FlagFile, ...]:
         """The files that the flags name, the token's included.
 
         Raises:
             ConfigError: a path is none that a manifest can say.
         """
         return tuple(
-            NamedFile.named(f"--{option.flag}", text)
+            FlagFile.named(f"--{option.flag}", text)
             for option in options_of(AgentSettings)
             if option.metavar == _FILE and (text := option.value_in(self.settings))
         )
@@ -180,7 +180,7 @@ def cluster_objects(plan: AgentPlan) -> list[Manifest]:
 def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
     """The token and the authorities, each in its directory, and one Secret with all other files."""
     manifest = plan.manifest
-    apart: dict[str, tuple[NamedFile, Volume]] = {}
+    apart: dict[str, tuple[FlagFile, Volume]] = {}
     files = []
     for file in plan.files:
         if SERVICE_ACCOUNT in file.path.parents:
@@ -210,7 +210,7 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
         found = [*found, volumes.scratch()]  # for keys that are written in a kubeconfig itself
     # Every agent needs an id of its own, and the name of a pod is one.
     own_id = {} if settings.agent_id else {"PROXY_AGENT_ID": "POD_NAME"}
-    agent = Container(
+    agent = PodContainer(
         name="agent",
         image=manifest.image,
         args=for_pod(plan.args),
@@ -223,7 +223,7 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
         ),
         resources=containers.resources(),
     )
-    setup = Container(
+    setup = PodContainer(
         name="setup-interface",
         image=manifest.image,
         args=for_pod(plan.setup),

@@ -18,12 +18,12 @@ from urllib.parse import quote
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, pods, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references
-from isthmus.manifests.containers import Container, fields
+from isthmus.manifests.containers import PodContainer, fields
 from isthmus.manifests.pods import Pod
 from isthmus.manifests.settings import STATIC_POD
 from isthmus.manifests.settings_apiserver_proxy import IGNITION, ApiserverProxyManifestSettings
 from isthmus.manifests.systemd import ServiceUnit, command_line, file_names
-from isthmus.manifests.volumes import SERVICE_ACCOUNT, NamedFile
+from isthmus.manifests.volumes import SERVICE_ACCOUNT, FlagFile
 from isthmus.programs.apiserver_proxy.plan import ProxyPlan
 from isthmus.programs.apiserver_proxy.settings import IN_THE_FILE, ApiserverProxySettings
 from isthmus.programs.apiserver_proxy.settings_file import write
@@ -81,7 +81,7 @@ class ProxyManifestPlan:
         return [_PROGRAM, *arguments(options_of(ApiserverProxySettings), given)]
 
     @property
-    def files(self) -> tuple[NamedFile, ...]:
+    def files(self) -> tuple[FlagFile, ...]:
         """The files that it reads, as far as flags name them.
 
         Raises:
@@ -93,7 +93,7 @@ class ProxyManifestPlan:
             if option.metavar == _FILE
         }
         named["--config"] = self.config
-        return tuple(NamedFile.named(flag, text) for flag, text in named.items() if text)
+        return tuple(FlagFile.named(flag, text) for flag, text in named.items() if text)
 
     @property
     def capabilities(self) -> list[str]:
@@ -144,7 +144,7 @@ def _static_pod(plan: ProxyManifestPlan) -> str:
     security = containers.unprivileged(manifest.run_as)
     if capabilities:
         security = containers.with_capability(*capabilities)
-    container = Container(
+    container = PodContainer(
         name=_PROGRAM,
         image=manifest.image,
         args=for_pod(plan.args),

@@ -144,12 +144,12 @@ def _apiserver_proxy(**given: tuple[str, ...]) -> int:
 
 
 def _carried(text: str) -> tuple[str, bytes]:
-    from isthmus.manifests.volumes import NamedFile
+    from isthmus.manifests.volumes import FlagFile
 
     path, equals, source = text.partition("=")
     if not (path and equals and source):
         raise ConfigError(f"--file takes PATH=FILE, such as /etc/isthmus/ca.crt=ca.crt, not {text}")
-    NamedFile.named("--file", path)
+    FlagFile.named("--file", path)
     try:
         with open(source, "rb") as file:
             contents = file.read(_MOST_BYTES + 1)

@@ -52,7 +52,7 @@ def with_capability(*capabilities: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class PodContainer:
     """A container of the Isthmus image; what is empty is left out of it."""
 
     name: str

@@ -28,7 +28,7 @@ from isthmus.manifests.template import (
     Node,
     Tree,
 )
-from isthmus.manifests.volumes import NamedFile, Volume, check_mountable
+from isthmus.manifests.volumes import FlagFile, Volume, check_mountable
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import Kind, Option, options_of
@@ -98,7 +98,7 @@ def _check_server(chosen: Chosen) -> None:
     kind = server["kind"]
     _check_flags(ServerSettings, server_args(kind), chosen, where="server.extraArgs")
     if kind != "deployment":
-        check_mountable([NamedFile.named("--uds-name", server["frontend"]["socket"])])
+        check_mountable([FlagFile.named("--uds-name", server["frontend"]["socket"])])
     mounts = TEMPLATE.fill(server_container(kind, CONTAINER, ports={}).to_spec(), chosen)
     volumes.check_apart(
         Volume(name=each["name"], mount=each["mountPath"], source={})

@@ -17,7 +17,7 @@ from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.alerts import rules
 from isthmus.manifests.arguments import REFERENCES
 from isthmus.manifests.around import AGENT_VERBS, SERVER_VERBS, WorkloadOwner
-from isthmus.manifests.containers import Container
+from isthmus.manifests.containers import PodContainer
 from isthmus.manifests.installation_values import (
     BY_CERTIFICATE,
     BY_TOKEN,
@@ -72,7 +72,7 @@ from isthmus.manifests.template import (
     mentions,
     more_than,
 )
-from isthmus.manifests.volumes import CA, CERT, KEY, SECRET_MODE, NamedFile, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, SECRET_MODE, FlagFile, Volume
 from isthmus.values import HostPort
 
 # The server.
@@ -178,7 +178,7 @@ def _agents_service(owner: WorkloadOwner, selector: Mapping[str, str] | None = N
 
 
 def _server_policy(owner: WorkloadOwner, kind: str) -> Manifest:
-    """Agents and kube-apiserver from where they are, probes from anywhere, as in server_plan.py."""
+    """Agents and kube-apiserver from where they are, probes from anywhere, as in server.py."""
     networks = "server.networkPolicy.allowCidrs"
     others = {"podSelector": {"matchLabels": owner.selector}}
     agents = {
@@ -248,11 +248,11 @@ def _ports(health: str) -> dict[str, str]:
     return {"agents": hole("server.agentPort"), health: hole("server.healthPort")}
 
 
-def server_container(kind: str, name: str, ports: Mapping[str, str]) -> Container:
+def server_container(kind: str, name: str, ports: Mapping[str, str]) -> PodContainer:
     sidecar = kind == "sidecar"
     lifecycle = {"sidecar": PRE_STOP_S, "deployment": LEAVE_S}.get(kind)
     pod_ip = LEASES & given("server.leases.advertise")
-    return Container(
+    return PodContainer(
         name=name,
         image=IMAGE,
         args=server_args(kind),
@@ -320,8 +320,8 @@ def _server_volumes(kind: str) -> list[Node]:
     return [*found, When(by_kubeconfig(kind), scratch), _more_files("server")]
 
 
-def _file(path: str) -> NamedFile:
-    return NamedFile("", PurePosixPath(path))
+def _file(path: str) -> FlagFile:
+    return FlagFile("", PurePosixPath(path))
 
 
 def _pair(name: str, secret: str, directory: str) -> Volume:
@@ -537,7 +537,7 @@ def _agent_workload(owner: WorkloadOwner, kind: str) -> Manifest:
     for variable, name in proxies.items():
         set_ = given("agent.httpsProxy" if variable == "HTTPS_PROXY" else "agent.noProxy")
         env.append(When(set_, containers.variables({variable: hole(name)})))
-    agent = Container(
+    agent = PodContainer(
         name="agent",
         image=IMAGE,
         args=agent_args(),

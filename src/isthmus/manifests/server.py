@@ -1,9 +1,10 @@
-"""A server as a DaemonSet of the control plane, a Deployment, a static pod or a unit.
+"""A server as a DaemonSet, a Deployment, a static pod, a unit, or beside kube-apiserver in its pod.
 
 Pods of the first and the third share a directory of their node with kube-apiserver: its UNIX socket
 needs no certificates. The directory is root's when the kubelet makes it, and a container before the
 server gives it to the server's user, with the one capability that this takes. Deployments are for
-an apiserver that is elsewhere: it comes by TCP.
+an apiserver that is elsewhere: it comes by TCP. Names, ports and mounts beside kube-apiserver are
+HyperShift's; unlike there, agents prove who they are, and readiness asks whether there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from isthmus.errors import ConfigError
 from isthmus.manifests import around, containers, pods, volumes
 from isthmus.manifests.arguments import for_pod, references
 from isthmus.manifests.around import SERVER_VERBS, WorkloadOwner
-from isthmus.manifests.containers import Container
+from isthmus.manifests.containers import PodContainer
 from isthmus.manifests.pods import Manifest, Pod, deployment_patch
 from isthmus.manifests.server_plan import (
     LEAVE_S,
@@ -45,7 +46,7 @@ from isthmus.manifests.settings_server import (
 )
 from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
 from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names, socket_unit
-from isthmus.manifests.volumes import CA, CERT, KEY, SERVICE_ACCOUNT, NamedFile, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, SERVICE_ACCOUNT, FlagFile, Volume
 from isthmus.programs.server.rules_role_warnings import role_warnings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.text.go_yaml import to_yaml
@@ -150,7 +151,7 @@ def _cluster_pod(plan: ServerPlan) -> Pod:
 def _pod(plan: ServerPlan, found: list[Volume], extra: Manifest) -> Pod:
     manifest, settings = plan.manifest, plan.settings
     volumes.check_apart(found)
-    server = Container(
+    server = PodContainer(
         name=CONTAINER,
         image=manifest.image,
         args=for_pod(plan.args),
@@ -195,7 +196,7 @@ def resources() -> Manifest:
     return {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
 
 
-def _setup(plan: ServerPlan) -> Container:
+def _setup(plan: ServerPlan) -> PodContainer:
     manifest = plan.manifest
     paths = dict.fromkeys(str(each.path) for each in plan.sockets)
     return setup_socket(manifest.image, paths, user=manifest.run_as, volumes=node_sockets(plan))
@@ -208,10 +209,10 @@ def setup_socket(
     user: int | str,
     volumes: Sequence[Volume],
     pull: str = "IfNotPresent",
-) -> Container:
+) -> PodContainer:
     """What gives the directories of sockets to the server's user."""
     named = (f"--uds-name={path}" for path in paths)
-    return Container(
+    return PodContainer(
         name="setup-socket",
         image=image,
         args=for_pod(["server", "setup-socket", *named, f"--owner={user}"]),
@@ -266,7 +267,7 @@ def _unit(plan: ServerPlan) -> str:
     return unit.to_text()
 
 
-def _log_directory(file: NamedFile | None) -> Lines:
+def _log_directory(file: FlagFile | None) -> Lines:
     """The directory is written to as well: the log is rotated there."""
     if file is None:
         return []
@@ -506,7 +507,7 @@ def _container(plan: ServerPlan, found: list[Volume]) -> dict[str, Any]:
     security = containers.unprivileged_anybody()
     if manifest.run_as:
         security = containers.unprivileged(manifest.run_as)
-    container = Container(
+    container = PodContainer(
         name=NAME,
         image=manifest.image,
         args=for_pod(plan.args),
@@ -547,16 +548,16 @@ def _sidecar_volumes(plan: ServerPlan) -> list[Volume]:
 
 def _apiserver_volumes(plan: ServerPlan) -> list[Volume]:
     manifest, settings = plan.manifest, plan.settings
-    config = NamedFile.named("--egress-config-path", manifest.egress_config_path)
+    config = FlagFile.named("--egress-config-path", manifest.egress_config_path)
     selector = {config.path.name: config}
     found = [volumes.config_map("egress-selector-config", manifest.egress_config_map, selector)]
     if connection(manifest, settings).tls is None:
         return [*found, *pod_sockets(plan)]
     pair = {
-        CERT: NamedFile.named("--egress-client-cert", manifest.egress_client_cert),
-        KEY: NamedFile.named("--egress-client-key", manifest.egress_client_key),
+        CERT: FlagFile.named("--egress-client-cert", manifest.egress_client_cert),
+        KEY: FlagFile.named("--egress-client-key", manifest.egress_client_key),
     }
-    authorities = {CA: NamedFile.named("--egress-ca-bundle", manifest.egress_ca_bundle)}
+    authorities = {CA: FlagFile.named("--egress-ca-bundle", manifest.egress_ca_bundle)}
     return [
         *found,
         volumes.secret("konnectivity-client", manifest.client_secret, pair),

@@ -1,4 +1,7 @@
-"""A server that is to be run: where, by which flags, with which files and ports."""
+"""A server that is to be run: where, by which flags, with which files, sockets and ports.
+
+Also where its volumes come from, and what kube-apiserver is told about it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from isthmus.manifests.arguments import Given, arguments
 from isthmus.manifests.pods import Manifest
 from isthmus.manifests.settings import DEPLOYMENT
 from isthmus.manifests.settings_server import SIDECAR, ServerManifestSettings
-from isthmus.manifests.volumes import CA, CERT, KEY, NamedFile, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, FlagFile, Volume
 from isthmus.programs.server.settings import BY_NAME_WORD, HTTP_CONNECT, ServerSettings
 from isthmus.settings.options import options_of
 from isthmus.text.go_yaml import to_yaml
@@ -78,7 +81,7 @@ class ServerPlan:
         return found
 
     @property
-    def files(self) -> tuple[NamedFile, ...]:
+    def files(self) -> tuple[FlagFile, ...]:
         """The files that flags name.
 
         Raises:
@@ -88,14 +91,14 @@ class ServerPlan:
         return tuple(file for file in found if file is not None)
 
     @property
-    def sockets(self) -> tuple[NamedFile, ...]:
+    def sockets(self) -> tuple[FlagFile, ...]:
         """The UNIX sockets, as files of flags.
 
         Raises:
             ConfigError: a path is none that a manifest can say.
         """
         doors = self.settings.doors
-        return tuple(NamedFile.named(f"--{door.uds_flag}", door.uds) for door in doors if door.uds)
+        return tuple(FlagFile.named(f"--{door.uds_flag}", door.uds) for door in doors if door.uds)
 
     @property
     def socket_directories(self) -> list[PurePosixPath]:
@@ -115,7 +118,7 @@ class ServerPlan:
         return sorted({port for port in ports if port < _LOW})
 
     @property
-    def audit_log(self) -> NamedFile | None:
+    def audit_log(self) -> FlagFile | None:
         """The file that the audit log is written to; None for standard output, or for none.
 
         Raises:
@@ -130,13 +133,13 @@ class ServerPlan:
         return self.settings.needs_kube and not self.settings.kubeconfig
 
 
-def file_of(attribute: str, path: str) -> NamedFile | None:
+def file_of(attribute: str, path: str) -> FlagFile | None:
     """The file of a flag; None for an empty path.
 
     Raises:
         ConfigError: the path is none that a manifest can say.
     """
-    return NamedFile.named(f"--{attribute.replace('_', '-')}", path) if path else None
+    return FlagFile.named(f"--{attribute.replace('_', '-')}", path) if path else None
 
 
 Source = Mapping[str, Any]
@@ -283,7 +286,7 @@ def egress_config_map(manifest: ServerManifestSettings, settings: ServerSettings
     Raises:
         ConfigError: as ``connection()``, or the path of the file is none.
     """
-    file = NamedFile.named("--egress-config-path", manifest.egress_config_path)
+    file = FlagFile.named("--egress-config-path", manifest.egress_config_path)
     metadata: Manifest = {"name": manifest.egress_config_map}
     if manifest.namespace:
         metadata["namespace"] = manifest.namespace

@@ -1,4 +1,4 @@
-"""The forms in which a server can run, beside that of a container in kube-apiserver's pod.
+"""The settings of ``isthmus manifest server``: above all a container beside kube-apiserver.
 
 What each form needs is filled in before anything is read, so that a manifest without any flag is
 one that runs; whatever is typed counts instead.
@@ -58,7 +58,7 @@ _OF_THE_NODE: Texts = {
     "cluster_key": ("/etc/isthmus/server.key",),
     "cluster_ca_cert": ("/etc/isthmus/ca.crt",),
 }
-#: The server's flags by form; a sidecar's are in manifest_server.py.
+#: The server's flags by form; a sidecar's are DEFAULTS.
 FLAGS: Mapping[str, Texts] = {
     DAEMON_SET: {**_BY_SOCKET, **_PAIR},
     DEPLOYMENT: {

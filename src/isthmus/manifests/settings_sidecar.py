@@ -1,6 +1,6 @@
 """The settings of ``isthmus manifest sidecar``: which workload, which sidecars, and what it gets.
 
-The flags of the sidecars stand beside them. Presets are sidecar_presets.py.
+The flags of the sidecars stand beside them. Presets are those of programs/sidecar.
 """
 
 from __future__ import annotations

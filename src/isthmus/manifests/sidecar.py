@@ -15,10 +15,10 @@ from typing import Any
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references, with_examples
-from isthmus.manifests.containers import Container
+from isthmus.manifests.containers import PodContainer
 from isthmus.manifests.pods import Manifest, deployment_patch
 from isthmus.manifests.settings_sidecar import PATCH, SidecarManifestSettings
-from isthmus.manifests.volumes import CA, CERT, KEY, NamedFile, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, FlagFile, Volume
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.settings_presets import (
     DUAL,
@@ -105,7 +105,7 @@ def _container(plan: SidecarPlan, sidecar: PlannedSidecar, found: list[Volume]) 
     security = containers.unprivileged_anybody()
     if manifest.run_as:
         security = containers.unprivileged(manifest.run_as)
-    container = Container(
+    container = PodContainer(
         name=f"{_NAME}-{sidecar.kind}",
         image=manifest.image,
         args=for_pod(sidecar.args),
@@ -124,17 +124,17 @@ def _container(plan: SidecarPlan, sidecar: PlannedSidecar, found: list[Volume]) 
 def _volumes(plan: SidecarPlan, sidecar: PlannedSidecar) -> list[Volume]:
     manifest, settings = plan.manifest, sidecar.settings
     pair = {
-        CERT: NamedFile.named("--tls-cert-path", settings.tls_cert_path),
-        KEY: NamedFile.named("--tls-key-path", settings.tls_key_path),
+        CERT: FlagFile.named("--tls-cert-path", settings.tls_cert_path),
+        KEY: FlagFile.named("--tls-key-path", settings.tls_key_path),
     }
-    authorities = {CA: NamedFile.named("--ca-cert-path", settings.ca_cert_path)}
+    authorities = {CA: FlagFile.named("--ca-cert-path", settings.ca_cert_path)}
     found = [
         _kubeconfig(manifest, settings.kubeconfig or KUBECONFIG),
         volumes.secret(f"{_NAME}-cert", manifest.client_secret, pair),
         volumes.config_map(f"{_NAME}-ca", manifest.ca_config_map, authorities),
     ]
     if manifest.trust_bundle:
-        bundle = {"ca-bundle.crt": NamedFile("--trust-bundle", PurePosixPath(TRUST, _BUNDLE))}
+        bundle = {"ca-bundle.crt": FlagFile("--trust-bundle", PurePosixPath(TRUST, _BUNDLE))}
         volume = volumes.config_map("proxy-additional-trust-bundle", manifest.trust_bundle, bundle)
         found.append(volume)
     found += _others(manifest, sidecar)
@@ -146,7 +146,7 @@ def _volumes(plan: SidecarPlan, sidecar: PlannedSidecar) -> list[Volume]:
 
 def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
     name = manifest.kubeconfig_volume or manifest.chosen.kubeconfig_volume
-    files = {"kubeconfig": NamedFile.named("--kubeconfig", path)}
+    files = {"kubeconfig": FlagFile.named("--kubeconfig", path)}
     volume = volumes.secret(name, manifest.kubeconfig_secret, files)
     # Without a Secret of its own, it is a volume that the workload has.
     return volume if manifest.kubeconfig_secret else replace(volume, source={})
@@ -154,7 +154,7 @@ def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
 
 def _others(manifest: SidecarManifestSettings, sidecar: PlannedSidecar) -> list[Volume]:
     files = [
-        NamedFile.named(f"--{option.flag}", text)
+        FlagFile.named(f"--{option.flag}", text)
         for option in options_of(PROGRAMS[sidecar.kind][1])
         if option.metavar == _FILE
         and option.attribute not in _NOT_OF_THE_SECRET

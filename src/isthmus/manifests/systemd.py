@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from isthmus.errors import ConfigError
-from isthmus.manifests.volumes import NamedFile
+from isthmus.manifests.volumes import FlagFile
 
 Lines = Sequence[tuple[str, str]]
 
@@ -70,9 +70,9 @@ def word(text: str) -> str:
     return f'"{text}"'
 
 
-def command_line(words: Iterable[str], *, prefix: str = "") -> str:
-    """A command line, a flag a line; the prefix is systemd's, such as ``+`` for "as root"."""
-    return prefix + " \\\n    ".join(map(word, words))
+def command_line(words: Iterable[str]) -> str:
+    """A command line, a flag a line."""
+    return " \\\n    ".join(map(word, words))
 
 
 def unit(sections: Mapping[str, Lines], *, comments: Iterable[str] = ()) -> str:
@@ -122,8 +122,8 @@ class ServiceUnit:
     description: str
     comments: Sequence[str]
     commands: Lines
-    files: Sequence[NamedFile]
-    seen: Sequence[NamedFile] = ()
+    files: Sequence[FlagFile]
+    seen: Sequence[FlagFile] = ()
     #: Who it runs as, and the directories that it may write to.
     user: Lines
     capabilities: Sequence[str] = ()
@@ -183,6 +183,6 @@ class ServiceUnit:
                 )
 
 
-def file_names(files: Sequence[NamedFile]) -> str:
+def file_names(files: Sequence[FlagFile]) -> str:
     """The paths of files for a comment, each once."""
     return " ".join(sorted({str(file.path) for file in files}))

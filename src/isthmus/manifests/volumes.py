@@ -52,14 +52,14 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedFile:
+class FlagFile:
     """A file that a flag names."""
 
     flag: str
     path: PurePosixPath
 
     @staticmethod
-    def named(flag: str, text: str) -> NamedFile:
+    def named(flag: str, text: str) -> FlagFile:
         """Check a path.
 
         Raises:
@@ -76,7 +76,7 @@ class NamedFile:
                 f"{flag} {text}: a manifest takes a plain path, without .., colons and control"
                 " characters"
             )
-        return NamedFile(flag, path)
+        return FlagFile(flag, path)
 
     @property
     def directory(self) -> PurePosixPath:
@@ -84,7 +84,7 @@ class NamedFile:
         return self.path.parent
 
 
-def check_mountable(files: Iterable[NamedFile]) -> None:
+def check_mountable(files: Iterable[FlagFile]) -> None:
     """See that no directory is one that a container has itself.
 
     Raises:
@@ -98,7 +98,7 @@ def check_mountable(files: Iterable[NamedFile]) -> None:
             )
 
 
-def host_directories(files: Sequence[NamedFile]) -> list[Volume]:
+def host_directories(files: Sequence[FlagFile]) -> list[Volume]:
     """A volume for each directory of the node that files are in, but not for one inside another.
 
     Raises:
@@ -118,7 +118,7 @@ def host_directories(files: Sequence[NamedFile]) -> list[Volume]:
     ]
 
 
-def secret_directory(files: Sequence[NamedFile], *, secret: str) -> list[Volume]:
+def secret_directory(files: Sequence[FlagFile], *, secret: str) -> list[Volume]:
     """A volume of one Secret that has every file by its name; none for no file.
 
     Raises:
@@ -140,7 +140,7 @@ def secret_directory(files: Sequence[NamedFile], *, secret: str) -> list[Volume]
     return [Volume(name="files", mount=str(first.directory), source=source)]
 
 
-def projected_token(file: NamedFile, *, audience: str) -> Volume:
+def projected_token(file: FlagFile, *, audience: str) -> Volume:
     """A volume with a token of the pod's service account, which the kubelet renews.
 
     Raises:
@@ -172,7 +172,7 @@ CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 SECRET_MODE = 0o640
 
 
-def secret(name: str, secret: str, files: Mapping[str, NamedFile]) -> Volume:
+def secret(name: str, secret: str, files: Mapping[str, FlagFile]) -> Volume:
     """A volume of a Secret; ``files`` are by the keys that they have there.
 
     Raises:
@@ -183,7 +183,7 @@ def secret(name: str, secret: str, files: Mapping[str, NamedFile]) -> Volume:
     return Volume(name=name, mount=_directory(files, secret), source={"secret": source})
 
 
-def config_map(name: str, config_map: str, files: Mapping[str, NamedFile]) -> Volume:
+def config_map(name: str, config_map: str, files: Mapping[str, FlagFile]) -> Volume:
     """A volume of a ConfigMap; as ``secret()``.
 
     Raises:
@@ -193,7 +193,7 @@ def config_map(name: str, config_map: str, files: Mapping[str, NamedFile]) -> Vo
     return Volume(name=name, mount=_directory(files, config_map), source={"configMap": source})
 
 
-def _directory(files: Mapping[str, NamedFile], owner: str) -> str:
+def _directory(files: Mapping[str, FlagFile], owner: str) -> str:
     check_mountable(files.values())
     first = next(iter(files.values()))
     for file in files.values():
@@ -205,7 +205,7 @@ def _directory(files: Mapping[str, NamedFile], owner: str) -> str:
     return str(first.directory)
 
 
-def _items(files: Mapping[str, NamedFile], owner: str) -> dict[str, Any]:
+def _items(files: Mapping[str, FlagFile], owner: str) -> dict[str, Any]:
     """Nothing where all names are the keys: then whatever the object has is there."""
     if all(file.path.name == key for key, file in files.items()):
         return {}
