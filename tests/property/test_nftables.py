@@ -21,7 +21,7 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.nftables.base import Container, Element
+from isthmus.programs.node_proxy.rules.nftables.base import Element, NftContainer
 from isthmus.programs.node_proxy.rules.nftables.compiling import (
     ForeignRuleError,
     RuleValueError,
@@ -100,7 +100,7 @@ class Model:
     """The table as the kernel would have it, which takes no command that the kernel refuses."""
 
     def __init__(self) -> None:
-        self.elements: dict[tuple[Container, str], Element] = {}
+        self.elements: dict[tuple[NftContainer, str], Element] = {}
         self.chains: dict[str, tuple[str, ...]] = {}
         self.affinity: dict[str, int] = {}
 

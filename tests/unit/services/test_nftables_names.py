@@ -7,7 +7,7 @@ import pytest
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, PortProtocol
 from isthmus.programs.node_proxy.rules.nftables.base import (
-    Container,
+    NftContainer,
     endpoint_base,
     is_port_chain,
     port_base,
@@ -59,4 +59,4 @@ def test_what_is_too_long_is_cut_and_still_told_apart() -> None:
 
 def test_only_chains_of_ports_have_slashes() -> None:
     assert is_port_chain("service-" + port_base(key("a", "b")))
-    assert not any(is_port_chain(container) for container in Container)
+    assert not any(is_port_chain(container) for container in NftContainer)

@@ -26,7 +26,7 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.nftables.base import Container
+from isthmus.programs.node_proxy.rules.nftables.base import NftContainer
 from isthmus.programs.node_proxy.rules.nftables.ports import port_rules
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRenderer
 from isthmus.programs.node_proxy.rules.nftables.text import (
@@ -186,13 +186,13 @@ def test_what_is_the_same_is_written_once() -> None:
     two = replace(two, port=replace(two.port, port=81))
     renderer = rendered([one, two], KUBE_PROXY)
     found = renderer.ruleset().elements
-    assert list(found[Container.CLUSTER_IPS]) == ["172.30.0.1"]
-    assert len(found[Container.HAIRPIN]) == 1
+    assert list(found[NftContainer.CLUSTER_IPS]) == ["172.30.0.1"]
+    assert len(found[NftContainer.HAIRPIN]) == 1
     # As long as one of them is there, so are they.
     changes = renderer.advance(view([two]))
-    assert {each.container for each in changes.elements_removed} == {Container.SERVICE_IPS}
+    assert {each.container for each in changes.elements_removed} == {NftContainer.SERVICE_IPS}
     changes = renderer.advance(view([]))
-    assert Container.CLUSTER_IPS in {each.container for each in changes.elements_removed}
+    assert NftContainer.CLUSTER_IPS in {each.container for each in changes.elements_removed}
 
 
 def test_a_disputed_address_is_the_same_ports_in_any_order() -> None:

@@ -174,7 +174,7 @@ def _why(steps: tuple[RuleStep, ...], settings: RuleSettings) -> Iterator[Reason
             cause = step
         if step.marks and cause is not None:
             yield _why_marked(cause, settings)
-        elif f"@{nftables.Container.HAIRPIN}" in step.rule:
+        elif f"@{nftables.NftContainer.HAIRPIN}" in step.rule:
             yield Reason.HAIRPIN
 
 

@@ -44,7 +44,7 @@ _CUT = "..."
 _COMMENT_CHARS = 128
 
 
-class Container(StrEnum):
+class NftContainer(StrEnum):
     """The named sets and verdict maps; the value is the name."""
 
     CLUSTER_IPS = "cluster-ips"
@@ -60,7 +60,7 @@ class Container(StrEnum):
 class Element(NamedTuple):
     """One element of a set, or with ``value`` of a verdict map."""
 
-    container: Container
+    container: NftContainer
     key: str
     value: str = ""
     comment: str = ""
@@ -112,24 +112,24 @@ _PORT = "inet_proto . inet_service : verdict"
 
 #: Kind, type and comment of each named container.
 _CONTAINERS = {
-    Container.CLUSTER_IPS: ("set", "{addr}", "Active ClusterIPs"),
-    Container.HAIRPIN: (
+    NftContainer.CLUSTER_IPS: ("set", "{addr}", "Active ClusterIPs"),
+    NftContainer.HAIRPIN: (
         "set", "{addr} . {addr} . inet_proto . inet_service", "service hairpin connections",
     ),
-    Container.NODE_PORT_IPS: ("set", "{addr}", "IPs that accept NodePort traffic"),
-    Container.NO_ENDPOINT_SERVICES: (
+    NftContainer.NODE_PORT_IPS: ("set", "{addr}", "IPs that accept NodePort traffic"),
+    NftContainer.NO_ENDPOINT_SERVICES: (
         "map", _ADDRESS_PORT, "vmap to drop or reject packets to services with no endpoints",
     ),
-    Container.NO_ENDPOINT_NODE_PORTS: (
+    NftContainer.NO_ENDPOINT_NODE_PORTS: (
         "map", _PORT, "vmap to drop or reject packets to service nodeports with no endpoints",
     ),
-    Container.FIREWALL_IPS: (
+    NftContainer.FIREWALL_IPS: (
         "map", _ADDRESS_PORT, "destinations that are subject to LoadBalancerSourceRanges",
     ),
-    Container.SERVICE_IPS: (
+    NftContainer.SERVICE_IPS: (
         "map", _ADDRESS_PORT, "ClusterIP, ExternalIP and LoadBalancer IP traffic",
     ),
-    Container.SERVICE_NODE_PORTS: ("map", _PORT, "NodePort traffic"),
+    NftContainer.SERVICE_NODE_PORTS: ("map", _PORT, "NodePort traffic"),
 }  # fmt: skip
 
 #: Base chains: type, hook, priority, and what they jump to.
@@ -161,7 +161,7 @@ class BaseRules:
     ``bridge`` are the rules that mark what bridge ports bring, None for no such table.
     """
 
-    containers: Mapping[Container, tuple[str, str]]
+    containers: Mapping[NftContainer, tuple[str, str]]
     heads: Mapping[str, str]
     chains: Mapping[str, tuple[str, ...]]
     elements: tuple[Element, ...]
@@ -187,7 +187,7 @@ def base_rules(settings: RuleSettings) -> BaseRules:
         containers=_containers(settings.family, node_port_ips=addresses is not None),
         heads=_heads(),
         chains=chains,
-        elements=tuple(Element(Container.NODE_PORT_IPS, each) for each in addresses or ()),
+        elements=tuple(Element(NftContainer.NODE_PORT_IPS, each) for each in addresses or ()),
         bridge=_bridge(settings) if matches else None,
         bridge_table=bridge_table(settings.family),
     )
@@ -207,12 +207,12 @@ def node_port_addresses(settings: RuleSettings) -> tuple[str, ...] | None:
     return tuple(each for each in chosen if not ip_address(each).is_loopback)
 
 
-def _containers(family: IpFamily, *, node_port_ips: bool) -> dict[Container, tuple[str, str]]:
+def _containers(family: IpFamily, *, node_port_ips: bool) -> dict[NftContainer, tuple[str, str]]:
     addr = f"ipv{family.version}_addr"
     return {
         container: (kind, f'type {written.format(addr=addr)} ; comment "{comment}" ;')
         for container, (kind, written, comment) in _CONTAINERS.items()
-        if node_port_ips or container is not Container.NODE_PORT_IPS
+        if node_port_ips or container is not NftContainer.NODE_PORT_IPS
     }
 
 

@@ -19,8 +19,8 @@ from isthmus.programs.node_proxy.rules.nftables.base import (
     NFT_FAMILY,
     REJECT_CHAIN,
     SERVICE,
-    Container,
     Element,
+    NftContainer,
     comment,
     endpoint_base,
     local_matches,
@@ -170,34 +170,34 @@ def _within(address: str, ranges: Iterable[str]) -> bool:
 
 def _elements(it: _Port) -> Iterator[Element]:
     port, said = it.port, comment(it.port.key)
-    yield Element(Container.CLUSTER_IPS, port.cluster_ip)
+    yield Element(NftContainer.CLUSTER_IPS, port.cluster_ip)
     key = f"{port.cluster_ip} . {it.protocol} . {port.port}"
     if it.internal_there:
         prefix = LOCAL if port.internal_local else SERVICE
-        yield Element(Container.SERVICE_IPS, key, f"goto {prefix}{it.base}")
+        yield Element(NftContainer.SERVICE_IPS, key, f"goto {prefix}{it.base}")
     else:
-        yield Element(Container.NO_ENDPOINT_SERVICES, key, it.verdict, said)
+        yield Element(NftContainer.NO_ENDPOINT_SERVICES, key, it.verdict, said)
     for address in (*port.external_ips, *port.load_balancer_ips):
         key = f"{address} . {it.protocol} . {port.port}"
         yield from _external_elements(
-            it, key, said, Container.SERVICE_IPS, Container.NO_ENDPOINT_SERVICES
+            it, key, said, NftContainer.SERVICE_IPS, NftContainer.NO_ENDPOINT_SERVICES
         )
     if port.source_ranges:
         for address in port.load_balancer_ips:
             key = f"{address} . {it.protocol} . {port.port}"
-            yield Element(Container.FIREWALL_IPS, key, f"goto {FIREWALL}{it.base}")
+            yield Element(NftContainer.FIREWALL_IPS, key, f"goto {FIREWALL}{it.base}")
     if port.node_port:
         key = f"{it.protocol} . {port.node_port}"
         yield from _external_elements(
-            it, key, said, Container.SERVICE_NODE_PORTS, Container.NO_ENDPOINT_NODE_PORTS
+            it, key, said, NftContainer.SERVICE_NODE_PORTS, NftContainer.NO_ENDPOINT_NODE_PORTS
         )
     for end in it.backends.reachable:
         if end.local:
-            yield Element(Container.HAIRPIN, f"{end.ip} . {end.ip} . {it.protocol} . {end.port}")
+            yield Element(NftContainer.HAIRPIN, f"{end.ip} . {end.ip} . {it.protocol} . {end.port}")
 
 
 def _external_elements(
-    it: _Port, key: str, said: str, there: Container, lacking: Container
+    it: _Port, key: str, said: str, there: NftContainer, lacking: NftContainer
 ) -> Iterator[Element]:
     # Both, where only others than pods and the node find nothing: what they do is dropped.
     if it.external:

@@ -15,8 +15,8 @@ from isthmus.programs.node_proxy.rules.model import BackedPort, IpFamily, Servic
 from isthmus.programs.node_proxy.rules.nftables.base import (
     AFFINITY,
     BaseRules,
-    Container,
     Element,
+    NftContainer,
     base_rules,
 )
 from isthmus.programs.node_proxy.rules.nftables.ports import NftablesPortRules, port_rules
@@ -32,7 +32,7 @@ class NftablesRuleset:
 
     family: IpFamily
     base: BaseRules
-    elements: Mapping[Container, Mapping[str, Element]] = field(default_factory=dict)
+    elements: Mapping[NftContainer, Mapping[str, Element]] = field(default_factory=dict)
     chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     affinity: Mapping[str, int] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ class NftablesRuleset:
     def rules(self) -> int:
         return sum(map(len, self.base.chains.values())) + sum(map(len, self.chains.values()))
 
-    def all_elements(self) -> Iterator[tuple[Container, list[Element]]]:
+    def all_elements(self) -> Iterator[tuple[NftContainer, list[Element]]]:
         """The elements of each container that has any."""
         for container in self.base.containers:
             found = list(self.elements.get(container, {}).values())
@@ -75,7 +75,7 @@ class NftablesChanges:
         return sum(map(len, self.chains.values()))
 
 
-_Place = tuple[Container, str]
+_Place = tuple[NftContainer, str]
 
 
 class NftablesRenderer:
@@ -90,8 +90,8 @@ class NftablesRenderer:
         self._ports: dict[int, tuple[BackedPort, NftablesPortRules]] = {}
         # Several ports may want one element: all of a Service its cluster IP, two Services the
         # same external IP. The least one is written, whatever the order they came in.
-        self._claims: dict[Container, dict[str, tuple[Element, ...]]] = {
-            container: {} for container in Container
+        self._claims: dict[NftContainer, dict[str, tuple[Element, ...]]] = {
+            container: {} for container in NftContainer
         }
         self._chains: dict[str, tuple[str, ...]] = {}
         self._affinity: dict[str, int] = {}

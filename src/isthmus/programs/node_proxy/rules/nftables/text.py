@@ -15,8 +15,8 @@ from isthmus.programs.node_proxy.rules.nftables.base import (
     NFT_FAMILY,
     REJECT_CHAIN,
     TABLE,
-    Container,
     Element,
+    NftContainer,
     is_port_chain,
 )
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRuleset
@@ -139,7 +139,7 @@ def _affinity(table: str, family: IpFamily, sets: Mapping[str, int]) -> Iterator
 
 
 def _elements(verb: str, table: str, elements: Iterable[Element]) -> Iterator[str]:
-    by_container: dict[Container, list[str]] = {}
+    by_container: dict[NftContainer, list[str]] = {}
     for element in elements:
         # To delete one, its key says enough; nft would compare the rest.
         written = str(element) if verb == "add" else element.key
