@@ -5,7 +5,7 @@ addresses only, so that nobody gets past a rule by what a resolver says. The fil
 in settings_policy.py; which network a target is in is settings_networks.py.
 
 The classes of traffic and the shares stand in the same file and match what its rules match; what a
-class means on a link is tunnel/classes.py, how shares are kept rules_shares.py.
+class means on a link is tunnel/traffic_classes.py, how shares are kept rules_shares.py.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ _EVERYTHING = Match()
 class ClassRule:
     """Puts what it matches into a class; ``where`` is its place, for people.
 
-    ``objects`` are patterns of what a client says that its request is about (wire/asking.py); a
+    ``objects`` are patterns of what a client says that its request is about (wire/request_metadata.py); a
     dial that says nothing, or is not believed, fits none.
     """
 

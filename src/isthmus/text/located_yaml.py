@@ -330,39 +330,31 @@ class LocatedEntry(NamedTuple):
 
 
 class Fields(dict[str, Located]):
-    """The values of a mapping by their keys, and what they say, or else a default."""
+    """The values of a mapping by their keys, and what they say (see Located), or else a default."""
 
     def text(self, key: str, default: str = "") -> str:
-        """See Located.text."""
         return (self[key].text() or "") if key in self else default
 
     def boolean(self, key: str, default: bool) -> bool:
-        """See Located.boolean."""
         return self[key].boolean() if key in self else default
 
     def integer(self, key: str, default: int, low: int, high: int) -> int:
-        """See Located.integer."""
         return self[key].integer(low, high) if key in self else default
 
     def number(self, key: str, default: float, low: float, high: float) -> float:
-        """See Located.number."""
         return self[key].number(low, high) if key in self else default
 
     def member(self, key: str, default: E) -> E:
-        """See Located.member."""
         return (self[key].member(type(default)) or default) if key in self else default
 
     def value(self, key: str, parse: Callable[[str], T], default: T) -> T:
-        """See Located.read."""
         read = self[key].read(parse) if key in self else default
         return default if read is None else read
 
     def nodes(self, key: str, *, most: int) -> list[Located]:
-        """See Located.items."""
         return self[key].items(most=most) if key in self else []
 
     def one_or_nodes(self, key: str, *, most: int) -> list[Located]:
-        """See Located.one_or_items."""
         return self[key].one_or_items(most=most) if key in self else []
 
     def listed(self, key: str, parse: Callable[[str], T]) -> tuple[T, ...]:

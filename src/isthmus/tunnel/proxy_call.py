@@ -57,11 +57,11 @@ class ProxyCaller(Caller, Protocol):
     def hang_up(self, stream: Http2Stream) -> None:
         """Nothing more is said or heard: end the stream if this batch does not end it."""
 
-    def look_later(self, end: ProxyCall, delay_s: float) -> None:
+    def look_later(self, end: ProxyClientCall, delay_s: float) -> None:
         """Call ``end.look`` then."""
 
 
-class ProxyCall(CallStream):
+class ProxyClientCall(CallStream):
     """The end at the client's side of one call.
 
     ``half_closes`` tells whether the server keeps half-closes; None: it says so itself.
@@ -101,7 +101,7 @@ class ProxyCall(CallStream):
         self._reply: tuple[int, float] | None = None  # how much of it came, and since when not more
 
     def __repr__(self) -> str:
-        return f"<ProxyCall {self._connect_id} {self.stage.value}>"
+        return f"<ProxyClientCall {self._connect_id} {self.stage.value}>"
 
     @property
     def half_closed(self) -> bool:

@@ -7,7 +7,7 @@ from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
 from isthmus.tunnel.payload import PayloadCall
-from isthmus.tunnel.proxy_call import ProxyCall
+from isthmus.tunnel.proxy_call import ProxyClientCall
 from isthmus.wire.grpc import Status, status_headers
 from isthmus.wire.http2 import ErrorCode
 
@@ -22,12 +22,12 @@ class Caller:
         self.bed = ClientBed()
         stream = self.bed.connection.open(NOBODY)
         assert stream is not None
-        self.end: ProxyCall | PayloadCall
+        self.end: ProxyClientCall | PayloadCall
         if role & 1:
             self.end = PayloadCall(self)
             self.end.call(stream, REQUEST)
         else:
-            self.end = ProxyCall(self, random=7, clock=self.bed.clock)
+            self.end = ProxyClientCall(self, random=7, clock=self.bed.clock)
             self.end.call(stream, REQUEST, "a:1")
 
     def dialed(self) -> None:
@@ -56,7 +56,7 @@ class Caller:
         """End the call."""
         stream.reset(ErrorCode.CANCEL)
 
-    def look_later(self, end: ProxyCall, delay_s: float) -> None:
+    def look_later(self, end: ProxyClientCall, delay_s: float) -> None:
         """Not now."""
 
 

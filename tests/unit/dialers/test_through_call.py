@@ -8,7 +8,7 @@ from isthmus.testing.http2 import Http2Pair, Recorder
 from isthmus.tunnel.call_stream import CallStage
 from isthmus.tunnel.end import Ending, join
 from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
-from isthmus.tunnel.proxy_call import REPLY_PAUSE_S, ProxyCall
+from isthmus.tunnel.proxy_call import REPLY_PAUSE_S, ProxyClientCall
 from isthmus.wire.grpc import MESSAGE_HEAD, Status, message_size, status_headers
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.konnectivity_pb2 import Packet
@@ -42,7 +42,7 @@ class Bed:
         self.said: list[object] = []
         self.hung_up: list[Http2Stream] = []
         self.looks = 0
-        self.end = ProxyCall(self, random=RANDOM, clock=self.clock, half_closes=half_closes)
+        self.end = ProxyClientCall(self, random=RANDOM, clock=self.clock, half_closes=half_closes)
         self.end.on_done = lambda _, ending: self.said.append(ending)
         stream = self.pair.client.open(NOBODY)
         assert stream is not None
@@ -77,7 +77,7 @@ class Bed:
             stream.reset(ErrorCode.CANCEL)
         return len(self.pair.client.streams)
 
-    def look_later(self, end: ProxyCall, delay_s: float) -> None:
+    def look_later(self, end: ProxyClientCall, delay_s: float) -> None:
         assert end is self.end
         self.looks += 1
 

@@ -674,7 +674,7 @@ def test_connections_through_an_https_proxy_share_the_systems_cas(
         proxy = ProxyAddress(scheme="https", at=HostPort("127.0.0.1", port))
         for _ in range(10):
             with pytest.raises(LinkError):
-                await connect_through(loop, poller, Resolver(loop), proxy, HostPort("x.test", 1))
+                await connect_through(poller, Resolver(loop), proxy, HostPort("x.test", 1))
         poller.shut_down()
 
     asyncio.run(main())
