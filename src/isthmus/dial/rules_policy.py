@@ -258,7 +258,7 @@ _EVERYTHING = Match()
 class ClassRule:
     """Puts what it matches into a class; ``where`` is its place, for people.
 
-    ``objects`` are patterns of what a client says that its request is about (wire/request_metadata.py); a
+    ``objects`` are patterns of what a client says that its request is about; a
     dial that says nothing, or is not believed, fits none.
     """
 

@@ -23,7 +23,7 @@ from isthmus.net.resolver import Resolver
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.http2_stream import Http2Stream
 from isthmus.tunnel.payload import PayloadCall
-from isthmus.tunnel.proxy_call import ProxyCall
+from isthmus.tunnel.proxy_call import ProxyClientCall
 from isthmus.values import NOTHING, HostPort, RequestMetadata
 from isthmus.wire.grpc import Status
 from isthmus.wire.http2 import ErrorCode, Header, Headers
@@ -41,11 +41,11 @@ class GrpcDial(PooledDial):
     """One dial; see PooledDial. It is its call's Caller, too (tunnel/proxy_call.py)."""
 
     _dialer: GrpcDialer
-    _call: ProxyCall | None = None
+    _call: ProxyClientCall | None = None
 
     def call(self, stream: Http2Stream) -> None:
         """Ask for the target."""
-        self._call = ProxyCall(
+        self._call = ProxyClientCall(
             self,
             random=secrets.randbits(62) + 1,
             clock=time.monotonic,
@@ -98,7 +98,7 @@ class GrpcDial(PooledDial):
         # Not at once: its trailers are mostly behind what ended the tunnel.
         self.poller.flush_later(partial(stream.reset, ErrorCode.CANCEL))
 
-    def look_later(self, end: ProxyCall, delay_s: float) -> None:
+    def look_later(self, end: ProxyClientCall, delay_s: float) -> None:
         """A reply may have paused."""
         self.loop.call_later(delay_s, end.look)
 
