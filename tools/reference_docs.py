@@ -29,7 +29,7 @@ from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.socks5_proxy.frontend import CODE_OF
 from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
 from isthmus.settings.program import LogSettings
-from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
+from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE
 from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort
 from isthmus.wire.payload import STATUS_OF_FAILURE

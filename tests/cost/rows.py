@@ -41,8 +41,8 @@ from isthmus.net.dns_messages import DnsError, question, read_answer
 from isthmus.programs.apiserver_proxy import settings_haproxy_cfg as haproxy_cfg
 from isthmus.programs.https_proxy.frontend import HttpClient
 from isthmus.programs.sni_router import settings_routes as sni_routes
-from isthmus.settings import shown
 from isthmus.settings.identifiers import Identifiers
+from isthmus.settings.options import blanked
 from isthmus.testing import ManualClock, MemoryCarrier, MemoryEnd
 from isthmus.text.patterns import Pattern
 from isthmus.text.text_limits import plain
@@ -766,7 +766,7 @@ def _scrub(unit: str) -> Callable[[int], Work]:
 def _blank(unit: str) -> Callable[[int], Work]:
     def make(n: int) -> Work:
         text = _times(unit, n)
-        return lambda: shown.blanked(text)
+        return lambda: blanked(text)
 
     return make
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress
-from isthmus.settings.checks import check_at_least, check_choices
 from isthmus.settings.options import OURS, option
+from isthmus.settings.parsing import check_at_least, check_choices
 from isthmus.text.addresses import cidr
 
 STATIC_POD = "static-pod"

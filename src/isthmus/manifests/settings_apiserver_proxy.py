@@ -18,8 +18,8 @@ from isthmus.manifests.settings import (
     check_namespace,
     check_user,
 )
-from isthmus.settings.checks import check_choices
 from isthmus.settings.options import OURS, option
+from isthmus.settings.parsing import check_choices
 
 IGNITION = "ignition"
 FORMS = (STATIC_POD, SYSTEMD, IGNITION)

@@ -29,8 +29,8 @@ from isthmus.manifests.settings import (
     check_user,
 )
 from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
-from isthmus.settings.checks import check_at_least, check_choices, check_durations, check_host
 from isthmus.settings.options import OURS, option
+from isthmus.settings.parsing import check_at_least, check_choices, check_durations, check_host
 from isthmus.text.addresses import cidr
 
 SIDECAR = "sidecar"

@@ -31,8 +31,8 @@ from isthmus.programs.sidecar.settings_presets import (
     VARIABLES,
     Preset,
 )
-from isthmus.settings.checks import check_choices, check_host
 from isthmus.settings.options import OURS, option
+from isthmus.settings.parsing import check_choices, check_host
 
 PATCH, POD_SPEC = "patch", "pod-spec"
 OUTPUTS = (PATCH, POD_SPEC)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.checks import check_host, check_pair, check_port
 from isthmus.settings.options import OURS, SAME, SettingsBlock, option
+from isthmus.settings.parsing import check_host, check_pair, check_port
 from isthmus.settings.rules_roles import Admits, Role, admits
 from isthmus.text.addresses import is_loopback
 

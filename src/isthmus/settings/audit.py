@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.checks import check_at_least
 from isthmus.settings.options import OURS, SettingsBlock, option
+from isthmus.settings.parsing import check_at_least
 
 _GROUP = "Audit log"
 STDOUT = "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.tools.watching.keys import Keys
+from isthmus.tools.watching.live import Keys
 
 WORDS = [
     (b"jq", ["j", "q"]),

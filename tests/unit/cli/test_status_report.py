@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.tools.watching.status_output import print_reports, report_json
+from isthmus.tools.watching.command_status import print_reports, report_json
 from isthmus.tools.watching.status_report import Heard, Report, report
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -7,8 +7,15 @@ from rows import row, seen, tunnel
 from isthmus.client.admin import AdminClient
 from isthmus.tools.watching.command_top import Watcher, end_tunnel
 from isthmus.tools.watching.looking import Seen
-from isthmus.tools.watching.top_state import Mode, Order, TopState
-from isthmus.tools.watching.top_view import Counts, Line, screen_lines, summary
+from isthmus.tools.watching.top_view import (
+    Counts,
+    Line,
+    Mode,
+    Order,
+    TopState,
+    screen_lines,
+    summary,
+)
 
 
 def shown(state: TopState) -> list[str]:

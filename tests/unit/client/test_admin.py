@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from isthmus.client import admin
-from isthmus.client.admin import AdminClient, AdminError, Trouble, read_token
-from isthmus.client.admin_errors import explain
+from isthmus.client.admin import AdminClient, AdminError, Trouble, explain, read_token
 from isthmus.errors import ConfigError
 from isthmus.tools.pki import making as pki
 

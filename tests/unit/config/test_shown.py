@@ -13,9 +13,8 @@ from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
-from isthmus.settings.options import options_of
+from isthmus.settings.options import BLANK, blanked, options_of, shown_flags
 from isthmus.settings.parsing import load
-from isthmus.settings.shown import BLANK, blanked, shown_flags
 
 PROGRAMS = (
     ServerSettings, AgentSettings, ApiserverProxySettings, HttpsProxySettings, NodeProxySettings,

@@ -10,7 +10,6 @@ from doctor_bed import agent, by_check, only, running, server, states
 from isthmus import __version__
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
 from isthmus.tools.doctor.alive import (
     judge_dials,
     judge_known,
@@ -22,7 +21,7 @@ from isthmus.tools.doctor.alive import (
     see_server_count,
     see_versions,
 )
-from isthmus.tools.doctor.finding import Check
+from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, Check
 from isthmus.tools.doctor.patient import READINESS
 from isthmus.tools.pki.making import PkiFiles
 

@@ -21,10 +21,8 @@ from hypothesis import strategies as st
 
 from isthmus.tools.doctor import bundle
 from isthmus.tools.doctor.bundle import collect, described
-from isthmus.tools.doctor.bundle_known import known_secrets
-from isthmus.tools.doctor.bundle_machine import MissingError, Part, machine_parts
-from isthmus.tools.doctor.bundle_programs import process_parts
-from isthmus.tools.doctor.bundle_secrets import BLANK, Scrubber
+from isthmus.tools.doctor.bundle_parts import MissingError, Part, machine_parts, process_parts
+from isthmus.tools.doctor.bundle_secrets import BLANK, Scrubber, known_secrets
 from isthmus.tools.pki.making import PkiFiles
 
 AT = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)

@@ -15,11 +15,11 @@ from peers_bed import LIMIT_S, answering, closing, saying, serving, silent, tls_
 
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.clock import judge_skew
-from isthmus.tools.doctor.environment import see_proxy
+from isthmus.tools.doctor.certificates import judge_skew
+from isthmus.tools.doctor.configuration import see_proxy
 from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.layout import Peer
 from isthmus.tools.doctor.peers import Resolved, judge_name, see_names, see_peers
-from isthmus.tools.doctor.places import Peer
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort

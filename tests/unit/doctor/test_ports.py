@@ -16,9 +16,16 @@ from doctor_bed import agent, patient, running, server, states
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor import ports
 from isthmus.tools.doctor.finding import Asked, Check
-from isthmus.tools.doctor.holders import holders, holds
-from isthmus.tools.doctor.places import Listener, SocketFile
-from isthmus.tools.doctor.ports import judge_free, judge_socket, see_ports, see_sockets, try_port
+from isthmus.tools.doctor.layout import Listener, SocketFile
+from isthmus.tools.doctor.ports import (
+    holders,
+    holds,
+    judge_free,
+    judge_socket,
+    see_ports,
+    see_sockets,
+    try_port,
+)
 from isthmus.tools.pki.making import PkiFiles
 
 ASKED = Asked(Check.PORTS, "--agent-port", "tried")

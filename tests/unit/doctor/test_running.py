@@ -18,10 +18,10 @@ from isthmus.client.admin import AdminClient
 from isthmus.errors import ConfigError
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.shown import shown_flags
+from isthmus.settings.options import shown_flags
 from isthmus.tools.bootstrap.rules import CheckState
+from isthmus.tools.doctor.examine import lines, summary, to_json
 from isthmus.tools.doctor.finding import Asked, Check
-from isthmus.tools.doctor.report import lines, summary, to_json
 from isthmus.tools.doctor.running import Asking, local_pid, patients_of, settings_of
 from isthmus.tools.pki.making import PkiFiles
 

@@ -8,8 +8,7 @@ import pytest
 
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.tools.doctor import reference
-from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
-from isthmus.tools.doctor.finding import FINDS, Check
+from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, Check
 from isthmus.tools.doctor.layout import ALL
 from isthmus.tools.doctor.looks import LOOKS, programs_of
 from isthmus.tools.doctor.target import STEPS

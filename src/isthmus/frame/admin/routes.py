@@ -38,7 +38,7 @@ from isthmus.frame.audit.log import RECENT_RECORDS
 from isthmus.frame.model.history import STEP_S, History, step_json
 from isthmus.frame.model.snapshot import json_chunks, to_json
 from isthmus.logs import RECENT, RECENT_LINES, log
-from isthmus.settings.shown import shown_flags
+from isthmus.settings.options import shown_flags
 from isthmus.values import TunnelId
 
 DEFAULT_TUNNELS = 1000

@@ -13,7 +13,10 @@ from isthmus.errors import ConfigError
 from isthmus.kube.rules_leases import check_selector
 from isthmus.net.settings_bind import BindSettings
 from isthmus.settings.admin import AdminSettings
-from isthmus.settings.checks import (
+from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
+from isthmus.settings.identifiers import Identifiers
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.parsing import (
     KONNECTIVITY,
     check_at_least,
     check_choices,
@@ -23,9 +26,6 @@ from isthmus.settings.checks import (
     check_pair,
     check_port,
 )
-from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
-from isthmus.settings.identifiers import Identifiers
-from isthmus.settings.options import OURS, block, option
 from isthmus.settings.program import (
     GRACEFUL_SHUTDOWN,
     KUBE_API_CONTENT_TYPE,

@@ -32,14 +32,14 @@ from isthmus.programs.apiserver_proxy.plan import (
 )
 from isthmus.programs.apiserver_proxy.rules import Bounds
 from isthmus.settings.admin import PORTS, AdminSettings
-from isthmus.settings.checks import (
+from isthmus.settings.options import OURS, block, option, options_of
+from isthmus.settings.parsing import (
     check_at_least,
     check_choices,
     check_durations,
     check_host,
     check_pair,
 )
-from isthmus.settings.options import OURS, block, option, options_of
 from isthmus.settings.program import (
     GRACEFUL_SHUTDOWN,
     MAX_CONNECTIONS,

@@ -15,8 +15,8 @@ from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.detectors import tidy_range
 from isthmus.programs.node_proxy.settings_kernel import IPTABLES, IPVS, NFTABLES, RULES
 from isthmus.programs.node_proxy.settings_local import LocalTrafficSettings
-from isthmus.settings.checks import check_choices
 from isthmus.settings.options import option
+from isthmus.settings.parsing import check_choices
 from isthmus.settings.program import KUBECONFIG
 from isthmus.values import is_address
 

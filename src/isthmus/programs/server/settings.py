@@ -22,7 +22,9 @@ from isthmus.kube.rules_leases import lease_name, parse_labels
 from isthmus.net.settings_ciphers import TLS12, TLS13, check_tls
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.audit import AuditSettings
-from isthmus.settings.checks import (
+from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.parsing import (
     KONNECTIVITY,
     check_at_least,
     check_choices,
@@ -32,8 +34,6 @@ from isthmus.settings.checks import (
     check_pair,
     check_port,
 )
-from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
-from isthmus.settings.options import OURS, block, option
 from isthmus.settings.program import (
     GRACEFUL_SHUTDOWN,
     KUBE_API_CONTENT_TYPE,

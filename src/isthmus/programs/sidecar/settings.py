@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA, is_metadata
 from isthmus.settings.admin import AdminSettings
-from isthmus.settings.checks import (
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.parsing import (
     check_at_least,
     check_choices,
     check_durations,
     check_host,
     check_port,
 )
-from isthmus.settings.options import OURS, block, option
 from isthmus.settings.program import (
     GRACEFUL_SHUTDOWN,
     KUBECONFIG,

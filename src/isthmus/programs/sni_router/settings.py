@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from isthmus.errors import ConfigError
 from isthmus.settings.admin import AdminSettings
-from isthmus.settings.checks import (
+from isthmus.settings.options import OURS, block, option
+from isthmus.settings.parsing import (
     check_at_least,
     check_choices,
     check_durations,
     check_host,
 )
-from isthmus.settings.options import OURS, block, option
 from isthmus.settings.program import (
     GRACEFUL_SHUTDOWN,
     MAX_CONNECTIONS,

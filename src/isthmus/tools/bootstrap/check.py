@@ -25,8 +25,8 @@ from isthmus.net.contexts import client_context
 from isthmus.net.host_links import Address, kernel_of_this_host
 from isthmus.net.host_only import has_guard
 from isthmus.net.settings_bind import parse_bind_address
-from isthmus.settings.checks import check_host, check_pair
 from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.settings.parsing import check_host, check_pair
 from isthmus.tools.bootstrap import rules as bootstrap
 from isthmus.tools.bootstrap.probe import CutError, PeerCertificate, TlsError, TlsProbe
 from isthmus.tools.bootstrap.rules import AddressSeen, CheckReport, CheckState, CheckStep, StepName

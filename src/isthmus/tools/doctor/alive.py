@@ -13,9 +13,8 @@ from isthmus.errors import ConfigError, DialFailure, KubeError, LinkStage
 from isthmus.frame.model.snapshot import LinkState
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
-from isthmus.tools.doctor.finding import Asked, Check, Finding
-from isthmus.tools.doctor.metrics import Metrics
+from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, Asked, Check, Finding
+from isthmus.tools.doctor.limits import Metrics
 from isthmus.tools.doctor.patient import READINESS, Patient, Running
 
 _SLOW_S = 1.0

@@ -1,6 +1,6 @@
 """One archive with everything that somebody far away needs to help, and nothing that is secret.
 
-The parts come from bundle_machine.py and bundle_programs.py; here they are bounded, cleaned, listed
+The parts come from bundle_parts.py; here they are bounded, cleaned, listed
 in a manifest and packed.
 """
 
@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from isthmus import __version__
-from isthmus.tools.doctor.bundle_machine import MissingError, Part
+from isthmus.tools.doctor.bundle_parts import MissingError, Part
 from isthmus.tools.doctor.bundle_secrets import Scrubber
 
 MOST_BYTES_EACH = 8 * 1024 * 1024

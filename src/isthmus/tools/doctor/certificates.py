@@ -1,7 +1,11 @@
-"""Whether the certificates are good: key, chain, names, usage and dates."""
+"""Whether the certificates are good: key, chain, names, usage and dates; and the clock.
+
+OpenSSL itself judges them, in a handshake in memory between contexts as the programs make them.
+"""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -9,13 +13,13 @@ from pathlib import Path
 
 from isthmus.errors import ConfigError
 from isthmus.net.certificates import Purpose, TlsFiles, authorities
+from isthmus.net.contexts import client_context, server_context
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.programs.server.rules_role_warnings import TODO, role_warnings
 from isthmus.tools.doctor.files import placed
 from isthmus.tools.doctor.finding import Asked, Check, Finding
 from isthmus.tools.doctor.layout import TlsUse, tls_uses
 from isthmus.tools.doctor.patient import Patient
-from isthmus.tools.doctor.trial import verdict
 from isthmus.tools.pki.show import CertificateInfo, show
 
 _USAGE_CODE = 26  # X509_V_ERR_INVALID_PURPOSE
@@ -177,3 +181,78 @@ def judge_expiry(asked: Asked, start: datetime, end: datetime, now: datetime) ->
             return asked.warn(left, "renew it; a running program picks the new file up")
         case Standing.OK:
             return asked.ok(left)
+
+
+_TURNS = 10
+# openssl/x509_vfy.h; Python has no name for it.
+_NO_CHECK_TIME = 0x200000
+
+
+def verdict(
+    files: TlsFiles, purpose: Purpose, *, name: str = "", dates: bool = False
+) -> tuple[int, str]:
+    """Show the certificate to somebody who trusts the authorities of ``files``.
+
+    OpenSSL's number and words for what is wrong with it; (0, "") if nothing is. Without a
+    ``name``, and without ``dates``, these do not count.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    pair = TlsFiles(files.cert, files.key, "", labels=files.labels)
+    trust = TlsFiles("", "", files.ca, labels=files.labels)
+    if purpose == "server":
+        client, server = client_context(trust), server_context(pair)
+        client.check_hostname = bool(name)
+        judge = client
+    else:
+        client = client_context(pair)
+        client.check_hostname = False
+        client.verify_mode = ssl.CERT_NONE
+        # Its own certificate is nobody's business here: the client does not look at it.
+        server = server_context(files)
+        judge = server
+    if not dates:
+        judge.verify_flags |= _NO_CHECK_TIME
+    try:
+        _shake_hands(client, server, name or "localhost")
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_code, error.verify_message
+    except ssl.SSLError as error:
+        return -1, error.reason or str(error)
+    return 0, ""
+
+
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(_TURNS):
+        waiting = []
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                waiting.append(end)
+        ends = waiting
+        if not ends:
+            return
+
+
+_WARN, _FAIL = timedelta(seconds=5), timedelta(minutes=1)
+
+
+def judge_skew(about: str, theirs: datetime, ours: datetime) -> Finding:
+    """Compare the time of a peer with ours; a Date has whole seconds."""
+    asked = Asked(Check.CLOCK, about, "compared its time with ours")
+    skew = ours - theirs
+    far = abs(skew)
+    seen = f"ours is {far.total_seconds():.0f} s {'ahead' if skew > timedelta(0) else 'behind'}"
+    todo = "see that NTP runs on both machines (timedatectl, chronyc tracking)"
+    if far > _FAIL:
+        return asked.fail(f"{seen}: tokens, Leases and new certificates are judged wrongly", todo)
+    if far > _WARN:
+        return asked.warn(seen, todo)
+    return asked.ok("the same, but for a few seconds")

@@ -147,7 +147,7 @@ def _examine(wanted: Wanted, patients: Sequence[Patient], found: Sequence[Findin
     with _Teller() as told:
         findings = [*found, *examine(patients, LOOKS, limit_s=wanted.limit_s, told=told)]
     if wanted.output == "json":
-        from isthmus.tools.doctor.report import to_json
+        from isthmus.tools.doctor.examine import to_json
 
         click.echo(json.dumps(to_json(findings), indent=2, ensure_ascii=False))
     else:
@@ -157,7 +157,7 @@ def _examine(wanted: Wanted, patients: Sequence[Patient], found: Sequence[Findin
 
 def _print(findings: Sequence[Finding]) -> None:
     from isthmus.frame.cli.tables import coloured
-    from isthmus.tools.doctor.report import lines, summary
+    from isthmus.tools.doctor.examine import lines, summary
 
     for word, colour, rest in lines(findings):
         if word:

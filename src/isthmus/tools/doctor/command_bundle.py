@@ -21,7 +21,7 @@ from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
     from isthmus.tools.doctor.bundle import Bundle
-    from isthmus.tools.doctor.bundle_machine import Part
+    from isthmus.tools.doctor.bundle_parts import Part
     from isthmus.tools.doctor.finding import Finding
     from isthmus.tools.doctor.patient import Patient
 
@@ -93,8 +93,7 @@ def _write(bundle: Bundle, path: str, *, force: bool) -> None:
 
 def _collected(admin: AdminFlags, *, audit: bool, created: datetime) -> Bundle:
     from isthmus.tools.doctor.bundle import collect
-    from isthmus.tools.doctor.bundle_known import known_secrets
-    from isthmus.tools.doctor.bundle_secrets import Scrubber
+    from isthmus.tools.doctor.bundle_secrets import Scrubber, known_secrets
     from isthmus.tools.doctor.examine import examine
     from isthmus.tools.doctor.looks import LOOKS
     from isthmus.tools.doctor.running import Asking, patients_of
@@ -130,9 +129,14 @@ def _parts(
     *,
     audit: bool,
 ) -> Iterator[Part]:
-    from isthmus.tools.doctor.bundle_machine import Part, machine_parts
-    from isthmus.tools.doctor.bundle_programs import place_names, process_parts, program_parts
-    from isthmus.tools.doctor.report import lines, summary, to_json
+    from isthmus.tools.doctor.bundle_parts import (
+        Part,
+        machine_parts,
+        place_names,
+        process_parts,
+        program_parts,
+    )
+    from isthmus.tools.doctor.examine import lines, summary, to_json
 
     running = {one.running.url: one for one in patients if one.running is not None}
     places = place_names(clients, {url: one.program for url, one in running.items()})

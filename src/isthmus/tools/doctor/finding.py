@@ -1,7 +1,8 @@
 """What the doctor finds, as values: one finding per thing that was looked at.
 
 Every check has a name here, in the order they are shown, and a line that says what it finds;
-docs/how-to/doctor.md has its table from these.
+docs/how-to/doctor.md has its table from these. For each reason that a dial or a link can fail for
+there is advice, in two complete tables.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from isthmus.errors import DialFailure, LinkStage
 from isthmus.tools.bootstrap.rules import CheckState
 
 
@@ -168,3 +170,40 @@ class Asked:
             seen=seen.removeprefix(f"{self.about}: "),
             todo=todo,
         )
+
+
+DIAL_ADVICE: Mapping[DialFailure, str] = {
+    DialFailure.REFUSED: "see that the target listens on that port, on the address that was"
+    " dialed and not only on loopback",
+    DialFailure.TIMED_OUT: "see whether a firewall or security group between agent and target drops"
+    " packets, and whether the target is overloaded",
+    DialFailure.UNREACHABLE: "see the routes of the agent's host to the target's network, and its"
+    " own firewall's verdicts",
+    DialFailure.UNRESOLVED: "see whether the agent's host resolves the name (DNS policy of its pod,"
+    " --host-alias)",
+    DialFailure.DENIED: "see --policy-file (isthmus policy test) and --allowed-destination for who"
+    " may reach the target, and --endpoint-deny and --endpoint-allow of agents",
+    DialFailure.NO_AGENT: "see that an agent is linked and fits the target: --proxy-strategies,"
+    " --agent-identifiers, --agent-network",
+    DialFailure.AGENT_LOST: "see why links end (link-failures), and whether agents restart or run"
+    " out of memory",
+    DialFailure.TOO_MANY: "raise the limit of open files of the program (LimitNOFILE=), or run more"
+    " agents",
+    DialFailure.INTERNAL: "see the program's log at that time (isthmus support-bundle), and report"
+    " it",
+}
+
+LINK_ADVICE: Mapping[LinkStage, str] = {
+    LinkStage.CONNECT: "see that the server's agent port is open to the agent: names, routes,"
+    " firewalls, HTTPS_PROXY (isthmus doctor agent …)",
+    LinkStage.TLS: "see the certificates of both ends: the same authorities, names, dates"
+    " (isthmus doctor on both sides), and middle boxes that end TLS",
+    LinkStage.TIMED_OUT: "see whether something between the two accepts connections and passes"
+    " nothing on, and whether the server is overloaded",
+    LinkStage.PROTOCOL: "see that what answers at the agent port is a connectivity server, and that"
+    " --link is the same at both ends",
+    LinkStage.REFUSED: "see the server's log for why: the token or its audience, the identity and"
+    " --agent-identity-binding, an agent id in use",
+    LinkStage.LOST: "see whether load balancers or NAT drop idle connections (--keepalive-time),"
+    " and whether the other end restarts",
+}

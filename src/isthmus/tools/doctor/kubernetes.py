@@ -12,7 +12,7 @@ from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sidecar.settings import SidecarSettings
-from isthmus.tools.doctor.clock import judge_skew
+from isthmus.tools.doctor.certificates import judge_skew
 from isthmus.tools.doctor.finding import Asked, Check, Finding
 from isthmus.tools.doctor.patient import Patient
 

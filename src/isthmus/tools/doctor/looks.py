@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from isthmus.programs import programs
 from isthmus.tools.doctor import (
     alive,
     certificates,
     configuration,
-    environment,
     files,
     host,
     kernel,
@@ -23,7 +23,7 @@ from isthmus.tools.doctor.layout import ALL
 _DIALING = frozenset({"server", "agent", "apiserver-proxy", "socks5-proxy", "https-proxy"})
 _SIDECARS = frozenset({"socks5-proxy", "https-proxy"})
 _LINKED = frozenset({"server", "agent"})
-_NODE = frozenset({"node-proxy"})
+_NODE = frozenset(it.name for it in programs() if it.operator_flags is None)
 _ADMIN = ALL - _NODE
 
 LOOKS: tuple[Look, ...] = (
@@ -39,7 +39,7 @@ LOOKS: tuple[Look, ...] = (
     Look(
         checks=(Check.SOCKETS,), programs=frozenset({"server"}) | _SIDECARS, see=ports.see_sockets
     ),
-    Look(checks=(Check.PROXY,), programs=frozenset({"agent"}), see=environment.see_proxy),
+    Look(checks=(Check.PROXY,), programs=frozenset({"agent"}), see=configuration.see_proxy),
     Look(checks=(Check.DNS,), programs=_DIALING, see=peers.see_names),
     Look(checks=(Check.ROUTE, Check.MTU, Check.RP_FILTER), programs=_DIALING, see=host.see_routes),
     Look(

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.net.resolver import srv_targets
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
-from isthmus.tools.doctor.advice import DIAL_ADVICE
-from isthmus.tools.doctor.certificates import judge_expiry, listed
-from isthmus.tools.doctor.clock import judge_skew
-from isthmus.tools.doctor.environment import environ_of
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.certificates import judge_expiry, judge_skew, listed
+from isthmus.tools.doctor.configuration import environ_of
+from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, Check, Finding
+from isthmus.tools.doctor.layout import Peer, peers
 from isthmus.tools.doctor.patient import Patient
-from isthmus.tools.doctor.places import Peer, peers
 from isthmus.tools.doctor.probing import Attempt, attempt
 from isthmus.values import HostPort, is_address
 from isthmus.wire.link import RELAY_ALPN, is_ours

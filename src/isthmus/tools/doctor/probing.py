@@ -26,7 +26,7 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.through_proxy import connect_through
-from isthmus.tools.doctor.places import Peer
+from isthmus.tools.doctor.layout import Peer
 from isthmus.values import HostPort
 from isthmus.wire.http2 import PREFACE
 from isthmus.wire.link import RELAY_ALPN, is_ours

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from isthmus.tools.doctor.advice import DIAL_ADVICE, LINK_ADVICE
-from isthmus.tools.doctor.finding import FINDS, Check
+from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, Check
 from isthmus.tools.doctor.layout import ALL
 from isthmus.tools.doctor.looks import LOOKS, programs_of
 

@@ -9,15 +9,14 @@ from urllib.parse import urlsplit
 
 from isthmus.client.admin import AdminClient, AdminError
 from isthmus.errors import ConfigError
-from isthmus.settings.options import options_of
+from isthmus.settings.options import BLANK, options_of
 from isthmus.settings.parsing import load
-from isthmus.settings.shown import BLANK
 from isthmus.text.addresses import is_loopback
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.finding import Asked, Check, Finding
-from isthmus.tools.doctor.holders import holder_of, holders
 from isthmus.tools.doctor.layout import SETTINGS
 from isthmus.tools.doctor.patient import READINESS, Patient, Running
+from isthmus.tools.doctor.ports import holder_of, holders
 from isthmus.values import HostPort
 
 _TUNNELS = 100

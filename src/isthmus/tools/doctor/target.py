@@ -17,8 +17,7 @@ from isthmus.errors import ConfigError, DialError, DialFailure
 from isthmus.net.connect import FAILURE_OF_ERRNO
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import GRPC, ServerSettings
-from isthmus.tools.doctor.advice import DIAL_ADVICE
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, Check, Finding
 from isthmus.tools.doctor.patient import Patient
 from isthmus.values import HostPort, is_address
 

@@ -16,6 +16,10 @@ from isthmus.frame.cli.tables import filled
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
+import pwd
+import stat
+
+from isthmus.tools.doctor.ports import users_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -123,7 +127,6 @@ class AdminFlags:
     def _may_be_shown_token(self, port: int) -> bool:
         if not self.token_file:
             return True
-        from isthmus.tools.watching.token_trust import may_be_shown
 
         return may_be_shown(self.token_file, port)
 
@@ -196,3 +199,32 @@ def output_option(function: _F) -> _F:
 
 def _or_default(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     return value or ("table" if sys.stdout.isatty() else "json")
+
+
+_ROOT = 0
+
+
+def may_be_shown(token_file: str, port: int) -> bool:
+    """Whether everybody who listens on this port of the machine may read the file.
+
+    False where nobody listens, or that cannot be told.
+    """
+    users = users_of(port)
+    try:
+        return bool(users) and all(_may_read(user, os.stat(token_file)) for user in users)
+    except (OSError, ValueError):
+        return False
+
+
+def _may_read(user: int, file: os.stat_result) -> bool:
+    if user in (_ROOT, os.geteuid(), file.st_uid) or file.st_mode & stat.S_IROTH:
+        return True
+    return bool(file.st_mode & stat.S_IRGRP) and file.st_gid in _groups(user)
+
+
+def _groups(user: int) -> list[int]:
+    try:
+        known = pwd.getpwuid(user)
+        return os.getgrouplist(known.pw_name, known.pw_gid)
+    except (KeyError, OSError):
+        return []

@@ -57,7 +57,7 @@ def dashboard(admin: AdminFlags, port: int, bind_address: str) -> int:
 
 
 def _remote(admin: AdminFlags, url: str, address: str) -> Remote:
-    from isthmus.client.admin_errors import explain
+    from isthmus.client.admin import explain
     from isthmus.frame.dashboard.source import Remote
 
     https = url.startswith("https:")

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
     from isthmus.tools.watching.live import Screen
     from isthmus.tools.watching.looking import Seen
-    from isthmus.tools.watching.top_state import TopState
-    from isthmus.tools.watching.top_view import Line
+    from isthmus.tools.watching.top_view import Line, TopState
     from isthmus.tools.watching.tunnel_rows import TunnelRow
 
 NOTHING = 2
@@ -166,7 +165,7 @@ def _batch(watcher: Watcher, count: int | None, delay_s: float) -> int:
 
 def _live(watcher: Watcher, count: int | None, delay_s: float) -> int:
     from isthmus.tools.watching.live import Screen
-    from isthmus.tools.watching.top_state import Order, TopState
+    from isthmus.tools.watching.top_view import Order, TopState
 
     state = TopState()
     head = _head(watcher)

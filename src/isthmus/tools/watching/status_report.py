@@ -1,6 +1,6 @@
 """What ``isthmus status`` says of a program: facts out of its snapshot, readiness and history.
 
-Pure: what was heard comes in, with the time; status.py asks, and status_output.py prints.
+Pure: what was heard comes in, with the time; command_status.py asks and prints.
 """
 
 from __future__ import annotations
