@@ -19,7 +19,7 @@ from stack import Stack, client_context
 import isthmus
 from isthmus.frame.admin import ports
 from isthmus.frame.admin.answers import Watched
-from isthmus.frame.admin.ports import Port, serve
+from isthmus.frame.admin.ports import AdminAccess, Port, serve
 from isthmus.frame.dashboard import feed, routes, viewers
 from isthmus.frame.dashboard.routes import Dashboard, dashboard_routes
 from isthmus.frame.model.history import History, Tally
@@ -165,7 +165,12 @@ def served(stack: Stack, watched: Watched) -> Iterator[int]:
     async def start() -> tuple[Dashboard, Port]:
         made = dashboard_routes(watched)
         port = await serve(
-            made.routes, host="127.0.0.1", port=0, host_flag="--h", port_flag="--p", admin=True
+            made.routes,
+            host="127.0.0.1",
+            port=0,
+            host_flag="--h",
+            port_flag="--p",
+            admin=AdminAccess(),
         )
         return made, port
 

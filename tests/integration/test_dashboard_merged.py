@@ -19,7 +19,7 @@ from dashboard_bed import Watcher, ask, end_tunnel
 from programs import COMMAND, ENVIRONMENT, Programs
 from stack import Stack
 
-from isthmus.frame.admin.ports import Port, serve
+from isthmus.frame.admin.ports import AdminAccess, Port, serve
 from isthmus.frame.dashboard import merging, picture, source
 from isthmus.frame.dashboard.merging import MergedFeed
 from isthmus.frame.dashboard.routes import Dashboard, not_ours, page
@@ -39,8 +39,8 @@ def merged(stack: Stack, *urls: str, **files: str) -> Iterator[int]:
         feed = MergedFeed(remotes)
         made = page(feed, feed.end, admit=not_ours)
         opened = await serve(
-            made.routes, host="127.0.0.1", port=0, host_flag="--h", port_flag="--p", admin=True,
-            open_paths=made.open_paths,
+            made.routes, host="127.0.0.1", port=0, host_flag="--h", port_flag="--p",
+            admin=AdminAccess(open_paths=made.open_paths),
         )  # fmt: skip
         return made, opened
 

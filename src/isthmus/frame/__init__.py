@@ -1,1 +1,36 @@
-"""What every program stands in: its life, its operator ports, metrics, dashboard and workers."""
+"""What every program stands in: its parts and their life, operator ports, metrics, workers.
+
+How to write a program
+    Make a room in ``isthmus/programs``, declare ``PROGRAM = Program(...)`` in its ``__init__``
+    (program.py says what each field is) and add the room to the list in ``isthmus.programs``.
+    Commands, reference pages, the doctor and manifests find it there; nothing else names it.
+    Its ``program.py`` has ``parts(ground)``, which makes the parts, foundations first::
+
+        def parts(ground: Ground[SniRouterSettings, SniRouterMetrics]) -> tuple[Part, ...]:
+            routes = RoutesPart(ground.settings.config, ground.metrics)
+            tunnels = TunnelsPart(ground)
+            connections = SniConnections(ground, routes, tunnels.table)
+            listening = Listening(ground, bind, {"--listen": connections.accept})
+            return routes, tunnels, connections, listening
+
+    and, where its work is shared between processes, ``worker_plan(settings)``.
+
+How to write a part
+    Derive from ``Part`` (part.py) and override what the feature has, nothing else: files to read
+    in ``prepare``, ports and addresses in ``open``, gauges in ``start``, long tasks in ``tasks``;
+    ``drain``, ``busy``, ``close`` and ``wait_closed`` on the way down; ``ready``, ``snapshot``,
+    ``serving``, ``status`` for whoever looks. Metric families are declared by the program's
+    metrics class with their rule for workers, fields of snapshots by its view: reference pages and
+    a parent of workers need both without any part. A part is told what it may use in its
+    constructor, never a whole program, and knows no other program's parts.
+
+Who does what
+    lifecycle.py    the passes: prepare, open, start; drain, close, wait
+    running.py      which process this is: alone, a parent of workers, or a worker (``workers/``)
+    lifetime.py     signals, logging, the event loop, systemd
+    listening.py, forwarding.py, tunnels.py    parts that several programs have
+    operator_ports.py, ``admin/``, ``dashboard/``    health and admin ports, and what they show
+    ``observe/``, ``model/``    what is counted; what a program looks like at one moment
+    ``audit/``, revoking.py    records of requests; taking certificates and tokens back
+    ``cli/``        commands made of settings, and what they print
+"""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from isthmus.frame.admin.answers import Routes, Watched
 from isthmus.frame.admin.debug_routes import debug_routes
 from isthmus.frame.admin.guard import OperatorToken, admin_tls, say_refused
-from isthmus.frame.admin.ports import Port, serve
+from isthmus.frame.admin.ports import AdminAccess, Port, serve
 from isthmus.frame.admin.routes import AGENT, SERVER, Style, admin_routes, health_routes
 from isthmus.frame.dashboard.routes import dashboard_routes
 from isthmus.frame.part import Handed
@@ -94,12 +94,13 @@ class OperatorPorts:
             port=admin.port,
             host_flag="--admin-bind-address",
             port_flag=f"--{admin_flag}",
-            tls=self.tls,
-            refused=self._say_refused,
-            admin=True,
-            admits=admin.admits_operators,
-            token=self._token,
-            open_paths=self._open_paths,
+            admin=AdminAccess(
+                tls=self.tls,
+                refused=self._say_refused,
+                admits=admin.admits_operators,
+                token=self._token,
+                open_paths=self._open_paths,
+            ),
         )
         self.admin = opened.number
 

@@ -13,8 +13,9 @@ from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.frame.observe.counters import Family
 from isthmus.frame.observe.relays import Relayed, Retried
-from isthmus.frame.workers.metrics import NotHanded
+from isthmus.frame.workers.metrics import NotHanded, WorkersMetrics
 from isthmus.net.rules_slots import AdmissionRefusal
+from isthmus.programs import programs
 from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
 from isthmus.programs.node_proxy.metrics import (
     MODES,
@@ -25,7 +26,6 @@ from isthmus.programs.node_proxy.metrics import (
 from isthmus.programs.server.metrics import GO_DIAL_FAILURE, HandOn, TlsRefusal
 from isthmus.programs.sidecar.metrics import Unserved
 from isthmus.programs.sni_router.metrics import SniRefusal
-from isthmus.tools.metrics_every import by_program, every_family
 from isthmus.tunnel.end import Ending
 
 _HEAD = """# Metrics
@@ -148,6 +148,19 @@ def _values() -> str:
         lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")
         lines.extend(f"| {member.name.lower()} | {member.value} |\n" for member in kinds)
     return "".join(lines)
+
+
+def by_program() -> dict[str, tuple[Family, ...]]:
+    """Give the families of every program with operator ports, by the title of their section."""
+    found = {it.title: it.found(it.metrics)().families for it in programs() if it.operator_flags}
+    return {**found, "Parent of workers": WorkersMetrics().families}
+
+
+def every_family() -> tuple[Family, ...]:
+    """Give the families of all programs; some are in several."""
+    node_proxies = (NodeProxyMetrics(mode).families for mode in MODES)
+    every = (*by_program().values(), *node_proxies)
+    return tuple(family for families in every for family in families)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from isthmus.frame.admin.answers import Checks, Metrics, Routes, Snapshot, Watched
-from isthmus.frame.admin.ports import Port, serve
+from isthmus.frame.admin.ports import AdminAccess, Port, serve
 from isthmus.frame.model.history import History
 from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, TunnelView
 from isthmus.programs.server.settings import ServerSettings
@@ -72,6 +72,11 @@ def watched(
 
 def listen(routes: Routes, host: str = "127.0.0.1", **more: object) -> Awaitable[Port]:
     asked: dict[str, object] = {"host": host, "port": 0, "host_flag": "--h", "port_flag": "--p"}
+    is_admin = more.pop("admin", False)
+    access = {key: more.pop(key) for key in ("tls", "refused", "admits", "token", "open_paths")
+              if key in more}  # fmt: skip
+    if is_admin:
+        asked["admin"] = AdminAccess(**access)  # type: ignore[arg-type]
     return serve(routes, **(asked | more))  # type: ignore[arg-type]
 
 

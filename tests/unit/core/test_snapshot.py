@@ -17,6 +17,7 @@ from isthmus.frame.model.snapshot import (
     AgentProgramView,
     AgentView,
     CertificateView,
+    EndedView,
     LinkState,
     LinkView,
     RecentEndings,
@@ -159,13 +160,15 @@ def test_recent_endings_are_bounded_and_newest_first() -> None:
     recent = RecentEndings(limit=2)
     for at in (1.0, 2.0, 3.0):
         recent.add(
+            EndedView(
+                target=f"t{at:.0f}:80",
+                ending=Ending.LINK_LOST.value,
+                by="agent",
+                bytes_to_target=1,
+                bytes_to_client=2,
+                duration_s=0.5,
+            ),
             now=at,
-            target=f"t{at:.0f}:80",
-            ending=Ending.LINK_LOST,
-            by="agent",
-            bytes_to_target=1,
-            bytes_to_client=2,
-            duration_s=0.5,
         )
     views = recent.views(now=10.0)
     assert [(v.target, v.age_s, v.ending) for v in views] == [

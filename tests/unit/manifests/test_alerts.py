@@ -20,7 +20,7 @@ from isthmus.frame.workers import exposition
 from isthmus.manifests.alerts import ALERTS, NODE_FAILURES, prometheus_rule, rules, rules_text
 from isthmus.net.certificates import Lifetime
 from isthmus.programs.server.metrics import ServerMetrics
-from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics
+from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.tools.metrics_reference import every_name
 
 ROOT = Path(__file__).parents[3]

@@ -11,9 +11,9 @@ from isthmus.frame.observe.counters import PROCESS_MERGE, Family, gauge, merge_t
 from isthmus.frame.workers import exposition
 from isthmus.frame.workers.metrics import WorkersMetrics
 from isthmus.programs.server.metrics import ServerMetrics
+from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.programs.sni_router.metrics import SniRouterMetrics
-from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics
-from isthmus.tools.metrics_every import every_family
+from isthmus.tools.metrics_reference import every_family
 
 LINKS = "isthmus_server_links_opened_total"
 ENDED = "isthmus_server_tunnels_ended_total"

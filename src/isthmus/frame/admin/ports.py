@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
@@ -67,6 +68,21 @@ class Port:
         await self._runner.cleanup()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminAccess:
+    """Who is let in at an admin port, and how.
+
+    With ``tls`` it speaks HTTPS only, and ``refused`` hears of failed handshakes. ``admits`` are
+    those whose certificates are good, ``open_paths`` what needs no ``token``; see Guard.
+    """
+
+    tls: HotContext | None = None
+    refused: Refused = lambda _: None
+    admits: Admits = ANYBODY
+    token: OperatorToken | None = None
+    open_paths: Collection[str] = ()
+
+
 async def serve(
     routes: Routes,
     *,
@@ -74,24 +90,20 @@ async def serve(
     port: int,
     host_flag: str,
     port_flag: str,
-    tls: HotContext | None = None,
-    refused: Refused = lambda _: None,
-    admin: bool = False,
-    admits: Admits = ANYBODY,
-    token: OperatorToken | None = None,
-    open_paths: Collection[str] = (),
+    admin: AdminAccess | None = None,
 ) -> Port:
     """Serve the routes; an empty host is every address, port 0 any free one.
 
-    With ``tls`` it speaks HTTPS only; ``refused`` hears of failed handshakes. An admin
-    port shows who talks to whom: anywhere but on loopback its clients must show a certificate, or
-    the token by TLS, and where they need neither it answers only requests that name a loopback
-    host. Only an admin port makes changes; for the other arguments see Guard.
+    An ``admin`` port shows who talks to whom: anywhere but on loopback its clients must show a
+    certificate, or the token by TLS, and where they need neither it answers only requests that name
+    a loopback host. Only an admin port makes changes.
 
     Raises:
         ConfigError: the address cannot be bound, or an admin port would be open to the network.
             Nothing listens then.
     """
+    access = admin or AdminAccess()
+    tls, token = access.tls, access.token
     addresses = await _resolve(host, host_flag)
     passed = PASSED.take_tcp(port_flag, lambda: (host and addresses[0][1], port))
     if passed:  # by systemd, and it is their address that counts
@@ -99,7 +111,11 @@ async def serve(
         host = addresses[0][1]
     mutual = tls is not None and tls.current.verify_mode is ssl.CERT_REQUIRED
     proven = mutual or (tls is not None and token is not None)
-    if admin and not proven and not all(is_loopback(address) for _, address in addresses):
+    if (
+        admin is not None
+        and not proven
+        and not all(is_loopback(address) for _, address in addresses)
+    ):
         raise ConfigError(
             f"{host_flag}: {host or 'every address'} is not loopback, and an admin port needs TLS"
             " and clients with certificates or a token anywhere else; use 127.0.0.1"
@@ -108,14 +124,14 @@ async def serve(
     sockets = [*passed] or _bind(addresses, port, f"{port_flag}: port {port}", where)
     guard = Guard(
         host=None if mutual or token is not None else host,
-        admits=admits,
+        admits=access.admits,
         token=token,
-        open_paths=open_paths,
+        open_paths=access.open_paths,
     )
     # Whoever showed a certificate may ask as often as it likes.
     allowance = None if mutual else Allowance(asyncio.get_running_loop().time)
     server = web.Server(
-        partial(_dispatch, routes, guard if admin else None, allowance),
+        partial(_dispatch, routes, guard if admin is not None else None, allowance),
         access_log=None,
         logger=_QuietLog(),
         keepalive_timeout=IDLE_S,
@@ -132,7 +148,7 @@ async def serve(
         runner,
         sockets,
         [
-            HttpSite(sock, server, visitors=visitors, context=tls, refused=refused)
+            HttpSite(sock, server, visitors=visitors, context=tls, refused=access.refused)
             for sock in sockets
         ],
     )

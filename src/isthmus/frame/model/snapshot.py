@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
 from isthmus.net.rules_expiry import Standing
-from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, ServerId, TunnelId
 
 _PLAIN = frozenset({str, int, bool, type(None)})
@@ -162,7 +161,7 @@ class EndedView:
     bytes_to_target: int
     bytes_to_client: int
     duration_s: float
-    age_s: float
+    age_s: float = 0.0
     connection_id: str = ""
 
 
@@ -374,44 +373,15 @@ class RecentEndings:
     __slots__ = ("_kept",)
 
     def __init__(self, limit: int = 100) -> None:
-        self._kept: deque[tuple[float, str, Ending, str, int, int, float, str]] = deque(
-            maxlen=limit
-        )
+        self._kept: deque[tuple[float, EndedView]] = deque(maxlen=limit)
 
-    def add(
-        self,
-        *,
-        now: float,
-        target: str,
-        ending: Ending,
-        by: str,
-        bytes_to_target: int,
-        bytes_to_client: int,
-        duration_s: float,
-        connection_id: str = "",
-    ) -> None:
+    def add(self, ended: EndedView, *, now: float) -> None:
         """Remember one ending; the oldest makes room."""
-        self._kept.appendleft(
-            (now, target, ending, by, bytes_to_target, bytes_to_client, duration_s, connection_id)
-        )
+        self._kept.appendleft((now, ended))
 
     def views(self, *, now: float) -> tuple[EndedView, ...]:
         """Show them, newest first, with their ages at ``now``."""
-        return tuple(
-            EndedView(
-                target=target,
-                ending=ending.value,
-                by=by,
-                bytes_to_target=to_target,
-                bytes_to_client=to_client,
-                duration_s=duration_s,
-                age_s=now - at,
-                connection_id=connection_id,
-            )
-            for at, target, ending, by, to_target, to_client, duration_s, connection_id in (
-                self._kept
-            )
-        )
+        return tuple(replace(ended, age_s=now - at) for at, ended in self._kept)
 
 
 def to_json(view: Any) -> Any:

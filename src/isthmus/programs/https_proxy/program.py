@@ -21,10 +21,10 @@ from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.https_proxy.frontend import HttpClient
-from isthmus.programs.https_proxy.metrics import HttpsProxyMetrics
 from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.https_proxy.through_user_proxy import UserProxyDialer
 from isthmus.programs.sidecar.connections import SidecarConnections
+from isthmus.programs.sidecar.metrics import HttpsProxyMetrics
 from isthmus.programs.sidecar.password import PasswordFile
 from isthmus.programs.sidecar.program import DialingPart, SidecarListening
 from isthmus.values import HostPort, is_address

@@ -6,10 +6,10 @@ from isthmus.frame.part import Ground, Part
 from isthmus.frame.resources import allow_connections
 from isthmus.frame.tunnels import TunnelsPart
 from isthmus.programs.sidecar.connections import SidecarConnections
+from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.programs.sidecar.password import PasswordFile
 from isthmus.programs.sidecar.program import DialingPart, SidecarListening
 from isthmus.programs.socks5_proxy.frontend import Socks5Client
-from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 
 

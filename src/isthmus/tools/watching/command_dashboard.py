@@ -90,7 +90,7 @@ def _credentials(admin: AdminFlags, https: bool) -> AdminCredentials:
 
 
 async def _serve(remotes: list[Remote], host: str, port: int) -> None:
-    from isthmus.frame.admin.ports import serve
+    from isthmus.frame.admin.ports import AdminAccess, serve
     from isthmus.frame.dashboard.merging import MergedFeed
     from isthmus.frame.dashboard.routes import not_ours, page
 
@@ -98,7 +98,7 @@ async def _serve(remotes: list[Remote], host: str, port: int) -> None:
     made = page(feed, feed.end, admit=not_ours)
     opened = await serve(
         made.routes, host=host, port=port, host_flag="--bind-address", port_flag="--port",
-        admin=True, open_paths=made.open_paths,
+        admin=AdminAccess(open_paths=made.open_paths),
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
     click.echo(

@@ -16,10 +16,10 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.sidecar import connections as sidecar_connections
 from isthmus.programs.sidecar.connections import SidecarConnections
+from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.programs.sidecar.password import PasswordFile
 from isthmus.programs.socks5_proxy import PROGRAM
 from isthmus.programs.socks5_proxy.frontend import Socks5Client
-from isthmus.programs.socks5_proxy.metrics import Socks5ProxyMetrics
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.tunnel.end import Ending
 
