@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import sys
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1] / "src" / "isthmus"
 
@@ -157,3 +161,37 @@ def test_the_glossary_lists_the_words_of_the_house() -> None:
     words = "frontend agent link dial tunnel end join drain strategy network destination"
     for word in words.split():
         assert f"\n{word} " in doc, f"the package docstring does not explain {word!r}"
+
+
+@cache
+def shape() -> ModuleType:
+    """tools/shape, which also prints these measures."""
+    path = ROOT.parents[1] / "tools" / "shape"
+    loader = SourceFileLoader("shape", str(path))
+    spec = importlib.util.spec_from_loader("shape", loader)
+    assert spec is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["shape"] = made  # where its dataclasses look for their annotations
+    loader.exec_module(made)
+    return made
+
+
+#: By measure of tools/shape, what there may be at most. Lower it whenever there is less.
+MOST = {
+    "files-naming-a-program": 14,
+    "ambiguous-classes": 22,
+    "small-modules": 10,
+    "long-signatures": 11,
+    "import-cycles": 7,
+    "empty-docstrings": 21,
+}
+
+
+def test_the_shape_gets_no_worse() -> None:
+    tree = shape().Tree.read()
+    wrong = []
+    for measure, most in MOST.items():
+        found = shape().MEASURES[measure][1](tree)
+        if len(found) > most:
+            wrong += [f"{measure}: {len(found)}, and there were {most}:", *found]
+    assert not wrong, "\n".join(wrong)
