@@ -16,7 +16,7 @@ from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import compose
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.files import placed
-from isthmus.tools.doctor.finding import Check, Finding
+from isthmus.tools.doctor.finding import CheckId, Finding
 from isthmus.tools.doctor.host import see_bind_address, see_routes
 from isthmus.tools.doctor.kernel import see_sysctls, see_tools
 from isthmus.tools.doctor.patient import Patient, Running
@@ -47,7 +47,7 @@ def uplink(name: str, address: str, *, mtu: int = 1500) -> None:
     ip("route", "add", "default", "dev", name, "metric", address.split(".")[1])
 
 
-def states(findings: Iterable[Finding]) -> dict[Check, CheckState]:
+def states(findings: Iterable[Finding]) -> dict[CheckId, CheckState]:
     return {one.check: one.state for one in findings}
 
 
@@ -67,54 +67,60 @@ def bound(*, runs: bool) -> Patient:
 
 
 def test_an_address_that_is_not_there() -> None:
-    assert states(see_bind_address(bound(runs=True))) == {Check.BIND_ADDRESS: CheckState.FAILED}
-    assert states(see_bind_address(bound(runs=False))) == {Check.BIND_ADDRESS: CheckState.OK}
+    assert states(see_bind_address(bound(runs=True))) == {CheckId.BIND_ADDRESS: CheckState.FAILED}
+    assert states(see_bind_address(bound(runs=False))) == {CheckId.BIND_ADDRESS: CheckState.OK}
 
 
 def test_an_address_that_somebody_else_put_there() -> None:
     ip("address", "add", f"{ADDRESS}/32", "dev", "lo")
     found = states(see_bind_address(bound(runs=True)))
-    assert found == {Check.BIND_ADDRESS: CheckState.WARNING, Check.BIND_RULE: CheckState.WARNING}
+    assert found == {
+        CheckId.BIND_ADDRESS: CheckState.WARNING,
+        CheckId.BIND_RULE: CheckState.WARNING,
+    }
 
 
 def test_an_address_with_its_rule_and_then_without() -> None:
     uplink("up0", "10.7.0.2")
     assert main(["agent", "setup-interface", f"--bind-address={ADDRESS}"]) == 0
     found = states(see_bind_address(bound(runs=True)))
-    assert found == {Check.BIND_ADDRESS: CheckState.OK, Check.BIND_RULE: CheckState.OK}
+    assert found == {CheckId.BIND_ADDRESS: CheckState.OK, CheckId.BIND_RULE: CheckState.OK}
     # In this network of our own, somebody flushes the firewall.
     subprocess.run(["nft", "flush", "ruleset"], check=True, timeout=20)
     found = states(see_bind_address(bound(runs=True)))
-    assert found == {Check.BIND_ADDRESS: CheckState.OK, Check.BIND_RULE: CheckState.FAILED}
+    assert found == {
+        CheckId.BIND_ADDRESS: CheckState.OK,
+        CheckId.BIND_RULE: CheckState.FAILED,
+    }
 
 
-def routed(host: str) -> dict[Check, Finding]:
+def routed(host: str) -> dict[CheckId, Finding]:
     findings = see_routes(Patient(program="agent", settings=agent(host)))
     return {one.check: one for one in findings}
 
 
 def test_no_route() -> None:
     found = routed("192.0.2.1")
-    assert found[Check.ROUTE].state is CheckState.FAILED
-    assert list(found) == [Check.ROUTE]
+    assert found[CheckId.ROUTE].state is CheckState.FAILED
+    assert list(found) == [CheckId.ROUTE]
 
 
 def test_a_route_and_its_mtu() -> None:
     uplink("up0", "10.7.0.2", mtu=1300)
     found = routed("192.0.2.1")
-    assert found[Check.ROUTE].state is CheckState.OK
-    assert "through up0" in found[Check.ROUTE].seen
-    assert found[Check.MTU].state is CheckState.WARNING
-    assert found[Check.MTU].seen == "1300 bytes"
-    assert found[Check.RP_FILTER].state is CheckState.OK
+    assert found[CheckId.ROUTE].state is CheckState.OK
+    assert "through up0" in found[CheckId.ROUTE].seen
+    assert found[CheckId.MTU].state is CheckState.WARNING
+    assert found[CheckId.MTU].seen == "1300 bytes"
+    assert found[CheckId.RP_FILTER].state is CheckState.OK
     ip("link", "set", "up0", "mtu", "1500")
-    assert routed("192.0.2.1")[Check.MTU].state is CheckState.OK
+    assert routed("192.0.2.1")[CheckId.MTU].state is CheckState.OK
 
 
 def test_an_interface_that_is_down_has_no_route() -> None:
     uplink("up0", "10.7.0.2")
     ip("link", "set", "up0", "down")
-    assert routed("192.0.2.1")[Check.ROUTE].state is CheckState.FAILED
+    assert routed("192.0.2.1")[CheckId.ROUTE].state is CheckState.FAILED
 
 
 def test_strict_filters_with_two_uplinks() -> None:
@@ -122,9 +128,9 @@ def test_strict_filters_with_two_uplinks() -> None:
     uplink("up1", "10.8.0.2")
     for name in ("all", "up0", "up1"):
         (SYS / "conf" / name / "rp_filter").write_text("0")
-    assert routed("192.0.2.1")[Check.RP_FILTER].state is CheckState.OK
+    assert routed("192.0.2.1")[CheckId.RP_FILTER].state is CheckState.OK
     (SYS / "conf/up0/rp_filter").write_text("1")
-    finding = routed("192.0.2.1")[Check.RP_FILTER]
+    finding = routed("192.0.2.1")[CheckId.RP_FILTER]
     assert finding.state is CheckState.WARNING
     assert "up0, up1" in finding.seen
 

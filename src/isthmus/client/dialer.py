@@ -9,7 +9,7 @@ from collections.abc import Callable
 from isthmus.client.context import NetworkContext
 from isthmus.client.sockets import bridge, given
 from isthmus.client.stream import Connection
-from isthmus.client.ways import Ground, Way
+from isthmus.client.ways import DialResources, ServiceRoute
 from isthmus.net.connect import Dialing, Failed, Reached, reach
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort
@@ -23,8 +23,8 @@ class Dialer:
     def __init__(
         self,
         context: NetworkContext,
-        way: Way,
-        ground: Ground,
+        way: ServiceRoute,
+        ground: DialResources,
         opened: Callable[[BaseEnd], None],
     ) -> None:
         self.context = context

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import h11
 
 from isthmus import __version__
-from isthmus.client.tls import Stream
+from isthmus.client.tls import ByteStream
 from isthmus.errors import ProtocolError
 from isthmus.values import HostPort
 
@@ -51,7 +51,7 @@ class Url:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ClientRequest:
     """A request; ``headers`` replace those that are made for it."""
 
     method: str
@@ -74,20 +74,20 @@ class Request:
         return [pair for pair in made if pair[0].lower() not in given] + list(self.headers)
 
 
-class Exchange:
+class ClientExchange:
     """A request that was sent, and its answer as it comes.
 
     After ``begin`` the head is known: ``status``, ``line`` and ``headers``.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.status = 0
         self.line = ""
         self.headers: list[tuple[str, str]] = []
 
-    async def begin(self, request: Request) -> None:
+    async def begin(self, request: ClientRequest) -> None:
         """Send the request and read the head of the answer.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Self
 from isthmus.client.context import NetworkContext
 from isthmus.client.dialer import Dialer
 from isthmus.client.errors import UnknownNetworkError
-from isthmus.client.ways import Ground, Way, describe
+from isthmus.client.ways import DialResources, ServiceRoute, describe
 from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
 from isthmus.errors import ConfigError, DialFailure
 from isthmus.net.files import TooLargeError, read_bytes
@@ -35,8 +35,8 @@ class ConnectivityService:
     def __init__(self, config: ConnectivityConfig, *, grace_s: float = 1.0) -> None:
         self.config = config
         self.grace_s = grace_s
-        self._ground: Ground | None = None
-        self._ways: dict[str, Way] = {}
+        self._ground: DialResources | None = None
+        self._ways: dict[str, ServiceRoute] = {}
         self._ends: set[BaseEnd] = set()
         self._emptied: asyncio.Event | None = None
 
@@ -64,7 +64,7 @@ class ConnectivityService:
         if self._ground is not None:
             raise RuntimeError("the service is open already")
         loop = asyncio.get_running_loop()
-        self._ground = Ground(loop=loop, poller=Poller(loop), resolver=Resolver(loop))
+        self._ground = DialResources(loop=loop, poller=Poller(loop), resolver=Resolver(loop))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ class ConnectivityService:
         finally:
             self._shut_down(ground)
 
-    def _shut_down(self, ground: Ground) -> None:
+    def _shut_down(self, ground: DialResources) -> None:
         self._ground = None
         ground.closed = True
         for give_up in tuple(ground.under_way):
@@ -127,7 +127,7 @@ class ConnectivityService:
             raise RuntimeError("the service is not open: use it with 'async with'")
         way = self._ways.get(network.name)
         if way is None:
-            way = self._ways[network.name] = Way(network, self._ground)
+            way = self._ways[network.name] = ServiceRoute(network, self._ground)
         return Dialer(context, way, self._ground, self._opened)
 
     def context_for(

@@ -10,12 +10,12 @@ from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import Any
 
-from isthmus.client.tls import Stream
+from isthmus.client.tls import ByteStream
 
 _READ_BYTES = 64 * 1024
 
 
-async def join_standard_streams(stream: Stream, stdin: int, stdout: int) -> None:
+async def join_standard_streams(stream: ByteStream, stdin: int, stdout: int) -> None:
     """Send what comes from ``stdin`` and write what comes back to ``stdout``, until it ends.
 
     The end of stdin half-closes; the end of the target's stream is the end.
@@ -40,7 +40,7 @@ async def join_standard_streams(stream: Stream, stdin: int, stdout: int) -> None
 
 
 def _read(
-    stdin: int, stream: Stream, loop: asyncio.AbstractEventLoop, over: threading.Event
+    stdin: int, stream: ByteStream, loop: asyncio.AbstractEventLoop, over: threading.Event
 ) -> None:
     async def send(data: bytes) -> None:
         if not over.is_set():

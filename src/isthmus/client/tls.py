@@ -14,29 +14,22 @@ from isthmus.client.stream import GRACE_S, READ_BYTES, Buffer, Connection
 from isthmus.net.connect import TunnelResetError
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What a Connection and a TlsConnection have in common."""
 
-    async def read(self, size: int = READ_BYTES, *, timeout_s: float | None = None) -> bytes:
-        """See Connection."""
+    async def read(self, size: int = READ_BYTES, *, timeout_s: float | None = None) -> bytes: ...
 
-    def write(self, data: Buffer) -> None:
-        """See Connection."""
+    def write(self, data: Buffer) -> None: ...
 
-    async def drain(self, *, timeout_s: float | None = None) -> None:
-        """See Connection."""
+    async def drain(self, *, timeout_s: float | None = None) -> None: ...
 
-    def write_eof(self) -> None:
-        """See Connection."""
+    def write_eof(self) -> None: ...
 
-    async def close(self, *, timeout_s: float = 30.0, grace_s: float = GRACE_S) -> None:
-        """See Connection."""
+    async def close(self, *, timeout_s: float = 30.0, grace_s: float = GRACE_S) -> None: ...
 
-    def abort(self) -> None:
-        """See Connection."""
+    def abort(self) -> None: ...
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See Connection."""
+    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
 
 
 async def start_tls(
@@ -154,7 +147,6 @@ class TlsConnection:
 
     @property
     def is_closing(self) -> bool:
-        """See Connection."""
         return self._connection.is_closing
 
     @property

@@ -31,7 +31,7 @@ LOOK_EVERY_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Ground:
+class DialResources:
     """What every dialer of a service stands on, and the dials that are under way."""
 
     loop: asyncio.AbstractEventLoop
@@ -73,10 +73,10 @@ class Trust:
         return client_context(files, alpn=self._alpn)
 
 
-class Way:
+class ServiceRoute:
     """How one network is reached: a dialer, and whether it can say who asks."""
 
-    def __init__(self, network: NetworkConfig, ground: Ground) -> None:
+    def __init__(self, network: NetworkConfig, ground: DialResources) -> None:
         self.network = network
         protocol = network.connection.protocol
         self._says = protocol not in (NetworkProtocol.DIRECT, NetworkProtocol.CUSTOM)
@@ -108,7 +108,7 @@ class Way:
             close()
 
 
-def _dialer(network: NetworkConfig, ground: Ground) -> AnyDialer:
+def _dialer(network: NetworkConfig, ground: DialResources) -> AnyDialer:
     connection = network.connection
     loop, poller, resolver = ground.loop, ground.poller, ground.resolver
     match connection.protocol:

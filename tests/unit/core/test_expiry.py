@@ -12,7 +12,7 @@ from isthmus.net.certificates import Lifetime
 from isthmus.net.contexts import HotContext
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.tools.doctor.certificates import judge_expiry
-from isthmus.tools.doctor.finding import Asked, Check, CheckState
+from isthmus.tools.doctor.finding import Asked, CheckId, CheckState
 from isthmus.tools.watching.status_report import Heard, report
 
 NOW = datetime(2031, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ def test_one_verdict_everywhere(life: timedelta, left: timedelta, expected: Stan
     start = end - life
     assert standing(not_before=start, not_after=end, now=NOW) is expected
     # What the doctor says.
-    found = judge_expiry(Asked(Check.EXPIRY, "it", "looked"), start, end, NOW)
+    found = judge_expiry(Asked(CheckId.EXPIRY, "it", "looked"), start, end, NOW)
     words = {
         Standing.OK: CheckState.OK,
         Standing.WARN: CheckState.WARNING,

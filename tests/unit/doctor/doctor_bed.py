@@ -9,7 +9,7 @@ from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
 from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Check, Finding
+from isthmus.tools.doctor.finding import CheckId, Finding
 from isthmus.tools.doctor.patient import Patient, Running
 from isthmus.tools.pki.making import PkiFiles
 
@@ -48,20 +48,20 @@ def running(program: str, settings: Any, **said: Any) -> Patient:
     return patient(program, settings, running=alive)
 
 
-def by_check(findings: Iterable[Finding]) -> Mapping[Check, list[Finding]]:
+def by_check(findings: Iterable[Finding]) -> Mapping[CheckId, list[Finding]]:
     """The findings of each check."""
-    found: dict[Check, list[Finding]] = {}
+    found: dict[CheckId, list[Finding]] = {}
     for finding in findings:
         found.setdefault(finding.check, []).append(finding)
     return found
 
 
-def states(findings: Iterable[Finding], check: Check) -> list[CheckState]:
+def states(findings: Iterable[Finding], check: CheckId) -> list[CheckState]:
     """How the findings of one check came out."""
     return [finding.state for finding in findings if finding.check is check]
 
 
-def only(findings: Iterable[Finding], check: Check) -> Finding:
+def only(findings: Iterable[Finding], check: CheckId) -> Finding:
     """The one finding of a check."""
     (found,) = (finding for finding in findings if finding.check is check)
     return found

@@ -21,7 +21,7 @@ from isthmus.tools.doctor.alive import (
     see_server_count,
     see_versions,
 )
-from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, Check
+from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, CheckId
 from isthmus.tools.doctor.patient import READINESS
 from isthmus.tools.pki.making import PkiFiles
 
@@ -42,14 +42,14 @@ def test_readiness_is_read(certificates: PkiFiles) -> None:
     settings = agent(certificates)
     text = "[+]ping ok\n[-]links failed: no server is connected\n"
     who = running("agent", settings, ready=False, readiness=text)
-    finding = only(see_readiness(who), Check.READINESS)
+    finding = only(see_readiness(who), CheckId.READINESS)
     assert finding.state is CheckState.FAILED
     assert finding.seen == "links failed: no server is connected"
-    assert states(see_readiness(running("agent", settings)), Check.READINESS) == [CheckState.OK]
+    assert states(see_readiness(running("agent", settings)), CheckId.READINESS) == [CheckState.OK]
     silent = running("agent", settings, ready=False)
-    assert states(see_readiness(silent), Check.READINESS) == [CheckState.FAILED]
+    assert states(see_readiness(silent), CheckId.READINESS) == [CheckState.FAILED]
     unasked = running("agent", settings, missing={READINESS: "did not answer in time"})
-    assert states(see_readiness(unasked), Check.READINESS) == [CheckState.SKIPPED]
+    assert states(see_readiness(unasked), CheckId.READINESS) == [CheckState.SKIPPED]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_a_link_is_judged(changed: dict[str, Any], state: CheckState) -> None:
 
 def test_no_link_at_all_is_found(certificates: PkiFiles) -> None:
     who = running("server", server(certificates), snapshot={"links": []})
-    finding = only(see_links(who), Check.LINKS)
+    finding = only(see_links(who), CheckId.LINKS)
     assert finding.state is CheckState.FAILED
     assert "agents" in finding.seen and "on the agents' machines" in finding.todo
     who = running("agent", agent(certificates), snapshot={"links": []})
-    finding = only(see_links(who), Check.LINKS)
+    finding = only(see_links(who), CheckId.LINKS)
     assert "servers" in finding.seen and "agents' machines" not in finding.todo
 
 
@@ -96,7 +96,7 @@ def test_versions_are_compared(certificates: PkiFiles) -> None:
     assert theirs.state is CheckState.WARNING
     assert "1 of 0.0.9" in theirs.seen
     older = running("agent", agent(certificates), snapshot={"version": "0.0.1"})
-    assert states(see_versions(older), Check.VERSIONS) == [CheckState.WARNING]
+    assert states(see_versions(older), CheckId.VERSIONS) == [CheckState.WARNING]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_servers_are_counted(
 def test_links_to_one_server_count_once(certificates: PkiFiles) -> None:
     snapshot = {"knownServers": 2, "links": [link(), link()]}
     who = running("agent", agent(certificates), snapshot=snapshot)
-    assert only(see_server_count(who), Check.SERVER_COUNT).state is CheckState.FAILED
+    assert only(see_server_count(who), CheckId.SERVER_COUNT).state is CheckState.FAILED
 
 
 @pytest.mark.parametrize("stage", LinkStage)
@@ -128,7 +128,7 @@ def test_every_failed_link_has_its_advice(certificates: PkiFiles, stage: LinkSta
         f'isthmus_agent_link_failures_total{{reason="{stage.name.lower()}"}} 4\n'
     )
     who = running("agent", agent(certificates), metrics=metrics)
-    finding = only(see_link_failures(who), Check.LINK_FAILURES)
+    finding = only(see_link_failures(who), CheckId.LINK_FAILURES)
     assert finding.state is CheckState.WARNING
     assert finding.seen == f"4 times: {stage.value}"
     assert finding.todo == LINK_ADVICE[stage]
@@ -146,7 +146,7 @@ def test_every_failed_dial_has_its_advice(
     )
     said = {"history": {"steps": steps}} if source == "history" else {"metrics": metrics}
     who = running("agent", agent(certificates), **said)
-    finding = only(see_dial_failures(who), Check.DIAL_FAILURES)
+    finding = only(see_dial_failures(who), CheckId.DIAL_FAILURES)
     assert finding.state is CheckState.WARNING
     assert finding.todo == DIAL_ADVICE[failure]
     assert failure.name.lower() in finding.about
@@ -155,7 +155,7 @@ def test_every_failed_dial_has_its_advice(
 def test_few_failures_among_many_dials_are_everyday_life(certificates: PkiFiles) -> None:
     steps = [{"dials": 1000, "failures": {DialFailure.REFUSED.value: 2}}]
     who = running("agent", agent(certificates), history={"steps": steps})
-    assert states(see_dial_failures(who), Check.DIAL_FAILURES) == [CheckState.OK]
+    assert states(see_dial_failures(who), CheckId.DIAL_FAILURES) == [CheckState.OK]
 
 
 def test_nothing_failed(certificates: PkiFiles) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from isthmus.tools.doctor import bundle
 from isthmus.tools.doctor.bundle import collect, described
-from isthmus.tools.doctor.bundle_parts import MissingError, Part, machine_parts, process_parts
+from isthmus.tools.doctor.bundle_parts import BundlePart, MissingError, machine_parts, process_parts
 from isthmus.tools.doctor.bundle_secrets import BLANK, Scrubber, known_secrets
 from isthmus.tools.pki.making import PkiFiles
 
@@ -246,10 +246,10 @@ def broken() -> str:
 
 def test_a_bundle_lists_what_is_in_it_and_what_is_not() -> None:
     parts = [
-        Part("b.txt", partial(said, f"token={SECRET}")),
-        Part("a/x.txt", partial(said, "plain")),
-        Part("none.txt", missing),
-        Part("broken.txt", broken),
+        BundlePart("b.txt", partial(said, f"token={SECRET}")),
+        BundlePart("a/x.txt", partial(said, "plain")),
+        BundlePart("none.txt", missing),
+        BundlePart("broken.txt", broken),
     ]
     made = collect(parts, Scrubber([SECRET]), created=AT)
     files = unpacked(made.to_bytes())
@@ -271,7 +271,7 @@ def test_a_bundle_lists_what_is_in_it_and_what_is_not() -> None:
 
 
 def test_the_same_members_give_the_same_bytes() -> None:
-    parts = [Part("a", partial(said, "1")), Part("b", partial(said, "2"))]
+    parts = [BundlePart("a", partial(said, "1")), BundlePart("b", partial(said, "2"))]
     first = collect(parts, Scrubber(), created=AT).to_bytes()
     again = collect(reversed(parts), Scrubber(), created=AT).to_bytes()
     assert first == again
@@ -280,7 +280,7 @@ def test_the_same_members_give_the_same_bytes() -> None:
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MOST_BYTES_EACH", 100)
     monkeypatch.setattr(bundle, "MOST_BYTES", 150)
-    parts = [Part(name, partial(said, "x " * 100)) for name in ("a", "b", "c")]
+    parts = [BundlePart(name, partial(said, "x " * 100)) for name in ("a", "b", "c")]
     made = collect(parts, Scrubber(), created=AT)
     assert [(one.name, len(one.content), one.cut) for one in made.members] == [
         ("a", 100, True),
@@ -292,7 +292,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_still_has_a_secret_is_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last look, should the cleaning ever miss something."""
     monkeypatch.setattr(Scrubber, "clean", lambda self, text: text)
-    made = collect([Part("a", partial(said, SECRET))], Scrubber([SECRET]), created=AT)
+    made = collect([BundlePart("a", partial(said, SECRET))], Scrubber([SECRET]), created=AT)
     assert made.members == ()
     assert "withheld" in made.missing[0][1]
     assert SECRET.encode() not in gzip.decompress(made.to_bytes())

@@ -17,7 +17,7 @@ from doctor_bed import agent, by_check, only, patient, running, server
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.certificates import judge_expiry, see_certificates, see_roles
-from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.finding import Asked, CheckId
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
 
@@ -29,7 +29,7 @@ def test_good_certificates_are_well(certificates: PkiFiles) -> None:
     for program, settings in (("agent", agent(certificates)), ("server", server(certificates))):
         findings = list(see_certificates(patient(program, settings)))
         assert {one.state for one in findings} == {CheckState.OK}
-        wanted = {Check.KEY_PAIR, Check.CHAIN, Check.USAGE, Check.EXPIRY}
+        wanted = {CheckId.KEY_PAIR, CheckId.CHAIN, CheckId.USAGE, CheckId.EXPIRY}
         assert wanted <= {one.check for one in findings}
 
 
@@ -48,7 +48,7 @@ def test_files_are_called_what_the_program_calls_them(
 def test_a_certificate_that_other_servers_are_shown_is_for_clients(certificates: PkiFiles) -> None:
     asks = {"peer_relay": True, "peer_server": ("cp-2=10.0.0.2:8091",)}
     findings = list(see_certificates(patient("server", server(certificates, **asks))))
-    usage = [one for one in findings if one.check is Check.USAGE]
+    usage = [one for one in findings if one.check is CheckId.USAGE]
     assert [one.state for one in usage] == [CheckState.OK, CheckState.FAILED]
     assert "not for a client" in usage[1].seen
 
@@ -62,7 +62,7 @@ def test_a_frontend_whose_clients_have_another_authority_is_well(certificates: P
     settings = frontend(certificates, certificates.client_ca_cert)
     findings = list(see_certificates(patient("server", settings)))
     assert {one.state for one in findings} == {CheckState.OK}
-    chains = [one.seen for one in findings if one.check is Check.CHAIN]
+    chains = [one.seen for one in findings if one.check is CheckId.CHAIN]
     assert any("these are for clients" in seen for seen in chains)
 
 
@@ -70,20 +70,20 @@ def test_one_authority_for_agents_and_clients_is_found(
     certificates: PkiFiles, tmp_path: Path
 ) -> None:
     apart = frontend(certificates, certificates.client_ca_cert)
-    assert only(see_roles(patient("server", apart)), Check.ROLES).state is CheckState.OK
+    assert only(see_roles(patient("server", apart)), CheckId.ROLES).state is CheckState.OK
     copied = tmp_path / "another-name.crt"
     copied.write_bytes(certificates.ca_cert.read_bytes())
-    finding = only(see_roles(patient("server", frontend(certificates, copied))), Check.ROLES)
+    finding = only(see_roles(patient("server", frontend(certificates, copied))), CheckId.ROLES)
     assert finding.state is CheckState.WARNING
     assert "an agent's certificate opens the frontend" in finding.seen
     assert "docs/pki.md" in finding.todo and "docs/pki.md" not in finding.seen
     named = frontend(certificates, copied, agent_names=("edge-*",), client_names=("apiserver",))
-    assert only(see_roles(patient("server", named)), Check.ROLES).state is CheckState.OK
+    assert only(see_roles(patient("server", named)), CheckId.ROLES).state is CheckState.OK
 
 
 def test_a_key_of_another_certificate_is_found(certificates: PkiFiles, others: PkiFiles) -> None:
     settings = agent(certificates, agent_key=str(others.agent_key))
-    finding = only(see_certificates(patient("agent", settings)), Check.KEY_PAIR)
+    finding = only(see_certificates(patient("agent", settings)), CheckId.KEY_PAIR)
     assert finding.state is CheckState.FAILED
     assert finding.seen.startswith("key does not match the certificate"), "the flag is said once"
 
@@ -99,7 +99,7 @@ def test_a_key_with_a_passphrase_is_found(certificates: PkiFiles, tmp_path: Path
         )
     )
     settings = agent(certificates, agent_key=str(locked))
-    finding = only(see_certificates(patient("agent", settings)), Check.KEY_PAIR)
+    finding = only(see_certificates(patient("agent", settings)), CheckId.KEY_PAIR)
     assert finding.state is CheckState.FAILED
     assert "encrypted" in finding.seen
 
@@ -113,7 +113,7 @@ def test_a_foreign_authority_is_found(
         if program == "agent"
         else server(certificates, cluster_ca_cert=str(others.ca_cert))
     )
-    finding = only(see_certificates(patient(program, settings)), Check.CHAIN)
+    finding = only(see_certificates(patient(program, settings)), CheckId.CHAIN)
     assert finding.state is CheckState.WARNING
     assert "have not signed it" in finding.seen
 
@@ -124,7 +124,7 @@ def test_a_certificate_for_the_other_side_is_found(certificates: PkiFiles) -> No
         agent_cert=str(certificates.server_cert),
         agent_key=str(certificates.server_key),
     )
-    finding = only(see_certificates(patient("agent", settings)), Check.USAGE)
+    finding = only(see_certificates(patient("agent", settings)), CheckId.USAGE)
     assert finding.state is CheckState.FAILED
     assert "not for a client" in finding.seen
 
@@ -134,7 +134,7 @@ def test_a_name_that_agents_dial_and_is_missing_is_found(certificates: PkiFiles)
         settings = server(
             certificates, enable_lease_controller=True, advertise_agent_address=address
         )
-        findings = by_check(see_certificates(patient("server", settings)))[Check.NAMES]
+        findings = by_check(see_certificates(patient("server", settings)))[CheckId.NAMES]
         assert [one.state for one in findings] == [CheckState.OK, state]
 
 
@@ -158,7 +158,7 @@ def test_a_certificate_without_names_is_found(tmp_path: Path, certificates: PkiF
     settings = server(
         certificates, cluster_cert=str(tmp_path / "c"), cluster_key=str(tmp_path / "k")
     )
-    finding = only(see_certificates(patient("server", settings)), Check.NAMES)
+    finding = only(see_certificates(patient("server", settings)), CheckId.NAMES)
     assert finding.state is CheckState.FAILED
 
 
@@ -175,7 +175,7 @@ def test_a_certificate_without_names_is_found(tmp_path: Path, certificates: PkiF
 def test_dates_are_looked_at(tmp_path: Path, born_days: int, seen: str, state: CheckState) -> None:
     """Made on another day, and looked at today."""
     files = pki.init(tmp_path, now=datetime.now(UTC) + born_days * DAY, days=365)
-    findings = by_check(see_certificates(patient("agent", agent(files))))[Check.EXPIRY]
+    findings = by_check(see_certificates(patient("agent", agent(files))))[CheckId.EXPIRY]
     finding = next(one for one in findings if "--agent-cert" in one.about)
     assert finding.state is state
     assert seen in finding.seen
@@ -197,7 +197,7 @@ def test_a_short_life_is_judged_by_its_share(
     life_days: float, left_days: float, state: CheckState
 ) -> None:
     end = NOW + timedelta(days=left_days)
-    asked = Asked(Check.EXPIRY, "it", "read")
+    asked = Asked(CheckId.EXPIRY, "it", "read")
     finding = judge_expiry(asked, end - timedelta(days=life_days), end, NOW)
     assert finding.state is state
     left = f"{left_days:.0f} days" if left_days >= 2 else f"{int(left_days * 24)} hour"
@@ -211,6 +211,6 @@ def test_an_expired_authority_beside_a_good_one_is_well(tmp_path: Path) -> None:
     both = tmp_path / "both.crt"
     both.write_text(old.ca_cert.read_text() + new.ca_cert.read_text())
     findings = by_check(see_certificates(patient("agent", agent(new, ca_cert=str(both)))))
-    assert {one.state for one in findings[Check.EXPIRY]} == {CheckState.OK}
+    assert {one.state for one in findings[CheckId.EXPIRY]} == {CheckState.OK}
     alone = by_check(see_certificates(patient("agent", agent(new, ca_cert=str(old.ca_cert)))))
-    assert CheckState.FAILED in {one.state for one in alone[Check.EXPIRY]}
+    assert CheckState.FAILED in {one.state for one in alone[CheckId.EXPIRY]}

@@ -10,18 +10,18 @@ from doctor_bed import patient
 from isthmus.errors import ConfigError
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.examine import Look, Progress, examine
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.patient import Patient, Running, Shared
 
 ANY = frozenset({"agent"})
 LIMIT_S = 20.0
 
 
-def found(check: Check) -> Finding:
+def found(check: CheckId) -> Finding:
     return Asked(check, "it", "looked").ok("well")
 
 
-def look(check: Check, see: object, **more: object) -> Look:
+def look(check: CheckId, see: object, **more: object) -> Look:
     return Look(checks=(check,), programs=ANY, see=see, **more)  # type: ignore[arg-type]
 
 
@@ -30,57 +30,57 @@ def test_findings_come_in_the_order_of_the_checks_whoever_was_first() -> None:
 
     def first(_: Patient) -> Iterator[Finding]:
         assert second_is_done.wait(LIMIT_S)
-        yield found(Check.CONFIGURATION)
+        yield found(CheckId.CONFIGURATION)
 
     def second(_: Patient) -> Iterator[Finding]:
-        yield found(Check.PORTS)
+        yield found(CheckId.PORTS)
         second_is_done.set()
 
-    looks = [look(Check.CONFIGURATION, first), look(Check.PORTS, second)]
+    looks = [look(CheckId.CONFIGURATION, first), look(CheckId.PORTS, second)]
     findings = examine([patient("agent", None)], looks, limit_s=LIMIT_S)
-    assert [one.check for one in findings] == [Check.CONFIGURATION, Check.PORTS]
+    assert [one.check for one in findings] == [CheckId.CONFIGURATION, CheckId.PORTS]
     assert {one.program for one in findings} == {"agent"}
 
 
 def test_a_look_that_breaks_costs_nobody_else_anything() -> None:
     def broken(_: Patient) -> Iterator[Finding]:
-        yield found(Check.FILES)
+        yield found(CheckId.FILES)
         raise ZeroDivisionError("by zero")
 
     def unfit(_: Patient) -> list[Finding]:
         raise ConfigError("--listen: no port")
 
     looks = [
-        look(Check.FILES, broken),
-        look(Check.DNS, unfit),
-        look(Check.PORTS, lambda _: [found(Check.PORTS)]),
+        look(CheckId.FILES, broken),
+        look(CheckId.DNS, unfit),
+        look(CheckId.PORTS, lambda _: [found(CheckId.PORTS)]),
     ]
     findings = examine([patient("agent", None)], looks, limit_s=LIMIT_S)
     got = {(one.check, one.state): one.seen for one in findings}
-    assert got[Check.FILES, CheckState.OK] == "well"
-    assert "ZeroDivisionError" in got[Check.FILES, CheckState.FAILED]
-    assert "--listen: no port" in got[Check.DNS, CheckState.SKIPPED]
-    assert got[Check.PORTS, CheckState.OK] == "well"
+    assert got[CheckId.FILES, CheckState.OK] == "well"
+    assert "ZeroDivisionError" in got[CheckId.FILES, CheckState.FAILED]
+    assert "--listen: no port" in got[CheckId.DNS, CheckState.SKIPPED]
+    assert got[CheckId.PORTS, CheckState.OK] == "well"
 
 
 def test_a_look_that_hangs_is_left_behind_and_said() -> None:
     release = threading.Event()
 
     def hangs(_: Patient) -> Iterator[Finding]:
-        yield found(Check.CONNECT)
+        yield found(CheckId.CONNECT)
         release.wait(LIMIT_S)
 
-    hanging = Look(checks=(Check.CONNECT, Check.TLS), programs=ANY, see=hangs)
-    looks = [hanging, look(Check.PORTS, lambda _: [found(Check.PORTS)])]
+    hanging = Look(checks=(CheckId.CONNECT, CheckId.TLS), programs=ANY, see=hangs)
+    looks = [hanging, look(CheckId.PORTS, lambda _: [found(CheckId.PORTS)])]
     told: list[Progress] = []
     try:
         findings = examine([patient("agent", None)], looks, limit_s=0.3, told=told.append)
     finally:
         release.set()
     assert [(one.check, one.state) for one in findings] == [
-        (Check.PORTS, CheckState.OK),
-        (Check.CONNECT, CheckState.OK),
-        (Check.TLS, CheckState.FAILED),
+        (CheckId.PORTS, CheckState.OK),
+        (CheckId.CONNECT, CheckState.OK),
+        (CheckId.TLS, CheckState.FAILED),
     ]
     assert "no end within" in findings[-1].seen
     assert told[-1].waits_for == ("connect",)
@@ -90,11 +90,11 @@ def test_a_look_that_hangs_is_left_behind_and_said() -> None:
 def test_only_what_concerns_a_patient_is_looked_at() -> None:
     looks = [
         Look(
-            checks=(Check.PORTS,),
+            checks=(CheckId.PORTS,),
             programs=frozenset({"server"}),
-            see=lambda _: [found(Check.PORTS)],
+            see=lambda _: [found(CheckId.PORTS)],
         ),
-        look(Check.LINKS, lambda _: [found(Check.LINKS)], running=True),
+        look(CheckId.LINKS, lambda _: [found(CheckId.LINKS)], running=True),
     ]
     assert examine([patient("agent", None)], looks, limit_s=LIMIT_S) == []
 
@@ -102,11 +102,11 @@ def test_only_what_concerns_a_patient_is_looked_at() -> None:
 def test_of_a_program_elsewhere_only_what_it_says_is_looked_at() -> None:
     far = Running(url="https://10.0.0.7:8095", program="agent", here=False)
     looks = [
-        look(Check.PORTS, lambda _: [found(Check.PORTS)]),
-        look(Check.LINKS, lambda _: [found(Check.LINKS)], running=True),
+        look(CheckId.PORTS, lambda _: [found(CheckId.PORTS)]),
+        look(CheckId.LINKS, lambda _: [found(CheckId.LINKS)], running=True),
     ]
     findings = examine([patient("agent", None, running=far)], looks, limit_s=LIMIT_S)
-    assert [one.check for one in findings] == [Check.LINKS]
+    assert [one.check for one in findings] == [CheckId.LINKS]
 
 
 def test_what_is_shared_is_found_out_once_and_its_error_is_everybodys() -> None:

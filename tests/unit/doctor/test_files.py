@@ -13,19 +13,19 @@ from isthmus.settings.options import compose, options_of
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.configuration import see_configuration
 from isthmus.tools.doctor.files import User, judge_file, judge_mode, see_files
-from isthmus.tools.doctor.finding import Asked, Check
-from isthmus.tools.doctor.layout import SETTINGS, NamedFile, named_files
+from isthmus.tools.doctor.finding import Asked, CheckId
+from isthmus.tools.doctor.layout import SETTINGS, SettingsFile, named_files
 from isthmus.tools.pki.making import PkiFiles
 
 #: Files that programs write.
 WRITTEN = {"--audit-log-path", "--write-config-to"}
-ASKED = Asked(Check.FILES, "--agent-key k", "looked")
+ASKED = Asked(CheckId.FILES, "--agent-key k", "looked")
 
 
 def test_good_files_are_well(certificates: PkiFiles) -> None:
     found = by_check(see_files(patient("agent", agent(certificates))))
-    assert [one.state for one in found[Check.FILES]] == [CheckState.OK] * 3
-    assert [one.state for one in found[Check.MODES]] == [CheckState.OK]
+    assert [one.state for one in found[CheckId.FILES]] == [CheckState.OK] * 3
+    assert [one.state for one in found[CheckId.MODES]] == [CheckState.OK]
 
 
 @pytest.mark.parametrize("program", SETTINGS)
@@ -94,7 +94,7 @@ def test_a_key_that_the_programs_user_may_not_read_is_found(tmp_path: Path) -> N
     key = tmp_path / "k"
     key.write_text("x")
     key.chmod(0o600)
-    file = NamedFile(flag="--agent-key", path=str(key), secret=True)
+    file = SettingsFile(flag="--agent-key", path=str(key), secret=True)
     finding = judge_file(ASKED, file, key, User(12345, frozenset({12345})))
     assert finding.state is CheckState.FAILED
     assert "user 12345 may not read it (mode 0600" in finding.seen
@@ -114,14 +114,16 @@ def test_a_key_below_a_closed_directory_is_well(tmp_path: Path) -> None:
     key = tmp_path / "closed" / "agent.key"
     key.write_text("x")
     key.chmod(0o644)
-    finding = judge_mode(NamedFile(flag="--agent-key", path=str(key), secret=True), key)
+    finding = judge_mode(SettingsFile(flag="--agent-key", path=str(key), secret=True), key)
     assert finding.state is CheckState.OK
     assert f"may enter {key.parent}" in finding.seen
 
 
 def test_an_open_key_below_open_directories_is_found() -> None:
     """/etc/passwd is what everybody may read on every machine."""
-    finding = judge_mode(NamedFile(flag="--agent-key", path="p", secret=True), Path("/etc/passwd"))
+    finding = judge_mode(
+        SettingsFile(flag="--agent-key", path="p", secret=True), Path("/etc/passwd")
+    )
     assert finding.state is CheckState.FAILED
     assert "chmod o= /etc/passwd" in finding.todo
 
@@ -131,7 +133,7 @@ def test_a_secret_mounted_by_a_kubelet_is_well(tmp_path: Path) -> None:
     (tmp_path / "..2026_11_16" / "tls.key").write_text("x")
     (tmp_path / "..data").symlink_to("..2026_11_16")
     (tmp_path / "tls.key").symlink_to("..data/tls.key")
-    file = NamedFile(flag="--agent-key", path="tls.key", secret=True)
+    file = SettingsFile(flag="--agent-key", path="tls.key", secret=True)
     finding = judge_mode(file, tmp_path / "tls.key")
     assert finding.state is CheckState.OK
     assert "mounted by Kubernetes" in finding.seen
@@ -139,7 +141,8 @@ def test_a_secret_mounted_by_a_kubelet_is_well(tmp_path: Path) -> None:
 
 def test_flags_that_contradict_each_other_are_found(certificates: PkiFiles) -> None:
     finding = only(
-        see_configuration(patient("agent", agent(certificates, ca_cert=""))), Check.CONFIGURATION
+        see_configuration(patient("agent", agent(certificates, ca_cert=""))),
+        CheckId.CONFIGURATION,
     )
     assert finding.state is CheckState.FAILED
     assert "--ca-cert is missing" in finding.seen
@@ -154,18 +157,18 @@ def test_flags_that_are_hardly_meant_are_found(certificates: PkiFiles) -> None:
         allowed_destination=("localhost:6443",),
     )
     findings = list(see_configuration(patient("server", settings)))
-    assert states(findings, Check.CONFIGURATION) == [CheckState.WARNING]
+    assert states(findings, CheckId.CONFIGURATION) == [CheckState.WARNING]
     assert "--insecure-agents" in findings[0].seen
 
 
 def test_flags_without_an_effect_are_found(certificates: PkiFiles) -> None:
     given = {"sync_forever": ("true",)}
     findings = list(see_configuration(patient("agent", agent(certificates), given=given)))
-    assert states(findings, Check.CONFIGURATION) == [CheckState.WARNING]
+    assert states(findings, CheckId.CONFIGURATION) == [CheckState.WARNING]
     assert "--sync-forever" in findings[0].seen
 
 
 def test_flags_that_make_sense_are_well(certificates: PkiFiles) -> None:
     assert states(
-        see_configuration(patient("agent", agent(certificates))), Check.CONFIGURATION
+        see_configuration(patient("agent", agent(certificates))), CheckId.CONFIGURATION
     ) == [CheckState.OK]

@@ -10,11 +10,11 @@ from doctor_bed import by_check, patient
 from isthmus.programs.node_proxy.kernel.host import Sysctls
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.finding import Asked, CheckId
 from isthmus.tools.doctor.host import Route, filter_of, judge_filter, judge_mtu, judge_route
 from isthmus.tools.doctor.kernel import Tracking, judge_conntrack, judge_localnet, see_sysctls
 
-ROUTE = Asked(Check.ROUTE, "10.0.0.1", "asked")
+ROUTE = Asked(CheckId.ROUTE, "10.0.0.1", "asked")
 
 
 def machine(root: Path, **values: int) -> Sysctls:
@@ -33,7 +33,7 @@ def machine(root: Path, **values: int) -> Sysctls:
     return Sysctls(root)
 
 
-def seen(sysctls: Sysctls) -> dict[Check, set[CheckState]]:
+def seen(sysctls: Sysctls) -> dict[CheckId, set[CheckState]]:
     settings = NodeProxySettings(proxy_mode="iptables")
     findings = see_sysctls(patient("node-proxy", settings), sysctls)
     return {check: {one.state for one in found} for check, found in by_check(findings).items()}
@@ -41,25 +41,25 @@ def seen(sysctls: Sysctls) -> dict[Check, set[CheckState]]:
 
 def test_a_good_node_is_well(tmp_path: Path) -> None:
     assert seen(machine(tmp_path)) == {
-        Check.FORWARDING: {CheckState.OK},
-        Check.LOCALNET: {CheckState.OK},
-        Check.CONNTRACK: {CheckState.OK},
+        CheckId.FORWARDING: {CheckState.OK},
+        CheckId.LOCALNET: {CheckState.OK},
+        CheckId.CONNTRACK: {CheckState.OK},
     }
 
 
 def test_a_node_that_does_not_forward_is_found(tmp_path: Path) -> None:
-    assert CheckState.FAILED in seen(machine(tmp_path, net__ipv4__ip_forward=0))[Check.FORWARDING]
+    assert CheckState.FAILED in seen(machine(tmp_path, net__ipv4__ip_forward=0))[CheckId.FORWARDING]
 
 
 @pytest.mark.parametrize(("used", "state"), [(850, CheckState.WARNING), (990, CheckState.FAILED)])
 def test_a_table_that_is_full_is_found(tmp_path: Path, used: int, state: CheckState) -> None:
     sysctls = machine(tmp_path, net__netfilter__nf_conntrack_count=used)
-    assert seen(sysctls)[Check.CONNTRACK] == {state}
+    assert seen(sysctls)[CheckId.CONNTRACK] == {state}
 
 
 def test_what_cannot_be_read_is_skipped(tmp_path: Path) -> None:
     assert judge_conntrack(Tracking(used=None, most=None)).state is CheckState.SKIPPED
-    assert seen(Sysctls(tmp_path))[Check.FORWARDING] == {CheckState.SKIPPED}
+    assert seen(Sysctls(tmp_path))[CheckId.FORWARDING] == {CheckState.SKIPPED}
 
 
 def test_localhost_node_ports_of_a_running_node_proxy() -> None:

@@ -17,7 +17,7 @@ from doctor_bed import LIMIT_S, agent, by_check, patient, running, server
 
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.alive import see_server_count
-from isthmus.tools.doctor.finding import Check
+from isthmus.tools.doctor.finding import CheckId
 from isthmus.tools.doctor.kubernetes import need_of, see_api
 from isthmus.tools.pki.making import PkiFiles
 
@@ -143,7 +143,7 @@ def test_a_permission_that_is_missing_is_found(
     api.denied = {("create", "tokenreviews")}
     findings = list(see_api(patient("server", tokens(certificates, kubeconfig))))
     failed = [one for one in findings if one.state is CheckState.FAILED]
-    assert [one.check for one in failed] == [Check.PERMISSIONS]
+    assert [one.check for one in failed] == [CheckId.PERMISSIONS]
     assert "create tokenreviews.authentication.k8s.io" in failed[0].about
 
 
@@ -152,7 +152,7 @@ def test_a_token_that_the_api_does_not_know_is_found(
 ) -> None:
     api.status = 401
     found = by_check(see_api(patient("server", tokens(certificates, kubeconfig))))
-    (finding,) = found[Check.PERMISSIONS]
+    (finding,) = found[CheckId.PERMISSIONS]
     assert finding.state is CheckState.FAILED
     assert "credentials" in finding.todo
 
@@ -165,26 +165,26 @@ def test_the_time_of_the_api_is_compared(
 ) -> None:
     api.skew = timedelta(seconds=skew_s)
     found = by_check(see_api(patient("server", tokens(certificates, kubeconfig))))
-    assert [one.state for one in found[Check.CLOCK]] == [state]
+    assert [one.state for one in found[CheckId.CLOCK]] == [state]
 
 
 def test_an_api_that_is_ill_is_found(api: Api, kubeconfig: str, certificates: PkiFiles) -> None:
     api.status = 503
     found = by_check(see_api(patient("server", tokens(certificates, kubeconfig))))
-    assert found[Check.KUBE_API][0].state is CheckState.FAILED
+    assert found[CheckId.KUBE_API][0].state is CheckState.FAILED
 
 
 def test_an_api_that_does_not_answer_is_found(tmp_path: Path, certificates: PkiFiles) -> None:
     with serving() as gone:
         kubeconfig = _kubeconfig(tmp_path, f"http://127.0.0.1:{gone.server_address[1]}")
     (finding,) = see_api(patient("server", tokens(certificates, kubeconfig)))
-    assert (finding.check, finding.state) == (Check.KUBE_API, CheckState.FAILED)
+    assert (finding.check, finding.state) == (CheckId.KUBE_API, CheckState.FAILED)
 
 
 def test_a_kubeconfig_that_cannot_be_used_is_found(tmp_path: Path, certificates: PkiFiles) -> None:
     (tmp_path / "k").write_text("- not\n- one\n")
     (finding,) = see_api(patient("server", tokens(certificates, str(tmp_path / "k"))))
-    assert (finding.check, finding.state) == (Check.KUBE_API, CheckState.FAILED)
+    assert (finding.check, finding.state) == (CheckId.KUBE_API, CheckState.FAILED)
     assert "--kubeconfig" in finding.about and finding.seen == "not a kubeconfig"
 
 

@@ -13,10 +13,10 @@ import pytest
 from doctor_bed import agent, only, running
 
 from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.finding import Asked, CheckId
 from isthmus.tools.doctor.limits import (
     Files,
-    Memory,
+    MemoryUse,
     files_of,
     judge_files,
     judge_memory,
@@ -27,8 +27,8 @@ from isthmus.tools.doctor.limits import (
 from isthmus.tools.pki.making import PkiFiles
 
 MIB = 1024 * 1024
-FILES = Asked(Check.DESCRIPTORS, "RLIMIT_NOFILE", "read")
-MEMORY = Asked(Check.MEMORY, "memory limit", "read")
+FILES = Asked(CheckId.DESCRIPTORS, "RLIMIT_NOFILE", "read")
+MEMORY = Asked(CheckId.MEMORY, "memory limit", "read")
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_a_limit_that_is_too_small_is_found_by_the_command(certificates: PkiFile
     ("memory", "state"),
     [
         (None, CheckState.OK),
-        (Memory(limit=512 * MIB, used=50 * MIB), CheckState.OK),
-        (Memory(limit=64 * MIB, used=30 * MIB), CheckState.WARNING),
-        (Memory(limit=512 * MIB, used=450 * MIB), CheckState.WARNING),
-        (Memory(limit=512 * MIB, used=510 * MIB), CheckState.FAILED),
-        (Memory(limit=512 * MIB, used=50 * MIB, kills=2), CheckState.FAILED),
+        (MemoryUse(limit=512 * MIB, used=50 * MIB), CheckState.OK),
+        (MemoryUse(limit=64 * MIB, used=30 * MIB), CheckState.WARNING),
+        (MemoryUse(limit=512 * MIB, used=450 * MIB), CheckState.WARNING),
+        (MemoryUse(limit=512 * MIB, used=510 * MIB), CheckState.FAILED),
+        (MemoryUse(limit=512 * MIB, used=50 * MIB, kills=2), CheckState.FAILED),
     ],
 )
-def test_memory_is_judged(memory: Memory | None, state: CheckState) -> None:
+def test_memory_is_judged(memory: MemoryUse | None, state: CheckState) -> None:
     assert judge_memory(MEMORY, memory).state is state
 
 
@@ -94,7 +94,7 @@ def test_the_limit_of_a_control_group_is_read(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{99 * MIB}\n")
     (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 3\n")
-    wanted = Memory(limit=100 * MIB, used=99 * MIB, kills=3)
+    wanted = MemoryUse(limit=100 * MIB, used=99 * MIB, kills=3)
     assert read_memory(tmp_path) == wanted
     assert memory_of(os.getpid(), tmp_path) == wanted  # the group that counts is above ours
     (tmp_path / "memory.max").write_text("max\n")
@@ -128,4 +128,4 @@ def test_a_late_event_loop_is_found(
     certificates: PkiFiles, metrics: str, state: CheckState
 ) -> None:
     who = running("agent", agent(certificates), metrics=metrics)
-    assert only(see_loop(who), Check.LOOP).state is state
+    assert only(see_loop(who), CheckId.LOOP).state is state

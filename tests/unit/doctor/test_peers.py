@@ -17,7 +17,7 @@ from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.certificates import judge_skew
 from isthmus.tools.doctor.configuration import see_proxy
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.layout import Peer
 from isthmus.tools.doctor.peers import Resolved, judge_name, see_names, see_peers
 from isthmus.tools.pki import making as pki
@@ -25,18 +25,24 @@ from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 from isthmus.wire.link import RELAY_ALPN
 
-STEPS = (Check.CONNECT, Check.TLS, Check.PEER_CERTIFICATE, Check.ALPN, Check.ANSWER)
+STEPS = (
+    CheckId.CONNECT,
+    CheckId.TLS,
+    CheckId.PEER_CERTIFICATE,
+    CheckId.ALPN,
+    CheckId.ANSWER,
+)
 
 
 def examined(
     files: PkiFiles, port: int, *, environ: Mapping[str, str] | None = None, **more: object
-) -> dict[Check, Finding]:
+) -> dict[CheckId, Finding]:
     settings = agent(files, proxy_server_host=("127.0.0.1",), proxy_server_port=port, **more)
     who = patient("agent", settings, environ=environ or {})
     return {check: found for check, (found,) in by_check(see_peers(who)).items()}
 
 
-def came_to(found: Mapping[Check, Finding]) -> tuple[Check, str]:
+def came_to(found: Mapping[CheckId, Finding]) -> tuple[CheckId, str]:
     """The step that failed, which has to be the last, and what was seen."""
     *before, last = (found[check] for check in STEPS if check in found)
     assert {one.state for one in before} <= {CheckState.OK}, before
@@ -50,22 +56,22 @@ def test_a_good_peer_is_well(certificates: PkiFiles) -> None:
     with serving(answering(context)) as port:
         found = examined(certificates, port)
     assert {found[check].state for check in STEPS} == {CheckState.OK}
-    assert "isthmus/1" in found[Check.ALPN].seen
-    assert found[Check.TLS].seen == "TLSv1.3"
+    assert "isthmus/1" in found[CheckId.ALPN].seen
+    assert found[CheckId.TLS].seen == "TLSv1.3"
 
 
 def test_nobody_listens(certificates: PkiFiles) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     check, seen = came_to(examined(certificates, port))
-    assert check is Check.CONNECT
+    assert check is CheckId.CONNECT
     assert seen == "connection refused"
 
 
 def test_no_tls_is_spoken(certificates: PkiFiles) -> None:
     with serving(closing) as port:
         check, _ = came_to(examined(certificates, port))
-    assert check is Check.TLS
+    assert check is CheckId.TLS
 
 
 def test_a_peer_that_says_nothing(certificates: PkiFiles) -> None:
@@ -73,7 +79,7 @@ def test_a_peer_that_says_nothing(certificates: PkiFiles) -> None:
     with serving(silent) as port:
         settings = agent(certificates, proxy_server_host=("127.0.0.1",), proxy_server_port=port)
         findings = list(see_peers(patient("agent", settings, timeout_s=0.3)))
-    finding = only(findings, Check.TLS)
+    finding = only(findings, CheckId.TLS)
     assert finding.state is CheckState.FAILED
     assert "nothing came back within 0.3 s" in finding.seen
 
@@ -81,7 +87,7 @@ def test_a_peer_that_says_nothing(certificates: PkiFiles) -> None:
 def test_a_certificate_of_another_authority(certificates: PkiFiles, others: PkiFiles) -> None:
     with serving(answering(tls_context(others))) as port:
         check, seen = came_to(examined(certificates, port))
-    assert check is Check.PEER_CERTIFICATE
+    assert check is CheckId.PEER_CERTIFICATE
     assert "not trusted" in seen
     assert "CN=" in seen  # who signed it
 
@@ -89,7 +95,7 @@ def test_a_certificate_of_another_authority(certificates: PkiFiles, others: PkiF
 def test_a_certificate_of_another_name(certificates: PkiFiles) -> None:
     with serving(answering(tls_context(certificates))) as port:
         check, seen = came_to(examined(certificates, port, proxy_server_name="proxy.example.com"))
-    assert check is Check.PEER_CERTIFICATE
+    assert check is CheckId.PEER_CERTIFICATE
     assert seen == "it is for localhost, 127.0.0.1, not for proxy.example.com"
 
 
@@ -110,7 +116,7 @@ def test_a_certificate_that_is_not_valid_now(tmp_path: Path, born_days: int, wor
             proxy_server_host=("127.0.0.1",),
             proxy_server_port=port,
         )
-        finding = only(see_peers(patient("agent", settings)), Check.PEER_CERTIFICATE)
+        finding = only(see_peers(patient("agent", settings)), CheckId.PEER_CERTIFICATE)
     assert finding.state is CheckState.FAILED
     assert words in finding.seen
 
@@ -120,7 +126,7 @@ def test_a_middle_box_that_ends_tls(certificates: PkiFiles) -> None:
         saying(tls_context(certificates, alpn=()), b"HTTP/1.1 400 Bad Request\r\n\r\n")
     ) as port:
         check, seen = came_to(examined(certificates, port))
-    assert check is Check.ALPN
+    assert check is CheckId.ALPN
     assert "none was chosen" in seen
 
 
@@ -129,7 +135,7 @@ def test_our_certificate_is_refused(certificates: PkiFiles, others: PkiFiles) ->
     context = tls_context(certificates, clients=others)
     with serving(answering(context)) as port:
         check, seen = came_to(examined(certificates, port))
-    assert check is Check.ANSWER
+    assert check is CheckId.ANSWER
     assert "unknown ca" in seen or "reset" in seen
     assert str(certificates.agent_cert) in seen
 
@@ -138,7 +144,7 @@ def test_we_have_no_certificate_and_one_is_wanted(certificates: PkiFiles) -> Non
     context = tls_context(certificates, clients=certificates)
     with serving(answering(context)) as port:
         check, seen = came_to(examined(certificates, port, agent_cert="", agent_key=""))
-    assert check is Check.ANSWER
+    assert check is CheckId.ANSWER
     assert "after we showed no certificate" in seen
 
 
@@ -147,7 +153,7 @@ def test_we_have_no_certificate_and_one_is_wanted(certificates: PkiFiles) -> Non
 
 def test_a_name_that_does_not_exist(certificates: PkiFiles) -> None:
     settings = agent(certificates, proxy_server_host=("server.invalid",))
-    finding = only(see_names(patient("agent", settings)), Check.DNS)
+    finding = only(see_names(patient("agent", settings)), CheckId.DNS)
     assert finding.state is CheckState.FAILED
     assert "server.invalid" in finding.about
     assert list(see_peers(patient("agent", settings))) == []
@@ -155,15 +161,15 @@ def test_a_name_that_does_not_exist(certificates: PkiFiles) -> None:
 
 def test_a_name_that_exists_and_one_that_is_slow(certificates: PkiFiles) -> None:
     settings = agent(certificates, proxy_server_host=("localhost",))
-    assert only(see_names(patient("agent", settings)), Check.DNS).state is CheckState.OK
+    assert only(see_names(patient("agent", settings)), CheckId.DNS).state is CheckState.OK
     peer = Peer(flag="--proxy-server-host", at=HostPort("name", 1))
     slow = Resolved(peer=peer, places=((peer.at, "192.0.2.1"),), took_s=4.0)
-    assert judge_name(Asked(Check.DNS, "name", "asked"), slow, None).state is CheckState.WARNING
+    assert judge_name(Asked(CheckId.DNS, "name", "asked"), slow, None).state is CheckState.WARNING
 
 
 def test_an_srv_name_that_does_not_exist(certificates: PkiFiles) -> None:
     settings = agent(certificates, proxy_server_host=("_agents._tcp.server.invalid",))
-    finding = only(see_names(patient("agent", settings, timeout_s=1.0)), Check.DNS)
+    finding = only(see_names(patient("agent", settings, timeout_s=1.0)), CheckId.DNS)
     assert finding.state is CheckState.FAILED
     assert "SRV" in finding.done
 
@@ -214,14 +220,14 @@ def test_a_peer_behind_a_proxy_is_reached(certificates: PkiFiles) -> None:
     ):
         findings = through(certificates, port)
     assert {one.state for one in findings} == {CheckState.OK}, findings
-    assert f"by http://127.0.0.1:{port}" in only(findings, Check.CONNECT).done
-    assert "looks it up" in only(findings, Check.DNS).seen
+    assert f"by http://127.0.0.1:{port}" in only(findings, CheckId.CONNECT).done
+    assert "looks it up" in only(findings, CheckId.DNS).seen
     assert "secret" not in str(findings)
 
 
 def test_a_proxy_that_refuses(certificates: PkiFiles) -> None:
     with proxy(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n") as port:
-        finding = only(through(certificates, port), Check.CONNECT)
+        finding = only(through(certificates, port), CheckId.CONNECT)
     assert finding.state is CheckState.FAILED
     assert "407" in finding.seen
     assert "secret" not in str(finding)
@@ -240,7 +246,7 @@ def test_proxy_variables(
     certificates: PkiFiles, environ: Mapping[str, str], state: CheckState, words: str
 ) -> None:
     settings = agent(certificates, proxy_server_host=("10.1.2.3",))
-    finding = only(see_proxy(patient("agent", settings, environ=environ)), Check.PROXY)
+    finding = only(see_proxy(patient("agent", settings, environ=environ)), CheckId.PROXY)
     assert finding.state is state
     assert words in finding.seen
 
@@ -268,8 +274,8 @@ def test_the_date_of_an_apiserver_is_compared(
             upstream=(f"127.0.0.1:{port}",), ca_cert=str(certificates.ca_cert)
         )
         findings = list(see_peers(patient("apiserver-proxy", settings)))
-    assert only(findings, Check.CLOCK).state is state
-    assert only(findings, Check.ANSWER).state is CheckState.OK
+    assert only(findings, CheckId.CLOCK).state is state
+    assert only(findings, CheckId.ANSWER).state is CheckState.OK
 
 
 def test_both_directions_of_skew_are_said() -> None:
@@ -278,7 +284,7 @@ def test_both_directions_of_skew_are_said() -> None:
     assert "300 s behind" in judge_skew("it", now + timedelta(minutes=5), now).seen
 
 
-def relaying(files: PkiFiles, port: int, **more: object) -> dict[Check, Finding]:
+def relaying(files: PkiFiles, port: int, **more: object) -> dict[CheckId, Finding]:
     """What is found of another server, by one that would ask it for its agents."""
     given = {
         "server_id": "cp-1",
@@ -297,13 +303,13 @@ def test_a_server_that_relays_is_examined_by_who_asks(certificates: PkiFiles) ->
         assert {one.state for one in found.values()} == {CheckState.OK}
         assert set(STEPS) <= set(found)
         check, _ = came_to(relaying(certificates, port, peer_relay=True, peer_server_name="other"))
-        assert check is Check.PEER_CERTIFICATE
+        assert check is CheckId.PEER_CERTIFICATE
         # Without relaying agents are handed on as they come, and no TLS is ours.
-        assert set(relaying(certificates, port)) == {Check.CONNECT}
+        assert set(relaying(certificates, port)) == {CheckId.CONNECT}
     with serving(saying(tls_context(certificates), b"")) as port:
         found = relaying(certificates, port, peer_relay=True)
-    assert came_to(found)[0] is Check.ALPN
-    assert "--peer-relay-name" in found[Check.ALPN].todo
+    assert came_to(found)[0] is CheckId.ALPN
+    assert "--peer-relay-name" in found[CheckId.ALPN].todo
 
 
 @pytest.mark.parametrize(
@@ -319,4 +325,4 @@ def test_the_advice_names_a_flag_that_the_program_has(
     look = relaying if "peer_relay" in settings else examined
     with serving(answering(tls_context(certificates))) as port:
         found = look(certificates, port, **settings)
-    assert found[Check.PEER_CERTIFICATE].todo.endswith(f"or give {flag}")
+    assert found[CheckId.PEER_CERTIFICATE].todo.endswith(f"or give {flag}")

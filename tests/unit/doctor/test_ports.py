@@ -15,8 +15,8 @@ from doctor_bed import agent, patient, running, server, states
 
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor import ports
-from isthmus.tools.doctor.finding import Asked, Check
-from isthmus.tools.doctor.layout import Listener, SocketFile
+from isthmus.tools.doctor.finding import Asked, CheckId
+from isthmus.tools.doctor.layout import ListeningPort, SocketFile
 from isthmus.tools.doctor.ports import (
     holders,
     holds,
@@ -28,7 +28,7 @@ from isthmus.tools.doctor.ports import (
 )
 from isthmus.tools.pki.making import PkiFiles
 
-ASKED = Asked(Check.PORTS, "--agent-port", "tried")
+ASKED = Asked(CheckId.PORTS, "--agent-port", "tried")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_port_that_somebody_has_is_found_and_who(certificates: PkiFiles, taken
 
 def test_who_cannot_be_seen_is_said_how_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "holders", lambda port: [])
-    listener = Listener(flag="--agent-port", host="", port=8091)
+    listener = ListeningPort(flag="--agent-port", host="", port=8091)
     for user, how in ((65532, "run as root"), (0, "run outside of this container")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         finding = judge_free(ASKED, listener, errno.EADDRINUSE, "server")
@@ -56,24 +56,24 @@ def test_who_cannot_be_seen_is_said_how_to_see(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_free_port_is_well(certificates: PkiFiles) -> None:
     settings = agent(certificates, health_server_port=0, admin_server_port=0)
-    assert states(see_ports(patient("agent", settings)), Check.PORTS) == [
+    assert states(see_ports(patient("agent", settings)), CheckId.PORTS) == [
         CheckState.OK,
         CheckState.OK,
     ]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    assert try_port(Listener(flag="--x", host="127.0.0.1", port=port)) == 0
-    assert try_port(Listener(flag="--x", host="", port=port)) == 0
+    assert try_port(ListeningPort(flag="--x", host="127.0.0.1", port=port)) == 0
+    assert try_port(ListeningPort(flag="--x", host="", port=port)) == 0
 
 
 def test_an_address_that_nobody_has_is_found() -> None:
-    foreign = Listener(flag="--agent-port", host="192.0.2.1", port=8091)
+    foreign = ListeningPort(flag="--agent-port", host="192.0.2.1", port=8091)
     number = try_port(foreign)
     assert number == errno.EADDRNOTAVAIL
     finding = judge_free(ASKED, foreign, number, "server")
     assert finding.state is CheckState.FAILED
     assert "192.0.2.1" in finding.seen
-    brought = Listener(flag="--target", host="192.0.2.1", port=8091, brought=True)
+    brought = ListeningPort(flag="--target", host="192.0.2.1", port=8091, brought=True)
     assert judge_free(ASKED, brought, number, "agent").state is CheckState.OK
 
 
@@ -88,7 +88,7 @@ def test_a_port_that_needs_a_privilege_is_found() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True
     )
-    privileged = Listener(flag="--agent-port", host="127.0.0.1", port=1)
+    privileged = ListeningPort(flag="--agent-port", host="127.0.0.1", port=1)
     finding = judge_free(ASKED, privileged, int(done.stdout), "server")
     assert finding.state is CheckState.FAILED
     assert "CAP_NET_BIND_SERVICE" in finding.todo
@@ -125,14 +125,14 @@ def socket_of(path: Path, *, ours: bool = True) -> SocketFile:
 
 
 def judged(path: Path, *, ours: bool = True, alive: bool = False) -> tuple[CheckState, str]:
-    asked = Asked(Check.SOCKETS, str(path), "looked")
+    asked = Asked(CheckId.SOCKETS, str(path), "looked")
     finding = judge_socket(asked, socket_of(path, ours=ours), running=alive)
     return finding.state, finding.seen
 
 
 def test_a_socket_that_can_be_made_is_well(tmp_path: Path, certificates: PkiFiles) -> None:
     settings = server(certificates, uds_name=str(tmp_path / "s"))
-    assert states(see_sockets(patient("server", settings)), Check.SOCKETS) == [CheckState.OK]
+    assert states(see_sockets(patient("server", settings)), CheckId.SOCKETS) == [CheckState.OK]
 
 
 def test_a_path_too_long_is_found(tmp_path: Path) -> None:

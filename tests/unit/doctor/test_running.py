@@ -21,7 +21,7 @@ from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import shown_flags
 from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.examine import lines, summary, to_json
-from isthmus.tools.doctor.finding import Asked, Check
+from isthmus.tools.doctor.finding import Asked, CheckId
 from isthmus.tools.doctor.running import Asking, local_pid, patients_of, settings_of
 from isthmus.tools.pki.making import PkiFiles
 
@@ -136,7 +136,7 @@ def test_a_port_that_is_somebody_elses_is_a_failure() -> None:
 
 
 def test_a_report_says_where_to_begin() -> None:
-    asked = Asked(Check.PORTS, "--agent-port 8091", "tried")
+    asked = Asked(CheckId.PORTS, "--agent-port 8091", "tried")
     found = [
         asked.ok("free"),
         asked.warn("w", "do"),
@@ -150,7 +150,7 @@ def test_a_report_says_where_to_begin() -> None:
     said = summary(found)
     assert said == "1 ok, 1 warn, 1 FAIL, 1 skipped; begin with ports: --agent-port 8091"
     # A program that is not ready may be so for what is wrong with the next one.
-    ready = Asked(Check.READINESS, "/readyz", "asked").fail("no", "see")
+    ready = Asked(CheckId.READINESS, "/readyz", "asked").fail("no", "see")
     assert summary([ready, *found]).endswith("begin with ports: --agent-port 8091")
     assert to_json([ready, *found])["failed"] == ["ports", "readiness"]
     report = to_json(found)

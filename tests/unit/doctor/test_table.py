@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.tools.doctor import reference
-from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, Check
+from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, CheckId
 from isthmus.tools.doctor.layout import ALL
 from isthmus.tools.doctor.looks import LOOKS, programs_of
 from isthmus.tools.doctor.target import STEPS
@@ -17,14 +17,14 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "doctor.md"
 
 
 def test_every_check_says_what_it_finds() -> None:
-    assert FINDS.keys() == set(Check)
+    assert FINDS.keys() == set(CheckId)
     assert all(not text.endswith(".") for text in FINDS.values())
 
 
 def test_every_check_is_somebodys() -> None:
     """Whether a program runs is asked before there is anybody to look at."""
     seen = {check for look in LOOKS for check in look.checks}
-    assert set(Check) - seen == {Check.RUNNING}
+    assert set(CheckId) - seen == {CheckId.RUNNING}
     assert all(programs_of(check) for check in seen)
     assert all(look.programs <= ALL for look in LOOKS)
 

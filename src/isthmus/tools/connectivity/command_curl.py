@@ -15,7 +15,7 @@ from isthmus.tools.connectivity.command_dialing import way_options
 if TYPE_CHECKING:
     import ssl
 
-    from isthmus.client.http1 import Request
+    from isthmus.client.http1 import ClientRequest
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.6.2
 _VALUE = re.compile(r"[\t -~]*")
@@ -64,7 +64,7 @@ def command(
       isthmus curl http://10.0.0.5:8080/healthz --config connectivity.yaml
       isthmus curl https://10.0.0.5/api -i -v --config c.yaml --network cluster --cacert ca.crt
     """
-    from isthmus.client.http1 import Request, Url
+    from isthmus.client.http1 import ClientRequest, Url
     from isthmus.tools.connectivity.command_dialing import run
 
     try:
@@ -73,7 +73,7 @@ def command(
         raise ConfigError(f"URL: {exc}") from exc
     if method is not None and not _TOKEN.fullmatch(method):
         raise ConfigError(f"-X {method!r}: not a method of HTTP")
-    request = Request(
+    request = ClientRequest(
         method=method or ("GET" if data is None else "POST"),
         url=where,
         headers=[_header(text) for text in headers],
@@ -84,7 +84,7 @@ def command(
 
 
 async def _fetch(
-    request: Request,
+    request: ClientRequest,
     path: str,
     network: str | None,
     timeout_s: float,
@@ -95,8 +95,8 @@ async def _fetch(
     import asyncio
 
     from isthmus.client import ConnectivityService, start_tls
-    from isthmus.client.http1 import Exchange
-    from isthmus.client.tls import Stream
+    from isthmus.client.http1 import ClientExchange
+    from isthmus.client.tls import ByteStream
     from isthmus.tools.connectivity.command_dialing import Teller, dial
 
     tell = Teller(verbose)
@@ -104,12 +104,12 @@ async def _fetch(
     async with ConnectivityService.from_file(path) as service, asyncio.timeout(timeout_s):
         connection = await dial(service, target, network, timeout_s, tell)
         try:
-            stream: Stream = connection
+            stream: ByteStream = connection
             if context is not None:
                 secured = await start_tls(connection, context, target.host.rstrip("."))
                 tell(f"TLS with the target: {secured.get_extra_info('ssl_object').version()}")
                 stream = secured
-            exchange = Exchange(stream)
+            exchange = ClientExchange(stream)
             await exchange.begin(request)
             tell(f"answered: {exchange.line}")
             if include:

@@ -13,7 +13,7 @@ from isthmus.errors import ConfigError, DialFailure, KubeError, LinkStage
 from isthmus.frame.model.snapshot import LinkState
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, Asked, Check, Finding
+from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, Asked, CheckId, Finding
 from isthmus.tools.doctor.limits import Metrics
 from isthmus.tools.doctor.patient import READINESS, Patient, Running
 
@@ -30,7 +30,7 @@ def _running(patient: Patient) -> Running:
 def see_readiness(patient: Patient) -> Iterator[Finding]:
     """Read /readyz?verbose."""
     running = _running(patient)
-    asked = Asked(Check.READINESS, "/readyz", "asked for it, verbose")
+    asked = Asked(CheckId.READINESS, "/readyz", "asked for it, verbose")
     if READINESS in running.missing:
         yield asked.skip(running.missing[READINESS])
         return
@@ -46,7 +46,7 @@ def see_links(patient: Patient) -> Iterator[Finding]:
     running = _running(patient)
     links = [link for link in running.snapshot.get("links", ()) if isinstance(link, dict)]
     what = "agents" if patient.program == "server" else "servers"
-    asked = Asked(Check.LINKS, "links", "read them in the snapshot")
+    asked = Asked(CheckId.LINKS, "links", "read them in the snapshot")
     relays = [it for it in running.snapshot.get("relays", ()) if isinstance(it, dict)]
     helpers = [str(it.get("serverId")) for it in relays if it.get("agents")]
     if not links and helpers:
@@ -71,7 +71,7 @@ def see_links(patient: Patient) -> Iterator[Finding]:
 
 def judge_link(link: Mapping[str, Any], about: str) -> Finding:
     """Is a link well?"""
-    asked = Asked(Check.LINKS, about, "read its state and its last ping in the snapshot")
+    asked = Asked(CheckId.LINKS, about, "read its state and its last ping in the snapshot")
     state, rtt = str(link.get("state")), link.get("rttSeconds")
     if state == LinkState.STUCK.value:
         return asked.fail(
@@ -92,7 +92,7 @@ def see_versions(patient: Patient) -> Iterator[Finding]:
     """Compare the versions of both ends, as far as the snapshot has them, and this doctor's."""
     snapshot = _running(patient).snapshot
     own = str(snapshot.get("version", ""))
-    asked = Asked(Check.VERSIONS, patient.program, "compared its version with this doctor's")
+    asked = Asked(CheckId.VERSIONS, patient.program, "compared its version with this doctor's")
     if own == __version__:
         yield asked.ok(own)
     else:
@@ -110,7 +110,7 @@ def see_versions(patient: Patient) -> Iterator[Finding]:
 
 def judge_peers(peers: str, program: str, own: str, counts: Mapping[str, int]) -> Finding:
     """Are the programs at the other ends of its version?"""
-    asked = Asked(Check.VERSIONS, peers, "read their versions in the snapshot")
+    asked = Asked(CheckId.VERSIONS, peers, "read their versions in the snapshot")
     said = ", ".join(f"{count} of {version}" for version, count in sorted(counts.items()))
     others = counts.keys() - {own, "not told"}
     if not others:
@@ -131,7 +131,9 @@ def see_server_count(patient: Patient) -> Iterator[Finding]:
             known = int(snapshot.get("knownServers") or 0)
             yield judge_known(known, len(peers), leases)
         case ServerSettings():
-            asked = Asked(Check.SERVER_COUNT, "servers", "compared --server-count with the Leases")
+            asked = Asked(
+                CheckId.SERVER_COUNT, "servers", "compared --server-count with the Leases"
+            )
             if leases is None:
                 yield asked.ok(f"{settings.announced_count}, as flags say; Leases are not counted")
             elif leases == settings.announced_count or settings.server_count is None:
@@ -147,7 +149,7 @@ def see_server_count(patient: Patient) -> Iterator[Finding]:
 
 def judge_known(known: int, linked: int, leases: int | None) -> Finding:
     """Is an agent linked to every server?"""
-    asked = Asked(Check.SERVER_COUNT, "servers", "compared known servers, links and Leases")
+    asked = Asked(CheckId.SERVER_COUNT, "servers", "compared known servers, links and Leases")
     seen = f"{known} known, {linked} linked" + ("" if leases is None else f", {leases} Leases")
     if leases is not None and known != leases:
         return asked.warn(
@@ -197,13 +199,13 @@ async def _count(kubeconfig: str, namespace: str, selector: str, timeout_s: floa
 def see_link_failures(patient: Patient) -> Iterator[Finding]:
     """Read the counts of failed links in /metrics."""
     counts = Metrics(_running(patient).metrics).by("reason", "_link_failures_total")
-    asked = Asked(Check.LINK_FAILURES, "since its start", "read link_failures_total of /metrics")
+    asked = Asked(CheckId.LINK_FAILURES, "since its start", "read link_failures_total of /metrics")
     found = _known(counts, LinkStage)
     if not found:
         yield asked.ok("none")
     for stage, count in found.items():
         about = f"{stage.name.lower()}, since its start"
-        asked = Asked(Check.LINK_FAILURES, about, "read link_failures_total of /metrics")
+        asked = Asked(CheckId.LINK_FAILURES, about, "read link_failures_total of /metrics")
         often = "once" if count == 1 else f"{count:.0f} times"
         yield asked.warn(f"{often}: {stage.value}", LINK_ADVICE[stage])
 
@@ -231,9 +233,9 @@ def judge_dials(
     """Say each reason; few of many dials are everyday life."""
     done = f"read failed dials in {where}"
     if not found:
-        yield Asked(Check.DIAL_FAILURES, when, done).ok("none")
+        yield Asked(CheckId.DIAL_FAILURES, when, done).ok("none")
     for failure, count in found.items():
-        asked = Asked(Check.DIAL_FAILURES, f"{failure.name.lower()}, {when}", done)
+        asked = Asked(CheckId.DIAL_FAILURES, f"{failure.name.lower()}, {when}", done)
         of = f" of {dials:.0f}" if dials else ""
         seen = f"{count:.0f}{of} {'dial' if (dials or count) == 1 else 'dials'}: {failure.value}"
         if dials and count < _MANY_SHARE * dials and failure is not DialFailure.INTERNAL:

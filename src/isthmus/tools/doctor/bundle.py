@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from isthmus import __version__
-from isthmus.tools.doctor.bundle_parts import MissingError, Part
+from isthmus.tools.doctor.bundle_parts import BundlePart, MissingError
 from isthmus.tools.doctor.bundle_secrets import Scrubber
 
 MOST_BYTES_EACH = 8 * 1024 * 1024
@@ -81,7 +81,7 @@ class Bundle:
         return packed.getvalue()
 
 
-def collect(parts: Iterable[Part], scrubber: Scrubber, *, created: datetime) -> Bundle:
+def collect(parts: Iterable[BundlePart], scrubber: Scrubber, *, created: datetime) -> Bundle:
     """Get every part, without secrets and within bounds; those that are not to be had are named."""
     members: list[Member] = []
     missing: list[tuple[str, str]] = []
@@ -106,7 +106,7 @@ def _name(member: Member) -> str:
     return member.name
 
 
-def _member(part: Part, scrubber: Scrubber, most: int) -> Member:
+def _member(part: BundlePart, scrubber: Scrubber, most: int) -> Member:
     if not most:
         raise MissingError(f"the bundle has {MOST_BYTES >> 20} MiB already")
     try:

@@ -27,7 +27,7 @@ from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.commands import run
 from isthmus.settings.options import blanked
 from isthmus.tools.doctor.files import placed
-from isthmus.tools.doctor.layout import NamedFile, named_files, socket_files
+from isthmus.tools.doctor.layout import SettingsFile, named_files, socket_files
 from isthmus.tools.doctor.patient import Patient
 from isthmus.tools.pki.show import show
 
@@ -45,10 +45,10 @@ _AUDIT = {"audit.json": "/audit"}
 _OF_PROCESS = ("status", "limits", "cgroup", "net/sockstat", "net/netstat")
 
 
-def program_parts(place: str, client: AdminClient, *, audit: bool) -> Iterator[Part]:
+def program_parts(place: str, client: AdminClient, *, audit: bool) -> Iterator[BundlePart]:
     """Everything that an admin port says, in the directory of that name."""
     for name, path in {**_PATHS, **(_AUDIT if audit else {})}.items():
-        yield Part(f"{place}/{name}", partial(_asked, client, path))
+        yield BundlePart(f"{place}/{name}", partial(_asked, client, path))
 
 
 def _asked(client: AdminClient, path: str) -> str:
@@ -62,18 +62,18 @@ def _asked(client: AdminClient, path: str) -> str:
     return answer.text
 
 
-def process_parts(place: str, patient: Patient) -> Iterator[Part]:
+def process_parts(place: str, patient: Patient) -> Iterator[BundlePart]:
     """What /proc has of a running program, and what its files are."""
     pid = patient.running.pid if patient.running is not None else 0
     if pid:
         for name in _OF_PROCESS:
             path = Path(f"/proc/{pid}") / name
-            yield Part(f"{place}/proc-{name.replace('/', '-')}.txt", partial(read, path))
+            yield BundlePart(f"{place}/proc-{name.replace('/', '-')}.txt", partial(read, path))
         yield from _documents(place, patient)
-    yield Part(f"{place}/files.json", partial(_files, patient))
+    yield BundlePart(f"{place}/files.json", partial(_files, patient))
 
 
-def _documents(place: str, patient: Patient) -> Iterator[Part]:
+def _documents(place: str, patient: Patient) -> Iterator[BundlePart]:
     """The configuration that flags name, such as a policy."""
     try:
         files = list(named_files(patient.settings))
@@ -82,7 +82,7 @@ def _documents(place: str, patient: Patient) -> Iterator[Part]:
     for file in files:
         if file.document:
             name = f"{place}/document-{file.flag.removeprefix('--')}.txt"
-            yield Part(name, partial(read, placed(patient, file.path)))
+            yield BundlePart(name, partial(read, placed(patient, file.path)))
 
 
 def _files(patient: Patient) -> str:
@@ -98,7 +98,7 @@ def _files(patient: Patient) -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
-def _described(file: NamedFile, path: Path) -> dict[str, Any]:
+def _described(file: SettingsFile, path: Path) -> dict[str, Any]:
     found = _metadata(file.flag, path)
     if file.certificates:
         try:
@@ -167,24 +167,24 @@ class MissingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BundlePart:
     """A file of the bundle, and how to get its text; ``get`` raises MissingError."""
 
     name: str
     get: Callable[[], str]
 
 
-def machine_parts(environ: Mapping[str, str]) -> Iterator[Part]:
+def machine_parts(environ: Mapping[str, str]) -> Iterator[BundlePart]:
     """Everything of this machine."""
-    yield Part("versions.json", _versions)
-    yield Part("machine/environment.txt", partial(_environment, environ))
-    yield Part("machine/limits.json", _limits)
-    yield Part("machine/sysctls.txt", _sysctls)
-    yield Part("machine/resolv.conf", partial(read, Path("/etc/resolv.conf")))
+    yield BundlePart("versions.json", _versions)
+    yield BundlePart("machine/environment.txt", partial(_environment, environ))
+    yield BundlePart("machine/limits.json", _limits)
+    yield BundlePart("machine/sysctls.txt", _sysctls)
+    yield BundlePart("machine/resolv.conf", partial(read, Path("/etc/resolv.conf")))
     for name, argv in _COMMANDS.items():
-        yield Part(name, partial(_run, argv))
+        yield BundlePart(name, partial(_run, argv))
     for file, program in _TABLES.items():
-        yield Part(f"machine/{program}.txt", partial(_tables, file, program))
+        yield BundlePart(f"machine/{program}.txt", partial(_tables, file, program))
 
 
 def _versions() -> str:

@@ -17,7 +17,7 @@ from isthmus.net.contexts import client_context, server_context
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.programs.server.rules_role_warnings import TODO, role_warnings
 from isthmus.tools.doctor.files import placed
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.layout import TlsUse, tls_uses
 from isthmus.tools.doctor.patient import Patient
 from isthmus.tools.pki.show import CertificateInfo, show
@@ -60,7 +60,7 @@ def _see_pair(use: TlsUse, named: TlsFiles) -> Iterator[Finding]:
     """Look at a certificate where it is, and call it what the program calls it."""
     cert, key, ca = named.labels
     about = f"{cert} {named.cert}"
-    asked = Asked(Check.KEY_PAIR, f"{key} {named.key}", f"loaded it with {cert}")
+    asked = Asked(CheckId.KEY_PAIR, f"{key} {named.key}", f"loaded it with {cert}")
     try:
         code, words = verdict(use.files, use.purpose)
     except ConfigError as error:
@@ -79,7 +79,7 @@ def _see_pair(use: TlsUse, named: TlsFiles) -> Iterator[Finding]:
 
 def see_roles(patient: Patient) -> Iterator[Finding]:
     """See whether an agent's certificate could pass for a client's, or the other way round."""
-    asked = Asked(Check.ROLES, "certificates", "compared the authorities of the ports")
+    asked = Asked(CheckId.ROLES, "certificates", "compared the authorities of the ports")
     found = role_warnings(patient.settings, lambda path: authorities(str(placed(patient, path))))
     for sentence in found:
         yield asked.warn(sentence.removesuffix(f"; {TODO}"), TODO)
@@ -89,7 +89,7 @@ def see_roles(patient: Patient) -> Iterator[Finding]:
 
 def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Finding:
     """Is it made for this side of TLS? One that says nothing is for everything."""
-    asked = Asked(Check.USAGE, about, "read its extended key usage")
+    asked = Asked(CheckId.USAGE, about, "read its extended key usage")
     if not usages or purpose in usages or "any" in usages:
         return asked.ok(f"it may be used as a TLS {purpose}")
     return asked.fail(
@@ -100,7 +100,7 @@ def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Findin
 
 def judge_chain(about: str, ca: str, use: TlsUse, code: int, words: str) -> Finding:
     """Has an authority of the same program signed it? The other end decides in the end."""
-    asked = Asked(Check.CHAIN, about, f"verified it in memory with the authorities of {ca}")
+    asked = Asked(CheckId.CHAIN, about, f"verified it in memory with the authorities of {ca}")
     if code in (0, _USAGE_CODE):
         return asked.ok("they have signed it")
     if use.files.labels[0] in _ACROSS and code in _FOREIGN_CODES:
@@ -116,7 +116,7 @@ def judge_chain(about: str, ca: str, use: TlsUse, code: int, words: str) -> Find
 
 
 def _see_names(about: str, use: TlsUse, own: CertificateInfo) -> Iterator[Finding]:
-    asked = Asked(Check.NAMES, about, "read its subject alternative names")
+    asked = Asked(CheckId.NAMES, about, "read its subject alternative names")
     if not own.names:
         yield asked.fail(
             "it has none, and nobody looks at the common name any more",
@@ -125,7 +125,7 @@ def _see_names(about: str, use: TlsUse, own: CertificateInfo) -> Iterator[Findin
         return
     yield asked.ok(f"it is for {listed(own.names)}")
     for name in use.names:
-        asked = Asked(Check.NAMES, about, f"verified it in memory for {name}")
+        asked = Asked(CheckId.NAMES, about, f"verified it in memory for {name}")
         code, _ = verdict(replace(use.files, ca=use.files.cert), "server", name=name)
         if code in _NAME_CODES:
             yield asked.fail(
@@ -143,7 +143,7 @@ def listed(names: tuple[str, ...]) -> str:
 
 
 def _see_dates(about: str, path: str, now: datetime, *, several: bool) -> Finding:
-    asked = Asked(Check.EXPIRY, about, "read its dates")
+    asked = Asked(CheckId.EXPIRY, about, "read its dates")
     try:
         infos = show([Path(path)], now=now)
     except ConfigError as error:
@@ -246,7 +246,7 @@ _WARN, _FAIL = timedelta(seconds=5), timedelta(minutes=1)
 
 def judge_skew(about: str, theirs: datetime, ours: datetime) -> Finding:
     """Compare the time of a peer with ours; a Date has whole seconds."""
-    asked = Asked(Check.CLOCK, about, "compared its time with ours")
+    asked = Asked(CheckId.CLOCK, about, "compared its time with ours")
     skew = ours - theirs
     far = abs(skew)
     seen = f"ours is {far.total_seconds():.0f} s {'ahead' if skew > timedelta(0) else 'behind'}"

@@ -21,7 +21,7 @@ from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
     from isthmus.tools.doctor.bundle import Bundle
-    from isthmus.tools.doctor.bundle_parts import Part
+    from isthmus.tools.doctor.bundle_parts import BundlePart
     from isthmus.tools.doctor.finding import Finding
     from isthmus.tools.doctor.patient import Patient
 
@@ -128,9 +128,9 @@ def _parts(
     findings: Sequence[Finding],
     *,
     audit: bool,
-) -> Iterator[Part]:
+) -> Iterator[BundlePart]:
     from isthmus.tools.doctor.bundle_parts import (
-        Part,
+        BundlePart,
         machine_parts,
         place_names,
         process_parts,
@@ -148,5 +148,5 @@ def _parts(
     text = "".join(
         f"{word}  {rest}\n" if word else f"{rest}\n" for word, _, rest in lines(findings)
     )
-    yield Part("doctor.txt", lambda: f"{text}\n{summary(findings)}\n")
-    yield Part("doctor.json", lambda: json.dumps(to_json(findings), indent=2) + "\n")
+    yield BundlePart("doctor.txt", lambda: f"{text}\n{summary(findings)}\n")
+    yield BundlePart("doctor.json", lambda: json.dumps(to_json(findings), indent=2) + "\n")

@@ -10,7 +10,7 @@ from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import given_in_vain
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.layout import Peer, peers
 from isthmus.tools.doctor.patient import Patient
 from isthmus.values import is_address
@@ -20,7 +20,7 @@ def see_configuration(patient: Patient) -> Iterator[Finding]:
     """Hold the settings against each other, as the program does when it starts."""
     settings = patient.settings
     where = "the flags of /configz" if patient.running is not None else "the flags"
-    asked = Asked(Check.CONFIGURATION, "flags", f"held {where} against each other")
+    asked = Asked(CheckId.CONFIGURATION, "flags", f"held {where} against each other")
     try:
         settings.validate()
     except ConfigError as error:
@@ -69,7 +69,7 @@ def _of_process(pid: int) -> Mapping[str, str]:
 def see_proxy(patient: Patient) -> Iterator[Finding]:
     """Read HTTPS_PROXY and NO_PROXY, and say who is reached by them."""
     environ = environ_of(patient)
-    asked = Asked(Check.PROXY, "HTTPS_PROXY, NO_PROXY", "read the program's variables")
+    asked = Asked(CheckId.PROXY, "HTTPS_PROXY, NO_PROXY", "read the program's variables")
     try:
         rules = ProxyRules.from_environment(environ)
     except ConfigError as error:
@@ -95,7 +95,7 @@ def _differ(environ: Mapping[str, str]) -> bool:
 
 def judge_way(peer: Peer, rules: ProxyRules) -> Finding:
     """Is the peer reached by the proxy, and is that likely meant?"""
-    asked = Asked(Check.PROXY, f"{peer.flag} {peer.at}", "held it against the proxy variables")
+    asked = Asked(CheckId.PROXY, f"{peer.flag} {peer.at}", "held it against the proxy variables")
     proxy = rules.proxy_for(peer.at.host, peer.at.port)
     if proxy is None:
         return asked.ok("it is reached directly")

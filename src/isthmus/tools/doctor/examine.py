@@ -17,10 +17,10 @@ from typing import Any
 from isthmus import __version__
 from isthmus.errors import IsthmusError
 from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Check, Finding
+from isthmus.tools.doctor.finding import CheckId, Finding
 from isthmus.tools.doctor.patient import Patient
 
-_ORDER = {check: place for place, check in enumerate(Check)}
+_ORDER = {check: place for place, check in enumerate(CheckId)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Look:
     look at this machine, and so at no program of another.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[CheckId, ...]
     programs: frozenset[str]
     see: Callable[[Patient], Iterable[Finding]]
     running: bool = False
@@ -178,7 +178,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def _failed(findings: Sequence[Finding]) -> list[Finding]:
     """What failed, of whichever program: what others stand on first, as checks are in order."""
-    order = {check: place for place, check in enumerate(Check)}
+    order = {check: place for place, check in enumerate(CheckId)}
     failed = (one for one in findings if one.state is CheckState.FAILED)
     return sorted(failed, key=lambda one: order[one.check])
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from isthmus.errors import ConfigError
 from isthmus.net.files import read_part
-from isthmus.tools.doctor.finding import Asked, Check, Finding
-from isthmus.tools.doctor.layout import NamedFile, named_files
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
+from isthmus.tools.doctor.layout import SettingsFile, named_files
 from isthmus.tools.doctor.patient import Patient
 from isthmus.tools.pki.show import show
 
@@ -64,7 +64,7 @@ def see_files(patient: Patient) -> Iterator[Finding]:
     """Look at every file that the settings name."""
     user = User.of(patient)
     for file in named_files(patient.settings):
-        asked = Asked(Check.FILES, f"{file.flag} {file.path}", "looked at the file and read it")
+        asked = Asked(CheckId.FILES, f"{file.flag} {file.path}", "looked at the file and read it")
         path = placed(patient, file.path)
         finding = judge_file(asked, file, path, user)
         yield finding
@@ -90,7 +90,7 @@ def placed(patient: Patient, path: str) -> Path:
     return process / "root" / whole.lstrip("/")
 
 
-def judge_file(asked: Asked, file: NamedFile, path: Path, user: User) -> Finding:
+def judge_file(asked: Asked, file: SettingsFile, path: Path, user: User) -> Finding:
     """Is it there, of the right kind, readable to the user, and not empty?"""
     try:
         status = path.stat()
@@ -114,7 +114,7 @@ def judge_file(asked: Asked, file: NamedFile, path: Path, user: User) -> Finding
     return _judge_content(asked, file, path)
 
 
-def _judge_content(asked: Asked, file: NamedFile, path: Path) -> Finding:
+def _judge_content(asked: Asked, file: SettingsFile, path: Path) -> Finding:
     try:
         read_part(path, 1)
         if file.certificates:
@@ -127,9 +127,9 @@ def _judge_content(asked: Asked, file: NamedFile, path: Path) -> Finding:
     return asked.ok("it is there and can be read")
 
 
-def judge_mode(file: NamedFile, path: Path) -> Finding:
+def judge_mode(file: SettingsFile, path: Path) -> Finding:
     """Is a secret for its owner and group only?"""
-    asked = Asked(Check.MODES, f"{file.flag} {file.path}", "looked at its mode")
+    asked = Asked(CheckId.MODES, f"{file.flag} {file.path}", "looked at its mode")
     mode = path.stat().st_mode & 0o7777
     if not mode & 0o004:
         return asked.ok(f"mode {mode:04o}: not for everybody")

@@ -15,7 +15,7 @@ from isthmus.errors import DialFailure, LinkStage
 from isthmus.tools.bootstrap.rules import CheckState
 
 
-class Check(Enum):
+class CheckId(Enum):
     """The checks, in the order they are shown: what others stand on comes first."""
 
     RUNNING = "running"
@@ -62,48 +62,48 @@ class Check(Enum):
 
 
 #: What each check finds, for people; a verb is missing on purpose, the table's heading has it.
-FINDS: Mapping[Check, str] = {
-    Check.RUNNING: "admin ports that do not answer, or want a token or a certificate",
-    Check.CONFIGURATION: "flags that contradict each other, or that are hardly meant",
-    Check.FILES: "files that are missing, unreadable, empty, or not PEM",
-    Check.MODES: "keys, tokens and passwords that everybody on the machine may read",
-    Check.KEY_PAIR: "a key that does not belong to its certificate, or needs a passphrase",
-    Check.CHAIN: "certificates that no configured authority has signed",
-    Check.NAMES: "a server certificate without the names and addresses that agents dial",
-    Check.USAGE: "a certificate that is not made for a TLS server, or client",
-    Check.EXPIRY: "certificates that expire soon, have expired, or are not valid yet",
-    Check.ROLES: "one authority for agents and clients, and no names that tell them apart",
-    Check.CLOCK: "a clock that is more than 5 s off what the Kubernetes API says",
-    Check.PORTS: "ports that somebody else has (and who), that need a privilege, or are not open",
-    Check.SOCKETS: "UNIX sockets: paths too long, directories that are missing or open to all",
-    Check.PROXY: "proxy variables that cannot be read, or that send local addresses to a proxy",
-    Check.DNS: "names that do not resolve, or resolve slowly",
-    Check.ROUTE: "addresses of peers that no route leads to, or interfaces that are down",
-    Check.MTU: "a small MTU on the way to a peer",
-    Check.RP_FILTER: "strict reverse path filtering on a host with several uplinks",
-    Check.CONNECT: "peers that refuse, or do not answer at all: firewalls",
-    Check.TLS: "peers that do not speak TLS, or not a version of ours",
-    Check.PEER_CERTIFICATE: "a peer's certificate that is not trusted, of another name, expired",
-    Check.ALPN: "middle boxes that end TLS, and peers that speak neither isthmus/1 nor h2",
-    Check.ANSWER: "peers that refuse our certificate after the handshake, or say nothing",
-    Check.READINESS: "what /readyz says is not ready",
-    Check.LINKS: "agents and servers without links, links that are stuck or slow to answer pings",
-    Check.VERSIONS: "ends of different versions",
-    Check.SERVER_COUNT: "agents that know more, or fewer, servers than there are",
-    Check.TARGET: "the step at which a dial to --target fails",
-    Check.KUBE_API: "a kubeconfig that cannot be used, an API that does not answer",
-    Check.PERMISSIONS: "permissions for Leases, TokenReviews and what a node proxy watches",
-    Check.BIND_ADDRESS: "a --bind-address that no interface has, or that is the node's own",
-    Check.BIND_RULE: "the firewall rule of --bind-address gone",
-    Check.TOOLS: "iptables missing or too old for --proxy-mode, an nft that crashes",
-    Check.FORWARDING: "a node that does not forward packets",
-    Check.LOCALNET: "node ports on localhost that cannot work (route_localnet)",
-    Check.CONNTRACK: "a connection tracking table that is full, or nearly",
-    Check.DESCRIPTORS: "too few file descriptors, or nearly all in use",
-    Check.MEMORY: "a memory limit that is small, nearly reached, or was hit",
-    Check.LOOP: "an event loop that comes late: too little CPU",
-    Check.LINK_FAILURES: "links that failed, by reason, with what to do for each",
-    Check.DIAL_FAILURES: "dials that failed, by reason, with what to do for each",
+FINDS: Mapping[CheckId, str] = {
+    CheckId.RUNNING: "admin ports that do not answer, or want a token or a certificate",
+    CheckId.CONFIGURATION: "flags that contradict each other, or that are hardly meant",
+    CheckId.FILES: "files that are missing, unreadable, empty, or not PEM",
+    CheckId.MODES: "keys, tokens and passwords that everybody on the machine may read",
+    CheckId.KEY_PAIR: "a key that does not belong to its certificate, or needs a passphrase",
+    CheckId.CHAIN: "certificates that no configured authority has signed",
+    CheckId.NAMES: "a server certificate without the names and addresses that agents dial",
+    CheckId.USAGE: "a certificate that is not made for a TLS server, or client",
+    CheckId.EXPIRY: "certificates that expire soon, have expired, or are not valid yet",
+    CheckId.ROLES: "one authority for agents and clients, and no names that tell them apart",
+    CheckId.CLOCK: "a clock that is more than 5 s off what the Kubernetes API says",
+    CheckId.PORTS: "ports that somebody else has (and who), that need a privilege, or are not open",
+    CheckId.SOCKETS: "UNIX sockets: paths too long, directories that are missing or open to all",
+    CheckId.PROXY: "proxy variables that cannot be read, or that send local addresses to a proxy",
+    CheckId.DNS: "names that do not resolve, or resolve slowly",
+    CheckId.ROUTE: "addresses of peers that no route leads to, or interfaces that are down",
+    CheckId.MTU: "a small MTU on the way to a peer",
+    CheckId.RP_FILTER: "strict reverse path filtering on a host with several uplinks",
+    CheckId.CONNECT: "peers that refuse, or do not answer at all: firewalls",
+    CheckId.TLS: "peers that do not speak TLS, or not a version of ours",
+    CheckId.PEER_CERTIFICATE: "a peer's certificate that is not trusted, of another name, expired",
+    CheckId.ALPN: "middle boxes that end TLS, and peers that speak neither isthmus/1 nor h2",
+    CheckId.ANSWER: "peers that refuse our certificate after the handshake, or say nothing",
+    CheckId.READINESS: "what /readyz says is not ready",
+    CheckId.LINKS: "agents and servers without links, links that are stuck or slow to answer pings",
+    CheckId.VERSIONS: "ends of different versions",
+    CheckId.SERVER_COUNT: "agents that know more, or fewer, servers than there are",
+    CheckId.TARGET: "the step at which a dial to --target fails",
+    CheckId.KUBE_API: "a kubeconfig that cannot be used, an API that does not answer",
+    CheckId.PERMISSIONS: "permissions for Leases, TokenReviews and what a node proxy watches",
+    CheckId.BIND_ADDRESS: "a --bind-address that no interface has, or that is the node's own",
+    CheckId.BIND_RULE: "the firewall rule of --bind-address gone",
+    CheckId.TOOLS: "iptables missing or too old for --proxy-mode, an nft that crashes",
+    CheckId.FORWARDING: "a node that does not forward packets",
+    CheckId.LOCALNET: "node ports on localhost that cannot work (route_localnet)",
+    CheckId.CONNTRACK: "a connection tracking table that is full, or nearly",
+    CheckId.DESCRIPTORS: "too few file descriptors, or nearly all in use",
+    CheckId.MEMORY: "a memory limit that is small, nearly reached, or was hit",
+    CheckId.LOOP: "an event loop that comes late: too little CPU",
+    CheckId.LINK_FAILURES: "links that failed, by reason, with what to do for each",
+    CheckId.DIAL_FAILURES: "dials that failed, by reason, with what to do for each",
 }
 
 
@@ -115,7 +115,7 @@ class Finding:
     what to do, where that is anything. ``program`` is whose check it was.
     """
 
-    check: Check
+    check: CheckId
     state: CheckState
     about: str
     done: str
@@ -140,7 +140,7 @@ class Finding:
 class Asked:
     """A question about one thing; its methods are the four answers."""
 
-    check: Check
+    check: CheckId
     about: str
     done: str
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.tools.bootstrap.rules import CheckStep, judge_address, judge_rule
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.layout import plan_of
 from isthmus.tools.doctor.patient import Patient
 from isthmus.tools.doctor.peers import resolved_peers
@@ -35,13 +35,13 @@ def see_bind_address(patient: Patient) -> Iterator[Finding]:
         host = str(address)
         seen = look_at(address)
         if seen is None and not running:
-            asked = Asked(Check.BIND_ADDRESS, host, "looked for it on all interfaces")
+            asked = Asked(CheckId.BIND_ADDRESS, host, "looked for it on all interfaces")
             yield asked.ok("no interface has it yet: the program puts it there when it starts")
             continue
-        yield _as_finding(Check.BIND_ADDRESS, host, "looked for it on all interfaces",
+        yield _as_finding(CheckId.BIND_ADDRESS, host, "looked for it on all interfaces",
                           judge_address(host, seen))  # fmt: skip
         if seen is not None:
-            yield _as_finding(Check.BIND_RULE, host, "looked for the rule that keeps others away",
+            yield _as_finding(CheckId.BIND_RULE, host, "looked for the rule that keeps others away",
                               judge_rule(host, seen))  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def bound(settings: object) -> tuple[IPv4Address | IPv6Address, ...]:
             return ()
 
 
-def _as_finding(check: Check, about: str, done: str, step: CheckStep) -> Finding:
+def _as_finding(check: CheckId, about: str, done: str, step: CheckStep) -> Finding:
     return Finding(
         check=check, state=step.state, about=about, done=done, seen=step.found, todo=step.advice
     )
@@ -87,7 +87,7 @@ def see_routes(patient: Patient) -> Iterator[Finding]:
 
 
 def _see_route(about: str, address: str) -> Iterator[Finding]:
-    asked = Asked(Check.ROUTE, about, "asked the kernel for the route")
+    asked = Asked(CheckId.ROUTE, about, "asked the kernel for the route")
     route = route_to(address)
     finding = judge_route(asked, route)
     yield finding
@@ -141,7 +141,7 @@ def judge_route(asked: Asked, route: Route | None) -> Finding:
 
 def judge_mtu(about: str, route: Route) -> Finding:
     """Do whole packets fit?"""
-    asked = Asked(Check.MTU, about, f"looked at the MTU of {route.interface}")
+    asked = Asked(CheckId.MTU, about, f"looked at the MTU of {route.interface}")
     if route.mtu < _LEAST_MTU:
         return asked.fail(
             f"{route.mtu} bytes, less than every network has to carry", "raise the MTU"
@@ -168,7 +168,9 @@ def filter_of(interface: str, root: Path = _SYS) -> int:
 
 def judge_filter(about: str, interface: str, value: int, uplinks: tuple[str, ...]) -> Finding:
     """May answers come in another way than questions go out?"""
-    asked = Asked(Check.RP_FILTER, about, f"looked at rp_filter of {interface}, and at the uplinks")
+    asked = Asked(
+        CheckId.RP_FILTER, about, f"looked at rp_filter of {interface}, and at the uplinks"
+    )
     if value == _STRICT and len(uplinks) > 1:
         return asked.warn(
             f"strict, and there are several uplinks ({', '.join(uplinks)}): what comes in by"

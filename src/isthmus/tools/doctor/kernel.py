@@ -12,7 +12,7 @@ from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel.host import Sysctls, has_ipv6
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.patient import Patient
 
 _NFT_LIMIT_S = 30.0
@@ -31,7 +31,7 @@ def see_tools(patient: Patient) -> Iterator[Finding]:
     settings: NodeProxySettings = patient.settings
     for family in _families():
         about = f"--proxy-mode={settings.mode}, {family.value}"
-        asked = Asked(Check.TOOLS, about, "asked the programs and the kernel for what it needs")
+        asked = Asked(CheckId.TOOLS, about, "asked the programs and the kernel for what it needs")
         try:
             _check_backend(settings.mode, family)
         except ConfigError as error:
@@ -65,7 +65,7 @@ def judge_nft(version: str, *, crash: str = "", refusal: str = "") -> Finding:
     """Can rules be listed here? The node proxy's own do not go through nft."""
     from isthmus.programs.node_proxy.kernel.nft_program import crashes_on_later_sets
 
-    asked = Asked(Check.TOOLS, "nft", "asked it for its version and for all sets")
+    asked = Asked(CheckId.TOOLS, "nft", "asked it for its version and for all sets")
     update = f"{_UPDATE_NFT}; the node proxy's own rules do not go through nft"
     if crash:
         return asked.warn(f"{version}: {crash.partition(';')[0]}: a later nft made a set", update)
@@ -113,7 +113,7 @@ def _dotted(name: str) -> str:
 
 def judge_forwarding(name: str, value: int | None) -> Finding:
     """Does the node pass packets on?"""
-    asked = Asked(Check.FORWARDING, _dotted(name), "read it")
+    asked = Asked(CheckId.FORWARDING, _dotted(name), "read it")
     if value is None:
         return asked.skip("it cannot be read here")
     if not value:
@@ -126,7 +126,7 @@ def judge_forwarding(name: str, value: int | None) -> Finding:
 
 def judge_localnet(value: int | None, *, running: bool) -> Finding:
     """Do node ports on localhost work? The program sets it itself, if it may."""
-    asked = Asked(Check.LOCALNET, _dotted(_LOCALNET), "read it")
+    asked = Asked(CheckId.LOCALNET, _dotted(_LOCALNET), "read it")
     if value is None:
         return asked.skip("it cannot be read here")
     if value:
@@ -149,7 +149,7 @@ class Tracking:
 
 def judge_conntrack(tracking: Tracking) -> Finding:
     """Is there room for more connections?"""
-    asked = Asked(Check.CONNTRACK, _dotted(_MOST), "compared it with nf_conntrack_count")
+    asked = Asked(CheckId.CONNTRACK, _dotted(_MOST), "compared it with nf_conntrack_count")
     if not tracking.most or tracking.used is None:
         return asked.skip("connections are not tracked yet, or it cannot be read here")
     seen = f"{tracking.used:,} of {tracking.most:,} connections"

@@ -13,7 +13,7 @@ from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.tools.doctor.certificates import judge_skew
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.patient import Patient
 
 _LEASES = "coordination.k8s.io"
@@ -87,7 +87,7 @@ def see_api(patient: Patient) -> Iterator[Finding]:
     need = need_of(patient.settings)
     if need is None:
         return
-    asked = Asked(Check.KUBE_API, need.about, "asked the API for its version")
+    asked = Asked(CheckId.KUBE_API, need.about, "asked the API for its version")
     limit = patient.timeout_s
     try:
         seen = asyncio.run(look_at_api(need.kubeconfig, server=need.server, timeout_s=limit))
@@ -115,10 +115,10 @@ def _see_permissions(need: Need, limit_s: float) -> Iterator[Finding]:
     except (ConfigError, KubeError) as error:
         unknown = isinstance(error, KubeError) and error.status == 401
         todo = "give credentials that the API knows" if unknown else "see how the API is doing"
-        yield Asked(Check.PERMISSIONS, need.about, done).fail(str(error), todo)
+        yield Asked(CheckId.PERMISSIONS, need.about, done).fail(str(error), todo)
         return
     for permission, allowed in zip(need.permissions, found, strict=True):
-        asked = Asked(Check.PERMISSIONS, f"{need.about}: {permission}", done)
+        asked = Asked(CheckId.PERMISSIONS, f"{need.about}: {permission}", done)
         if allowed:
             yield asked.ok("allowed")
         else:

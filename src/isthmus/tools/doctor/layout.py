@@ -41,7 +41,7 @@ class TlsUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedFile:
+class SettingsFile:
     """A file that a flag names; what is in a secret one is for the program alone.
 
     A ``document`` is configuration that somebody wrote, as flags are.
@@ -144,9 +144,9 @@ _OTHER_FLAGS = ("cluster_crl_file", "server_crl_file", "crl_file")
 _CA_FLAGS = ("proxy_ca_path", "http_proxy_ca_cert")
 
 
-def named_files(settings: object) -> Iterator[NamedFile]:
+def named_files(settings: object) -> Iterator[SettingsFile]:
     """Every file that the settings name, in a fixed order, each once."""
-    found: dict[str, NamedFile] = {}
+    found: dict[str, SettingsFile] = {}
     values = values_of(settings)
     for use in tls_uses(settings):
         cert, key, ca = use.files.labels
@@ -156,7 +156,7 @@ def named_files(settings: object) -> Iterator[NamedFile]:
             (ca, use.files.ca, False),
         ):
             if path:
-                file = NamedFile(flag=flag, path=path, secret=secret, certificates=not secret)
+                file = SettingsFile(flag=flag, path=path, secret=secret, certificates=not secret)
                 found.setdefault(path, file)
     for attributes, kind in (
         (_SECRET_FLAGS, {"secret": True}),
@@ -168,20 +168,20 @@ def named_files(settings: object) -> Iterator[NamedFile]:
             path = values.get(attribute, "")
             if path:
                 flag = f"--{attribute.replace('_', '-')}"
-                found.setdefault(path, NamedFile(flag=flag, path=path, **kind))
+                found.setdefault(path, SettingsFile(flag=flag, path=path, **kind))
     binding = values.get("agent_identity_binding", "")
     if binding and binding != BY_NAME_WORD:
-        file = NamedFile(flag="--agent-identity-binding", path=binding, document=True)
+        file = SettingsFile(flag="--agent-identity-binding", path=binding, document=True)
         found.setdefault(binding, file)
     manifests = values.get("manifests", "")
     if manifests:
-        file = NamedFile(flag="--manifests", path=manifests, is_directory=True)
+        file = SettingsFile(flag="--manifests", path=manifests, is_directory=True)
         found.setdefault(manifests, file)
     yield from found.values()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class ListeningPort:
     """A TCP port that a program opens; ``brought`` means that it brings the address itself."""
 
     flag: str
@@ -220,21 +220,23 @@ class Peer:
     srv: bool = False
 
 
-def listeners(settings: object) -> Iterator[Listener]:
+def listeners(settings: object) -> Iterator[ListeningPort]:
     """Every TCP port that the settings open; 0 is any free one."""
     match settings:
         case ServerSettings():
             for door in settings.doors:
                 if door.port is not None:
                     flag = f"--{door.port_flag}"
-                    yield Listener(flag=flag, host=settings.server_bind_address, port=door.port)
-            yield Listener(
+                    yield ListeningPort(
+                        flag=flag, host=settings.server_bind_address, port=door.port
+                    )
+            yield ListeningPort(
                 flag="--agent-port", host=settings.agent_bind_address, port=settings.agent_port
             )
         case AgentSettings():
             if settings.takes_node_traffic:
                 for target in settings.node_traffic.targets:
-                    yield Listener(
+                    yield ListeningPort(
                         flag="--target",
                         host=settings.bind.address,
                         port=target.local_port,
@@ -242,14 +244,14 @@ def listeners(settings: object) -> Iterator[Listener]:
                     )
         case SniRouterSettings():
             for host, port in settings.listeners:
-                yield Listener(flag="--listen", host=host, port=port)
+                yield ListeningPort(flag="--listen", host=host, port=port)
         case ApiserverProxySettings():
             plan = plan_of(settings)
             managed = {str(address) for address in plan.managed}
             for host, port in plan.listen:
-                yield Listener(flag="--listen", host=host, port=port, brought=host in managed)
+                yield ListeningPort(flag="--listen", host=host, port=port, brought=host in managed)
         case SidecarSettings():
-            yield Listener(
+            yield ListeningPort(
                 flag="--serving-port", host=settings.serving_address, port=settings.serving_port
             )
         case NodeProxySettings():
@@ -259,16 +261,16 @@ def listeners(settings: object) -> Iterator[Listener]:
             )
             for flag, bound in bounds:
                 if bound is not None:
-                    yield Listener(flag=flag, host=bound.host, port=bound.port)
+                    yield ListeningPort(flag=flag, host=bound.host, port=bound.port)
         case _:
             pass
     admin = block_of(settings, AdminSettings)
     if admin is not None:
         infix = "-server" if isinstance(settings, AgentSettings) else ""
-        yield Listener(
+        yield ListeningPort(
             flag=f"--health{infix}-port", host=admin.health_bind_address, port=admin.health_port
         )
-        yield Listener(flag=f"--admin{infix}-port", host=admin.bind_address, port=admin.port)
+        yield ListeningPort(flag=f"--admin{infix}-port", host=admin.bind_address, port=admin.port)
 
 
 def socket_files(settings: object) -> Iterator[SocketFile]:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from isthmus.net.descriptors import kept_back
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.patient import Patient
 
 #: A tunnel takes two; below the first a program hardly starts, below the second it is soon full.
@@ -68,7 +68,7 @@ def see_descriptors(patient: Patient) -> Iterator[Finding]:
     """Look at the limit of open files."""
     pid = patient.running.pid if patient.running is not None else 0
     where = f"of process {pid}" if pid else "that a program started here would have"
-    asked = Asked(Check.DESCRIPTORS, "RLIMIT_NOFILE", f"read the limit of open files {where}")
+    asked = Asked(CheckId.DESCRIPTORS, "RLIMIT_NOFILE", f"read the limit of open files {where}")
     try:
         yield judge_files(asked, files_of(pid))
     except OSError as error:
@@ -94,7 +94,7 @@ def judge_files(asked: Asked, files: Files) -> Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryUse:
     """The memory of a control group: its limit and use in bytes, and how often it was killed."""
 
     limit: int
@@ -102,7 +102,7 @@ class Memory:
     kills: int = 0
 
 
-def memory_of(pid: int, root: Path = _CGROUP) -> Memory | None:
+def memory_of(pid: int, root: Path = _CGROUP) -> MemoryUse | None:
     """The limit that a process is under, as cgroup v2 has it; None for no limit, or none to see."""
     try:
         lines = Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines()
@@ -120,7 +120,7 @@ def memory_of(pid: int, root: Path = _CGROUP) -> Memory | None:
     return None
 
 
-def read_memory(place: Path) -> Memory | None:
+def read_memory(place: Path) -> MemoryUse | None:
     """What the files of one group say; None without a limit."""
     try:
         limit = (place / "memory.max").read_text().strip()
@@ -131,17 +131,17 @@ def read_memory(place: Path) -> Memory | None:
     if not limit.isdigit():
         return None
     kills = re.search(r"^oom_kill ([0-9]+)", events, re.MULTILINE)
-    return Memory(limit=int(limit), used=used, kills=int(kills[1]) if kills else 0)
+    return MemoryUse(limit=int(limit), used=used, kills=int(kills[1]) if kills else 0)
 
 
 def see_memory(patient: Patient) -> Iterator[Finding]:
     """Look at the memory limit of the control group."""
     pid = patient.running.pid if patient.running is not None else 0
-    asked = Asked(Check.MEMORY, "memory limit", "read the limit of its control group")
+    asked = Asked(CheckId.MEMORY, "memory limit", "read the limit of its control group")
     yield judge_memory(asked, memory_of(pid))
 
 
-def judge_memory(asked: Asked, memory: Memory | None) -> Finding:
+def judge_memory(asked: Asked, memory: MemoryUse | None) -> Finding:
     """Is there enough of it?"""
     if memory is None:
         return asked.ok("none")
@@ -159,7 +159,7 @@ def judge_memory(asked: Asked, memory: Memory | None) -> Finding:
 def see_loop(patient: Patient) -> Iterator[Finding]:
     """Look how late the event loop came, by the program's own metrics."""
     assert patient.running is not None
-    asked = Asked(Check.LOOP, "event loop", "read loop_lag and loop_stalls of /metrics")
+    asked = Asked(CheckId.LOOP, "event loop", "read loop_lag and loop_stalls of /metrics")
     metrics = Metrics(patient.running.metrics)
     yield judge_loop(
         asked,

@@ -13,7 +13,7 @@ from isthmus.net.resolver import srv_targets
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 from isthmus.tools.doctor.certificates import judge_expiry, judge_skew, listed
 from isthmus.tools.doctor.configuration import environ_of
-from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, Check, Finding
+from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, CheckId, Finding
 from isthmus.tools.doctor.layout import Peer, peers
 from isthmus.tools.doctor.patient import Patient
 from isthmus.tools.doctor.probing import Attempt, attempt
@@ -52,7 +52,7 @@ def see_names(patient: Patient) -> Iterator[Finding]:
             continue
         kind = "SRV, A and AAAA" if peer.srv else "A and AAAA"
         done = f"asked the system's resolver ({kind})"
-        asked = Asked(Check.DNS, f"{peer.flag} {peer.at.host}", done)
+        asked = Asked(CheckId.DNS, f"{peer.flag} {peer.at.host}", done)
         yield judge_name(asked, resolved, _proxy_for(patient, peer))
 
 
@@ -140,7 +140,7 @@ def judge_attempt(note: Attempt, patient: Patient) -> Iterator[Finding]:
     """Say how far it came, step by step."""
     where = f"{note.host} at {note.at}" if note.host != note.at.host else str(note.at)
     by = f" by {note.proxy}" if note.proxy is not None else ""
-    asked = Asked(Check.CONNECT, where, f"opened a TCP connection{by}")
+    asked = Asked(CheckId.CONNECT, where, f"opened a TCP connection{by}")
     if note.connect_s is None:
         failure = note.failure or DialFailure.INTERNAL
         yield asked.fail(note.trouble, _CONNECT_ADVICE[failure])
@@ -148,7 +148,7 @@ def judge_attempt(note: Attempt, patient: Patient) -> Iterator[Finding]:
     yield asked.ok(f"connected in {note.connect_s * 1000:.0f} ms")
     if note.peer.files is None:
         return
-    asked = Asked(Check.TLS, where, "began TLS as the program does")
+    asked = Asked(CheckId.TLS, where, "began TLS as the program does")
     if not note.tls_version:
         yield asked.fail(
             f"no handshake: {note.trouble}",
@@ -172,7 +172,7 @@ def _judge_certificate(note: Attempt, where: str, patient: Patient) -> Iterator[
     from isthmus.tools.pki.show import names_of
 
     done = f"verified its certificate for {note.name}"
-    asked = Asked(Check.PEER_CERTIFICATE, where, done)
+    asked = Asked(CheckId.PEER_CERTIFICATE, where, done)
     found = x509.load_der_x509_certificate(note.certificate)
     if note.verify_code in _NAME_CODES:
         flag = note.peer.name_flag
@@ -198,7 +198,7 @@ def _judge_certificate(note: Attempt, where: str, patient: Patient) -> Iterator[
 
 def _judge_alpn(note: Attempt, where: str) -> Finding:
     offered = ", ".join(note.peer.alpn) or "nothing"
-    asked = Asked(Check.ALPN, where, f"offered {offered} by ALPN")
+    asked = Asked(CheckId.ALPN, where, f"offered {offered} by ALPN")
     if is_ours(note.alpn) or note.alpn == RELAY_ALPN:
         return asked.ok(f"{note.alpn}: a server of isthmus")
     if note.alpn == "h2" and any(map(is_ours, note.peer.alpn)):
@@ -217,7 +217,7 @@ def _judge_alpn(note: Attempt, where: str) -> Finding:
 
 
 def _judge_answer(note: Attempt, where: str) -> Finding:
-    asked = Asked(Check.ANSWER, where, "sent a ping, and waited for its answer")
+    asked = Asked(CheckId.ANSWER, where, "sent a ping, and waited for its answer")
     if note.answered:
         return asked.ok("it answers, and has accepted our certificate")
     files = note.peer.files

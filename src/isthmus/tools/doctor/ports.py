@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.tools.doctor.finding import Asked, Check, Finding
-from isthmus.tools.doctor.layout import Listener, SocketFile, listeners, socket_files
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
+from isthmus.tools.doctor.layout import ListeningPort, SocketFile, listeners, socket_files
 from isthmus.tools.doctor.patient import Patient
 
 # struct sockaddr_un has 108 bytes for the path, one of them for the final NUL (unix(7)).
@@ -27,18 +27,18 @@ def see_ports(patient: Patient) -> Iterator[Finding]:
         about = f"{listener.flag} {where}"
         running = patient.running
         if not listener.port:
-            asked = Asked(Check.PORTS, about, "looked at the number")
+            asked = Asked(CheckId.PORTS, about, "looked at the number")
             yield asked.ok("0: the program takes any that is free")
         elif running is not None:
-            asked = Asked(Check.PORTS, about, f"looked who listens on port {listener.port}")
+            asked = Asked(CheckId.PORTS, about, f"looked who listens on port {listener.port}")
             held = holds(running.pid, listener.port) if running.pid else None
             yield judge_held(asked, held, holders(listener.port), running.pid)
         else:
-            asked = Asked(Check.PORTS, about, "tried to listen there")
+            asked = Asked(CheckId.PORTS, about, "tried to listen there")
             yield judge_free(asked, listener, try_port(listener), patient.program)
 
 
-def try_port(listener: Listener) -> int:
+def try_port(listener: ListeningPort) -> int:
     """Listen for a moment as our programs do; the errno, or 0."""
     host = listener.host
     family = socket.AF_INET6 if ":" in host or not host else socket.AF_INET
@@ -56,7 +56,7 @@ def try_port(listener: Listener) -> int:
     return 0
 
 
-def judge_free(asked: Asked, listener: Listener, number: int, program: str) -> Finding:
+def judge_free(asked: Asked, listener: ListeningPort, number: int, program: str) -> Finding:
     """Can the program open it?"""
     match number:
         case 0:
@@ -79,7 +79,9 @@ def judge_free(asked: Asked, listener: Listener, number: int, program: str) -> F
             return asked.fail(os.strerror(number).lower(), f"choose another {listener.flag}")
 
 
-def _judge_taken(asked: Asked, listener: Listener, who: list[Holder], program: str) -> Finding:
+def _judge_taken(
+    asked: Asked, listener: ListeningPort, who: list[PortHolder], program: str
+) -> Finding:
     named = ", ".join(map(str, who)) or f"somebody whom we may not see ({_why_unseen()})"
     if any(one.is_ours and program in one.words for one in who):
         return asked.warn(
@@ -94,7 +96,7 @@ def _why_unseen() -> str:
     return "run as root" if os.geteuid() else "run outside of this container"
 
 
-def judge_held(asked: Asked, held: bool | None, who: list[Holder], pid: int) -> Finding:
+def judge_held(asked: Asked, held: bool | None, who: list[PortHolder], pid: int) -> Finding:
     """Is it the program that listens there?"""
     if held:
         return asked.ok(f"process {pid}, the program, does")
@@ -111,7 +113,7 @@ def judge_held(asked: Asked, held: bool | None, who: list[Holder], pid: int) -> 
 def see_sockets(patient: Patient) -> Iterator[Finding]:
     """Look at every UNIX socket that the settings name."""
     for file in socket_files(patient.settings):
-        asked = Asked(Check.SOCKETS, f"{file.flag} {file.path}", "looked at the path")
+        asked = Asked(CheckId.SOCKETS, f"{file.flag} {file.path}", "looked at the path")
         yield judge_socket(asked, file, running=patient.running is not None)
 
 
@@ -159,7 +161,7 @@ _MOST_WORD_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class PortHolder:
     """A process that listens. ``words`` is how it was started, without what may be secret."""
 
     pid: int
@@ -196,7 +198,7 @@ def _rows(port: int) -> Iterator[list[str]]:
                 yield words
 
 
-def holders(port: int) -> list[Holder]:
+def holders(port: int) -> list[PortHolder]:
     """The processes that listen on a port; none where that may not be looked at."""
     inodes = set(listening(port))
     if not inodes:
@@ -234,13 +236,13 @@ def _inodes(pid: int) -> set[str] | None:
     return found
 
 
-def holder_of(pid: int) -> Holder:
+def holder_of(pid: int) -> PortHolder:
     """What /proc tells of a process."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         args = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
-        return Holder(pid=pid, name="gone")
+        return PortHolder(pid=pid, name="gone")
     # The program, what it runs and its first word: flags may have secrets in them.
     plain = [os.path.basename(word) for word in args[:4] if word and not word.startswith("-")]
-    return Holder(pid=pid, name=name, words=" ".join(plain)[:_MOST_WORD_CHARS])
+    return PortHolder(pid=pid, name=name, words=" ".join(plain)[:_MOST_WORD_CHARS])

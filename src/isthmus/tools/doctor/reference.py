@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, Check
+from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, CheckId
 from isthmus.tools.doctor.layout import ALL
 from isthmus.tools.doctor.looks import LOOKS, programs_of
 
@@ -18,7 +18,7 @@ from isthmus.tools.doctor.looks import LOOKS, programs_of
 def checks() -> str:
     """Every check, whose it is, and what it finds."""
     rows = ["| check | of | finds |", "|---|---|---|"]
-    for check in Check:
+    for check in CheckId:
         programs = programs_of(check)
         whose = "all" if programs in (ALL, frozenset()) else ", ".join(sorted(programs))
         only = all(look.running for look in LOOKS if check in look.checks)

@@ -13,7 +13,7 @@ from isthmus.settings.options import BLANK, options_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
 from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Asked, Check, Finding
+from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.layout import SETTINGS
 from isthmus.tools.doctor.patient import READINESS, Patient, Running
 from isthmus.tools.doctor.ports import holder_of, holders
@@ -128,7 +128,7 @@ def patients_of(
     patients: list[Patient] = []
     findings: list[Finding] = []
     for client in clients:
-        asked = Asked(Check.RUNNING, client.url, _DONE)
+        asked = Asked(CheckId.RUNNING, client.url, _DONE)
         try:
             running = ask(client)
         except AdminError as error:

@@ -17,7 +17,7 @@ from isthmus.errors import ConfigError, DialError, DialFailure
 from isthmus.net.connect import FAILURE_OF_ERRNO
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import GRPC, ServerSettings
-from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, Check, Finding
+from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, CheckId, Finding
 from isthmus.tools.doctor.patient import Patient
 from isthmus.values import HostPort, is_address
 
@@ -48,7 +48,7 @@ def see_target(patient: Patient) -> Iterator[Finding]:
         case AgentSettings():
             yield _from_here(patient.settings, target, patient.timeout_s)
         case _:
-            asked = Asked(Check.TARGET, str(target), "looked for a way to dial it")
+            asked = Asked(CheckId.TARGET, str(target), "looked for a way to dial it")
             yield asked.skip(
                 f"only a server and an agent dial --target; use the {patient.program} as a client"
                 " does, as curl --proxy"
@@ -67,12 +67,12 @@ def connection_of(settings: ServerSettings) -> NetworkConnection | None:
 def _through(settings: ServerSettings, target: HostPort, timeout_s: float) -> Finding:
     connection = connection_of(settings)
     if connection is None:
-        asked = Asked(Check.TARGET, str(target), "looked for a UNIX socket of the server")
+        asked = Asked(CheckId.TARGET, str(target), "looked for a UNIX socket of the server")
         return asked.skip(
             "there is none, and its port wants a certificate of a client: isthmus dial does it"
         )
     done = f"dialed it through the server's socket {connection.uds}"
-    asked = Asked(Check.TARGET, str(target), done)
+    asked = Asked(CheckId.TARGET, str(target), done)
     started = time.monotonic()
     try:
         asyncio.run(_dial(connection, target, timeout_s))
@@ -97,7 +97,7 @@ async def _dial(connection: NetworkConnection, target: HostPort, timeout_s: floa
 
 
 def _from_here(settings: AgentSettings, target: HostPort, timeout_s: float) -> Finding:
-    asked = Asked(Check.TARGET, str(target), "dialed it from this host, as the agent does")
+    asked = Asked(CheckId.TARGET, str(target), "dialed it from this host, as the agent does")
     try:
         addresses = _addresses(settings, target)
     except OSError as error:

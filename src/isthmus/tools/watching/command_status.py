@@ -20,7 +20,7 @@ from typing import Any
 
 from isthmus.frame.cli.tables import age, bars, coloured, counted, one_line, rate, size
 from isthmus.net.rules_expiry import Standing
-from isthmus.tools.watching.status_report import Memory, Recent, Report, ends_when
+from isthmus.tools.watching.status_report import BudgetUse, Recent, Report, ends_when
 
 NOT_READY = 1
 NOTHING = 2
@@ -158,7 +158,7 @@ def report_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _memory_json(memory: Memory) -> dict[str, Any]:
+def _memory_json(memory: BudgetUse) -> dict[str, Any]:
     return {
         "usedBytes": memory.used_bytes,
         "budgetBytes": memory.budget_bytes,
@@ -263,7 +263,7 @@ def _traffic(recent: Recent) -> str:
     return f"{to_target} to targets, {to_client} to clients{_bars(recent.byte_steps)}"
 
 
-def _memory(memory: Memory, wide: bool) -> str:
+def _memory(memory: BudgetUse, wide: bool) -> str:
     shown = f"{size(memory.used_bytes)} of {size(memory.budget_bytes)} kept for peers"
     if memory.used_up:
         shown = coloured(shown, "yellow")

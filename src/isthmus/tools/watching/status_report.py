@@ -66,7 +66,7 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class BudgetUse:
     """The memory budget, and the peers for which most of it is kept, with the bytes of each."""
 
     used_bytes: int
@@ -100,7 +100,7 @@ class Report:
     dials: int
     dials_failed: int
     recent: Recent | None
-    memory: Memory | None
+    memory: BudgetUse | None
     stalled: tuple[tuple[str, str, str], ...]
     certificates: tuple[Certificate, ...]
     gates: tuple[str, ...]
@@ -198,11 +198,11 @@ def _recent(history: dict[str, Any] | None) -> Recent | None:
     )
 
 
-def _memory(snapshot: dict[str, Any]) -> Memory | None:
+def _memory(snapshot: dict[str, Any]) -> BudgetUse | None:
     said = snapshot.get("memory")
     if not isinstance(said, dict):
         return None
-    return Memory(
+    return BudgetUse(
         used_bytes=int(number(said, "usedBytes")),
         budget_bytes=int(number(said, "budgetBytes")),
         peers=int(number(said, "peers")),
