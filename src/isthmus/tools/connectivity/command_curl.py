@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.6.2
 _VALUE = re.compile(r"[\t -~]*")
 _MOST_BODY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurlFlags:
+    """The flags of the command, as click gives them."""
+
+    path: str
+    network: str | None
+    timeout_s: float
+    include: bool
+    headers: tuple[str, ...]
+    data: str | None
+    method: str | None
+    cacert: str | None
+    insecure: bool
+    verbose: bool
 
 
 @click.command(
@@ -41,19 +58,7 @@ _MOST_BODY_BYTES = 64 * 1024 * 1024
     "--cacert", metavar="FILE", callback=filled, help="Trust the authorities in this file for https"
 )
 @click.option("-k", "--insecure", is_flag=True, help="Accept any certificate of the target")
-def command(
-    url: str,
-    path: str,
-    network: str | None,
-    timeout_s: float,
-    include: bool,
-    headers: tuple[str, ...],
-    data: str | None,
-    method: str | None,
-    cacert: str | None,
-    insecure: bool,
-    verbose: bool,
-) -> int:
+def command(url: str, **given: Any) -> int:
     """Fetch a URL through the connectivity service
 
     The body of the answer is written to standard output, whatever its status. Exit code 1 if there
@@ -67,31 +72,24 @@ def command(
     from isthmus.client.http1 import ClientRequest, Url
     from isthmus.tools.connectivity.command_dialing import run
 
+    flags = CurlFlags(**given)
     try:
         where = Url.parse(url)
     except ValueError as exc:
         raise ConfigError(f"URL: {exc}") from exc
-    if method is not None and not _TOKEN.fullmatch(method):
-        raise ConfigError(f"-X {method!r}: not a method of HTTP")
+    if flags.method is not None and not _TOKEN.fullmatch(flags.method):
+        raise ConfigError(f"-X {flags.method!r}: not a method of HTTP")
     request = ClientRequest(
-        method=method or ("GET" if data is None else "POST"),
+        method=flags.method or ("GET" if flags.data is None else "POST"),
         url=where,
-        headers=[_header(text) for text in headers],
-        body=None if data is None else _body(data),
+        headers=[_header(text) for text in flags.headers],
+        body=None if flags.data is None else _body(flags.data),
     )
-    context = _trust(cacert, insecure) if where.https else None
-    return run(_fetch(request, path, network, timeout_s, include, verbose, context))
+    context = _trust(flags.cacert, flags.insecure) if where.https else None
+    return run(_fetch(request, flags, context))
 
 
-async def _fetch(
-    request: ClientRequest,
-    path: str,
-    network: str | None,
-    timeout_s: float,
-    include: bool,
-    verbose: bool,
-    context: ssl.SSLContext | None,
-) -> int:
+async def _fetch(request: ClientRequest, flags: CurlFlags, context: ssl.SSLContext | None) -> int:
     import asyncio
 
     from isthmus.client import ConnectivityService, start_tls
@@ -99,10 +97,13 @@ async def _fetch(
     from isthmus.client.tls import ByteStream
     from isthmus.tools.connectivity.command_dialing import Teller, dial
 
-    tell = Teller(verbose)
+    tell = Teller(flags.verbose)
     target = request.url.target
-    async with ConnectivityService.from_file(path) as service, asyncio.timeout(timeout_s):
-        connection = await dial(service, target, network, timeout_s, tell)
+    async with (
+        ConnectivityService.from_file(flags.path) as service,
+        asyncio.timeout(flags.timeout_s),
+    ):
+        connection = await dial(service, target, flags.network, flags.timeout_s, tell)
         try:
             stream: ByteStream = connection
             if context is not None:
@@ -112,7 +113,7 @@ async def _fetch(
             exchange = ClientExchange(stream)
             await exchange.begin(request)
             tell(f"answered: {exchange.line}")
-            if include:
+            if flags.include:
                 head = [exchange.line, *(f"{name}: {value}" for name, value in exchange.headers)]
                 _write("\r\n".join([*head, "", ""]).encode("latin-1"))
             async for piece in exchange.body():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
     from isthmus.values import HostPort, Identity
 
 ALLOWED, DENIED = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFlags:
+    """The flags of ``isthmus policy test``, as click gives them."""
+
+    policy_file: str | None
+    cluster_networks: tuple[str, ...]
+    requester: str
+    groups: tuple[str, ...]
+    destination: str
+    network: str | None
+    about: str | None
+    every: bool
+    output: str | None
 
 
 @click.group(
@@ -89,17 +105,7 @@ def command() -> None:
     type=click.Choice(["table", "json"]),
     help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
 )
-def test(
-    policy_file: str | None,
-    cluster_networks: tuple[str, ...],
-    requester: str,
-    groups: tuple[str, ...],
-    destination: str,
-    network: str | None,
-    about: str | None,
-    every: bool,
-    output: str | None,
-) -> int:
+def test(**given: Any) -> int:
     """Answer whether a dial would be allowed, and why
 
     Also which shares of the file it would take from, and its class of traffic. The exit code is 0
@@ -113,10 +119,11 @@ def test(
     from isthmus.dial.settings_networks import parse_networks
     from isthmus.programs.server.policy_file import read_policy
 
-    networks = parse_networks(cluster_networks)
-    policy = read_policy(policy_file) if policy_file is not None else None
-    target, who = _target(destination), _identity(requester, groups)
-    decision = _decide(networks, policy, target, who, network or "")
+    asked = PolicyFlags(**given)
+    networks = parse_networks(asked.cluster_networks)
+    policy = read_policy(asked.policy_file) if asked.policy_file is not None else None
+    target, who = _target(asked.destination), _identity(asked.requester, asked.groups)
+    decision = _decide(networks, policy, target, who, asked.network or "")
     answer = {
         "allowed": decision.allowed,
         "rule": decision.rule,
@@ -130,10 +137,10 @@ def test(
     if policy is not None and policy.shares:
         answer["shares"] = _shares(policy, decision, target, who)
     if policy is not None and policy.classes and decision.allowed:
-        answer |= _class(policy, decision, target, who, about or "")
-    if every:
+        answer |= _class(policy, decision, target, who, asked.about or "")
+    if asked.every:
         answer["rules"] = _verdicts(policy, decision, target, who)
-    if output == "table" or (output is None and sys.stdout.isatty()):
+    if asked.output == "table" or (asked.output is None and sys.stdout.isatty()):
         _print(answer)
     else:
         click.echo(json.dumps(answer, indent=2))
