@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from clients import Client, connect_uds, tunnel
-from stack import Stack, metric
+from stack import Server, Stack, metric
 
-from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
 
 #: The name in the certificate of a server that may relay.

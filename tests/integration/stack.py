@@ -23,19 +23,28 @@ from typing import Any, Self, TypeVar
 import uvloop
 from clients import LIMIT_S, Client, TlsClient, connect_uds, tunnel
 
+from isthmus.frame.audit.recording import Auditor
 from isthmus.frame.lifecycle import Lifecycle
 from isthmus.frame.observe.tracing import Tracing
 from isthmus.frame.tunnels import TunnelsPart, TunnelTable
+from isthmus.net.contexts import HotContext
 from isthmus.programs.agent import PROGRAM as AGENT
 from isthmus.programs.agent.node_traffic import NodeTraffic
 from isthmus.programs.agent.server_links import ServerLinks
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.agent.target_dial import TargetDial, TargetDials
-from isthmus.programs.server.program import Server
+from isthmus.programs.server import PROGRAM as SERVER
+from isthmus.programs.server.admission import Admission
+from isthmus.programs.server.dials import ServerDials
+from isthmus.programs.server.doors import ClientListening
+from isthmus.programs.server.networks import ServerNetworks
+from isthmus.programs.server.node_dials import NodeDials
+from isthmus.programs.server.peers_relay import RelayKeeper, Relays
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
 from isthmus.tools.pki.making import PkiFiles
+from isthmus.values import ServerId
 
 T = TypeVar("T")
 
@@ -74,6 +83,64 @@ class Agent(Lifecycle):
     @tracing.setter
     def tracing(self, tracing: Tracing | None) -> None:
         self.ground.tracing = self.part(TargetDials).tracing = tracing
+
+
+class Server(Lifecycle):
+    """A server, and what tests ask its parts."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        super().__init__(SERVER, settings)
+        self.settings = settings
+        self.id = ServerId(self.ground.id)
+        self.loop = self.ground.loop
+        self.once = self.ground.once
+        self.budget = self.ground.budget
+        self.tunnels: TunnelTable = self.part(TunnelsPart).table
+        self.dials = self.part(ServerDials)
+        self.dialer = self.dials.dialer
+        self.agent_door = self.dials.agent_door
+        self.agents = self.agent_door.agents
+        self.links = self.agent_door.links
+        self.networks = self.part(ServerNetworks)
+        self.node_dials = self.part(NodeDials)
+        self.doors = self.part(ClientListening)._doors
+        self._admission = self.part(Admission)
+
+    @property
+    def relays(self) -> RelayKeeper | None:
+        return self.part(Relays).keeper
+
+    @property
+    def agent_port(self) -> int:
+        return self.agent_door.port
+
+    @property
+    def frontend_port(self) -> int | None:
+        return self.part(ClientListening).port
+
+    @property
+    def draining(self) -> bool:
+        return self.ground.draining
+
+    @property
+    def contexts(self) -> list[HotContext]:
+        return self.ground.contexts
+
+    @property
+    def audit(self) -> Auditor | None:
+        return self.dials.audit
+
+    @audit.setter
+    def audit(self, audit: Auditor | None) -> None:
+        self.dials.audit = audit
+
+    @property
+    def tracing(self) -> Tracing | None:
+        return self.ground.tracing
+
+    @tracing.setter
+    def tracing(self, tracing: Tracing | None) -> None:
+        self.ground.tracing = self.dials.tracing = tracing
 
 
 Program = Server | Agent

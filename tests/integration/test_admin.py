@@ -19,13 +19,11 @@ from typing import Any
 import pytest
 from clients import LIMIT_S, Target
 from programs import COMMAND, ENVIRONMENT
-from stack import Program, Stack, client_context, http_get, metric, wait_until
+from stack import Program, Server, Stack, client_context, http_get, metric, wait_until
 
 from isthmus.frame import health, lifecycle
 from isthmus.frame.health import Heartbeat
 from isthmus.net.contexts import watch
-from isthmus.programs.server import program as server_module
-from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
 from isthmus.wire import pprof_pb2
 
@@ -165,8 +163,7 @@ def test_wrong_flags_are_one_sentence_and_nothing_listens(
 def test_the_admin_certificate_is_replaced_while_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (server_module, lifecycle):
-        monkeypatch.setattr(module, "watch", partial(watch, interval_s=0.02))
+    monkeypatch.setattr(lifecycle, "watch", partial(watch, interval_s=0.02))
     files = pki.init(tmp_path / "pki", server_names=("localhost", "127.0.0.1"))
     mine = tmp_path / "admin"
     mine.mkdir()
@@ -203,7 +200,7 @@ def test_the_admin_certificate_is_replaced_while_it_serves(
 
 
 def listening(program: Server) -> list[str]:
-    found = [*program.doors.listeners, *program.agent_door.listeners]
+    found = [*program.agent_door.listeners, *program.doors.listeners]
     return [f"[+]listener:{it.name} ok" for it in found]
 
 
@@ -394,11 +391,7 @@ def test_profiles_under_traffic(fresh: Stack, kind: str) -> None:
         status, body = get(program, "/heap")
         assert status == 200 and "isthmus.programs.agent.target_dial.TargetDials" in functions(body)
         status, body = get(program, "/goroutine")
-        watching = (
-            "isthmus.programs.server.program.Server.watch"
-            if kind == "server"
-            else "isthmus.frame.lifecycle.Lifecycle.watch"
-        )
+        watching = "isthmus.frame.lifecycle.Lifecycle.watch"
         assert status == 200 and watching in functions(body)
     fresh.wait_idle()
     status, body = get(program, "/goroutine?debug=2")

@@ -22,10 +22,9 @@ from clients import (
     full_target,
     tunnel,
 )
-from stack import Stack, http_get, metric, wait_until
+from stack import Server, Stack, http_get, metric, wait_until
 
 from isthmus.errors import ConfigError
-from isthmus.programs.server.program import Server
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.wire.grpc import MESSAGE_HEAD
 from isthmus.wire.http2 import (

@@ -17,14 +17,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from own_network import needs_root, own_network
-from stack import Agent, Stack, http_get, metric, wait_until
+from stack import Agent, Server, Stack, http_get, metric, wait_until
 
 from isthmus.errors import ConfigError
 from isthmus.frame.observe.tracing import Tracing
 from isthmus.net import host_address
 from isthmus.net.settings_bind import INTERFACE
 from isthmus.programs.agent import node_traffic
-from isthmus.programs.server.program import Server
 
 pytestmark = needs_root
 

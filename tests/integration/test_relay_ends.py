@@ -24,9 +24,8 @@ from clients import (
 from grpc_clients import GrpcCall
 from programs import Program, Programs
 from relay_bed import NAME, SENT, Relays, peer_files
-from stack import Stack, wait_until
+from stack import Server, Stack, wait_until
 
-from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
 
 MIB = 1024 * 1024

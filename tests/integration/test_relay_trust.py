@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from clients import Target, TlsClient, ask, connect_uds, echo_target, head_for
 from relay_bed import NAME, TAKEN, Relays, peer_files
-from stack import Stack, wait_until
+from stack import Server, Stack, wait_until
 
 from isthmus.errors import ConfigError
 from isthmus.links.agent_side import MuxPeerTalk
-from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.revoke import revoke
 from isthmus.wire.link import RELAY_ALPN, to_bytes

@@ -11,11 +11,10 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
 from clients import Target, connect_uds, free_port, head_for, tunnel
-from stack import Agent, Stack, http_get, metric, wait_until
+from stack import Agent, Server, Stack, http_get, metric, wait_until
 
 from isthmus.net.connect import Failed, literal
 from isthmus.net.resolver import Cancel, Found, Resolver, nothing
-from isthmus.programs.server.program import Server
 from isthmus.values import HostPort
 
 

@@ -30,7 +30,7 @@ from clients import (
     tunnel,
 )
 from programs import Program, Programs
-from stack import Agent, Stack, agent_context, metric, wait_until
+from stack import Agent, Server, Stack, agent_context, metric, wait_until
 
 from isthmus.links.agent_side import ServerLink
 from isthmus.net import peek
@@ -38,7 +38,6 @@ from isthmus.net.poller import IN, Poller
 from isthmus.programs.server import agents as server_agents
 from isthmus.programs.server import hand_on
 from isthmus.programs.server.metrics import HandOn, TlsPort, TlsRefusal
-from isthmus.programs.server.program import Server
 from isthmus.tools.pki import making as pki
 from isthmus.values import ServerId
 from isthmus.wire.client_hello import ClientHello, hello_in

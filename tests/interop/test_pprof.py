@@ -112,9 +112,7 @@ def test_the_heap_and_the_goroutines(programs: Programs, pprof: Pprof, tmp_path:
         traced = pprof("-top", "-sample_index=inuse_space", f"{base}/heap?seconds=1")
         assert "Type: inuse_space" in traced and "isthmus." in traced
         traces = pprof("-traces", f"{base}/goroutine")
-        assert (
-            "Type: goroutine" in traces and "isthmus.programs.server.program.Server.watch" in traces
-        )
+        assert "Type: goroutine" in traces and "isthmus.frame.lifecycle.Lifecycle.watch" in traces
         assert "name:  reload" in traces
     # Downloaded first, as it is done from another machine.
     file = tmp_path / "goroutine.pb.gz"

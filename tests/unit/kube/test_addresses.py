@@ -19,7 +19,8 @@ from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Lease, addresses
 from isthmus.programs.agent import PROGRAM
 from isthmus.programs.agent.server_links import ServerLinks
 from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.server.program import Server
+from isthmus.programs.server import PROGRAM as SERVER
+from isthmus.programs.server.dials import ServerDials
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
@@ -140,7 +141,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def make_server(files: pki.PkiFiles, api: FakeApi, directory: Path) -> Server:
+def make_server(files: pki.PkiFiles, api: FakeApi, directory: Path) -> Lifecycle:
     port = free_port()
     settings = compose(
         ServerSettings,
@@ -158,13 +159,14 @@ def make_server(files: pki.PkiFiles, api: FakeApi, directory: Path) -> Server:
         kubeconfig=api.kubeconfig(),
     )
     settings.validate()
-    return Server(settings)
+    return Lifecycle(SERVER, settings)
 
 
 def make_agent(files: pki.PkiFiles, port: int) -> Lifecycle:
     return Lifecycle(
         PROGRAM,
-        AgentSettings(
+        compose(
+            AgentSettings,
             proxy_server_port=port,
             ca_cert=str(files.ca_cert),
             agent_cert=str(files.agent_cert),
@@ -179,7 +181,7 @@ def make_agent(files: pki.PkiFiles, port: int) -> Lifecycle:
 
 
 @contextlib.asynccontextmanager
-async def started(program: Server | Lifecycle) -> AsyncIterator[None]:
+async def started(program: Lifecycle) -> AsyncIterator[None]:
     await program.start()
     try:
         async with running(program.watch()):
@@ -193,15 +195,23 @@ def test_an_agent_of_one_server_finds_those_that_have_a_lease(
 ) -> None:
     async def test(api: FakeApi) -> None:
         first, second = (make_server(files, api, tmp_path) for _ in range(2))
-        agent = make_agent(files, first.settings.agent_port)
+        agent = make_agent(files, first.ground.settings.agent_port)
         async with started(first), started(agent):
             servers = agent.part(ServerLinks).servers
             assert servers is not None
             links = servers.links
-            await until(lambda: set(links) == {first.id})
+            await until(lambda: set(links) == {first.ground.id})
             async with started(second):
-                await until(lambda: set(links) == {first.id, second.id})
-                assert len(first.agent_door.handing) == 1 and len(second.agents) == 1
-            await until(lambda: set(links) == {first.id} and not len(first.agent_door.peers))
+                await until(lambda: set(links) == {first.ground.id, second.ground.id})
+                assert (
+                    len(first.part(ServerDials).agent_door.handing) == 1
+                    and len(second.part(ServerDials).agent_door.agents) == 1
+                )
+            await until(
+                lambda: (
+                    set(links) == {first.ground.id}
+                    and not len(first.part(ServerDials).agent_door.peers)
+                )
+            )
 
     with_api(tmp_path, test)

@@ -28,7 +28,7 @@ PROGRAM = Program(
     example="--cluster-cert=pki/server.crt --cluster-key=pki/server.key …",
     room=__name__,
     settings="settings:ServerSettings",
-    made="with_workers:in_worker",
+    parts="program:parts",
     metrics="metrics:ServerMetrics",
     view="isthmus.frame.model.snapshot:ServerView",
     workers="with_workers:worker_plan",

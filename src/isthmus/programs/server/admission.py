@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from typing_extensions import override
 
 from isthmus.dial.settings_revocation import CUT
 from isthmus.errors import ConfigError
+from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.kube.tokens import Accepted, Crowded, Rejected, TokenReviewer
 from isthmus.links.hello import Unwelcome
 from isthmus.links.server_side import AgentLink, Decided
-from isthmus.logs import OncePer
 from isthmus.net.connection_gate import source_of
 from isthmus.net.files import FollowedFile, read_text
+from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.settings import BY_NAME_WORD, ServerSettings
 from isthmus.programs.server.token_watch import TokenWatch
 from isthmus.settings.rules_entitlements import BY_NAME, Entitlements
@@ -50,39 +53,57 @@ def _read_binding(path: str) -> Entitlements:
     return parse(read_text(path, what="--agent-identity-binding "), path)
 
 
-class Admission:
+class Admission(Part):
     """Decides on agents; see links.server_side.Admit."""
 
     def __init__(
         self,
-        settings: ServerSettings,
+        ground: Ground[ServerSettings, ServerMetrics],
         *,
-        reviewer: TokenReviewer | None,
-        once: OncePer,
+        reviewer: Callable[[], TokenReviewer | None],
         cut: Callable[[AgentLink, str], None],
     ) -> None:
-        """``cut`` ends the link of an agent whose token was taken back, for a reason."""
-        binding = settings.agent_identity_binding
-        self._binds = bool(binding)
+        """``reviewer`` is asked for once the kubeconfig is read.
+
+        ``cut`` ends the link of an agent whose token was taken back, for a reason.
+        """
+        settings = ground.settings
+        self._settings = settings
+        self._reviewer_of = reviewer
+        self._cut = cut
+        self._binds = bool(settings.agent_identity_binding)
         self._admits = settings.roles.admits_agents
         #: To be watched; None: there are no rules, or they are those of the names.
         self.binding_file: FollowedFile[Entitlements] | None = None
-        if binding not in ("", BY_NAME_WORD):
-            self.binding_file = follow_binding(binding)
-        self._reviewer = reviewer
-        self._once = once
+        self._reviewer: TokenReviewer | None = None
+        self._once = ground.once
         self._reviews: dict[AgentLink, asyncio.Task[None]] = {}
         #: None: tokens are not asked for, or only once.
         self.tokens: TokenWatch | None = None
+
+    @override
+    async def prepare(self) -> None:
+        settings = self._settings
+        binding = settings.agent_identity_binding
+        if binding not in ("", BY_NAME_WORD):
+            self.binding_file = follow_binding(binding)
+        reviewer = self._reviewer = self._reviewer_of()
         if reviewer is not None and settings.revocation.agent_token_review_interval_s:
             self.tokens = TokenWatch(
                 reviewer,
                 every_s=settings.revocation.agent_token_review_interval_s,
                 cut_expired=settings.revocation.agent_token_expiry == CUT,
-                once=once,
+                once=self._once,
                 chance=random.random,
-                cut=cut,
+                cut=self._cut,
             )
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        if self.binding_file is not None:
+            yield "binding", self.binding_file.watch()
+        if self.tokens is not None:
+            yield "tokens", self.tokens.run()
 
     def admit(self, link: AgentLink, token: str, decided: Decided) -> None:
         """Decide now, or when the API has answered."""
@@ -180,8 +201,8 @@ class Admission:
             identity=str(link.identity), reason=refusal,
         )  # fmt: skip
 
+    @override
     def close(self) -> None:
-        """Stop waiting for the API."""
         for review in list(self._reviews.values()):
             review.cancel()
         if self._reviewer is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import socket
@@ -11,19 +10,18 @@ from functools import partial
 
 from isthmus.dial.frontends.backend import PROCESS
 from isthmus.dial.rules_agents import Agents
-from isthmus.errors import LinkStage
-from isthmus.frame.part import Handed
+from isthmus.errors import DialFailure, LinkStage
+from isthmus.frame.part import Ground
 from isthmus.frame.resources import places
 from isthmus.links.hello import Unwelcome
 from isthmus.links.link import HANDSHAKE_S, Link, LinkTerms, peer_of
 from isthmus.links.server_side import AgentHooks, AgentLink, Decided, Membership
 from isthmus.links.talk import Incoming
-from isthmus.logs import OncePer, log
+from isthmus.logs import log
 from isthmus.net.connection_gate import ConnectionGate, reset, source_of
 from isthmus.net.contexts import HotContext
 from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.peek import HelloPeek
-from isthmus.net.poller import Poller
 from isthmus.net.rules_slots import (
     STRANGER_BYTE_S,
     STRANGER_S,
@@ -43,7 +41,6 @@ from isthmus.programs.server.relayed import relay_refusal
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.tls_refusals import refusal_of
 from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link import RELAY_ALPN, alpn_asking_for, is_askable
@@ -65,38 +62,35 @@ class AgentDoor:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
-        settings: ServerSettings,
-        *,
-        server_id: ServerId,
-        metrics: ServerMetrics,
-        once: OncePer,
-        on_dial: Callable[[Incoming], None],
+        ground: Ground[ServerSettings, ServerMetrics],
         agents: Agents[AgentLink] | None = None,
-        handed: Handed | None = None,
-        budget: Budget = UNBOUNDED,
     ) -> None:
+        loop, poller, settings = ground.loop, ground.poller, ground.settings
+        handed, metrics, once = ground.handed, ground.metrics, ground.once
+        server_id = ServerId(ground.id)
         self._handed = handed
-        self._budget = budget
+        self._budget = ground.budget
         self._loop = loop
         self._poller = poller
         self._settings = settings
         self._id = server_id
         self._metrics = metrics
         self._once = once
+        #: Takes what agents ask for, on behalf of their nodes; and what other servers do.
+        self.on_dial: Callable[[Incoming], None] = refuse_dial
+        self.on_relayed: Callable[[Incoming], None] = refuse_dial
         self.terms = LinkTerms(
             loop=loop,
             poller=poller,
             limits=with_keepalive(Limits(), settings.keepalive_time_s),
-            budget=budget,
+            budget=ground.budget,
             only=settings.link,
             process=PROCESS,
         )
         self._hooks = AgentHooks(
             membership=self._membership,
             on_ready=self._ready,
-            on_dial=on_dial,
+            on_dial=lambda incoming: self.on_dial(incoming),
             on_closed=self._gone,
             admit=self._admit,
             may_read=self._may_read,
@@ -110,9 +104,8 @@ class AgentDoor:
         self._same_agent: dict[AgentId, list[AgentLink]] = {}  # of those in ``agents``
         self._gates = GateNotes(enabled=settings.gates.enabled(CLUSTER_TO_MASTER))
         self.links: set[AgentLink] = set()
-        #: Links of other servers, which pass dials to our agents; and who takes those.
+        #: Links of other servers, which pass dials to our agents.
         self.relays: set[AgentLink] = set()
-        self.on_relayed: Callable[[Incoming], None] = on_dial
         self._told_agents = 0
         if agents is None:
             agents = Agents(settings.proxy_strategies, below, settings.near.nearness)
@@ -407,6 +400,11 @@ class AgentDoor:
             agent_id=link.agent_id or None, link=link.id, address=link.peer_address,
             reason=link.closed_because,
         )  # fmt: skip
+
+
+def refuse_dial(incoming: Incoming) -> None:
+    """Nobody takes dials yet."""
+    incoming.refuse(DialFailure.DENIED, "this server takes no dials")
 
 
 def bind_agents(settings: ServerSettings) -> list[socket.socket]:

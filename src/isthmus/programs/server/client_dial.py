@@ -6,6 +6,7 @@ A tunnel whose link was lost before its first byte (tunnel/first_byte.py) is dia
 from __future__ import annotations
 
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,9 @@ from isthmus.dial.frontends.backend import Request, payer_of
 from isthmus.dial.rules_shares import Hold
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.recording import LEFT
+from isthmus.net.rules_slots import AdmissionRefusal
+from isthmus.programs.server.metrics import TlsPort
+from isthmus.programs.server.tls_refusals import refusal_of
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.tunnel import Tunnel
@@ -23,7 +27,7 @@ from isthmus.values import ANONYMOUS, NOTHING, DialRequest, HostPort, Identity
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import DialTrace
-    from isthmus.programs.server.program import Server
+    from isthmus.programs.server.dials import ServerDials
 
 from isthmus.dial.dialers.through_agent import Again, may_dial_again
 from isthmus.frame.observe.relays import Retried
@@ -31,7 +35,7 @@ from isthmus.logs import log
 from isthmus.tunnel.first_byte import UntouchedTunnel
 
 if TYPE_CHECKING:
-    from isthmus.programs.server.program import Server
+    from isthmus.programs.server.dials import ServerDials
 
 _QUIET_S = 60.0
 _log = logging.getLogger("isthmus.server")
@@ -55,7 +59,7 @@ class ClientDial:
     )
 
     def __init__(
-        self, server: Server, client: Request, target: HostPort, requester: Identity
+        self, server: ServerDials, client: Request, target: HostPort, requester: Identity
     ) -> None:
         self._server = server
         self._client = client
@@ -200,7 +204,7 @@ class Retry:
 
     __slots__ = ("_server", "_tells", "_tunnel")
 
-    def __init__(self, server: Server, tunnel: UntouchedTunnel, tells: Tells) -> None:
+    def __init__(self, server: ServerDials, tunnel: UntouchedTunnel, tells: Tells) -> None:
         self._server = server
         self._tunnel = tunnel
         self._tells = tells
@@ -233,7 +237,7 @@ class Retry:
 
 
 def dial_again(
-    server: Server, first: AgentDial, lost: AnyLink, tells: Tells, tunnel: UntouchedTunnel
+    server: ServerDials, first: AgentDial, lost: AnyLink, tells: Tells, tunnel: UntouchedTunnel
 ) -> AgentDial | None:
     """Dial again for a tunnel that lost this link; None: nobody can be asked any more."""
     if not may_dial_again(first):
@@ -241,3 +245,34 @@ def dial_again(
     dial = Again(first, lost, Retry(server, tunnel, tells))
     dial.attempt()
     return dial if dial.who is not None else None
+
+
+class ClientRequests:
+    """What clients of the frontends ask for; see frontends.backend.Backend."""
+
+    def __init__(self, server: ServerDials) -> None:
+        self._server = server
+        self.believes = server.believes
+
+    def dial(self, request: Request, target: HostPort) -> ClientDial:
+        """A client asks for a target."""
+        return ClientDial(self._server, request, target, request.requester).start()
+
+    def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
+        """Count a request that was refused without a dial."""
+        server = self._server
+        server.metrics.request_refused(status)
+        if server.audit is not None and request is not None:
+            server.audit.refused(request, status, reason)
+
+    def handshake_failed(self, error: ssl.SSLError) -> None:
+        """Count a client that did not prove who it is."""
+        self._server.metrics.tls_refused(TlsPort.FRONTEND, refusal_of(error))
+
+    def no_place(self, why: AdmissionRefusal, source: str) -> None:
+        """Count a connection of a client for which there was no place."""
+        self._server.agent_door.no_place(TlsPort.FRONTEND, why, source)
+
+    def abandoned(self) -> None:
+        """Count a client that left while its dial was under way."""
+        self._server.metrics.dial_abandoned()

@@ -5,19 +5,15 @@ from __future__ import annotations
 import click
 
 from isthmus.frame.cli.flags import WithSetup, settings_command
+from isthmus.programs.server import PROGRAM
 from isthmus.programs.server.settings import ServerSettings
 
 
 def run(settings: ServerSettings) -> int:
     """Run a server until it is told to stop; returns the exit code."""
-    if settings.workers != 1:
-        from isthmus.frame.running import main as run_workers
-        from isthmus.programs.server import PROGRAM
+    from isthmus.frame.running import main
 
-        return run_workers(PROGRAM, settings)
-    from isthmus.programs.server.program import main
-
-    return main(settings)
+    return main(PROGRAM, settings)
 
 
 def _setup() -> click.Command:

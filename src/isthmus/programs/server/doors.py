@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+
+from typing_extensions import override
 
 from isthmus.dial.frontends import grpc_proxy, http_connect
 from isthmus.dial.frontends.backend import Backend
 from isthmus.dial.frontends.grpc_proxy import GrpcFrontend
 from isthmus.dial.frontends.http_connect import ConnectFrontend
-from isthmus.frame.part import Handed
+from isthmus.frame.part import Ground, Part
 from isthmus.frame.resources import places
-from isthmus.logs import OncePer
 from isthmus.net.connection_gate import ConnectionGate, reset
 from isthmus.net.listen import Listener
-from isthmus.net.poller import Poller
 from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots
 from isthmus.net.systemd import PassedSocket
+from isthmus.programs.server.agents import AgentDoor
 from isthmus.programs.server.bound_doors import bind_doors
+from isthmus.programs.server.metrics import ServerMetrics, TlsPort
 from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
-from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.message_reader import PacketCounts
 
 #: Of the descriptors: the others are for agents, nodes' connections, files.
 _SHARE = 2
+#: How long a drain waits for clients that were let in to say what they want; one that only looks
+#: whether the port is open never does.
+_HEADS_S = 2.0
 
 
 class Doors:
@@ -36,21 +40,16 @@ class Doors:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
+        ground: Ground[ServerSettings, ServerMetrics],
         backend: Backend,
-        settings: ServerSettings,
-        *,
-        once: OncePer,
         context: Callable[[str], ssl.SSLContext],
-        handed: Handed | None = None,
-        budget: Budget = UNBOUNDED,
     ) -> None:
         """Make the frontends; ``context`` gives the one of a mode, for each new connection.
 
         In a worker nothing is bound: connections are ``handed`` to it.
         """
-        self._handed = handed
+        loop, poller, settings, once = ground.loop, ground.poller, ground.settings, ground.once
+        self._handed = ground.handed
         self._loop = loop
         self._poller = poller
         self._settings = settings
@@ -74,7 +73,7 @@ class Doors:
                 compat=settings.compat,
                 context=partial(context, GRPC),
                 keepalive_s=settings.frontend_keepalive_time_s,
-                budget=budget,
+                budget=ground.budget,
             )
         if HTTP_CONNECT in settings.modes:
             self._connect = ConnectFrontend(
@@ -84,7 +83,7 @@ class Doors:
                 compat=settings.compat,
                 once=once,
                 context=partial(context, HTTP_CONNECT),
-                budget=budget,
+                budget=ground.budget,
             )
 
     @property
@@ -181,6 +180,96 @@ class Doors:
         for frontend in (self._connect, self._grpc):
             if frontend is not None:
                 frontend.close()
+
+
+class Frontends(Part):
+    """What speaks to clients. It is closed after their tunnels."""
+
+    def __init__(self, ground: Ground[ServerSettings, ServerMetrics], doors: Doors) -> None:
+        self._ground = ground
+        self._doors = doors
+
+    @property
+    def calls(self) -> int:  # type: ignore[override]  # how many there are now
+        """How many requests share connections with others."""
+        return self._doors.grpc_calls
+
+    @override
+    def busy(self) -> bool:
+        return self._doors.unsent
+
+    @override
+    def close(self) -> None:
+        self._doors.close()
+
+
+class ClientListening(Part):
+    """Where clients come in."""
+
+    def __init__(
+        self, ground: Ground[ServerSettings, ServerMetrics], doors: Doors, agents: AgentDoor
+    ) -> None:
+        self._ground = ground
+        self._doors = doors
+        self._agents = agents
+        self._heads_until = 0.0
+
+    @override
+    async def open(self) -> None:
+        self._doors.bind()
+
+    @override
+    def start(self) -> None:
+        self._doors.open()
+        doors, agents, gauges = self._doors, self._agents, self._ground.metrics.gauges
+        gauges.connections = lambda: {
+            TlsPort.FRONTEND.value: len(doors.places),
+            TlsPort.AGENT.value: len(agents.places),
+        }
+        gauges.grpc_calls = lambda: {
+            "Proxy": doors.grpc_calls,
+            "Connect": sum(
+                link.talk is not None and link.talk.name == "grpc" for link in agents.links
+            ),
+        }
+        gauges.packets = lambda: {
+            "from_client": doors.packets.received,
+            "to_client": doors.packets.sent,
+            "from_agent": agents.packets.received,
+            "to_agent": agents.packets.sent,
+        }
+
+    @override
+    def listeners(self) -> Sequence[Listener]:
+        return self._doors.listeners
+
+    @override
+    def drain(self) -> None:
+        self._heads_until = self._ground.now() + _HEADS_S
+        self._doors.drain()
+
+    @override
+    def busy(self) -> bool:
+        return self._doors.asking > 0 and self._ground.now() < self._heads_until
+
+    @override
+    def close(self) -> None:
+        self._doors.drain()
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port of the first mode's frontend, if it has one."""
+        return self._doors.ports.get(self._ground.settings.doors[0].mode)
+
+    @override
+    def serving(self) -> dict[str, Any]:
+        settings = self._ground.settings
+        return {
+            "uds": settings.uds_name or None,
+            "mode": ",".join(settings.modes),
+            "frontend_port": self.port,
+            "agent_port": self._agents.port,
+        }
 
 
 def reset_for(sock: socket.socket, why: AdmissionRefusal) -> None:

@@ -5,9 +5,11 @@ Without flags that need the API nothing is asked, and nothing has to be there.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from typing_extensions import override
+
+from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.kube.api import Kube
 from isthmus.kube.leases import LeaseCounter, LeaseKeeper
 from isthmus.kube.opening import open_kube
@@ -19,27 +21,21 @@ from isthmus.programs.server.settings import ServerSettings
 from isthmus.values import HostPort, ServerId
 
 
-class ServerKube:
+class ServerKube(Part):
     """The API as a server uses it; ``reviewer`` is None unless tokens are wanted."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        door: AgentDoor,
-        *,
-        server_id: ServerId,
-        metrics: ServerMetrics,
-    ) -> None:
-        """Prepare; nothing is sent yet.
-
-        Raises:
-            ConfigError: the kubeconfig is wrong.
-        """
+    def __init__(self, ground: Ground[ServerSettings, ServerMetrics], door: AgentDoor) -> None:
+        self._ground = ground
         self._door = door
         self._kube: Kube | None = None
         self._lease: LeaseKeeper | None = None
         self._counter: LeaseCounter | None = None
         self.reviewer: TokenReviewer | None = None
+
+    @override
+    async def prepare(self) -> None:
+        """Read the kubeconfig; nothing is sent yet."""
+        settings = self._ground.settings
         if not settings.needs_kube:
             return
         self._kube = open_kube(
@@ -53,16 +49,15 @@ class ServerKube:
             )
             self.reviewer = TokenReviewer(self._kube.tokens, expected)
         if settings.enable_lease_controller:
-            self._keep_lease(self._kube, settings, server_id, metrics)
+            self._keep_lease(self._kube)
 
-    def _keep_lease(
-        self, kube: Kube, settings: ServerSettings, server_id: ServerId, metrics: ServerMetrics
-    ) -> None:
+    def _keep_lease(self, kube: Kube) -> None:
+        settings, metrics = self._ground.settings, self._ground.metrics
         labels = parse_labels(settings.lease_label)
         leases = kube.leases(settings.lease_namespace)
         self._lease = LeaseKeeper(
             leases,
-            server_id=server_id,
+            server_id=ServerId(self._ground.id),
             labels=labels,
             metrics=metrics.leases,
             agent_address=settings.advertise_agent_address,
@@ -81,13 +76,14 @@ class ServerKube:
         if self._door.peers.leased(found):
             self._door.tell_membership()
 
-    def watch(self, tasks: asyncio.TaskGroup) -> None:
-        """Start what lives as long as the server."""
+    @override
+    def tasks(self) -> Iterable[LongTask]:
         if self._lease is not None and self._counter is not None:
-            tasks.create_task(self._lease.run(), name="lease")
-            tasks.create_task(self._counter.run(), name="count")
+            yield "lease", self._lease.run()
+            yield "count", self._counter.run()
 
-    async def close(self) -> None:
+    @override
+    async def wait_closed(self) -> None:
         """Give the Lease back, and close."""
         if self._lease is not None:
             await self._lease.stop()

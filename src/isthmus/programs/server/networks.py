@@ -5,24 +5,26 @@ What only some ways need is imported when one is asked for: most servers have ag
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from isthmus.dial.dialers.through_agent import AgentDialer
 from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
 from isthmus.dial.rules_policy import Policy
 from isthmus.dial.settings_networks import PROTOCOLS, AgentsByNetwork, ClusterNetwork
+from isthmus.frame.model.snapshot import NetworkView
+from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.links.server_side import AgentLink
-from isthmus.logs import OncePer
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.files import FollowedFile
-from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
+from isthmus.programs.server.agents import below
 from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.policy_file import current_of, follow_policy
 from isthmus.programs.server.settings import ServerSettings
@@ -37,25 +39,19 @@ _log = logging.getLogger("isthmus.server")
 _LABELS = ("--cluster-network cert", "--cluster-network key", "--cluster-network ca")
 
 
-class ServerNetworks:
+class ServerNetworks(Part):
     """What --cluster-network and --policy-file ask for.
 
-    ``agents`` is None without networks, ``router`` until ``start`` and without anything to look
+    ``agents`` is None without networks, ``router`` until it is made and without anything to look
     at: the server then dials through any agent, as it does without this.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
-        settings: ServerSettings,
-        *,
-        pick: Callable[[int], int],
-        once: OncePer,
-    ) -> None:
-        self._loop = loop
-        self._poller = poller
-        self._once = once
+    def __init__(self, ground: Ground[ServerSettings, ServerMetrics]) -> None:
+        settings = ground.settings
+        self._ground = ground
+        self._loop = ground.loop
+        self._poller = ground.poller
+        self._once = ground.once
         self.networks = settings.network.networks
         self._policy_path = settings.network.policy_file
         self._by_flags = settings.shares.of_flags
@@ -63,25 +59,20 @@ class ServerNetworks:
         self.agents: AgentsByNetwork[AgentLink] | None = None
         if self.networks is not None:
             self.agents = AgentsByNetwork(
-                settings.proxy_strategies, pick, networks=self.networks, strayed=self._strayed,
+                settings.proxy_strategies, below, networks=self.networks, strayed=self._strayed,
                 near=settings.near.nearness,
             )  # fmt: skip
         self.policy: FollowedFile[Policy] | None = None
         self.router: ByNetwork | None = None
-        self.contexts: list[HotContext] = []
         self._close: list[Callable[[], None]] = []
 
-    def start(
-        self,
-        dialer: AgentDialer,
-        metrics: ServerMetrics,
-        unaudited: Callable[[], str] | None = None,
-    ) -> None:
+    def make_router(self, dialer: AgentDialer, unaudited: Callable[[], str] | None = None) -> None:
         """Read every file that is named, and make the router; ``unaudited`` is for that one.
 
         Raises:
             ConfigError: a file or a dialer is not usable.
         """
+        metrics = self._ground.metrics
         if self._policy_path or self._by_flags is not None:
             self.shares = ServerShares(self._loop, metrics, by_flags=self._by_flags)
         if self._policy_path:
@@ -141,6 +132,24 @@ class ServerNetworks:
         scheme = next(name for name, protocol in PROTOCOLS.items() if protocol is via.protocol)
         return f"server:{scheme}://{via.tcp if via.tcp is not None else via.uds}"
 
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        if self.policy is not None:
+            yield "policy", self.policy.watch()
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        """Its networks; none where there is no --cluster-network."""
+        return {
+            "networks": tuple(
+                NetworkView(
+                    name=network.name, way=self.way_to(network), agents=self.agents_in(network)
+                )
+                for network in self.networks or ()
+            )
+        }
+
+    @override
     def close(self) -> None:
         """End what the ways keep open: lookups, dials and shared connections."""
         for close in self._close:
@@ -199,7 +208,7 @@ class ServerNetworks:
         files = TlsFiles(cert=tls.client_cert, key=tls.client_key, ca=tls.ca_bundle, labels=_LABELS)
         alpn = () if protocol is NetworkProtocol.HTTP_CONNECT else ("h2",)
         context = HotContext(files, partial(client_context, alpn=alpn), purpose="client")
-        self.contexts.append(context)
+        self._ground.contexts.append(context)
         return lambda: context.current
 
     def _strayed(self, link: AgentLink, why: str) -> None:

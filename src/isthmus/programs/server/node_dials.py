@@ -13,7 +13,9 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer, PermittedOnly
 from isthmus.dial.frontends.backend import new_connection_id
@@ -22,6 +24,7 @@ from isthmus.dial.settings_destinations import BY_GATE, UNLISTED, Destination, R
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.model import Stage, cut
 from isthmus.frame.audit.recording import UNAUDITED
+from isthmus.frame.part import Part
 from isthmus.links.link import peer_of
 from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
@@ -33,7 +36,7 @@ from isthmus.values import ANONYMOUS, NORMAL, DialOutcome, DialRequest, HostPort
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import Span
-    from isthmus.programs.server.program import Server
+    from isthmus.programs.server.dials import ServerDials
 from collections import Counter
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -108,10 +111,10 @@ class NodeDial:
         self._dials.failed(self, self._incoming, failure, detail)
 
 
-class NodeDials:
+class NodeDials(Part):
     """Every dial and tunnel of nodes: checked, bounded, counted, audited."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerDials) -> None:
         settings = server.settings
         self.server = server
         self.enabled = settings.gates.enabled(CLUSTER_TO_MASTER)
@@ -224,8 +227,24 @@ class NodeDials:
         if told is not None:
             told(tunnel, duration_s)
 
-    def stop(self) -> None:
-        """Give up what is under way."""
+    # Part.
+
+    @override
+    def start(self) -> None:
+        gauges = self.server.metrics.gauges
+        gauges.node_dials = lambda: len(self.pending)
+        gauges.node_tunnels = lambda: self.tunnels
+
+    @override
+    def busy(self) -> bool:
+        return bool(self.pending)
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        return {"allowed_destinations": tuple(map(str, self.destinations))}
+
+    @override
+    def close(self) -> None:
         for dial in list(self.pending):
             dial.give_up(DialFailure.AGENT_LOST, "server stops")
         self.resolver.close()

@@ -11,11 +11,19 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any, Literal
 
+from typing_extensions import override
+
+from isthmus.dial.dialers.through_agent import AgentDialer
 from isthmus.dial.dialers.through_peer import PeerLinks
 from isthmus.errors import DialFailure, LinkError, LinkStage
+from isthmus.frame.model.snapshot import RelayView
+from isthmus.frame.part import Ground, LongTask, Part
+from isthmus.frame.views import round_trip_s, state_of
 from isthmus.links.agent_side import (
     AgentGreeting,
     LinkOpening,
@@ -23,16 +31,18 @@ from isthmus.links.agent_side import (
     ServerHooks,
     connect,
 )
-from isthmus.links.link import GOODBYE_S, LinkTerms
+from isthmus.links.link import GOODBYE_S, Link, LinkTerms
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer, log
 from isthmus.net.connect import Address
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import Revocations
+from isthmus.programs.server.agents import AgentDoor
 from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.peers import Peers
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.server.tls import ServerTls
 from isthmus.text.pacing import Backoff
 from isthmus.values import AgentId, HostPort, ServerId
 from isthmus.wire.link import RELAY_ALPN
@@ -82,6 +92,105 @@ def _takes_nothing(incoming: Incoming) -> None:
 
 
 _HOOKS = ServerHooks(on_dial=_takes_nothing)
+
+
+class Relays(Part):
+    """The links to other servers whose agents may be asked, and those of others to us."""
+
+    def __init__(
+        self,
+        ground: Ground[ServerSettings, ServerMetrics],
+        door: AgentDoor,
+        tls: ServerTls,
+        dialer: AgentDialer,
+    ) -> None:
+        self._ground = ground
+        self._door = door
+        self._tls = tls
+        self._dialer = dialer
+        #: None without --peer-relay.
+        self.keeper: RelayKeeper | None = None
+
+    @property
+    def open_links(self) -> tuple[PeerLink, ...]:
+        """Every link to another server that is up."""
+        return self.keeper.open if self.keeper is not None else ()
+
+    @property
+    def ready_links(self) -> bool:
+        """Another server has agents that could be asked."""
+        return self.keeper is not None and self.keeper.links.ready
+
+    @override
+    async def prepare(self) -> None:
+        ground = self._ground
+        if not ground.settings.relay.peer_relay:
+            return
+        context = peer_context(ground.settings, self._tls.revoked_agents())
+        ground.contexts.append(context)
+        self.keeper = RelayKeeper(
+            self._door.terms, own=ServerId(ground.id), peers=self._door.peers, context=context,
+            server_name=ground.settings.relay.peer_server_name, metrics=ground.metrics,
+            once=ground.once,
+        )  # fmt: skip
+        self._dialer.relays = self.keeper.links
+
+    @override
+    def start(self) -> None:
+        self._ground.metrics.relays.links = self._count
+
+    def _count(self) -> tuple[int, int]:
+        to = len(self.keeper.links) if self.keeper is not None else 0
+        return to, len(self._door.relays)
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        if self.keeper is not None:
+            yield "relays", self.keeper.run()
+
+    @override
+    def busy(self) -> bool:
+        return self.keeper is not None and self.keeper.unsent
+
+    @override
+    def close(self) -> None:
+        if self.keeper is not None:
+            self.keeper.close()
+
+    @override
+    async def wait_closed(self) -> None:
+        if self.keeper is not None:
+            await self.keeper.wait_closed()
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        now = self._ground.now()
+        to = self.keeper.links if self.keeper is not None else ()
+        return {
+            "relays": (
+                *(_shown(it, it.server_id, "to", agents=it.agents, now=now) for it in to),
+                *(
+                    _shown(it, it.agent_id, "from", agents=False, now=now)
+                    for it in self._door.relays
+                ),
+            )
+        }
+
+
+def _shown(
+    link: Link, server_id: str, direction: Literal["to", "from"], *, agents: bool, now: float
+) -> RelayView:
+    return RelayView(
+        server_id=ServerId(server_id),
+        direction=direction,
+        address=link.peer_address,
+        identity=str(link.identity),
+        state=state_of(link),
+        agents=agents,
+        streams=link.load,
+        age_s=now - link.opened_at,
+        rtt_s=round_trip_s(link),
+    )
 
 
 class RelayKeeper:

@@ -28,7 +28,7 @@ from isthmus.values import DialRequest, HostPort, Identity, RequestMetadata
 
 if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink
-    from isthmus.programs.server.program import Server
+    from isthmus.programs.server.dials import ServerDials
 
 #: How tunnels of other servers are called where those of clients have the name of a mode.
 FRONTEND = "relay"
@@ -53,7 +53,7 @@ class RelayedDial:
     frontend = FRONTEND
 
     def __init__(
-        self, server: Server, incoming: IncomingDial, link: AgentLink, target: HostPort
+        self, server: ServerDials, incoming: IncomingDial, link: AgentLink, target: HostPort
     ) -> None:
         self._server = server
         self._incoming = incoming
@@ -170,7 +170,7 @@ class RelayedDial:
 class RelayedDials:
     """Takes what other servers pass on."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerDials) -> None:
         self._server = server
 
     def take(self, incoming: Incoming) -> None:

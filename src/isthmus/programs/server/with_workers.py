@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from isthmus.frame.part import BoundSocket, Handed, WorkerPlan, WorkerSlot
+from isthmus.frame.part import BoundSocket, WorkerPlan, WorkerSlot
 from isthmus.frame.resources import allow_all
 from isthmus.net.listen import bind_tcp
 from isthmus.programs.server.bound_doors import bind_doors
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.program import worker_id
-
-if TYPE_CHECKING:
-    from isthmus.programs.server.program import Server
 
 AGENTS = "--agent-port"
 
@@ -36,13 +32,6 @@ def worker_plan(settings: ServerSettings) -> WorkerPlan:
         return told
 
     return WorkerPlan(bind=bind, settings=of_slot)
-
-
-def in_worker(settings: ServerSettings, handed: Handed) -> Server:
-    """Make the server of a worker."""
-    from isthmus.programs.server.program import Server  # the parent has no use for it
-
-    return Server(settings, handed=handed)
 
 
 def of_worker(settings: ServerSettings, slot: WorkerSlot) -> ServerSettings:

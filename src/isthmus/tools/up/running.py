@@ -24,7 +24,10 @@ from isthmus.frame.signals import stop_signals
 from isthmus.logs import configure
 from isthmus.programs.agent import PROGRAM as AGENT
 from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.server.program import Server
+from isthmus.programs.server import PROGRAM as SERVER
+from isthmus.programs.server.agents import AgentDoor
+from isthmus.programs.server.dials import ServerDials
+from isthmus.programs.server.doors import ClientListening
 from isthmus.programs.server.settings import HTTP_CONNECT, ServerSettings
 from isthmus.settings.admin import AdminSettings
 from isthmus.tools.pki import making as pki
@@ -68,10 +71,11 @@ async def running(directory: Path) -> AsyncIterator[RunningDemo]:
         files = pki.init(directory / "pki", days=1)
         target = await demo.serve(host=LOOPBACK, port=0, agent_id=AGENT_ID)
         stack.push_async_callback(target.close)
-        server = Server(_server_settings(directory, files))
+        server = Lifecycle(SERVER, _server_settings(directory, files))
         await server.start()
+        door = server.part(ServerDials).agent_door
         stack.push_async_callback(server.stop)
-        agent = Lifecycle(AGENT, _agent_settings(files, server.agent_port))
+        agent = Lifecycle(AGENT, _agent_settings(files, door.port))
         await agent.start()
         stack.push_async_callback(agent.stop)
         async with asyncio.TaskGroup() as tasks:
@@ -79,15 +83,16 @@ async def running(directory: Path) -> AsyncIterator[RunningDemo]:
                 tasks.create_task(server.watch(), name="server"),
                 tasks.create_task(agent.watch(), name="agent"),
             ]
-            await _wait_linked(server)
-            assert server.frontend_port is not None
+            await _wait_linked(door)
+            frontend_port = server.part(ClientListening).port
+            assert frontend_port is not None
             yield RunningDemo(
                 files=files,
-                frontend=HostPort(LOOPBACK, server.frontend_port),
+                frontend=HostPort(LOOPBACK, frontend_port),
                 admin=HostPort(LOOPBACK, server.admin_port),
                 agent_admin=HostPort(LOOPBACK, agent.admin_port),
                 target=HostPort(demo.NAME, target.number),
-                uds=server.settings.uds_name,
+                uds=server.ground.settings.uds_name,
             )
             for task in watching:
                 task.cancel()
@@ -131,10 +136,10 @@ def _agent_settings(files: PkiFiles, server_port: int) -> AgentSettings:
     return settings
 
 
-async def _wait_linked(server: Server) -> None:
+async def _wait_linked(door: AgentDoor) -> None:
     try:
         async with asyncio.timeout(LINK_TIMEOUT_S):
-            while not len(server.agents):
+            while not len(door.agents):
                 await asyncio.sleep(_LOOK_AGAIN_S)
     except TimeoutError as exc:
         raise LinkError(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.frame.views import link_view
 from isthmus.links.agent_side import AgentGreeting, ServerLink
 from isthmus.links.dials import IncomingDial
 from isthmus.links.link import Link, LinkTerms
@@ -28,7 +29,7 @@ from isthmus.programs.agent import table as link_table
 from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.servers import Servers
-from isthmus.programs.server import view as server_view
+from isthmus.programs.server.agent_links import agent_view
 from isthmus.text.pacing import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
@@ -666,17 +667,17 @@ def test_an_agent_drains_when_it_says_so(files: pki.PkiFiles) -> None:
             assert link.talk.session is not None
             link.stuck_ticks = 5
             link.talk.session.round_trip_s = 0.0
-            view = server_view._agent([link])
+            view = agent_view([link])
             assert (view.draining, view.rtt_s) == (False, None)
-            assert server_view.link_view(link, "agent", 0.0).rtt_s is None
+            assert link_view(link, "agent", 0.0).rtt_s is None
             link.talk.session.round_trip_s = 0.5
-            assert server_view._agent([link]).rtt_s == 0.5
+            assert agent_view([link]).rtt_s == 0.5
             assert link.talk.session.grow(1000) == 1000
             link.talk.session.ungrow(600)
-            grown = server_view.link_view(link, "agent", 0.0)
+            grown = link_view(link, "agent", 0.0)
             assert (grown.window_growth_bytes, grown.window_growth_peak_bytes) == (400, 1000)
             servers.drain()
-            await bed.until(lambda: server_view._agent([link]).draining)
+            await bed.until(lambda: agent_view([link]).draining)
 
     run(files, test)
 

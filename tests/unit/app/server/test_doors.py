@@ -14,9 +14,9 @@ import pytest
 
 from isthmus.dial.frontends.backend import Dial, Request
 from isthmus.errors import ConfigError
-from isthmus.logs import OncePer
-from isthmus.net.poller import Poller
+from isthmus.frame.part import Ground
 from isthmus.net.rules_slots import AdmissionRefusal
+from isthmus.programs.server import PROGRAM
 from isthmus.programs.server.doors import Doors
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
@@ -53,10 +53,10 @@ def run(
     test: Callable[[Doors], Awaitable[None]], given: dict[str, Any], *, bind: bool = True
 ) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        poller = Poller(loop)
         made = compose(ServerSettings, server_bind_address="127.0.0.1", **given)
-        doors = Doors(loop, poller, Nobody(), made, once=OncePer(), context=no_context)
+        ground: Ground[Any, Any] = Ground(PROGRAM, made)
+        poller = ground.poller
+        doors = Doors(ground, Nobody(), no_context)
         try:
             if bind:
                 doors.bind()

@@ -1,0 +1,124 @@
+"""The certificates of a server: what its ports show, and whom revocation cuts off."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from typing_extensions import override
+
+from isthmus.frame.part import Ground, LongTask, Part
+from isthmus.frame.revoking import Revoking
+from isthmus.frame.tunnels import TunnelTable
+from isthmus.links.link import Link
+from isthmus.links.server_side import AgentLink
+from isthmus.net.certificates import authorities
+from isthmus.net.contexts import HotContext, TlsFiles, server_context
+from isthmus.net.revocation import Revocations
+from isthmus.net.revocation import watch as watch_lists
+from isthmus.programs.server.metrics import ServerMetrics, TlsPort
+from isthmus.programs.server.rules_role_warnings import role_warnings
+from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
+from isthmus.programs.server.tls_refusals import refusal_of
+
+#: What each mode negotiates; a client that offers h2 to a CONNECT port must not be promised it.
+_ALPN: dict[str, tuple[str, ...]] = {GRPC: ("h2",), HTTP_CONNECT: ()}
+_log = logging.getLogger("isthmus.server")
+
+
+class ServerTls(Part):
+    """Every context of the frontends and the agent port, and the lists of revoked certificates.
+
+    ``agent_alpn`` is what agents may ask for; ``links`` gives every link that may be cut.
+    """
+
+    def __init__(self, ground: Ground[ServerSettings, ServerMetrics], tunnels: TunnelTable) -> None:
+        self._ground = ground
+        self._settings = ground.settings
+        self._tunnels = tunnels
+        self._revoking = Revoking(
+            once=ground.once, metrics=ground.metrics.revocation, poller=ground.poller
+        )
+        self._frontends: dict[str, HotContext] = {}
+        self._agents: HotContext | None = None
+        self.agent_alpn: Callable[[], tuple[str, ...]] = tuple
+        self.links: Callable[[], Iterable[Link]] = tuple
+        ground.admin_refused = self._admin_refused
+
+    def client_context(self, mode: str) -> ssl.SSLContext:
+        """What a frontend shows now."""
+        return self._frontends[mode].current
+
+    @property
+    def agents(self) -> HotContext:
+        """What the agent port shows; there once prepared."""
+        assert self._agents is not None
+        return self._agents
+
+    def revoked_agents(self) -> Revocations | None:
+        """The lists for links, if there are any; there once prepared."""
+        return self._revoking.all.get("cluster")
+
+    def cut_token(self, link: AgentLink, why: str) -> None:
+        """End the link of an agent whose token was taken back."""
+        self._revoking.cut_link(link, self._tunnels, kind="token", why=why)
+
+    def _cut_revoked(self) -> None:
+        self._revoking.cut([*self.links()], self._tunnels)
+
+    def _admin_refused(self, error: OSError) -> None:
+        if isinstance(error, ssl.SSLError):
+            self._ground.metrics.tls_refused(TlsPort.ADMIN, refusal_of(error))
+
+    # Part.
+
+    @override
+    async def prepare(self) -> None:
+        settings, read = self._settings, self._revoking.read
+        read(
+            "cluster",
+            settings.revocation.cluster_crl_file,
+            settings.cluster_ca_cert,
+            prefix="cluster-",
+        )
+        read(
+            "server", settings.revocation.server_crl_file, settings.server_ca_cert, prefix="server-"
+        )
+        for door in settings.doors:
+            if door.port is not None:
+                self._frontends[door.mode] = self._hot(
+                    "server", settings.server_ca_cert, alpn=_ALPN[door.mode]
+                )
+        self._agents = self._hot("cluster", settings.cluster_ca_cert, alpn=self.agent_alpn())
+
+    def _hot(self, flags: str, ca: str, *, alpn: tuple[str, ...]) -> HotContext:
+        settings = self._settings
+        files = TlsFiles(
+            cert=getattr(settings, f"{flags}_cert"),
+            key=getattr(settings, f"{flags}_key"),
+            ca=ca,
+            labels=(f"--{flags}-cert", f"--{flags}-key", f"--{flags}-ca-cert"),
+        )
+        build = partial(
+            server_context,
+            alpn=alpn,
+            min_version=settings.tls_min_version or "VersionTLS12",
+            cipher_suites=settings.cipher_suites,
+            revocations=self._revoking.all.get(flags),
+        )
+        context = HotContext(files, build, purpose="server")
+        self._ground.contexts.append(context)
+        return context
+
+    @override
+    def start(self) -> None:
+        settings = self._settings
+        for warning in (*settings.warnings(), *role_warnings(settings, authorities)):
+            _log.warning(warning)
+
+    @override
+    def tasks(self) -> Iterable[LongTask]:
+        if self._revoking.all:
+            yield "crl", watch_lists([*self._revoking.all.values()], self._cut_revoked)
