@@ -14,9 +14,8 @@ import pytest
 from clients import Client, Target, TlsClient, head_for
 from stack import Stack, wait_until
 
+from isthmus.frame import lifecycle
 from isthmus.net.contexts import watch
-from isthmus.programs.agent import program as agent_module
-from isthmus.programs.server import program as server_module
 from isthmus.tools.pki import making as pki
 
 CUT = (ssl.SSLError, ConnectionError)
@@ -25,8 +24,7 @@ CUT = (ssl.SSLError, ConnectionError)
 @pytest.fixture
 def rotating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     """A tunnel whose files may be replaced, and which looks at them often."""
-    for module in (server_module, agent_module):
-        monkeypatch.setattr(module, "watch", partial(watch, interval_s=0.02))
+    monkeypatch.setattr(lifecycle, "watch", partial(watch, interval_s=0.02))
     files = pki.init(tmp_path / "pki", server_names=("localhost", "127.0.0.1"))
     with Stack(files) as stack:
         stack.add_server()

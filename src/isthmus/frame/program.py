@@ -49,9 +49,7 @@ class Program:
     room: str
     command: str = "command"
     settings: str
-    parts: str = ""
-    #: For a program that has no parts yet: makes it of its settings and what it is handed.
-    made: str = ""
+    parts: str
     metrics: str
     view: str = ""
     workers: str = ""

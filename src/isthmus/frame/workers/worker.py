@@ -101,7 +101,7 @@ def main(program: Program, settings: Any, found: Inherited) -> int:
         fields={"worker": found.index},
     )  # fmt: skip
     os.umask(0o077)
-    program.found(program.parts or program.made)
+    program.found(program.parts)
     # As in frame/lifetime.py: what is imported by now lives for ever.
     gc.collect()
     gc.freeze()
@@ -128,7 +128,7 @@ async def _run(program: Program, settings: Any, found: Inherited) -> int:
     handed = Handed(slot)
     try:
         plan: WorkerPlan = program.found(program.workers)(settings)
-        made = _made(program, plan.settings(slot), handed)
+        made = Lifecycle(program, plan.settings(slot), handed=handed)
         await made.start()
     except ConfigError as error:
         channel.send(Failed(sentence=str(error)))
@@ -142,13 +142,6 @@ async def _run(program: Program, settings: Any, found: Inherited) -> int:
     reporter = Reporter(made, handed, taker, channel)
     await WorkerLife(made, handed, taker, channel, reporter).run()
     return 0
-
-
-def _made(program: Program, settings: Any, handed: Handed) -> WorkerProgram:
-    if program.parts:
-        return Lifecycle(program, settings, handed=handed)
-    made: WorkerProgram = program.found(program.made)(settings, handed)
-    return made
 
 
 class WorkerLife:
