@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 import pwd
 import stat
 
-from isthmus.tools.doctor.ports import users_of
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: The admin ports that programs have unless told otherwise, in the order they are shown.
@@ -209,6 +207,8 @@ def may_be_shown(token_file: str, port: int) -> bool:
 
     False where nobody listens, or that cannot be told.
     """
+    from isthmus.tools.doctor.ports import users_of  # slow to import
+
     users = users_of(port)
     try:
         return bool(users) and all(_may_read(user, os.stat(token_file)) for user in users)
