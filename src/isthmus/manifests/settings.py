@@ -64,18 +64,18 @@ AUDIENCE = "system:konnectivity-server"
 class AroundSettings:
     """What a daemonset or deployment comes with; ``check_around()`` says whether it makes sense."""
 
+    GO: ClassVar = OURS
+
     host_network: bool = option(
         True,
         help="Run the pods of a daemonset in the network of their nodes",
         group=_AROUND,
-        go=OURS,
     )
     network_policy: bool = option(
         True,
         help="Add a NetworkPolicy where pods have a network of their own; nobody enforces one in "
         "the network of a node",
         group=_AROUND,
-        go=OURS,
     )
     allow_cidr: tuple[str, ...] = option(
         (),
@@ -85,13 +85,11 @@ class AroundSettings:
         metavar="CIDR",
         shown_default="everywhere",
         group=_AROUND,
-        go=OURS,
     )
     disruption_budget: bool = option(
         True,
         help="Add a PodDisruptionBudget to a deployment with several pods",
         group=_AROUND,
-        go=OURS,
     )
 
     def check_around(self) -> None:

@@ -108,6 +108,8 @@ _FORM = "Form"
 class ServerFormSettings(AroundSettings):
     """In which form a server runs; ``check_form()`` says whether it makes sense."""
 
+    GO: ClassVar = OURS
+
     form: str = option(
         SIDECAR,
         help="Write a manifest of this form: a container in kube-apiserver's pod, pods on the "
@@ -116,23 +118,20 @@ class ServerFormSettings(AroundSettings):
         choices=SERVER_FORMS,
         metavar="|".join(SERVER_FORMS),
         group=_FORM,
-        go=OURS,
     )
     name: str = option(
         SERVER_NAME,
         help="Call it and what belongs to it so",
         metavar="NAME",
         group=_FORM,
-        go=OURS,
     )
-    replicas: int = option(2, help="Run so many pods of a deployment", group=_FORM, go=OURS)
+    replicas: int = option(2, help="Run so many pods of a deployment", group=_FORM)
     service_type: str = option(
         "ClusterIP",
         help="Let agents find the server by a Service of this type",
         choices=SERVICE_TYPES,
         metavar="|".join(SERVICE_TYPES),
         group=_FORM,
-        go=OURS,
     )
     apiserver_cidr: tuple[str, ...] = option(
         (),
@@ -140,7 +139,6 @@ class ServerFormSettings(AroundSettings):
         repeat=True,
         metavar="CIDR",
         group=_FORM,
-        go=OURS,
     )
     apiserver_namespace: str = option(
         "",
@@ -149,7 +147,6 @@ class ServerFormSettings(AroundSettings):
         shown_default="the server's, without --apiserver-cidr",
         metavar="NAME",
         group=_FORM,
-        go=OURS,
     )
     kubeconfig_user: str = option(
         KUBECONFIG_USER,
@@ -157,10 +154,9 @@ class ServerFormSettings(AroundSettings):
         "--kubeconfig; a pod with a service account gets them itself",
         metavar="USER",
         group=_FORM,
-        go=OURS,
     )
     executable: str = option(
-        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_FORM, go=OURS
+        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_FORM
     )
     unit_group: str = option(
         "isthmus",
@@ -168,7 +164,6 @@ class ServerFormSettings(AroundSettings):
         "UNIX socket",
         metavar="NAME",
         group=_FORM,
-        go=OURS,
     )
 
     def check_form(self) -> None:
