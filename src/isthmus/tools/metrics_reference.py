@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from enum import Enum
 
-from isthmus.dial.rules_name_order import Outcome, Source, Way
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.frame.observe.counters import Family
-from isthmus.frame.observe.relays import Relayed, Retried
+from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.workers.metrics import NotHanded, WorkersMetrics
-from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs import programs
-from isthmus.programs.apiserver_proxy.metrics import ProxyRefusal
 from isthmus.programs.node_proxy.metrics import (
     MODES,
     PROGRAMMING_BUCKETS_S,
     SYNC_BUCKETS_S,
     NodeProxyMetrics,
 )
-from isthmus.programs.server.metrics import GO_DIAL_FAILURE, HandOn, TlsRefusal
-from isthmus.programs.sidecar.metrics import Unserved
-from isthmus.programs.sni_router.metrics import SniRefusal
+from isthmus.programs.server.metrics import GO_DIAL_FAILURE
 from isthmus.tunnel.end import Ending
 
 _HEAD = """# Metrics
@@ -129,22 +125,13 @@ def _values() -> str:
         "\nA client that leaves before the answer counts as `frontend_close` there and nowhere"
         " else.\n"
     )
-    for title, kinds in (
-        ("`ending` of `tunnels_ended_total`", Ending),
-        ("`reason` of `link_failures_total`", LinkStage),
-        ("`reason` of `tls_refused_total`", TlsRefusal),
-        ("`reason` of the server's `connections_refused_total`", AdmissionRefusal),
-        ("`result` of `agent_connections_handed_on_total`", HandOn),
-        ("`result` of `relayed_dials_total`", Relayed),
-        ("`when` of `dial_retries_total`", Retried),
-        ("`reason` of `connections_refused_total`", SniRefusal),
-        ("`reason` of the apiserver proxy's `connections_refused_total`", ProxyRefusal),
-        ("`reason` of the sidecars' `clients_unserved_total`", Unserved),
-        ("`source` of the sidecars' `name_lookups_total`", Source),
-        ("`result` of the sidecars' `name_lookups_total`", Outcome),
-        ("`way` of the sidecars' `dials_total`", Way),
-        ("`reason` of `isthmus_workers_connections_refused_total`", NotHanded),
-    ):
+    labels: dict[str, type[Enum]] = {
+        "`ending` of `tunnels_ended_total`": Ending,
+        "`reason` of `link_failures_total`": LinkStage,
+        **{title: kinds for each in _metrics() for title, kinds in each.label_values},
+        "`reason` of `isthmus_workers_connections_refused_total`": NotHanded,
+    }
+    for title, kinds in labels.items():
         lines.append(f"\n{title}:\n\n| value | meaning |\n|---|---|\n")
         lines.extend(f"| {member.name.lower()} | {member.value} |\n" for member in kinds)
     return "".join(lines)
@@ -152,8 +139,13 @@ def _values() -> str:
 
 def by_program() -> dict[str, tuple[Family, ...]]:
     """Give the families of every program with operator ports, by the title of their section."""
-    found = {it.title: it.found(it.metrics)().families for it in programs() if it.operator_flags}
+    shown = (it for it in programs() if it.operator_flags)
+    found = {it.title: made.families for it, made in zip(shown, _metrics(), strict=True)}
     return {**found, "Parent of workers": WorkersMetrics().families}
+
+
+def _metrics() -> list[ProgramMetrics]:
+    return [it.found(it.metrics)() for it in programs() if it.operator_flags]
 
 
 def every_family() -> tuple[Family, ...]:

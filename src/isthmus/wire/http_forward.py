@@ -1,7 +1,7 @@
 """Plain HTTP requests as a forward proxy reads and writes them: targets, headers, passwords.
 
 Pure. Heads and bodies themselves are h11's; who is dialed and what is answered is
-programs/https_proxy/frontend.py.
+the HTTP sidecar's frontend.
 """
 
 from __future__ import annotations

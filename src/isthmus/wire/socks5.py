@@ -2,7 +2,7 @@
 
 Each message has a ``take_*`` that reads it off a buffer, whatever pieces its bytes came in, and a
 ``to_bytes`` that is the inverse. No message is larger than 513 bytes, so nothing has to be bounded
-besides. Who is served and which failure has which code is programs/socks5_proxy/frontend.py.
+besides. Who is served and which failure has which code is the sidecar's frontend.
 """
 
 from __future__ import annotations

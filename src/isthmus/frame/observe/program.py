@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import isthmus
 from isthmus.errors import DialFailure, LinkStage
@@ -98,6 +99,8 @@ class ProgramMetrics:
     program = ""
     #: What its bytes are bytes of.
     carried_by = "tunnels"
+    #: What the values of its labels mean, by what the reference page calls the label.
+    label_values: ClassVar[tuple[tuple[str, type[Enum]], ...]] = ()
     #: Whether it has links, and so something to say of them.
     has_links = True
     #: Whether it carries connections: dials, tunnels, certificates.

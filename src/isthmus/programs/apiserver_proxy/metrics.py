@@ -49,6 +49,9 @@ class ApiserverProxyMetrics(ProgramMetrics):
 
     has_links = False
     program = "apiserver_proxy"
+    label_values = (
+        ("`reason` of the apiserver proxy's `connections_refused_total`", ProxyRefusal),
+    )
 
     def __init__(self) -> None:
         self.accepted = 0

@@ -28,7 +28,7 @@ from isthmus.frame.observe.counters import (
     one,
 )
 from isthmus.frame.observe.program import ProgramMetrics
-from isthmus.frame.observe.relays import RelayMetrics
+from isthmus.frame.observe.relays import Relayed, RelayMetrics, Retried
 from isthmus.frame.revoking import RevocationMetrics
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.tunnel.end import Ending
@@ -105,6 +105,13 @@ class ServerMetrics(ProgramMetrics):
     """Everything a server counts."""
 
     program = "server"
+    label_values = (
+        ("`reason` of `tls_refused_total`", TlsRefusal),
+        ("`reason` of the server's `connections_refused_total`", AdmissionRefusal),
+        ("`result` of `agent_connections_handed_on_total`", HandOn),
+        ("`result` of `relayed_dials_total`", Relayed),
+        ("`when` of `dial_retries_total`", Retried),
+    )
 
     def __init__(self) -> None:
         self.connections = Histogram(CONNECTION_BUCKETS_S)

@@ -50,6 +50,12 @@ class SidecarMetrics(ProgramMetrics):
     """Everything that both sidecars count."""
 
     has_links = False
+    label_values = (
+        ("`reason` of the sidecars' `clients_unserved_total`", Unserved),
+        ("`source` of the sidecars' `name_lookups_total`", Source),
+        ("`result` of the sidecars' `name_lookups_total`", Outcome),
+        ("`way` of the sidecars' `dials_total`", Way),
+    )
 
     def __init__(self) -> None:
         self.accepted = 0

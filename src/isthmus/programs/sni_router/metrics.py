@@ -59,6 +59,7 @@ class SniRouterMetrics(ProgramMetrics):
 
     has_links = False
     program = "sni_router"
+    label_values = (("`reason` of `connections_refused_total`", SniRefusal),)
 
     def __init__(self) -> None:
         self.accepted = 0
