@@ -178,12 +178,12 @@ def shape() -> ModuleType:
 
 #: By measure of tools/shape, what there may be at most. Lower it whenever there is less.
 MOST = {
-    "files-naming-a-program": 14,
-    "ambiguous-classes": 22,
-    "small-modules": 10,
-    "long-signatures": 11,
-    "import-cycles": 7,
-    "empty-docstrings": 21,
+    "files-naming-a-program": 13,
+    "ambiguous-classes": 15,
+    "small-modules": 3,
+    "long-signatures": 5,
+    "import-cycles": 2,
+    "empty-docstrings": 9,
 }
 
 
