@@ -87,7 +87,7 @@ class Picture:
         return {**self._head, "snapshot": snapshot, "history": self._history, "audit": audit}
 
     def check_size(self) -> None:
-        """See that all of it together is not too large; to be called now and then.
+        """Keep all of it together from growing too large; to be called now and then.
 
         Raises:
             ProtocolError: it is.

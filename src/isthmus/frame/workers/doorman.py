@@ -209,7 +209,7 @@ class Doorman:
     def drain(self, *, elsewhere: bool) -> None:
         """Accept no clients any more, and agents only if they have nowhere ``elsewhere`` to go.
 
-        For the reasons of app.server.agents.AgentDoor.drain: with other servers behind one address,
+        As a single server does: with other servers behind one address,
         whoever looks for them would meet this one again and again.
         """
         for listener in self._frontends:

@@ -4,7 +4,7 @@ Health is haproxy's: one that was well is down after ``fall`` failed checks in a
 was down is well after ``rise`` good ones. It begins well, so that the first connections need not
 wait for a check. Nobody is ever left out: those that are down come last, and are tried when there
 is nobody else. Who checks is checks.py, who dials
-connection.py.
+connections.py.
 """
 
 from __future__ import annotations

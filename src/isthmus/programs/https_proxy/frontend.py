@@ -1,7 +1,7 @@
 """The HTTP proxy frontend: CONNECT, and plain requests to whoever their URL names.
 
 CONNECT makes a tunnel as every frontend does. Plain requests follow one another on a client's
-connection, each to a destination of its own; one of them is http_exchange_frontend.py.
+connection, each to a destination of its own; one of them is an Exchange.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A cloud API is dialed from here, by the proxy that the environment names; everything else through
 the connectivity server, unless its tunnel does not work and the flags allow to do without. Names
-are sidecar_names.py's, the order dial/rules_name_order.py's.
+are dialer_names.py's, the order dial/rules_name_order.py's.
 """
 
 from __future__ import annotations

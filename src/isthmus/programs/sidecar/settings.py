@@ -322,7 +322,7 @@ class SidecarSettings(CarrierSettings):
         self.check_serves_at(host)
 
     def check_serves_at(self, host: str) -> None:
-        """See that not everybody is served at this address, whoever bound it.
+        """Refuse an address where everybody would be served, whoever bound it.
 
         Raises:
             ConfigError: everybody would be.

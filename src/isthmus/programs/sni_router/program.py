@@ -1,7 +1,6 @@
 """The SNI router: many TLS servers behind one address, told apart by the name that clients want.
 
-What happens to one connection until it is joined is connection.py, the bounds and the counting
-connections.py; the routes are routes_file.py.
+What happens to connections is connections.py; the routes are routes_file.py.
 """
 
 from __future__ import annotations

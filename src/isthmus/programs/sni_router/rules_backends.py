@@ -1,7 +1,7 @@
 """Which backends of a route to try, in which order: the fewest connections first.
 
 One that could not be reached a moment ago comes after all that could; it is tried all the same
-when they fail, too. Who dials and counts is connection.py.
+when they fail, too. Who dials and counts is connections.py.
 """
 
 from __future__ import annotations
