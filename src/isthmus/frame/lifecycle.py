@@ -35,7 +35,7 @@ _LOOK_AGAIN_S = 0.05
 
 
 class Lifecycle:
-    """One run of a program; see lifetime.Program for who calls what."""
+    """One run of a program; lifetime.py and workers/worker.py call its passes."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Lifecycle:
         if ground.tracing is not None:
             await ground.tracing.close()
 
-    # What others ask; see WorkerProgram.
+    # What others ask.
 
     def part(self, kind: type[P]) -> P:
         """The part of this class."""

@@ -20,7 +20,6 @@ import uvloop
 from isthmus.frame.admin.answers import Check
 from isthmus.frame.health import Health
 from isthmus.logs import configure
-from isthmus.net.poller import Poller
 from isthmus.net.systemd import PASSED, Notifier
 from isthmus.settings.program import LogSettings
 
@@ -58,22 +57,6 @@ class Runnable(Supervisable, Protocol):
 
     async def stop(self) -> None:
         """Close everything."""
-
-
-class WorkerProgram(Runnable, Protocol):
-    """A program that runs in a worker."""
-
-    @property
-    def poller(self) -> Poller:
-        """What watches its sockets."""
-
-    @property
-    def calls(self) -> int:
-        """How many requests share sockets with others."""
-
-    @property
-    def has_peers(self) -> bool:
-        """It knows of others that agents may go to, besides its parent's workers."""
 
 
 async def run(

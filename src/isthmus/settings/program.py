@@ -3,8 +3,8 @@
 Manifests written for konnectivity set klog's flags; Isthmus logs to standard error and leaves
 files, rotation and headers to whoever runs it, so these are taken and change nothing.
 
-frame/resources.py has the default of the memory budget, which tunnel/budget.py divides. What a parent
-of workers does is isthmus.frame.workers; with one worker there is no parent.
+frame/resources.py has the default of the memory budget, which tunnel/budget.py divides. What a
+parent of workers does is isthmus.frame.workers; with one worker there is no parent.
 """
 
 from __future__ import annotations

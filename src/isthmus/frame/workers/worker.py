@@ -29,7 +29,7 @@ from isthmus.errors import ConfigError
 from isthmus.frame.admin.answers import Check, Watched
 from isthmus.frame.admin.debug_routes import PREFIX, debug_routes
 from isthmus.frame.lifecycle import Lifecycle
-from isthmus.frame.lifetime import WorkerProgram, fill_standard_streams
+from isthmus.frame.lifetime import fill_standard_streams
 from isthmus.frame.part import Handed, WorkerPlan, WorkerSlot
 from isthmus.frame.program import Program
 from isthmus.frame.workers.channel import (
@@ -149,7 +149,7 @@ class WorkerLife:
 
     def __init__(
         self,
-        program: WorkerProgram,
+        program: Lifecycle,
         handed: Handed,
         taker: Taker,
         channel: Channel[ToParent, ToWorker],
@@ -219,7 +219,7 @@ class Reporter:
 
     def __init__(
         self,
-        program: WorkerProgram,
+        program: Lifecycle,
         handed: Handed,
         taker: Taker,
         channel: Channel[ToParent, ToWorker],
