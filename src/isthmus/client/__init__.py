@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from isthmus.client.context import NetworkContext
     from isthmus.client.dialer import Dialer
-    from isthmus.client.errors import UnknownNetworkError
-    from isthmus.client.service import ConnectivityService
+    from isthmus.client.service import ConnectivityService, UnknownNetworkError
     from isthmus.client.stream import Connection
     from isthmus.client.tls import TlsConnection, start_tls
     from isthmus.errors import ConfigError, DialError, DialFailure
@@ -47,7 +46,7 @@ _WHERE = {
     "Dialer": "isthmus.client.dialer",
     "NetworkContext": "isthmus.client.context",
     "TlsConnection": "isthmus.client.tls",
-    "UnknownNetworkError": "isthmus.client.errors",
+    "UnknownNetworkError": "isthmus.client.service",
     "start_tls": "isthmus.client.tls",
 }
 

@@ -12,10 +12,9 @@ from typing import Self
 
 from isthmus.client.context import NetworkContext
 from isthmus.client.dialer import Dialer
-from isthmus.client.errors import UnknownNetworkError
 from isthmus.client.ways import DialResources, ServiceRoute, describe
 from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
-from isthmus.errors import ConfigError, DialFailure
+from isthmus.errors import ConfigError, DialFailure, IsthmusError
 from isthmus.net.files import TooLargeError, read_bytes
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
@@ -190,3 +189,16 @@ def read_file(path: str | Path) -> ConnectivityConfig:
         raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{path}: not UTF-8 text") from exc
+
+
+class UnknownNetworkError(IsthmusError):
+    """The configuration has no such network; ``name`` is what was asked for."""
+
+    def __init__(self, name: str, known: Iterable[str], *, destination: str = "") -> None:
+        there = ", ".join(sorted(known)) or "none"
+        if destination:
+            text = f"Unknown network of {destination}: no network of the configuration names it"
+        else:
+            text = f"Unknown network {name!r}: the configuration has {there}"
+        super().__init__(text)
+        self.name = name

@@ -1,6 +1,6 @@
 """Whether the gate of KEP-2025 is on at both sides of a link, and who was told of it.
 
-What a server says about it is programs/server/node_gates.py, what an agent says
+What a server says about it is programs/server/agents.py, what an agent says
 programs/agent/gate_watch.py.
 """
 

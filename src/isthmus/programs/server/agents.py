@@ -11,6 +11,7 @@ from functools import partial
 from isthmus.dial.frontends.backend import PROCESS
 from isthmus.dial.rules_agents import Agents
 from isthmus.errors import DialFailure, LinkStage
+from isthmus.frame.gate_state import GateState, Known, state_of
 from isthmus.frame.part import Ground
 from isthmus.frame.resources import places
 from isthmus.links.hello import Unwelcome
@@ -35,12 +36,11 @@ from isthmus.programs.server.admission import Admission
 from isthmus.programs.server.hand_on import HandingOn
 from isthmus.programs.server.handshakes import Handshakes
 from isthmus.programs.server.metrics import ServerMetrics, TlsPort
-from isthmus.programs.server.node_gates import GateNotes
 from isthmus.programs.server.peers import Peers
 from isthmus.programs.server.relayed import relay_refusal
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.tls_refusals import refusal_of
-from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.settings.gates import CLUSTER_TO_MASTER, FLAG
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.values import AgentId, ServerId
 from isthmus.wire.link import RELAY_ALPN, alpn_asking_for, is_askable
@@ -52,6 +52,43 @@ AGENT_FLAG = "--agent-port"
 _QUIET_S = 60.0
 #: Of the descriptors: the others are for clients, nodes' connections, files.
 _SHARE = 4
+
+#: What is said when an agent links and the gate of KEP-2025 is on at one side only.
+_SAID_OF_GATES = {
+    GateState.THERE_ONLY: (
+        logging.WARNING,
+        f"{CLUSTER_TO_MASTER} is on at this agent and off at this server: whatever its nodes ask"
+        f" for is denied until {FLAG}={CLUSTER_TO_MASTER}=true is set here, too",
+    ),
+    GateState.HERE_ONLY: (
+        logging.INFO,
+        f"{CLUSTER_TO_MASTER} is on at this server and off at this agent: no node reaches the"
+        f" control plane through it until {FLAG}={CLUSTER_TO_MASTER}=true is set there, too",
+    ),
+    GateState.SILENT: (
+        logging.DEBUG,  # nothing is wrong with konnectivity's agents
+        f"{CLUSTER_TO_MASTER} is on at this server, and this agent is konnectivity's or older than"
+        " the gate: no node reaches the control plane through it",
+    ),
+}
+
+
+class GateNotes:
+    """Says it once for each agent, and again when it has become different."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._known = Known()
+
+    def linked(self, link: AgentLink) -> None:
+        """An agent has linked, for the first time or again."""
+        state = state_of(here=self._enabled, there=link.features)
+        if self._known.is_news(link.agent_id, state):
+            level, sentence = _SAID_OF_GATES[state]
+            log(
+                _log, level, sentence, agent_id=link.agent_id, link=link.id,
+                address=link.peer_address,
+            )  # fmt: skip
 
 
 class AgentDoor:

@@ -1,9 +1,10 @@
-"""``isthmus server``: flags in, a running server out; its one sub-command is setup_socket.py."""
+"""``isthmus server``, and ``setup-socket``, the part of it that needs privilege."""
 
 from __future__ import annotations
 
 import click
 
+from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import WithSetup, settings_command
 from isthmus.programs.server import PROGRAM
 from isthmus.programs.server.settings import ServerSettings
@@ -16,10 +17,49 @@ def run(settings: ServerSettings) -> int:
     return main(PROGRAM, settings)
 
 
-def _setup() -> click.Command:
-    from isthmus.programs.server.command_setup_socket import command as setup
+@click.command(
+    name="setup-socket",
+    short_help="Give the directory of the server's socket to its user, as root",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--uds-name",
+    "sockets",
+    metavar="PATH",
+    multiple=True,
+    required=True,
+    help="Set up the directory of this UNIX socket; repeatable",
+)
+@click.option(
+    "--owner",
+    metavar="ID",
+    type=click.IntRange(1, 2**31 - 1),
+    required=True,
+    help="Give it to this user and group",
+)
+def setup_socket(sockets: tuple[str, ...], owner: int) -> int:
+    """Give the directory of the server's socket to its user, as root
 
-    return setup
+    The kubelet makes a directory of the node as root's, and a server that is not root cannot make a
+    socket there. This needs CAP_CHOWN and nothing else. For an init container; safe to repeat.
+
+    \b
+    Example:
+      isthmus server setup-socket --uds-name=/run/isthmus/server.sock --owner=65532
+    """
+    import os
+    from pathlib import Path
+
+    for directory in dict.fromkeys(Path(path).parent for path in sockets):
+        if directory == Path(directory.anchor):
+            raise ConfigError(f"--uds-name: {directory} is nobody's to give away")
+        try:
+            # Not what a link leads to: whoever can write there would be given anything.
+            os.chown(directory, owner, owner, follow_symlinks=False)
+        except OSError as error:
+            raise ConfigError(f"{directory}: {error.strerror}") from error
+        click.echo(f"{directory} is of {owner}")
+    return 0
 
 
 command = WithSetup(
@@ -34,5 +74,5 @@ isthmus server --uds-name=/run/isthmus/server.sock \\
 isthmus server setup-socket --help""",
     ),
     "setup-socket",
-    _setup,
+    lambda: setup_socket,
 )

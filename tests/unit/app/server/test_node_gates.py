@@ -12,8 +12,8 @@ from isthmus.frame import gate_state
 from isthmus.frame.gate_state import GateState, Known, state_of
 from isthmus.links.server_side import AgentLink
 from isthmus.programs.agent import gate_watch
-from isthmus.programs.server import node_gates
-from isthmus.programs.server.node_gates import GateNotes
+from isthmus.programs.server import agents
+from isthmus.programs.server.agents import GateNotes
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 
 ON, OFF = frozenset({CLUSTER_TO_MASTER, "Another"}), frozenset({"Another"})
@@ -44,8 +44,8 @@ def test_states(here: bool, there: frozenset[str] | None, state: GateState) -> N
 
 
 def test_every_state_but_one_has_a_sentence() -> None:
-    assert node_gates._SAID.keys() == set(GateState) - {GateState.AGREE}
-    assert gate_watch._SAID.keys() == node_gates._SAID.keys() - {GateState.SILENT}
+    assert agents._SAID_OF_GATES.keys() == set(GateState) - {GateState.AGREE}
+    assert gate_watch._SAID.keys() == agents._SAID_OF_GATES.keys() - {GateState.SILENT}
 
 
 def test_it_is_said_once_for_each_agent_and_again_when_it_changed(
