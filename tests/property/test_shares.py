@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.dial.rules_policy import Question
-from isthmus.dial.rules_shares import Hold, Per, Share, ShareTable
+from isthmus.dial.rules_policy import Per, Question, Share
+from isthmus.dial.rules_shares import Hold, ShareTable
 from isthmus.text.pacing import TokenBucket
 from isthmus.values import HostPort, Identity
 

@@ -10,22 +10,15 @@ class means on a link is tunnel/traffic_classes.py, how shares are kept rules_sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from isthmus.dial.settings_networks import Networks, Nowhere
 from isthmus.text.addresses import IpAddress, IpNetwork, Reached, Weighed, reached, weigh
 from isthmus.text.addresses import Verdict as OnAddress
 from isthmus.text.patterns import Pattern
-from isthmus.values import HostPort, Identity, is_address
-
-if TYPE_CHECKING:
-    from isthmus.dial.rules_shares import Share
-from collections.abc import Iterable
-
-from isthmus.values import NORMAL, TrafficClass
+from isthmus.values import NORMAL, HostPort, Identity, TrafficClass, is_address
 
 #: What is shown instead of a rule's name, which has no brackets.
 BY_DEFAULT = "(default)"
@@ -171,12 +164,67 @@ class Verdict:
     decides: bool
 
 
+class Per(Enum):
+    """Who has a pot together."""
+
+    REQUESTER = "requester"
+    NETWORK = "network"
+    SHARE = "share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How much, for whom; 0 is no limit. ``bytes_per_s`` is for each direction by itself."""
+
+    name: str
+    per: Per = Per.REQUESTER
+    match: Match = Match()
+    max_tunnels: int = 0
+    dials_per_s: float = 0.0
+    dial_burst: int = 0
+    bytes_per_s: int = 0
+    burst_bytes: int = 0
+    where: str = field(default="", compare=False)
+
+    def key(self, asked: Question) -> str:
+        """Whose pot of this share it is."""
+        if self.per is Per.REQUESTER:
+            return asked.who
+        return asked.network if self.per is Per.NETWORK else ""
+
+    @property
+    def rule(self) -> str:
+        """What audit and metrics call it; a rule's name has no slash."""
+        return f"share/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRule:
+    """Puts what it matches into a class; ``where`` is its place, for people.
+
+    ``objects`` are patterns of what a client says that its request is about; a
+    dial that says nothing, or is not believed, fits none.
+    """
+
+    name: str
+    traffic: TrafficClass
+    match: Match = Match()
+    objects: tuple[Pattern, ...] = ()
+    where: str = field(default="", compare=False)
+
+    def fits(self, asked: Question, about: str) -> bool:
+        """Tell whether it decides; ``about`` is the object, empty when none is said."""
+        if self.objects and not any(it.covers(about, {}) for it in self.objects):
+            return False
+        return self.match.fits(asked)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Every rule in order, and what holds when none matches.
 
     ``shares`` and ``classes`` stand in the same file and say how much of what is allowed, and what
-    goes before what on a link; see shares.py and classes.py.
+    goes before what on a link; see rules_shares.py and tunnel/traffic_classes.py.
     """
 
     rules: tuple[PolicyRule, ...]
@@ -249,30 +297,6 @@ def decide(
     if policy is None:
         return Decision(allowed=True, network=network)
     return policy.decide(Question(requester=requester, network=network, target=target))
-
-
-_EVERYTHING = Match()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassRule:
-    """Puts what it matches into a class; ``where`` is its place, for people.
-
-    ``objects`` are patterns of what a client says that its request is about; a
-    dial that says nothing, or is not believed, fits none.
-    """
-
-    name: str
-    traffic: TrafficClass
-    match: Match = _EVERYTHING
-    objects: tuple[Pattern, ...] = ()
-    where: str = field(default="", compare=False)
-
-    def fits(self, asked: Question, about: str) -> bool:
-        """Tell whether it decides; ``about`` is the object, empty when none is said."""
-        if self.objects and not any(it.covers(about, {}) for it in self.objects):
-            return False
-        return self.match.fits(asked)
 
 
 def deciding(rules: Iterable[ClassRule], asked: Question, about: str = "") -> ClassRule | None:

@@ -1,31 +1,23 @@
 """Fair shares: how many tunnels, dials per second and bytes per second each may have.
 
-A share says how much, and for whom: ``per`` requester, each has a pot of its own; ``per`` network,
-those of one network have one together; ``per`` share, all that it matches. Of the shares of each
-kind the first that matches applies, so that a dial takes from three pots at most. Time comes in as
-an argument. Shares are read in settings_shares.py; who holds bytes back is metered.py.
+A share (rules_policy.py) says how much, and for whom: ``per`` requester, each has a pot of its own;
+``per`` network, those of one network have one together; ``per`` share, all that it matches. Of the
+shares of each kind the first that matches applies, so that a dial takes from three pots at most.
+Time comes in as an argument. Shares are read in settings_shares.py; who holds bytes back is
+metered.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from isthmus.dial.rules_policy import Match, Question
+from isthmus.dial.rules_policy import Per, Question, Share
 from isthmus.text.pacing import TokenBucket
 
 #: Pots that nobody uses are forgotten when there are more than this.
 MOST_IDLE = 1024
-_EVERYBODY = Match()
-
-
-class Per(Enum):
-    """Who has a pot together."""
-
-    REQUESTER = "requester"
-    NETWORK = "network"
-    SHARE = "share"
 
 
 class Limit(Enum):
@@ -33,32 +25,6 @@ class Limit(Enum):
 
     TUNNELS = "tunnels"
     DIALS = "dials"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """How much, for whom; 0 is no limit. ``bytes_per_s`` is for each direction by itself."""
-
-    name: str
-    per: Per = Per.REQUESTER
-    match: Match = _EVERYBODY
-    max_tunnels: int = 0
-    dials_per_s: float = 0.0
-    dial_burst: int = 0
-    bytes_per_s: int = 0
-    burst_bytes: int = 0
-    where: str = field(default="", compare=False)
-
-    def key(self, asked: Question) -> str:
-        """Whose pot of this share it is."""
-        if self.per is Per.REQUESTER:
-            return asked.who
-        return asked.network if self.per is Per.NETWORK else ""
-
-    @property
-    def rule(self) -> str:
-        """What audit and metrics call it; a rule's name has no slash."""
-        return f"share/{self.name}"
 
 
 class Pot:

@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from isthmus.dial.rules_policy import Match
-from isthmus.dial.rules_shares import Per, Share
+from isthmus.dial.rules_policy import Match, Per, Share
 from isthmus.errors import ConfigError
 from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.program import quantity

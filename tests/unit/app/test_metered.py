@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from isthmus.dial.metered import Face, Gates, MeteredTunnel
-from isthmus.dial.rules_shares import Pot, Share
+from isthmus.dial.rules_policy import Share
+from isthmus.dial.rules_shares import Pot
 from isthmus.testing import MemoryEnd
 from isthmus.tunnel.end import Ending, unsent
 from isthmus.tunnel.first_byte import DialAgain

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dial.rules_policy import Match
-from isthmus.dial.rules_shares import Per, Share
+from isthmus.dial.rules_policy import Match, Per, Share
 from isthmus.dial.settings_policy import parse
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.dial.rules_policy import Match, Question
-from isthmus.dial.rules_shares import MOST_IDLE, Full, Hold, Limit, Per, Share, ShareTable, applying
+from isthmus.dial.rules_policy import Match, Per, Question, Share
+from isthmus.dial.rules_shares import MOST_IDLE, Full, Hold, Limit, ShareTable, applying
 from isthmus.text.pacing import TokenBucket
 from isthmus.text.patterns import Pattern
 from isthmus.values import HostPort, Identity

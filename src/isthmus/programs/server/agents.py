@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from isthmus.dial.frontends.backend import PROCESS
@@ -37,7 +38,6 @@ from isthmus.programs.server.hand_on import HandingOn
 from isthmus.programs.server.handshakes import Handshakes
 from isthmus.programs.server.metrics import ServerMetrics, TlsPort
 from isthmus.programs.server.peers import Peers
-from isthmus.programs.server.relayed import relay_refusal
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.tls_refusals import refusal_of
 from isthmus.settings.gates import CLUSTER_TO_MASTER, FLAG
@@ -113,9 +113,7 @@ class AgentDoor:
         self._id = server_id
         self._metrics = metrics
         self._once = once
-        #: Takes what agents ask for, on behalf of their nodes; and what other servers do.
-        self.on_dial: Callable[[Incoming], None] = refuse_dial
-        self.on_relayed: Callable[[Incoming], None] = refuse_dial
+        self._on_relayed: Callable[[Incoming], None] = refuse_dial
         self.terms = LinkTerms(
             loop=loop,
             poller=poller,
@@ -127,7 +125,7 @@ class AgentDoor:
         self._hooks = AgentHooks(
             membership=self._membership,
             on_ready=self._ready,
-            on_dial=lambda incoming: self.on_dial(incoming),
+            on_dial=refuse_dial,
             on_closed=self._gone,
             admit=self._admit,
             may_read=self._may_read,
@@ -176,6 +174,13 @@ class AgentDoor:
     def listeners(self) -> Sequence[Listener]:
         """What was opened, stopped or not."""
         return self._listeners
+
+    def take_dials(
+        self, of_agents: Callable[[Incoming], None], of_servers: Callable[[Incoming], None]
+    ) -> None:
+        """Take what agents ask for on behalf of their nodes, and what other servers pass on."""
+        self._hooks = replace(self._hooks, on_dial=of_agents)
+        self._on_relayed = of_servers
 
     def bind(self) -> None:
         """Bind the port, and accept nothing yet.
@@ -348,7 +353,7 @@ class AgentDoor:
 
     def _relay_ready(self, link: AgentLink) -> None:
         """Another server may pass dials to our agents; it is never asked for anything itself."""
-        link.on_dial = self.on_relayed
+        link.on_dial = self._on_relayed
         self.relays.add(link)
         link.tell_agents(self._told_agents)
         if self._draining:
@@ -437,6 +442,14 @@ class AgentDoor:
             agent_id=link.agent_id or None, link=link.id, address=link.peer_address,
             reason=link.closed_because,
         )  # fmt: skip
+
+
+def relay_refusal(link: AgentLink, names: Collection[str]) -> str:
+    """Why a program that wants to relay may not; empty: it may."""
+    identity = link.identity
+    if identity.kind == "certificate" and not {identity.name, *identity.sans}.isdisjoint(names):
+        return ""
+    return f"{identity} is no server that may relay (--peer-relay-name)"
 
 
 def refuse_dial(incoming: Incoming) -> None:

@@ -12,29 +12,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
+from isthmus.dial.dialers.through_agent import Again, AgentDial, AnyLink, may_dial_again
 from isthmus.dial.frontends.backend import Request, payer_of
 from isthmus.dial.rules_shares import Hold
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.recording import LEFT
+from isthmus.frame.observe.relays import Retried
+from isthmus.logs import log
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.server.metrics import TlsPort
 from isthmus.programs.server.tls_refusals import refusal_of
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.first_byte import UntouchedTunnel
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import ANONYMOUS, NOTHING, DialRequest, HostPort, Identity
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import DialTrace
-    from isthmus.programs.server.dials import ServerDials
-
-from isthmus.dial.dialers.through_agent import Again, may_dial_again
-from isthmus.frame.observe.relays import Retried
-from isthmus.logs import log
-from isthmus.tunnel.first_byte import UntouchedTunnel
-
-if TYPE_CHECKING:
     from isthmus.programs.server.dials import ServerDials
 
 _QUIET_S = 60.0

@@ -37,8 +37,7 @@ def parts(ground: Ground[ServerSettings, ServerMetrics]) -> tuple[Part, ...]:
     admission = Admission(ground, reviewer=lambda: kube.reviewer, cut=tls.cut_token)
     doors = Doors(ground, ClientRequests(dials), tls.client_context)
     links = AgentLinks(ground, door, networks, relays)
-    door.on_dial = node_dials.take
-    door.on_relayed = RelayedDials(dials).take
+    door.take_dials(node_dials.take, RelayedDials(dials).take)
     tls.agent_alpn = lambda: door.alpn
     tls.links = lambda: (*door.links, *relays.open_links)
     return (

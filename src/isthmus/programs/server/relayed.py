@@ -1,16 +1,16 @@
 """Dials that another server passes on: held against our policy, and given to our own agents only.
 
-Who may ask is decided by a certificate's name (``--peer-relay-name``). What the other server says
-of the requester is believed, for it has authenticated it; our own policy is asked as well, so that
-a way through a second server never allows more. Nothing from here is ever passed on further: a
-dial made here knows no relays.
+Who may ask is decided by a certificate's name (``--peer-relay-name``; agents.py asks). What the
+other server says of the requester is believed, for it has authenticated it; our own policy is asked
+as well, so that a way through a second server never allows more. Nothing from here is ever passed
+on further: a dial made here knows no relays.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,14 +35,6 @@ FRONTEND = "relay"
 _QUIET_S = 60.0
 _ID = re.compile(r"[!-~]{1,64}", re.ASCII)
 _log = logging.getLogger("isthmus.server")
-
-
-def relay_refusal(link: AgentLink, names: Collection[str]) -> str:
-    """Why a program that wants to relay may not; empty: it may."""
-    identity = link.identity
-    if identity.kind == "certificate" and not {identity.name, *identity.sans}.isdisjoint(names):
-        return ""
-    return f"{identity} is no server that may relay (--peer-relay-name)"
 
 
 class RelayedDial:

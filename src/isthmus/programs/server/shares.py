@@ -13,8 +13,8 @@ from functools import partial
 from typing import Protocol, cast
 
 from isthmus.dial.metered import Gate, Gates
-from isthmus.dial.rules_policy import Decision, Policy, Question
-from isthmus.dial.rules_shares import Full, Hold, Pot, Share, ShareTable
+from isthmus.dial.rules_policy import Decision, Policy, Question, Share
+from isthmus.dial.rules_shares import Full, Hold, Pot, ShareTable
 from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.values import DialRequest
 
