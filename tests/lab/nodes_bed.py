@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,11 @@ class Bed:
     # Programs.
 
     def snapshot(self, host: str, kind: str) -> dict[str, Any]:
-        """What a program says of itself."""
+        """What a program says of itself; OSError while it is starting."""
         url = f"http://127.0.0.1:{ADMIN[kind]}/snapshot"
         status, text = self.prober(host).fetch(url, timeout_s=LIMIT_S)
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise ConnectionRefusedError(text)
         assert status == 200, text
         found: dict[str, Any] = json.loads(text)
         return found
