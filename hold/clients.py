@@ -18,7 +18,8 @@ from hold.patterns import PIECE_BYTES, TRAILER_BYTES, Tally, pieces, trailer_of
 from hold.programs import SilentError
 from isthmus.client.dialer import Dialer
 from isthmus.client.service import ConnectivityService
-from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig, NetworkConnection
+from isthmus.client.stream import Connection
+from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
 from isthmus.dial.rules_connectivity import NetworkConnection as Door
 
 T = TypeVar("T")
@@ -64,16 +65,14 @@ async def until(holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) 
     return time.monotonic() - began
 
 
-async def opened(
-    dialer: Dialer, address: str, line: str, timeout_s: float = LIMIT_S
-) -> NetworkConnection:
+async def opened(dialer: Dialer, address: str, line: str, timeout_s: float = LIMIT_S) -> Connection:
     """A tunnel whose target was told what it is for."""
     connection = await dialer.dial("tcp", address, timeout_s=timeout_s)
     connection.write(line.encode() + b"\n")
     return connection
 
 
-async def exactly(connection: NetworkConnection, size: int, timeout_s: float = LIMIT_S) -> bytes:
+async def exactly(connection: Connection, size: int, timeout_s: float = LIMIT_S) -> bytes:
     """So many bytes.
 
     Raises:
@@ -88,7 +87,7 @@ async def exactly(connection: NetworkConnection, size: int, timeout_s: float = L
     return bytes(got)
 
 
-async def ask(connection: NetworkConnection, message: bytes = MESSAGE) -> float:
+async def ask(connection: Connection, message: bytes = MESSAGE) -> float:
     """One request to an echo, and its answer; how long it took.
 
     Raises:
@@ -118,7 +117,7 @@ async def once(dialer: Dialer, address: str, timeout_s: float = LIMIT_S) -> floa
     return took
 
 
-async def send(connection: NetworkConnection, seed: int, total: int) -> None:
+async def send(connection: Connection, seed: int, total: int) -> None:
     """Send a stream of a seed, no faster than it is taken."""
     for piece in pieces(seed, total):
         connection.write(piece)
@@ -150,7 +149,7 @@ async def swap(
     await connection.close()
 
 
-async def _read_swap(connection: NetworkConnection, seed: int, down: int) -> bytes:
+async def _read_swap(connection: Connection, seed: int, down: int) -> bytes:
     tally, left = Tally(), down
     while left:
         data = await connection.read(min(left, PIECE_BYTES), timeout_s=LIMIT_S)
