@@ -259,7 +259,7 @@ def test_haproxy_sends_a_header_to_us(bed: Bed, tmp_path: Path, send: str) -> No
         before = bed.do(lambda: router.metrics.refusals[SniRefusal.LEFT])
         with bed.tls("c", port=port) as sock:
             assert sock.recv(100) == b"c api.c.example -\n"
-            (seen,) = bed.do(lambda: router.connections.tunnels.views(10))
+            (seen,) = bed.do(lambda: bed.connections.tunnels.views(10))
             assert seen.requester == f"address:127.0.0.1:{sock.getsockname()[1]}"
         if send == "both":
             # Its health checks say LOCAL and leave, and that is no error.

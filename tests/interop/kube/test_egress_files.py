@@ -49,7 +49,8 @@ def said_of(place: Path, program: Path) -> str:
                 "--etcd-servers=http://127.0.0.1:1", "--service-account-issuer=https://localhost",
                 "--service-account-key-file=client.key",
                 "--service-account-signing-key-file=client.key",
-                "--bind-address=127.0.0.1", f"--secure-port={free_port(None)}",
+                "--bind-address=127.0.0.1", "--advertise-address=192.0.2.1",  # no route is needed
+                f"--secure-port={free_port(None)}",
             ],
             cwd=place, capture_output=True, text=True, timeout=LIMIT_S,
         ).stderr  # fmt: skip
