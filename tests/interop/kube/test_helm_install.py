@@ -163,8 +163,8 @@ def test_the_api_would_take_it_and_notes_say_what_to_do(helm: Helm, kind: str) -
     notes = said.partition("NOTES:")[2]
     assert "ConfigMap isthmus-ca (ca.crt)" in notes
     wanted = {
-        "daemonset": "udsName: /run/isthmus/server.sock",
-        "deployment": f"url: https://isthmus-server-frontend.{NAMESPACE}.svc:8090",
+        "daemonset": 'udsName: "/run/isthmus/server.sock"',
+        "deployment": f'url: "https://isthmus-server-frontend.{NAMESPACE}.svc:8090"',
         "staticPod": "/etc/kubernetes/manifests/isthmus-server.yaml",
         "sidecar": "patch deployment kube-apiserver --patch-file=patch.yaml",
     }
