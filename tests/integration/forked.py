@@ -135,6 +135,8 @@ def main(channel: socket.socket) -> None:
 def become(request: dict[str, Any], stderr: int, network: int) -> NoReturn:
     """Run the command line in this child as if it had been started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Python 3.11 leaves the parent's there, whose CPU clock cannot be read here.
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     os.dup2(stderr, 2)
     if os.fstat(network).st_ino != os.stat("/proc/self/ns/net").st_ino:
         libc = ctypes.CDLL(None, use_errno=True)
