@@ -264,7 +264,7 @@ class AgentsByNetwork(Agents[B]):
         near: Nearness | None = None,
     ) -> None:
         super().__init__(strategies, pick, near)
-        self._networks = networks
+        self.networks = networks
         self._strayed = strayed
         self._within: dict[str, Agents[B]] = {
             network.name: Agents(strategies, pick, near) for network in networks
@@ -281,7 +281,7 @@ class AgentsByNetwork(Agents[B]):
     def add(self, backend: B) -> None:
         """A link is up."""
         super().add(backend)
-        found = self._networks.network_of_agent(backend.network, backend.identifiers)
+        found = self.networks.network_of_agent(backend.network, backend.identifiers)
         if isinstance(found, Nowhere):
             self._strayed(backend, found.why)
         elif found.via is not None:

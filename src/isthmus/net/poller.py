@@ -48,7 +48,7 @@ class Poller:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._again: list[Callable[[], None]] = []
@@ -127,7 +127,7 @@ class Poller:
     def flush_in_time(self, call: Callable[[], None]) -> None:
         """Call within milliseconds, unless what it would flush has gone by then."""
         if not self._patient:
-            self._loop.call_later(_PATIENCE_S, self._out_of_patience)
+            self.loop.call_later(_PATIENCE_S, self._out_of_patience)
         self._patient.append(call)
 
     def _out_of_patience(self) -> None:
@@ -138,7 +138,7 @@ class Poller:
     def _schedule(self) -> None:
         if not self._busy and not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._scheduled_rest)
+            self.loop.call_soon(self._scheduled_rest)
 
     def _scheduled_rest(self) -> None:
         # Only here: a batch that ends while this waits must not let another one be scheduled, or
@@ -201,7 +201,7 @@ class Poller:
         """Stop watching; owners of registered sockets still close them, which is then at once."""
         if self._epoll.closed:
             return
-        self._loop.remove_reader(self._epoll.fileno())
+        self.loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         for sock in self._doomed:
             sock.close()

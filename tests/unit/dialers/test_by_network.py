@@ -118,7 +118,6 @@ class Bed:
         self.way = FakeWay()
         self.router = ByNetwork(
             self.dialer,
-            networks=known,
             agents=self.agents,
             ways={it.name: self.way for it in networks if it.via is not None},
             policy=lambda: self.policy,

@@ -108,7 +108,7 @@ class Bed:
         self.loop = asyncio.get_running_loop()
         self.poller = Poller(self.loop)
         self.notes = Notes()
-        self.frontend = GrpcFrontend(self.loop, self.poller, self.notes, once=OncePer(), **settings)
+        self.frontend = GrpcFrontend(self.poller, self.notes, once=OncePer(), **settings)
         self.callers: list[Caller] = []
         self.listeners: list[Listener] = []
 

@@ -25,7 +25,7 @@ from isthmus.dial.rules_policy import (
     class_of,
     decide,
 )
-from isthmus.dial.settings_networks import AgentsByNetwork, ClusterNetwork, Networks
+from isthmus.dial.settings_networks import AgentsByNetwork, ClusterNetwork
 from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
 from isthmus.net.connect import SPENT, Address, Failed
@@ -202,8 +202,8 @@ class WayDial(AgentDial):
 class ByNetwork:
     """Dials targets in their networks, as far as the policy allows.
 
-    ``networks`` and ``agents`` come together; without them only the policy is asked, and everything
-    goes through the agents of ``dialer``. ``ways`` has a dialer for every network with a ``via``.
+    Without ``agents``, and so without networks, only the policy is asked, and everything goes
+    through the agents of ``dialer``. ``ways`` has a dialer for every network with a ``via``.
     ``admit`` is asked about what is allowed: why it is too much for its requester, or None.
     ``unaudited`` says why nothing may be dialed at all, because nobody could write it down.
     """
@@ -212,7 +212,6 @@ class ByNetwork:
         self,
         dialer: AgentDialer,
         *,
-        networks: Networks | None,
         agents: AgentsByNetwork[AgentLink] | None,
         ways: Mapping[str, Way],
         policy: Callable[[], Policy | None],
@@ -223,7 +222,7 @@ class ByNetwork:
         self._admit = admit
         self._unaudited = unaudited
         self._dialer = dialer
-        self._networks = networks
+        self._networks = agents.networks if agents is not None else None
         self._agents = agents
         self._ways = ways
         self._policy = policy

@@ -8,7 +8,6 @@ tunnel/http2.py; which agent dials is not known here.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import socket
@@ -350,7 +349,6 @@ class GrpcFrontend:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         poller: Poller,
         backend: Backend,
         *,
@@ -361,7 +359,7 @@ class GrpcFrontend:
         budget: Budget = UNBOUNDED,
     ) -> None:
         self.budget = budget
-        self.loop = loop
+        loop = self.loop = poller.loop
         self.backend = backend
         self.compat = compat
         self.draining = False

@@ -6,7 +6,6 @@ wire/http_connect.py's; which agent dials is not known here.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -242,7 +241,6 @@ class ConnectFrontend:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         poller: Poller,
         backend: Backend,
         *,
@@ -257,6 +255,7 @@ class ConnectFrontend:
         self.backend = backend
         self.compat = compat
         self.once = once
+        loop = poller.loop
         self.heads: Deadlines[ConnectClient] = Deadlines(loop, HEAD_S, ConnectClient.too_slow)
         self.strangers: Strangers[ConnectClient] = Strangers(MOST_HEADS)
         self._allowance = Allowance(loop.time)

@@ -8,7 +8,6 @@ failure: a connection that cannot be served is reset.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -24,18 +23,18 @@ from typing import TYPE_CHECKING
 from isthmus.dial.frontends.backend import new_connection_id, peer_address
 from isthmus.errors import DialFailure
 from isthmus.frame.model.snapshot import NodeFailureView
-from isthmus.frame.observe.node_traffic import NodeMetrics, NodeResult
-from isthmus.frame.observe.tracing import Tracing
+from isthmus.frame.observe.node_traffic import NodeResult
+from isthmus.frame.part import Ground
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.links.agent_side import ServerLink
 from isthmus.links.dials import class_of
-from isthmus.logs import OncePer, log
+from isthmus.logs import log
 from isthmus.net.deadlines import Deadlines
 from isthmus.net.descriptors import descriptors
-from isthmus.net.poller import Poller
 from isthmus.net.socket_end import SocketEnd
+from isthmus.programs.agent.metrics import AgentMetrics
+from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.tunnel.budget import UNBOUNDED, Budget
 from isthmus.tunnel.end import BaseEnd, Early, Ending
 from isthmus.tunnel.stream import Stream
 from isthmus.tunnel.tunnel import Tunnel
@@ -78,31 +77,22 @@ class NodeConnections:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        poller: Poller,
-        *,
+        ground: Ground[AgentSettings, AgentMetrics],
         links: Callable[[], Iterable[ServerLink]],
         tunnels: TunnelTable,
-        metrics: NodeMetrics,
-        once: OncePer,
-        agent_id: AgentId,
-        wait_s: float,
-        dial_timeout_s: float,
-        tracing: Callable[[], Tracing | None] = lambda: None,
-        budget: Budget = UNBOUNDED,
     ) -> None:
-        """``wait_s`` is for finding a server, ``dial_timeout_s`` for the answer of each.
-
-        All of it has as long as the longer of the two, however many servers are asked.
-        """
+        loop, settings = ground.loop, ground.settings
+        # To find a server, and for the answer of each. All of it has as long as the longer of the
+        # two, however many servers are asked.
+        wait_s, dial_timeout_s = settings.node_traffic.target_wait_s, settings.dial_timeout_s
+        self._ground = ground
         self._loop = loop
-        self._poller = poller
-        self.budget = budget
+        self._poller = ground.poller
+        self.budget = ground.budget
         self._links = links
         self._tunnels = tunnels
-        self._once = once
-        self._tracing = tracing
-        self.agent_id = agent_id
+        self._once = ground.once
+        self.agent_id = AgentId(ground.id)
         self._silent: dict[int, float] = {}  # link ids, and when they were left alone
         self._late: dict[int, float] = {}  # the same of servers that know how to answer
         self._ids = itertools.count(1)
@@ -120,7 +110,7 @@ class NodeConnections:
         )
         # Each takes a descriptor: half of them are for links, ports and the control plane's dials.
         self.most = min(MOST_CONNECTIONS, max(2, descriptors() // 2))
-        self.metrics = metrics
+        self.metrics = ground.metrics.node
         self.dial_timeout_s = dial_timeout_s
         self.open = 0
 
@@ -142,7 +132,7 @@ class NodeConnections:
         self._pending.add(connection)
         self._waits.add(connection)
         self._ends.add(connection)
-        tracing = self._tracing()
+        tracing = self._ground.tracing
         if tracing is not None:
             connection.trace = tracing.begin(
                 NOTHING, connection_id=connection.request.connection_id, frontend=FRONTEND,

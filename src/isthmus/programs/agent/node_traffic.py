@@ -29,7 +29,7 @@ from isthmus.programs.agent.node_listeners import NodeListeners
 from isthmus.programs.agent.server_links import ServerLinks
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
-from isthmus.values import AgentId, HostPort
+from isthmus.values import HostPort
 
 if TYPE_CHECKING:
     from isthmus.net.host_address import HostAddress
@@ -91,19 +91,7 @@ class NodeTraffic(Part):
         self._refreshing: asyncio.Future[list[str]] | None = None
         self._wanted = False  # a server was there: the ports listen from then on
         self._closed = False
-        self.connections = NodeConnections(
-            ground.loop,
-            ground.poller,
-            links=lambda: links.links,
-            tunnels=tunnels,
-            metrics=ground.metrics.node,
-            once=ground.once,
-            agent_id=AgentId(ground.id),
-            wait_s=settings.node_traffic.target_wait_s,
-            dial_timeout_s=settings.dial_timeout_s,
-            tracing=lambda: ground.tracing,
-            budget=ground.budget,
-        )
+        self.connections = NodeConnections(ground, lambda: links.links, tunnels)
         self._listeners = NodeListeners(
             ground.loop,
             ground.poller,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 
 from typing_extensions import override
 
-from isthmus.dial.settings_revocation import CUT
 from isthmus.errors import ConfigError
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.kube.tokens import Accepted, Crowded, Rejected, TokenReviewer
@@ -91,8 +90,7 @@ class Admission(Part):
         if reviewer is not None and settings.revocation.agent_token_review_interval_s:
             self.tokens = TokenWatch(
                 reviewer,
-                every_s=settings.revocation.agent_token_review_interval_s,
-                cut_expired=settings.revocation.agent_token_expiry == CUT,
+                settings.revocation,
                 once=self._once,
                 chance=random.random,
                 cut=self._cut,

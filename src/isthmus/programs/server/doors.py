@@ -66,7 +66,6 @@ class Doors:
         self._connect: ConnectFrontend | None = None
         if GRPC in settings.modes:
             self._grpc = GrpcFrontend(
-                loop,
                 poller,
                 backend,
                 once=once,
@@ -77,7 +76,6 @@ class Doors:
             )
         if HTTP_CONNECT in settings.modes:
             self._connect = ConnectFrontend(
-                loop,
                 poller,
                 backend,
                 compat=settings.compat,

@@ -93,7 +93,6 @@ class ServerNetworks(Part):
         }
         self.router = ByNetwork(
             dialer,
-            networks=self.networks,
             agents=self.agents,
             ways=ways,
             policy=current_of(self.policy),

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from isthmus.dial.rules_tokens import expiry
+from isthmus.dial.settings_revocation import CUT, RevocationSettings
 from isthmus.kube.tokens import LINKED, Crowded, Rejected, TokenReviewer, Unavailable
 from isthmus.links.server_side import AgentLink
 from isthmus.logs import OncePer
@@ -50,9 +51,8 @@ class TokenWatch:
     def __init__(
         self,
         reviewer: TokenReviewer,
+        settings: RevocationSettings,
         *,
-        every_s: float,
-        cut_expired: bool,
         once: OncePer,
         chance: Callable[[], float],
         cut: Callable[[AgentLink, str], None],
@@ -61,8 +61,8 @@ class TokenWatch:
     ) -> None:
         """``cut`` ends a link, for a reason."""
         self._reviewer = reviewer
-        self._every_s = every_s
-        self._cut_expired = cut_expired
+        self._every_s = settings.agent_token_review_interval_s
+        self._cut_expired = settings.agent_token_expiry == CUT
         self._once = once
         self._chance = chance
         self._cut = cut

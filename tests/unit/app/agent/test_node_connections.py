@@ -21,6 +21,7 @@ from isthmus.dial.frontends.backend import PROCESS
 from isthmus.dial.settings_targets import Target
 from isthmus.errors import DialFailure
 from isthmus.frame.observe.node_traffic import NodeResult
+from isthmus.frame.part import Ground
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.links.agent_side import AgentGreeting
 from isthmus.links.link import Link, LinkTerms
@@ -30,16 +31,18 @@ from isthmus.logs import OncePer
 from isthmus.net.connect import Address, literal
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.listen import Listener, bind_tcp
-from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyRules
+from isthmus.programs.agent import PROGRAM as AGENT
 from isthmus.programs.agent import node_connections
 from isthmus.programs.agent.linking import Linking, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_connections import NodeConnections
 from isthmus.programs.agent.node_listeners import NodeListeners
 from isthmus.programs.agent.servers import Servers
+from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.settings.options import compose
 from isthmus.testing.ends import MemoryEnd
 from isthmus.text.pacing import Backoff
 from isthmus.tools.pki import making as pki
@@ -126,11 +129,14 @@ class Bed:
     """An agent's connections from its node, and the servers that a test makes."""
 
     def __init__(self, files: pki.PkiFiles, protocol: str) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.poller = Poller(self.loop)
+        self.ground: Ground[AgentSettings, AgentMetrics] = Ground(
+            AGENT, compose(AgentSettings, agent_id="agent")
+        )
+        self.loop, self.poller, self.metrics = (
+            self.ground.loop, self.ground.poller, self.ground.metrics,
+        )  # fmt: skip
         self.names = Names(self.loop)
         self.far: list[FarServer] = []
-        self.metrics = AgentMetrics()
         self.tunnels = TunnelTable(self.loop, self.metrics)
         alpn = "h2" if protocol == "grpc" else ALPN
         theirs = TlsFiles(str(files.server_cert), str(files.server_key), str(files.ca_cert))
@@ -169,16 +175,11 @@ class Bed:
         self.loop.call_soon(self.connections.links_changed)
 
     def listen(self, *, wait_s: float = LIMIT_S, dial_timeout_s: float = LIMIT_S) -> None:
+        self.ground.settings = compose(
+            AgentSettings, agent_id="agent", target_wait_s=wait_s, dial_timeout_s=dial_timeout_s
+        )
         self.connections = NodeConnections(
-            self.loop,
-            self.poller,
-            links=lambda: list(self.servers.links.values()),
-            tunnels=self.tunnels,
-            metrics=self.metrics.node,
-            once=OncePer(self.loop.time),
-            agent_id=AgentId("agent"),
-            wait_s=wait_s,
-            dial_timeout_s=dial_timeout_s,
+            self.ground, lambda: list(self.servers.links.values()), self.tunnels
         )
         with socket.create_server((HOST, 0)) as free:
             port = free.getsockname()[1]

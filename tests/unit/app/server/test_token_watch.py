@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from typing import cast
 
+from isthmus.dial.settings_revocation import RevocationSettings
 from isthmus.kube.api import TokenReviews, TokenStatus
 from isthmus.kube.tokens import Expected, ReviewLimits, TokenReviewer
 from isthmus.links.server_side import AgentLink
@@ -40,8 +41,7 @@ def bed() -> tuple[ManualClock, Reviews, TokenWatch]:
     )
     watch = TokenWatch(
         reviewer,
-        every_s=EVERY_S,
-        cut_expired=False,
+        RevocationSettings(agent_token_review_interval_s=EVERY_S),
         once=OncePer(clock),
         chance=random.Random(1).random,
         cut=lambda link, why: None,
