@@ -20,16 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from isthmus.dial.rules_policy import Match, Per, Share
+from isthmus.dial.rules_policy import ClassRule, Match, Per, Share
 from isthmus.errors import ConfigError
 from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.program import quantity
+from isthmus.text.patterns import Pattern
+from isthmus.values import TrafficClass
 
 if TYPE_CHECKING:
     from isthmus.text.located_yaml import Fields, Located
-from isthmus.dial.rules_policy import ClassRule
-from isthmus.text.patterns import Pattern
-from isthmus.values import TrafficClass
 
 #: The name of the share that flags make; names in a file have no brackets.
 BY_FLAGS = "(flags)"

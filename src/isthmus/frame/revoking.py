@@ -8,10 +8,12 @@ whose token was taken back are cut here, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import LinkStage
+from isthmus.frame.model.merge import Merge
+from isthmus.frame.observe.counters import Family, by_name, counter, gauge, one
 from isthmus.links.link import Link, peer_of
 from isthmus.logs import OncePer
 from isthmus.net.carriers import TlsCarrier
@@ -25,12 +27,6 @@ from isthmus.tunnel.proxy_end import ProxyEnd
 if TYPE_CHECKING:
     from isthmus.frame.tunnels import TunnelTable
     from isthmus.net.poller import Poller
-from collections.abc import Sequence
-
-from isthmus.frame.model.merge import Merge
-from isthmus.frame.observe.counters import Family, by_name, counter, gauge, one
-
-if TYPE_CHECKING:
     from isthmus.net.revocation import Revocations
 
 #: Who ends a tunnel whose client or agent is cut, for audit and snapshot.

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.links.dials import said_about
-from isthmus.links.go_errors import detail_in, failure_in
+from isthmus.links.dials import heard_about, said_about
+from isthmus.links.go_errors import detail_in, failure_in, go_text
 from isthmus.links.talk import Told
-from isthmus.text.text_limits import MAX_DETAIL_CHARS
+from isthmus.text.text_limits import MAX_DETAIL_CHARS, MAX_DIAL_BYTES
 from isthmus.tunnel.budget import OVER_SHARE, Account
-from isthmus.tunnel.end import Ending
+from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.http2 import Http2Connection
 from isthmus.tunnel.limits import MIB, Http2Limits
 from isthmus.tunnel.linked_end import LinkedEnd
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.values import (
+    ANONYMOUS,
+    NORMAL,
+    NOTHING,
     DialId,
     DialRequest,
     HostPort,
+    TrafficClass,
 )
 from isthmus.wire.http2 import ErrorCode
 from isthmus.wire.link import TO_WIRE
@@ -32,16 +37,6 @@ from isthmus.wire.link_pb2 import DialResult
 
 if TYPE_CHECKING:
     from isthmus.links.link import Link
-from collections.abc import Callable
-
-from isthmus.links.dials import heard_about
-from isthmus.links.go_errors import go_text
-from isthmus.text.text_limits import MAX_DIAL_BYTES
-from isthmus.tunnel.end import BaseEnd
-from isthmus.values import ANONYMOUS, NORMAL, NOTHING, TrafficClass
-
-if TYPE_CHECKING:
-    from isthmus.tunnel.packet_link import PacketLink
 
 PATH = b"/AgentService/Connect"
 #: Our own programs agree by this header on a packet for half-close (wire/packet.py, end_of_data).

@@ -22,22 +22,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import DialFailure, IsthmusError
 from isthmus.net.connect import Address, Failed, literal
 from isthmus.net.descriptors import descriptors
 from isthmus.net.name_service import NamePaths, NameService, SystemLookups
-from isthmus.net.rules_names import LookupStatus
+from isthmus.net.rules_names import LookupStatus, in_order
 from isthmus.values import HostPort, is_address
 
 if TYPE_CHECKING:
     from isthmus.net.dns_client import DnsClient
-import socket
-from typing import Any
-
-from isthmus.net.rules_names import in_order
 
 MOST_PENDING = 1024
 #: Each lookup has a descriptor: together no more than this part of all.

@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from typing_extensions import override
 
@@ -22,28 +25,23 @@ from isthmus.dial.frontends.backend import new_connection_id
 from isthmus.dial.rules_policy import BY_AUDIT, Question, class_of
 from isthmus.dial.settings_destinations import BY_GATE, UNLISTED, Destination, Ruling
 from isthmus.errors import DialFailure
-from isthmus.frame.audit.model import Stage, cut
+from isthmus.frame.audit.model import Claimed, Record, Stage, cut, requester_of, rfc3339
 from isthmus.frame.audit.recording import UNAUDITED
 from isthmus.frame.part import Part
 from isthmus.links.link import peer_of
 from isthmus.links.server_side import AgentLink
 from isthmus.links.talk import Incoming
+from isthmus.net.descriptors import descriptors
 from isthmus.net.rules_metadata import MetadataGuard
 from isthmus.net.socket_end import SocketEnd
 from isthmus.settings.gates import CLUSTER_TO_MASTER
+from isthmus.text.pacing import TokenBucket
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import ANONYMOUS, NORMAL, DialOutcome, DialRequest, HostPort, TrafficClass
 
 if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import Span
     from isthmus.programs.server.dials import ServerDials
-from collections import Counter
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
-
-from isthmus.frame.audit.model import Claimed, Record, requester_of, rfc3339
-from isthmus.net.descriptors import descriptors
-from isthmus.text.pacing import TokenBucket
 
 #: How tunnels of nodes are called where those of clients have the name of a mode.
 FRONTEND = "agent"

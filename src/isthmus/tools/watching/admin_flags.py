@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,8 +18,6 @@ from isthmus.frame.cli.tables import filled
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
-import pwd
-import stat
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

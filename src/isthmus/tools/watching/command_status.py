@@ -5,22 +5,19 @@ What is worth saying is status_report.py's part; how it is printed is here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from isthmus.frame.cli.tables import age, bars, coloured, counted, one_line, rate, size
+from isthmus.net.rules_expiry import Standing
 from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
+from isthmus.tools.watching.status_report import BudgetUse, Recent, Report, ends_when
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient, AdminError
-    from isthmus.tools.watching.status_report import Report
-import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-from isthmus.frame.cli.tables import age, bars, coloured, counted, one_line, rate, size
-from isthmus.net.rules_expiry import Standing
-from isthmus.tools.watching.status_report import BudgetUse, Recent, Report, ends_when
 
 NOT_READY = 1
 NOTHING = 2

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled, one_line
+from isthmus.frame.cli.tables import (
+    age,
+    filled,
+    one_line,
+    print_data,
+    print_table,
+    rate,
+    size,
+    table_lines,
+)
+from isthmus.frame.model.snapshot import camel
 from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
+from isthmus.tools.watching.tunnel_rows import TunnelRow
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
     from isthmus.tools.watching.looking import Seen
-    from isthmus.tools.watching.tunnel_rows import Key, TunnelRow
-import json
-from dataclasses import asdict
-from typing import Any
-
-from isthmus.frame.cli.tables import age, print_data, print_table, rate, size, table_lines
-from isthmus.frame.model.snapshot import camel
-from isthmus.tools.watching.tunnel_rows import TunnelRow
+    from isthmus.tools.watching.tunnel_rows import Key
 
 FAILED = 1
 NOTHING = 2
