@@ -59,7 +59,7 @@ class Lifecycle:
         self.health = Health(
             self.metrics,
             leaving=lambda: self.ground.draining,
-            listeners=lambda: (it for part in self.parts for it in part.listeners()),
+            listeners=lambda: (it for part in reversed(self.parts) for it in part.listeners()),
             counted=lambda: tally(self.metrics, tunnels=self.metrics.gauges.tunnels()),
         )
         self.ports: OperatorPorts | None = None
