@@ -9,7 +9,7 @@ JOBS    ?= 3
 APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart' --dist loadscope)
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check docs format bench fuzz hold interop lab nightly proto dist lock changelog clean
+.PHONY: help setup run test check docs format bench fuzz hold interop lab nightly reference proto dist lock changelog clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -65,6 +65,12 @@ fuzz: setup ## Fuzz parsers and sessions; ARGS="mux_session --seconds 60", all o
 
 hold: setup ## Break things under load and count what was lost; ARGS="--only A,C --quick"
 	$(PY) -m hold.run $(ARGS)
+
+reference: setup ## Write the reference pages and the doctor's tables from the declarations
+	$(PY) -m isthmus.cli.flagdocs docs/reference
+	$(PY) -m isthmus.tools.metrics_reference > docs/reference/metrics.md
+	$(PY) tools/reference_docs.py
+	$(PY) -m isthmus.tools.doctor.reference docs/how-to/doctor.md
 
 proto: setup ## Regenerate the messages from their .proto files
 	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto src/isthmus/wire/kep1281.proto src/isthmus/wire/pprof.proto

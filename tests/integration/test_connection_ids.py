@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from stack import Stack, wait_until
 
 from isthmus.frame.observe.tracing import Tracing
+from isthmus.programs.agent.target_dial import TargetDials
 from isthmus.tools.pki.making import PkiFiles
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]+")
@@ -175,7 +176,7 @@ def test_the_trace_is_passed_on_unchanged(
 ) -> None:
     heard = []
     agent = stack.agent
-    before = agent._dial
+    before = agent.part(TargetDials).take
     assert agent.servers is not None
     links = list(agent.servers.links.values())
     for it in links:

@@ -3,7 +3,13 @@
 How to write a program
     Make a room in ``isthmus/programs``, declare ``PROGRAM = Program(...)`` in its ``__init__``
     (program.py says what each field is) and add the room to the list in ``isthmus.programs``.
-    Commands, reference pages, the doctor and manifests find it there; nothing else names it.
+    Commands, reference pages, the doctor and metrics find it there; what else names programs is
+    in ARCHITECTURE.md, "Where a change goes".
+    Its settings derive from ``CarrierSettings``, which has what operator ports, tracing and the
+    memory budget need, and asks for ``admin`` and ``workers``. Its view has ``version``,
+    ``taken_at``, ``uptime_s``, ``draining`` and ``certificates``, which the lifecycle fills in,
+    and what ``ProgramView`` asks for, which parts give (``TunnelsPart`` where there are tunnels).
+    The smallest to read is ``sni_router``.
     Its ``program.py`` has ``parts(ground)``, which makes the parts, foundations first::
 
         def parts(ground: Ground[SniRouterSettings, SniRouterMetrics]) -> tuple[Part, ...]:

@@ -32,3 +32,9 @@ def program_named(name: str) -> Program | None:
 def program_of(settings: object) -> Program:
     """The program that these settings are for."""
     return next(it for it in programs() if isinstance(settings, it.settings_class))
+
+
+def kind_names() -> dict[str, str]:
+    """The name of each program by the ``kind`` of its snapshots, where only one has that kind."""
+    kinds = [it.snapshot_kind for it in programs()]
+    return {it.snapshot_kind: it.name for it in programs() if kinds.count(it.snapshot_kind) == 1}

@@ -17,14 +17,9 @@ import click
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
 from isthmus.frame.cli.tables import one_line
-from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.programs.https_proxy.settings import HttpsProxySettings
+from isthmus.programs import programs
 from isthmus.programs.node_proxy.settings import NodeProxySettings
-from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sidecar.command_shared import SidecarCommand
-from isthmus.programs.sni_router.settings import SniRouterSettings
-from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 from isthmus.text.durations import parse_duration
@@ -225,43 +220,5 @@ def _settings(settings: type[Any], given: Mapping[str, tuple[str, ...]]) -> Any:
     return found
 
 
-for _name, _class, _what, _example in (
-    (
-        "server",
-        ServerSettings,
-        "a server",
-        "--cluster-cert=pki/server.crt --cluster-key=pki/server.key …",
-    ),
-    (
-        "agent",
-        AgentSettings,
-        "an agent",
-        "--proxy-server-host=server.example.com --ca-cert=pki/ca.crt …",
-    ),
-    ("sni-router", SniRouterSettings, "an SNI router", "--config=routes.yaml"),
-    (
-        "socks5-proxy",
-        Socks5ProxySettings,
-        "a SOCKS5 sidecar",
-        "run --konnectivity-hostname=konnectivity-server-local …",
-    ),
-    (
-        "https-proxy",
-        HttpsProxySettings,
-        "an HTTP proxy sidecar",
-        "run --konnectivity-hostname=konnectivity-server-local …",
-    ),
-    (
-        "node-proxy",
-        NodeProxySettings,
-        "a node proxy",
-        "--kubeconfig=/etc/kubernetes/kube-proxy.conf",
-    ),
-    (
-        "apiserver-proxy",
-        ApiserverProxySettings,
-        "an apiserver proxy",
-        "--upstream=api.example.com:6443 --ca-cert=/etc/kubernetes/ca.crt",
-    ),
-):
-    command.add_command(_check_command(_name, _class, _what, _example))
+for _it in programs():
+    command.add_command(_check_command(_it.name, _it.settings_class, _it.called, _it.example))

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from isthmus.client.admin import AdminClient, AdminError
 from isthmus.errors import ConfigError
+from isthmus.programs import kind_names
 from isthmus.settings.options import BLANK, options_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
@@ -86,16 +87,8 @@ def local_pid(url: str, claimed: int) -> int:
 
 
 #: What programs call their snapshots; older ones have no /configz.
-_KINDS = {
-    "ServerSnapshot": "server",
-    "AgentSnapshot": "agent",
-    "SniRouterSnapshot": "sni-router",
-    "ApiserverProxySnapshot": "apiserver-proxy",
-}
-
-
 def _program_of(snapshot: Mapping[str, Any]) -> str:
-    return _KINDS.get(str(snapshot.get("kind")), "unknown")
+    return kind_names().get(str(snapshot.get("kind")), "unknown")
 
 
 def settings_of(configuration: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from isthmus.client.admin import AdminError, Trouble
+from isthmus.programs import kind_names
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
@@ -22,12 +23,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 MOST_TUNNELS = 100_000
 _AT_ONCE = 16
-_PROGRAMS = {
-    "ServerSnapshot": "server",
-    "AgentSnapshot": "agent",
-    "SniRouterSnapshot": "sni-router",
-    "ApiserverProxySnapshot": "apiserver-proxy",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +38,7 @@ class Seen:
         """Its name on the command line."""
         kind = str(self.snapshot.get("kind", ""))
         named = str(self.snapshot.get("program", ""))
-        return _PROGRAMS.get(kind) or named or kind.removesuffix("Snapshot").lower() or "unknown"
+        return kind_names().get(kind) or named or kind.removesuffix("Snapshot").lower() or "unknown"
 
     @property
     def id(self) -> str:
