@@ -25,6 +25,7 @@ from stack import Stack, http_get, wait_until
 
 from isthmus.dial.dialers.direct import PermittedOnly
 from isthmus.errors import DialFailure
+from isthmus.programs.server.records import Records
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.wire.kep1281_pb2 import ConnectOptions
@@ -526,10 +527,10 @@ def test_a_node_is_refused_while_nothing_is_written_down(fresh: Stack) -> None:
             audit_log_path=str(fresh.dir / "audit.log"),
         )  # fmt: skip
         fresh.add_agent(feature_gates=on)
-        fresh.do(lambda: fresh.server.audit_fails_elsewhere(True))
+        fresh.do(lambda: fresh.server.part(Records)._told(True))
         failure, why = refused(fresh, "127.0.0.1", honest.port)
         assert failure is DialFailure.DENIED and "the audit log cannot be written" in why
-        fresh.do(lambda: fresh.server.audit_fails_elsewhere(False))
+        fresh.do(lambda: fresh.server.part(Records)._told(False))
         with node(fresh, "127.0.0.1", honest.port) as client, honest.accept() as far:
             client.send(b"hello")
             assert far.read_exactly(5) == b"hello"

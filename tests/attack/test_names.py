@@ -14,6 +14,7 @@ from node_clients import NodeDial, node
 from stack import Stack, http_get, wait_until
 
 from isthmus.net import name_service
+from isthmus.programs.agent.target_dial import TargetDials
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "net"))
@@ -60,9 +61,9 @@ def test_names_without_an_answer_do_not_stop_others_of_the_same_client(
     agent = fresh.add_agent()
     with echo_target() as target, contextlib.ExitStack() as opened:
         hang(fresh, opened, 200)
-        fresh.wait(lambda: agent._targets.pending == 200, "all hang")
+        fresh.wait(lambda: agent.part(TargetDials)._targets.pending == 200, "all hang")
         assert is_served(fresh.uds(), target)
-        assert fresh.do(lambda: agent._targets.pending) == 200
+        assert fresh.do(lambda: agent.part(TargetDials)._targets.pending) == 200
         assert http_get(agent.health_port, "/readyz")[0] == 200
 
 
@@ -74,8 +75,8 @@ def test_dials_that_are_taken_back_free_their_lookups(fresh: Stack, dns: NameSer
     for _ in range(3):
         with contextlib.ExitStack() as opened:
             hang(fresh, opened, 100)
-            fresh.wait(lambda: agent._targets.pending == 100, "all hang")
-        fresh.wait(lambda: agent._targets.pending == 0, "none is left")
+            fresh.wait(lambda: agent.part(TargetDials)._targets.pending == 100, "all hang")
+        fresh.wait(lambda: agent.part(TargetDials)._targets.pending == 0, "none is left")
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 10, "nor a socket of any")
     with echo_target() as target:
         assert is_served(fresh.uds(), target)
@@ -87,7 +88,7 @@ def test_a_thousand_hanging_names_of_one_client_do_not_stop_another(
     """One client asks for 1,000 names that are never answered; another one's are, all the same."""
     fresh.add_server()
     agent = fresh.add_agent()
-    resolver = agent._targets
+    resolver = agent.part(TargetDials)._targets
     resolver._most = 512  # as of a host with 4,096 descriptors
     with echo_target() as target, contextlib.ExitStack() as opened:
         hang(fresh, opened, 1000)

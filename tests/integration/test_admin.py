@@ -200,7 +200,7 @@ def test_the_admin_certificate_is_replaced_while_it_serves(
 
 
 def listening(program: Server) -> list[str]:
-    found = [*program.agent_door.listeners, *program.doors.listeners]
+    found = [*program.doors.listeners, *program.agent_door.listeners]
     return [f"[+]listener:{it.name} ok" for it in found]
 
 

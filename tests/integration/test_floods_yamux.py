@@ -49,7 +49,7 @@ def served(certificates: object) -> Iterator[Stack]:
     with Stack(certificates) as stack:  # type: ignore[arg-type]  # a PkiFiles
         server = stack.add_server()
         door = server.agent_door
-        door._limits = replace(door._limits, max_streams=64)
+        door.terms = replace(door.terms, limits=replace(door.terms.limits, max_streams=64))
         stack.add_agent()
         yield stack
 

@@ -18,7 +18,9 @@ def test_a_server_is_ready_when_it_has_an_agent(fresh: Stack) -> None:
     assert http_get(server.health_port, "/readyz") == (500, "no connection to any proxy agent")
     agent = fresh.add_agent()
     assert http_get(server.health_port, "/readyz") == (200, "ok")
-    assert http_get(server.health_port, "/ready?verbose")[1].startswith("[+]agents ok\n")
+    assert http_get(server.health_port, "/ready?verbose")[1].startswith(
+        "[+]ping ok\n[+]agents ok\n"
+    )
     fresh.stop(agent)
     wait_until(lambda: http_get(server.health_port, "/readyz")[0] == 500, "it is not ready")
 
