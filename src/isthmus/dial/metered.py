@@ -152,15 +152,12 @@ class Face:
         return not self._held
 
     def write_eof(self) -> None:
-        """Pass it on."""
         self.sink.write_eof()
 
     def abort(self, reason: Ending) -> None:
-        """Pass it on."""
         self.sink.abort(reason)
 
     def let_go(self) -> None:
-        """Pass it on."""
         self.sink.let_go()
 
     def pause_reading(self) -> None:

@@ -56,7 +56,7 @@ class RevocationSettings(SettingsBlock):
     )
 
     def check(self, *, cluster_ca: str, server_ca: str) -> None:
-        """See that there are authorities whose lists these can be.
+        """Check that each file of revoked certificates has its authorities.
 
         Raises:
             ConfigError: one sentence that names the flag that is missing.

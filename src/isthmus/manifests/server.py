@@ -97,7 +97,7 @@ def check_form(plan: ServerPlan) -> None:
 
 
 def check_audit(plan: ServerPlan) -> None:
-    """See that a pod has to write no file, for it has nowhere to.
+    """Check that the server writes no file: its pod has no place for one.
 
     Raises:
         ConfigError: it would have to; one sentence that says what to do.

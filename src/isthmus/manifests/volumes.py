@@ -85,7 +85,7 @@ class FlagFile:
 
 
 def check_mountable(files: Iterable[FlagFile]) -> None:
-    """See that no directory is one that a container has itself.
+    """Check that no directory hides one of the container's own.
 
     Raises:
         ConfigError: one is; the sentence says what to do.

@@ -96,7 +96,7 @@ def look(client: AdminClient, tunnels: int = MOST_TUNNELS) -> Seen:
 
 
 def look_at_all(admin: AdminFlags, tunnels: int = MOST_TUNNELS) -> list[Seen]:
-    """See every program that was named, or that runs here.
+    """Ask every program that was named, or every one that runs here.
 
     Raises:
         ConfigError: a flag is wrong, or there is nothing.
