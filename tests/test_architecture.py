@@ -178,12 +178,12 @@ def shape() -> ModuleType:
 
 #: By measure of tools/shape, what there may be at most. Lower it whenever there is less.
 MOST = {
-    "files-naming-a-program": 13,
-    "ambiguous-classes": 15,
+    "files-naming-a-program": 9,
+    "ambiguous-classes": 12,
     "small-modules": 0,
     "long-signatures": 1,
     "import-cycles": 0,
-    "empty-docstrings": 9,
+    "empty-docstrings": 0,
 }
 
 
