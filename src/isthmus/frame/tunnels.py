@@ -13,7 +13,7 @@ from typing_extensions import override
 from isthmus.dial.metered import Gate, MeteredTunnel
 from isthmus.dial.rules_stalls import Held, ReaderPace, why_slow, why_stalled
 from isthmus.frame.lifetime import counted
-from isthmus.frame.model.snapshot import EndedView, RecentEndings, TunnelState, TunnelView
+from isthmus.frame.model.snapshot import RecentEndings, TunnelState, TunnelView
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.frame.views import memory_view, totals
@@ -233,16 +233,9 @@ class TunnelTable:
         self._metrics.tunnel_ended(tunnel.ending, duration_s, to_target, to_client)
         if tunnel.ending is Ending.STALLED:
             self._metrics.stream_reset_for_budget()
-        ended = EndedView(
-            target=str(request.target),
-            ending=tunnel.ending.value,
-            by=tunnel.ended_by,
-            bytes_to_target=to_target,
-            bytes_to_client=to_client,
-            duration_s=duration_s,
-            connection_id=request.connection_id,
+        self.endings.add(
+            (now, request, tunnel.ending, tunnel.ended_by, to_target, to_client, duration_s)
         )
-        self.endings.add(ended, now=now)
         if tunnel.on_ended is not None:
             tunnel.on_ended(tunnel, duration_s)
         if isinstance(tunnel, MeteredTunnel):

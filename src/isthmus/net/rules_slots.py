@@ -47,7 +47,7 @@ class ConnectionSlots:
     def __init__(self, most: int, most_per_source: int = 0) -> None:
         """``most_per_source`` 0: three quarters, so that nobody keeps everybody else out."""
         self.resize(most, most_per_source)
-        self.taken: Counter[str] = Counter()
+        self.taken: dict[str, int] = {}  # a Counter's __missing__ and __delitem__ are Python's
         self.budget: Budget | None = None
         self._open = 0
 
@@ -61,7 +61,7 @@ class ConnectionSlots:
 
     def refusal(self, source: str) -> AdmissionRefusal | None:
         """Why one more of this source cannot come in; None if it can."""
-        if source != HERE and self.taken[source] >= self.most_per_source:
+        if source != HERE and self.taken.get(source, 0) >= self.most_per_source:
             return AdmissionRefusal.TOO_MANY_OF_SOURCE
         if self.budget is not None and not self._affords(self.budget, source):
             return AdmissionRefusal.MEMORY
@@ -80,7 +80,7 @@ class ConnectionSlots:
     def enter(self, source: str) -> None:
         """One more is open."""
         self._open += 1
-        self.taken[source] += 1
+        self.taken[source] = self.taken.get(source, 0) + 1
         if self.budget is not None:
             # The account stays open until this one leaves.
             self.budget.account(source).hold(CONNECTION_BYTES)
@@ -88,8 +88,10 @@ class ConnectionSlots:
     def leave(self, source: str) -> None:
         """One less; a source that has none left is forgotten."""
         self._open -= 1
-        self.taken[source] -= 1
-        if not self.taken[source]:
+        left = self.taken[source] - 1
+        if left:
+            self.taken[source] = left
+        else:
             del self.taken[source]
         if self.budget is not None:
             account = self.budget.account(source)

@@ -64,6 +64,8 @@ class Reached:
         yield from self.besides
 
 
+# Every accepted connection asks for two: reading one costs 3 µs, a hit 0.2 (timeit).
+@short_cache(4096, 256)
 def plain_address(host: str) -> IpAddress:
     """Read an address without its zone; ``::ffff:10.0.0.1`` is 10.0.0.1, as on IPv4 sockets.
 

@@ -17,7 +17,6 @@ from isthmus.frame.model.snapshot import (
     AgentProgramView,
     AgentView,
     CertificateView,
-    EndedView,
     LinkState,
     LinkView,
     RecentEndings,
@@ -30,7 +29,7 @@ from isthmus.frame.model.snapshot import (
 )
 from isthmus.programs import programs
 from isthmus.tunnel.end import Ending
-from isthmus.values import AgentId, ServerId, TunnelId
+from isthmus.values import ANONYMOUS, AgentId, DialRequest, HostPort, ServerId, TunnelId
 
 DOCS = Path(__file__).parents[3] / "docs" / "snapshot.md"
 
@@ -159,17 +158,8 @@ def test_an_agents_view_is_json_too() -> None:
 def test_recent_endings_are_bounded_and_newest_first() -> None:
     recent = RecentEndings(limit=2)
     for at in (1.0, 2.0, 3.0):
-        recent.add(
-            EndedView(
-                target=f"t{at:.0f}:80",
-                ending=Ending.LINK_LOST.value,
-                by="agent",
-                bytes_to_target=1,
-                bytes_to_client=2,
-                duration_s=0.5,
-            ),
-            now=at,
-        )
+        request = DialRequest(HostPort(f"t{at:.0f}", 80), ANONYMOUS)
+        recent.add((at, request, Ending.LINK_LOST, "agent", 1, 2, 0.5))
     views = recent.views(now=10.0)
     assert [(v.target, v.age_s, v.ending) for v in views] == [
         ("t3:80", 7.0, "link lost"),

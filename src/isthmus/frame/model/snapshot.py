@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
 from isthmus.net.rules_expiry import Standing
-from isthmus.values import AgentId, ServerId, TunnelId
+from isthmus.tunnel.end import Ending
+from isthmus.values import AgentId, DialRequest, ServerId, TunnelId
 
 _PLAIN = frozenset({str, int, bool, type(None)})
 CHUNK_ITEMS = 100
@@ -367,21 +368,38 @@ class ProgramView(Protocol):
         """How the last tunnels ended, newest first."""
 
 
+#: When, what was dialed, how it ended and by whom, bytes to the target and back, how long it lived.
+#: A plain tuple: every tunnel makes one, and most are never looked at.
+EndedTunnel = tuple[float, DialRequest, Ending, str, int, int, float]
+
+
 class RecentEndings:
     """The last tunnels' endings, newest first; ``limit`` bounds the memory."""
 
     __slots__ = ("_kept",)
 
     def __init__(self, limit: int = 100) -> None:
-        self._kept: deque[tuple[float, EndedView]] = deque(maxlen=limit)
+        self._kept: deque[EndedTunnel] = deque(maxlen=limit)
 
-    def add(self, ended: EndedView, *, now: float) -> None:
+    def add(self, ended: EndedTunnel) -> None:
         """Remember one ending; the oldest makes room."""
-        self._kept.appendleft((now, ended))
+        self._kept.appendleft(ended)
 
     def views(self, *, now: float) -> tuple[EndedView, ...]:
         """Show them, newest first, with their ages at ``now``."""
-        return tuple(replace(ended, age_s=now - at) for at, ended in self._kept)
+        return tuple(
+            EndedView(
+                target=str(request.target),
+                ending=ending.value,
+                by=by,
+                bytes_to_target=to_target,
+                bytes_to_client=to_client,
+                duration_s=duration_s,
+                age_s=now - at,
+                connection_id=request.connection_id,
+            )
+            for at, request, ending, by, to_target, to_client, duration_s in self._kept
+        )
 
 
 def to_json(view: Any) -> Any:
