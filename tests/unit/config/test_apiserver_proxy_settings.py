@@ -85,6 +85,13 @@ def test_the_flags_of_kubernetes_default_proxy() -> None:
         ("10.132.0.0/14", "api.example:6443", False),
         ("172.31.0.0/17", "api.example:6443", True),
         ("fd01::/48", "api.example:6443", True),
+        ("172.20.0.1", "api.example:6443", False),
+        ("172.20.0.0/16", "api.example:6443", False),
+        ("172.20.0.1:7443", "api.example:443", False),
+        ("172.20.0.1:443", "api.example:443", True),
+        ("172.20.0.2", "api.example:6443", True),
+        (".internal.example", "api.example:6443", False),
+        ("127.0.0.0/8,localhost", "api.example:6443", True),
     ],
 )
 def test_no_proxy_as_hypershift_reads_it(no_proxy: str, upstream: str, proxied: bool) -> None:
@@ -93,7 +100,10 @@ def test_no_proxy_as_hypershift_reads_it(no_proxy: str, upstream: str, proxied: 
         no_proxy=tuple(filter(None, no_proxy.split(","))),
         networks=("172.31.0.0/16", "10.132.0.0/14"),
     )
-    assert (through.proxy_for(HostPort.parse(upstream)) is not None) is proxied
+    listen = (("172.20.0.1", 7443), ("node.internal.example", 6443), ("127.0.0.1", 6443), ("", 1))
+    plan = ProxyPlan(listen=listen, through=through)
+    assert (plan.proxy_for(HostPort.parse(upstream)) is not None) is proxied
+    assert ProxyPlan(listen=listen).proxy_for(HostPort.parse(upstream)) is None
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -6,6 +6,7 @@ Run with UPDATE_GOLDEN=1 to write what is expected anew, and read the difference
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from isthmus.errors import ConfigError
 from isthmus.programs.apiserver_proxy.plan import Checks
 from isthmus.programs.apiserver_proxy.settings_file import parse, write
 from isthmus.programs.apiserver_proxy.settings_haproxy_cfg import convert
+from isthmus.wire.proxy_protocol import Tlv
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "haproxy"
 
@@ -54,6 +56,33 @@ def test_an_address_is_checked_by_the_name_that_every_apiserver_has() -> None:
     named = text.replace("20.1.2.3:6443", "20.1.2.3:6443 check-sni api.example.com")
     assert convert(named, "h.cfg", ca="/ca.crt").plan.check.server_name == "api.example.com"
     assert not convert(text, "h.cfg").plan.check.server_name  # it connects only
+
+
+@pytest.mark.parametrize(
+    ("value", "tlv"),
+    [
+        ('%[str("a-1")]', "a-1"),
+        ("%[str(a-1)]", "a-1"),
+        ('%[str("a-1"),upper]', None),
+        ('%[str("")]', None),
+        ('%[str("a-1")]x', None),
+        ("%[fc_pp_tlv(0x20)]", None),
+    ],
+)
+def test_a_tlv_is_a_text_and_no_other_expression(value: str, tlv: str | None) -> None:
+    text = (GOLDEN / "shared-ingress.cfg").read_text()
+    text = re.sub(r"%\[str.*", lambda _: value, text)
+    if tlv is None:
+        with pytest.raises(ConfigError, match=r"h\.cfg:29:\d+: .* is no fixed text"):
+            convert(text, "h.cfg")
+    else:
+        assert convert(text, "h.cfg").plan.proxy_protocol == (Tlv(0x20, tlv.encode()),)
+
+
+def test_the_dots_of_an_example_are_an_error_with_their_place() -> None:
+    text = (GOLDEN / "hypershift.cfg").read_text().replace("  maxconn 7000\n", "...\n", 1)
+    with pytest.raises(ConfigError, match=r"h\.cfg:2:1: '\.\.\.' in global cannot be converted"):
+        convert(text, "h.cfg")
 
 
 def test_retries_to_the_only_server_are_none() -> None:

@@ -134,7 +134,7 @@ def test_a_proxy_is_on_the_way_of_nodes_that_come_by_the_internet() -> None:
     assert proxy.through is not None
     exempt = plan_of(**{**said, "no_proxy": ("172.31.0.0/16",)})
     proxy = apiserver_proxy_file.parse(own_parts(exempt).files["apiserver-proxy.yaml"], "here")
-    assert proxy.through is not None and proxy.through.proxy_for(proxy.upstreams[0]) is None
+    assert proxy.through is not None and proxy.proxy_for(proxy.upstreams[0]) is None
 
 
 def shared_ingress(**said: Any) -> OwnParts:

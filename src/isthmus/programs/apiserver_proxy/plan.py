@@ -7,6 +7,7 @@ defaults are those of the haproxy.cfg that HyperShift writes, where that says an
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -15,7 +16,7 @@ from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 from isthmus.net.settings_bind import NO_UPLINK, check_interface, parse_bind_address
 from isthmus.programs.apiserver_proxy.rules import Bounds
-from isthmus.text.addresses import plain_address, reached_address
+from isthmus.text.addresses import is_loopback, plain_address, reached_address
 from isthmus.values import HostPort, is_address
 from isthmus.wire.proxy_protocol import CRC32C, MAX_HEADER_BYTES, NOOP, Tlv
 
@@ -76,11 +77,12 @@ class ThroughPlan:
     #: The cluster's service and pod networks.
     networks: tuple[str, ...] = ()
 
-    def proxy_for(self, upstream: HostPort) -> ProxyAddress | None:
+    def proxy_for(self, upstream: HostPort, *, own: Sequence[ListenAt]) -> ProxyAddress | None:
         """The proxy on the way to an upstream; None reaches it directly.
 
         NO_PROXY as HyperShift reads it for the apiserver: as everybody does, and besides, an entry
-        with "kubernetes" in it, or one that is the cluster's service or pod network, exempts the
+        with "kubernetes" in it, one that is the cluster's service or pod network, or one that
+        exempts an address where this node listens for the apiserver (``own``) exempts the
         apiserver, whatever it is called.
         """
         networks = {_network(text) for text in self.networks}
@@ -88,7 +90,12 @@ class ThroughPlan:
             if "kubernetes" in entry or (_network(entry) or entry) in networks:
                 return None
         rules = ProxyRules.from_environment({"NO_PROXY": ",".join(self.no_proxy)})
-        return replace(rules, proxy=self.proxy).proxy_for(upstream.host, upstream.port)
+        rules = replace(rules, proxy=self.proxy)
+        # Loopback is exempt without an entry: that says nothing about the apiserver.
+        told = [at for at in own if at[0] and not is_loopback(at[0])]
+        if any(rules.proxy_for(host, port) is None for host, port in told):
+            return None
+        return rules.proxy_for(upstream.host, upstream.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +118,10 @@ class ProxyPlan:
     #: What a PROXY header says besides the addresses; None sends none.
     proxy_protocol: tuple[Tlv, ...] | None = None
     through: ThroughPlan | None = None
+
+    def proxy_for(self, upstream: HostPort) -> ProxyAddress | None:
+        """The HTTP proxy on the way to an upstream; None reaches it directly."""
+        return None if self.through is None else self.through.proxy_for(upstream, own=self.listen)
 
     @property
     def managed(self) -> tuple[IPv4Address | IPv6Address, ...]:

@@ -251,6 +251,10 @@ class Lines:
             self.warn(line.number, f"isthmus checks with GET, not {method}")
         if len(rest) > 2:
             self.warn(line.number, "the version and headers of option httpchk are left out")
+        if "&amp;" in path:
+            # HyperShift fills in the file as HTML; haproxy asks for the path as it stands there.
+            path = path.replace("&amp;", "&")
+            self.warn(line.number, f"&amp; is taken for &: isthmus asks for {path}")
         try:
             section.path = read_path(path)
         except ValueError as error:

@@ -18,6 +18,9 @@ MILLISECOND = 0.001
 #: §2.5: a number without a unit is milliseconds.
 _UNITS_S = {"us": 1e-6, "ms": MILLISECOND, "": MILLISECOND, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME = re.compile(r"([0-9]{1,12})(us|ms|s|m|h|d)?", re.ASCII)
+#: §7.3: a sample expression that is a text and nothing besides, as HyperShift writes it. The quotes
+#: of ``%[str("text")]`` are the line's, in words they are gone.
+_STR = re.compile(r"%\[str\(([^\s,()\[\]\\%'\"]+)\)\]")
 _TLV = re.compile(r"set-proxy-v2-tlv-fmt\(([^()]*)\)")
 #: What says how to check while something is wrong, which makes no difference here, or how to TLS.
 _LEFT_OUT = {
@@ -131,13 +134,15 @@ def _valued(
 
 
 def _tlv(kind: str, value: str, into: HaproxyServer, wrong: Callable[[str, str], None]) -> None:
+    constant = _STR.fullmatch(value)
     # §8.2.6: a percent sign begins a variable; two are one.
-    text = value.replace("%%", "")
+    text = constant[1] if constant else value.replace("%%", "")
     if "%" in text:
         wrong(value, f"{short(value)} is no fixed text, which is all that can be converted")
         return
     try:
-        into.tlvs.append(Tlv(read_tlv_type(kind), value.replace("%%", "%").encode()))
+        text = constant[1] if constant else value.replace("%%", "%")
+        into.tlvs.append(Tlv(read_tlv_type(kind), text.encode()))
     except ValueError as error:
         wrong(kind, f"{short(kind)} {error}")
 

@@ -86,11 +86,9 @@ class Ways:
 
     def adopt(self, prepared: Prepared) -> None:
         """Use this plan's upstreams and its HTTP proxy from now on."""
-        plan, through = prepared.plan, prepared.plan.through
+        plan = prepared.plan
         self._prepared = prepared
-        self._proxies = {
-            at: None if through is None else through.proxy_for(at) for at in plan.upstreams
-        }
+        self._proxies = {at: plan.proxy_for(at) for at in plan.upstreams}
         for at in [at for at in self._addresses if at not in self._proxies]:
             del self._addresses[at]
         self._looked_at = {}

@@ -348,6 +348,6 @@ def _upstreams(plan: ProxyPlan) -> Iterator[Peer]:
             name_flag="--health-check-server-name",
             files=files,
             alpn=("http/1.1",) if files is not None else (),
-            proxy=plan.through.proxy_for(upstream) if plan.through is not None else None,
+            proxy=plan.proxy_for(upstream),
             http=files is not None and plan.proxy_protocol is None,
         )
