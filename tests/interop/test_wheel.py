@@ -29,10 +29,10 @@ TESTING = ("pytest", "pytest-timeout", "hypothesis")
 SELECTED = ("tests/integration/test_connect.py", "tests/integration/test_start.py", "tests/unit")
 #: Those of them that need more packages than a user has, and the one that is about the sources.
 LEFT_OUT = (
-    "tests/unit/app/node_proxy/test_node_proxy_pages.py",
+    "tests/unit/programs/node_proxy/test_pages.py",
     "tests/unit/client/test_context.py",
-    "tests/unit/nodeproxy/test_service_health.py",
-    "tests/unit/observe/test_tracing.py",
+    "tests/unit/programs/node_proxy/kernel/test_service_health.py",
+    "tests/unit/frame/observe/test_tracing.py",
     "tests/unit/test_packaging.py",
 )
 #: Files that are no Python and have to be in the wheel, by folder.

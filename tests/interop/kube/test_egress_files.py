@@ -18,7 +18,7 @@ from kube.programs import free_port
 
 from isthmus.tools.pki.making import PkiFiles
 
-sys.path.append(str(Path(__file__).parents[2] / "unit" / "config"))
+sys.path.append(str(Path(__file__).parents[2] / "unit" / "dial"))
 from connectivity_cases import CASES, Verdict
 
 pytestmark = pytest.mark.interop
