@@ -1,6 +1,7 @@
 # Everything a person or CI runs. `make run` and `make test` set up whatever is missing.
 VENV    := .venv
 PY      := $(VENV)/bin/python
+RUNS    := $(VENV)/.runs
 STAMP   := $(VENV)/.installed
 PYTHON  ?= python3
 # How many processes run the tests; 0 is one, for a debugger.
@@ -9,82 +10,87 @@ JOBS    ?= 3
 APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart' --dist loadscope)
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check docs format bench fuzz hold interop lab nightly reference proto dist lock changelog clean
+.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference proto dist lock changelog clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP) ## Make the virtual environment and install system packages where possible
-
-$(STAMP): pyproject.toml tools/system-packages
-	bash tools/system-packages
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable . --group dev
-	touch $@
-
-run: setup ## Start a server, an agent and a demo target in this terminal
+run: $(RUNS) ## Start a server, an agent and a demo target in this terminal
 	$(VENV)/bin/isthmus up
 
-test: setup ## Run the tests (not those of interop, lab and nightly)
+# What running needs, and nothing else: no test tools, no system packages.
+$(RUNS): pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+dev: $(STAMP) ## Install all that tests and checks need: tools, and system packages where root and apt are
+
+$(STAMP): $(RUNS) tools/system-packages
+	bash tools/system-packages
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --group dev
+	touch $@
+
+test: dev ## Run the tests (not those of interop, lab and nightly)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab and not nightly" $(ARGS)
 
-check: setup docs ## Lint, format check, strict types, architecture, links of the documents
+check: dev docs ## Lint, format check, strict types, architecture, links of the documents
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(PY) -m pytest -q tests/test_architecture.py
 
-docs: setup ## Build the documents as a site, in build/docs; a dead link is an error
+docs: dev ## Build the documents as a site, in build/docs; a dead link is an error
 	$(VENV)/bin/mkdocs build --strict
 
-format: setup ## Format and fix what can be fixed
+format: dev ## Format and fix what can be fixed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-interop: setup ## Test against foreign peers: kube-apiserver, konnectivity-client, h2spec, Go's yamux
+interop: dev ## Test against foreign peers: kube-apiserver, konnectivity-client, h2spec, Go's yamux
 	$(PY) tests/interop/kube/build.py
 	$(PY) tests/interop/gobuild.py
 	$(PY) -m pytest $(APART) -m "interop and not nightly" $(ARGS)
 
-lab: setup ## Run every topology of the lab, in network namespaces (needs root)
+lab: dev ## Run every topology of the lab, in network namespaces (needs root)
 	$(PY) -m pytest $(APART) -m "lab and not nightly" $(ARGS)
 
 nightly: export ISTHMUS_NIGHTLY = 1
-nightly: setup ## Run what only a release needs: long tests, all pairs of ends, many examples, make hold
+nightly: dev ## Run what only a release needs: long tests, all pairs of ends, many examples, make hold
 	$(PY) tests/interop/kube/build.py
 	$(PY) -m pytest -m nightly $(ARGS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "hypothesis and not interop and not lab and not nightly" $(ARGS)
 	$(PY) -m hold.run --quick
 
-bench: setup ## Measure direct, a haproxy pair and Isthmus in one run
+bench: dev ## Measure direct, a haproxy pair and Isthmus in one run
 	$(PY) bench/run.py $(ARGS)
 
-fuzz: setup ## Fuzz parsers and sessions; ARGS="mux_session --seconds 60", all of them without a name
+fuzz: dev ## Fuzz parsers and sessions; ARGS="mux_session --seconds 60", all of them without a name
 	$(PY) tests/fuzz/run.py $(ARGS)
 
-hold: setup ## Break things under load and count what was lost; ARGS="--only A,C --quick"
+hold: dev ## Break things under load and count what was lost; ARGS="--only A,C --quick"
 	$(PY) -m hold.run $(ARGS)
 
-reference: setup ## Write the reference pages and the doctor's tables from the declarations
+reference: dev ## Write the reference pages and the doctor's tables from the declarations
 	$(PY) -m isthmus.cli.flagdocs docs/reference
 	$(PY) -m isthmus.tools.metrics_reference > docs/reference/metrics.md
 	$(PY) tools/reference_docs.py
 	$(PY) -m isthmus.tools.doctor.reference docs/how-to/doctor.md
 
-proto: setup ## Regenerate the messages from their .proto files
+proto: dev ## Regenerate the messages from their .proto files
 	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto src/isthmus/wire/kep1281.proto src/isthmus/wire/pprof.proto
 
 # The time that files in dist/ have: of the last commit, so that building again gives the same bytes.
 dist: export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),315532800)
-dist: setup ## Build the wheel and the source distribution, in dist/
+dist: dev ## Build the wheel and the source distribution, in dist/
 	rm -rf dist
 	$(PY) -m build --no-isolation --outdir dist .
 
-lock: setup ## Write the packages of the image with their hashes, from pyproject.toml
+lock: dev ## Write the packages of the image with their hashes, from pyproject.toml
 	$(PY) tools/lock-requirements
 
-changelog: setup ## Show what is new since the last release; VERSION=1.2.3 makes it that version's
+changelog: dev ## Show what is new since the last release; VERSION=1.2.3 makes it that version's
 	$(if $(VERSION),$(PY) tools/set-version $(VERSION))
 	$(VENV)/bin/towncrier build $(if $(VERSION),--version $(VERSION) --yes,--version next --draft)
 

@@ -28,7 +28,7 @@ LAYERS = [
     {"programs"},
     {"client", "hosting", "manifests"},
     {"lab", "tools"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 #: A program may not know another; what two of them share is below them.

@@ -185,7 +185,7 @@ def test_a_name_is_resolved_once(bed: Bed) -> None:
         def lookup(
             self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
         ) -> Cancel:
-            self._aliases = {target.host: tuple(next(answers))}
+            self._aliases = {target.host: tuple((it, 0) for it in next(answers))}
             return super().lookup(target, found, failed, client)
 
     dials.dialer.resolver = Rebinding(bed.stack.loop, dials.destinations)

@@ -77,10 +77,12 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def test_the_lines_work_as_printed_and_nothing_is_left(tmp_path: Path) -> None:
     with started(tmp_path) as process:
-        curl, snapshot, kill = pasted(process)
+        request, snapshot, kill = pasted(process)
         (directory,) = tmp_path.glob("isthmus/up-*")
         assert directory.stat().st_mode & 0o777 == 0o700
-        assert "reached demo.internal through agent far-side" in paste(curl, tmp_path)
+        assert request.endswith(" curl http://demo.internal/")
+        request = shlex.join([*UP[:-1], *shlex.split(request)[1:]])
+        assert "reached demo.internal through agent far-side" in paste(request, tmp_path)
         seen = json.loads(paste(snapshot, tmp_path))
         assert [agent["id"] for agent in seen["agents"]] == ["far-side"]
         assert seen["totals"]["dials"] == 1
@@ -91,14 +93,18 @@ def test_the_lines_work_as_printed_and_nothing_is_left(tmp_path: Path) -> None:
         paste(kill, tmp_path)
         assert ended(process) == (0, "")
     assert list(tmp_path.iterdir()) == []
-    for url in (shlex.split(curl)[5], shlex.split(curl)[-1], shlex.split(snapshot)[-1]):
-        with socket.socket() as sock:
-            assert sock.connect_ex(("127.0.0.1", urlsplit(url).port or 0)) != 0
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", urlsplit(shlex.split(snapshot)[-1]).port or 0)) != 0
+    gone = subprocess.run(
+        shlex.split(request), capture_output=True, text=True, check=False, env=environment(tmp_path)
+    )
+    assert gone.returncode == 2
+    assert gone.stderr.startswith("isthmus: --config is required, because no isthmus up of this")
 
 
 def test_proxy_variables_of_the_user_do_not_matter(tmp_path: Path) -> None:
     proxies = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "*"}
-    with started(tmp_path, **proxies) as process:
+    with started(tmp_path, "--show-curl", **proxies) as process:
         curl, snapshot, _ = pasted(process)
         assert "through agent far-side" in paste(curl, tmp_path, **proxies)
         assert "far-side" in paste(snapshot, tmp_path, http_proxy="http://127.0.0.1:9")
@@ -111,9 +117,9 @@ def test_a_signal_ends_it_with_0_even_with_a_tunnel_open(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with started(tmp_path) as process:
-        curl, _, _ = pasted(process)
+        pasted(process)
         (uds,) = tmp_path.glob("isthmus/up-*/server.sock")
-        target = urlsplit(shlex.split(curl)[-1]).netloc
+        target = "demo.internal:80"
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(DEADLINE_S)
             client.connect(str(uds))
@@ -214,7 +220,7 @@ def test_a_visit_that_fails_says_why(tmp_path: Path) -> None:
             free = socket.create_server(("127.0.0.1", 0))
             port = free.getsockname()[1]
             free.close()
-            refused = HostPort(demo.NAME, port)
+            refused = HostPort("127.0.0.1", port)
             return [
                 await asyncio.to_thread(
                     demo.visit, frontend, it.files, refused, timeout_s=DEADLINE_S

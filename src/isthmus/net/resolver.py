@@ -103,9 +103,14 @@ class Resolver:
         paths: NamePaths | None = None,
         for_peers: bool = True,
     ) -> None:
-        """``for_peers`` False: it looks up the program's own links (descriptors.py)."""
+        """``for_peers`` False: it looks up the program's own links (descriptors.py).
+
+        An alias leads to addresses, each alone or with the port that takes the asked one's place.
+        """
         self._loop = loop
-        self._aliases = {_normal(name): tuple(to) for name, to in (aliases or {}).items()}
+        self._aliases = {
+            _normal(name): tuple(map(_address_and_port, to)) for name, to in (aliases or {}).items()
+        }
         self._most = _most_pending() if max_pending is None else max_pending
         self._names = NameService(paths)
         self._for_peers = for_peers
@@ -250,7 +255,7 @@ class Resolver:
         name = _normal(target.host)
         aliases = self._aliases.get(name)
         if aliases is not None:
-            return [literal(address, target.port) for address in aliases]
+            return [literal(address, port or target.port) for address, port in aliases]
         first = next(iter(self._names.order()), None)
         if first is None or first.name != "files" or not first.is_plain:
             return None
@@ -357,6 +362,14 @@ def interleaved(addresses: Sequence[Address]) -> list[Address]:
     for i in range(max(len(first), len(second))):
         mixed += first[i : i + 1] + second[i : i + 1]
     return mixed
+
+
+def _address_and_port(text: str) -> tuple[str, int]:
+    """Read ``ADDRESS`` (port 0) or ``ADDRESS:PORT``."""
+    if is_address(text):
+        return text, 0
+    it = HostPort.parse(text)
+    return it.host, it.port
 
 
 def _normal(name: str) -> str:

@@ -279,9 +279,7 @@ class EndpointsOnly(Resolver):
             return nothing
 
         def checked(addresses: Sequence[Address]) -> None:
-            refusals = [
-                self._lists.refuse_found(target.host, it[1][0], target.port) for it in addresses
-            ]
+            refusals = [self._lists.refuse_found(target.host, *it[1][:2]) for it in addresses]
             good = [it for it, no in zip(addresses, refusals, strict=True) if no is None]
             first = next((no for no in refusals if no is not None), None)
             if good or first is None:

@@ -113,10 +113,11 @@ class AgentSettings(CarrierSettings):
     )
     host_alias: tuple[str, ...] = option(
         (),
-        help="Resolve this name to this address when dialing targets, before DNS",
+        help="Address of this name for the agent, before DNS; with a port, the agent dials that port "
+        "whichever was asked for",
         repeat=True,
         group=_TARGETS,
-        metavar="NAME=ADDRESS",
+        metavar="NAME=ADDRESS[:PORT]",
         go=OURS,
     )
     dial_timeout_s: float = option(
@@ -269,14 +270,15 @@ class AgentSettings(CarrierSettings):
         """The names that the agent's own resolver knows, in lower case, and their addresses.
 
         Raises:
-            ConfigError: an alias is not NAME=ADDRESS.
+            ConfigError: an alias is not NAME=ADDRESS or NAME=ADDRESS:PORT.
         """
         found: dict[str, tuple[str, ...]] = {}
         for text in self.host_alias:
             name, _, address = text.partition("=")
-            if not _is_name(name) or not is_address(address):
+            if not _is_name(name) or not _is_alias(address):
                 raise ConfigError(
-                    f"--host-alias takes NAME=ADDRESS, such as db.internal=10.0.0.5, not {text!r}"
+                    "--host-alias takes NAME=ADDRESS[:PORT], such as db.internal=10.0.0.5 or"
+                    f" web.internal=[fd00::5]:8080, not {text!r}"
                 )
             key = name.lower().removesuffix(".")
             found[key] = (*found.get(key, ()), address)
@@ -373,6 +375,13 @@ class AgentSettings(CarrierSettings):
 def is_srv_name(host: str) -> bool:
     """Tell whether a host is an SRV name, ``_service._tcp.name`` (RFC 2782)."""
     return _SRV.fullmatch(host) is not None
+
+
+def _is_alias(text: str) -> bool:
+    try:
+        return is_address(text) or is_address(HostPort.parse(text).host)
+    except ValueError:
+        return False
 
 
 def _is_name(text: str) -> bool:

@@ -27,7 +27,7 @@ _MOST_BODY_BYTES = 64 * 1024 * 1024
 class CurlFlags:
     """The flags of the command, as click gives them."""
 
-    path: str
+    path: str | None
     network: str | None
     timeout_s: float
     include: bool
@@ -66,11 +66,12 @@ def command(url: str, **given: Any) -> int:
 
     \b
     Example:
+      isthmus curl http://demo.internal/
       isthmus curl http://10.0.0.5:8080/healthz --config connectivity.yaml
       isthmus curl https://10.0.0.5/api -i -v --config c.yaml --network cluster --cacert ca.crt
     """
     from isthmus.client.http1 import ClientRequest, Url
-    from isthmus.tools.connectivity.command_dialing import run
+    from isthmus.tools.connectivity.command_dialing import configuration, run
 
     flags = CurlFlags(**given)
     try:
@@ -86,10 +87,12 @@ def command(url: str, **given: Any) -> int:
         body=None if flags.data is None else _body(flags.data),
     )
     context = _trust(flags.cacert, flags.insecure) if where.https else None
-    return run(_fetch(request, flags, context))
+    return run(_fetch(request, configuration(flags.path), flags, context))
 
 
-async def _fetch(request: ClientRequest, flags: CurlFlags, context: ssl.SSLContext | None) -> int:
+async def _fetch(
+    request: ClientRequest, path: str, flags: CurlFlags, context: ssl.SSLContext | None
+) -> int:
     import asyncio
 
     from isthmus.client import ConnectivityService, start_tls
@@ -100,7 +103,7 @@ async def _fetch(request: ClientRequest, flags: CurlFlags, context: ssl.SSLConte
     tell = Teller(flags.verbose)
     target = request.url.target
     async with (
-        ConnectivityService.from_file(flags.path) as service,
+        ConnectivityService.from_file(path) as service,
         asyncio.timeout(flags.timeout_s),
     ):
         connection = await dial(service, target, flags.network, flags.timeout_s, tell)

@@ -19,7 +19,9 @@ from isthmus.values import HostPort
 )
 @click.argument("address", metavar="ADDRESS")
 @way_options(whose="ADDRESS", until="the target is not reached")
-def command(address: str, path: str, network: str | None, timeout_s: float, verbose: bool) -> int:
+def command(
+    address: str, path: str | None, network: str | None, timeout_s: float, verbose: bool
+) -> int:
     """Open a connection through the connectivity service
 
     Standard input is sent to ADDRESS (host:port), and what comes back is written to standard
@@ -31,13 +33,13 @@ def command(address: str, path: str, network: str | None, timeout_s: float, verb
       isthmus dial 10.0.0.5:443 --config connectivity.yaml -v
       printf 'GET / HTTP/1.0\\r\\n\\r\\n' | isthmus dial web.cluster.local:80 --config c.yaml
     """
-    from isthmus.tools.connectivity.command_dialing import run
+    from isthmus.tools.connectivity.command_dialing import configuration, run
 
     try:
         target = HostPort.parse(address)
     except ValueError as exc:
         raise ConfigError(f"ADDRESS {address!r}: {exc}") from exc
-    return run(_dial(target, path, network, timeout_s, verbose))
+    return run(_dial(target, configuration(path), network, timeout_s, verbose))
 
 
 async def _dial(

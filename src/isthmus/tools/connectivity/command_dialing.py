@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,9 +28,9 @@ def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
             "--config",
             "path",
             metavar="FILE",
-            required=True,
             callback=filled,
-            help="Read this connectivity service or egress selector configuration",
+            help="Connectivity service or egress selector configuration"
+            " [default: that of the running isthmus up]",
         ),
         click.option(
             "--network",
@@ -62,6 +63,23 @@ def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
     if math.isnan(value):  # which is in every range, as click compares
         raise ConfigError("--timeout: nan is not a number of seconds")
     return value
+
+
+def configuration(path: str | None) -> str:
+    """The file of ``--config``, or of the newest ``isthmus up`` that runs.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    from isthmus.tools.up.state import told_connectivity
+
+    found = path or told_connectivity(os.environ)
+    if found is None:
+        raise ConfigError(
+            "--config is required, because no isthmus up of this user is running;"
+            " start one, or name a file"
+        )
+    return str(found)
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
@@ -113,9 +131,13 @@ def choose(
     from isthmus.client import NetworkContext, UnknownNetworkError
 
     try:
+        only = _only_network(service)
         if network:
             context = NetworkContext(network)
             why = "as --network says"
+        elif only:
+            context = NetworkContext(only)
+            why = "the configuration has no other, and no list of destinations"
         else:
             context = service.context_for(target)
             why = f"the configuration puts {target} there"
@@ -128,6 +150,13 @@ def choose(
     tell(f"network {context.name}: {why}{where}")
     tell(f"reached {how}")
     return context
+
+
+def _only_network(service: ConnectivityService) -> str:
+    networks = list(service.config.networks.values())
+    if len(networks) != 1 or networks[0].cidrs or networks[0].hosts:
+        return ""
+    return networks[0].name
 
 
 async def dial(

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 )
 @click.option("--once", is_flag=True, help="Exit after one request; 0 means that it got through")
 @click.option(
+    "--show-curl",
+    is_flag=True,
+    help="Print the request as a command of curl, with its certificates",
+)
+@click.option(
     "--v",
     type=click.IntRange(0, 10),
     default=0,
@@ -35,12 +40,12 @@ if TYPE_CHECKING:
     metavar="N",
     help=V_HELP,
 )
-def command(namespaces: bool, once: bool, v: int) -> int:
+def command(namespaces: bool, once: bool, show_curl: bool, v: int) -> int:
     """Start a server, an agent and a demo target in this terminal
 
     Needs no root and no configuration. Certificates are made for this run, everything listens on
     loopback, and Ctrl-C leaves nothing behind. Prints a request through the tunnel to paste into
-    another terminal.
+    another terminal; isthmus curl and isthmus dial use the tunnel of the newest run by default.
 
     \b
     Example:
@@ -56,7 +61,7 @@ def command(namespaces: bool, once: bool, v: int) -> int:
                 return demo.main(v=v, once=once, say=click.echo, show=_show)
         from isthmus.tools.up import running as up
 
-        return up.main(v=v, once=once, say=click.echo)
+        return up.main(v=v, once=once, show_curl=show_curl, say=click.echo)
     except LinkError as exc:
         raise click.ClickException(str(exc)) from exc
     except BrokenPipeError:

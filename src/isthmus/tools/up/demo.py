@@ -15,6 +15,7 @@ from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 
 NAME = "demo.internal"
+PORT = 80  # of the name: the agent knows that the target listens on another
 _MAX_PAGE_BYTES = 65_536
 
 

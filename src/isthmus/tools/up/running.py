@@ -18,6 +18,14 @@ from pathlib import Path
 
 import uvloop
 
+from isthmus.dial.rules_connectivity import (
+    ClientTls,
+    ConnectivityConfig,
+    NetworkConfig,
+    NetworkConnection,
+    NetworkProtocol,
+)
+from isthmus.dial.settings_connectivity_writing import to_connectivity_service
 from isthmus.errors import LinkError, LinkStage
 from isthmus.frame.lifecycle import Lifecycle
 from isthmus.frame.signals import stop_signals
@@ -33,7 +41,7 @@ from isthmus.settings.admin import AdminSettings
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.tools.up import demo
-from isthmus.tools.up.state import own_directory, state_home, tell_admin_ports
+from isthmus.tools.up.state import CONNECTIVITY, own_directory, state_home, tell_admin_ports
 from isthmus.values import HostPort
 
 Say = Callable[[str], None]
@@ -75,7 +83,7 @@ async def running(directory: Path) -> AsyncIterator[RunningDemo]:
         await server.start()
         door = server.part(ServerDials).agent_door
         stack.push_async_callback(server.stop)
-        agent = Lifecycle(AGENT, _agent_settings(files, door.port))
+        agent = Lifecycle(AGENT, _agent_settings(files, door.port, target.number))
         await agent.start()
         stack.push_async_callback(agent.stop)
         async with asyncio.TaskGroup() as tasks:
@@ -91,7 +99,7 @@ async def running(directory: Path) -> AsyncIterator[RunningDemo]:
                 frontend=HostPort(LOOPBACK, frontend_port),
                 admin=HostPort(LOOPBACK, server.admin_port),
                 agent_admin=HostPort(LOOPBACK, agent.admin_port),
-                target=HostPort(demo.NAME, target.number),
+                target=HostPort(demo.NAME, demo.PORT),
                 uds=server.ground.settings.uds_name,
             )
             for task in watching:
@@ -121,7 +129,7 @@ def _server_settings(directory: Path, files: PkiFiles) -> ServerSettings:
     return settings
 
 
-def _agent_settings(files: PkiFiles, server_port: int) -> AgentSettings:
+def _agent_settings(files: PkiFiles, server_port: int, target_port: int) -> AgentSettings:
     settings = AgentSettings(
         agent_id=AGENT_ID,
         proxy_server_host=(LOOPBACK,),
@@ -129,7 +137,7 @@ def _agent_settings(files: PkiFiles, server_port: int) -> AgentSettings:
         ca_cert=str(files.ca_cert),
         agent_cert=str(files.agent_cert),
         agent_key=str(files.agent_key),
-        host_alias=(f"{demo.NAME}={LOOPBACK}",),
+        host_alias=(f"{demo.NAME}={LOOPBACK}:{target_port}",),
         admin=AdminSettings(health_port=0, health_bind_address=LOOPBACK, port=0),
     )
     settings.validate()
@@ -157,6 +165,18 @@ def curl_line(frontend: HostPort, files: PkiFiles, target: HostPort) -> str:
     ])  # fmt: skip
 
 
+def connectivity(up: RunningDemo) -> str:
+    """The configuration by which ``isthmus curl`` and ``isthmus dial`` go through the tunnel."""
+    tls = ClientTls(
+        ca_bundle=str(up.files.ca_cert),
+        client_cert=str(up.files.client_cert),
+        client_key=str(up.files.client_key),
+    )
+    way = NetworkConnection(protocol=NetworkProtocol.HTTP_CONNECT, tcp=up.frontend, tls=tls)
+    network = NetworkConfig(name=AGENT_ID, connection=way)
+    return to_connectivity_service(ConnectivityConfig(networks={AGENT_ID: network}))
+
+
 def snapshot_line(admin: HostPort, environment: Mapping[str, str]) -> str:
     """Write the curl command that shows what the server is doing."""
     # curl reads these for plain HTTP; a proxy elsewhere has another 127.0.0.1.
@@ -174,9 +194,10 @@ def our_name(environment: Mapping[str, str], typed: str) -> str:
 
 
 def lines(
-    up: RunningDemo, environment: Mapping[str, str], *, pid: int, name: str = "isthmus"
+    up: RunningDemo, environment: Mapping[str, str], *, pid: int, name: str, show_curl: bool
 ) -> list[str]:
     """Write what to tell the user: a header with where to watch, an empty line, three to paste."""
+    ask = f"{name} curl http://{demo.NAME}/"
     return [
         "Isthmus is up: a server, an agent, and a demo target that only the agent can find.",
         "Paste into another terminal: a request through the tunnel, a look at the server, the end"
@@ -184,13 +205,13 @@ def lines(
         f"Watch it in a browser: http://{up.admin}/ui/",
         f"Watch it in a terminal: {name} status, {name} top",
         "",
-        curl_line(up.frontend, up.files, up.target),
+        curl_line(up.frontend, up.files, up.target) if show_curl else ask,
         snapshot_line(up.admin, environment),
         f"kill {pid}",
     ]
 
 
-async def _run(home: Path, say: Say, *, once: bool) -> int:
+async def _run(home: Path, say: Say, *, once: bool, show_curl: bool) -> int:
     me = asyncio.current_task()
     assert me is not None
     told = False
@@ -207,22 +228,19 @@ async def _run(home: Path, say: Say, *, once: bool) -> int:
     try:
         with own_directory(home) as directory:
             async with running(directory) as up:
+                (directory / CONNECTIVITY).write_text(connectivity(up))
                 tell_admin_ports(directory, [up.admin.port, up.agent_admin.port])
-                return await _live(up, say, once=once)
+                if once:
+                    return await _visit(up, say)
+                name = our_name(os.environ, sys.argv[0])
+                for line in lines(up, os.environ, pid=os.getpid(), name=name, show_curl=show_curl):
+                    say(line)
+                await asyncio.get_running_loop().create_future()  # until a signal cancels it
+                return 0
     except asyncio.CancelledError:
         if not told:
             raise
         return 0
-
-
-async def _live(up: RunningDemo, say: Say, *, once: bool) -> int:
-    if once:
-        return await _visit(up, say)
-    name = our_name(os.environ, sys.argv[0])
-    for line in lines(up, os.environ, pid=os.getpid(), name=name):
-        say(line)
-    await asyncio.get_running_loop().create_future()  # until a signal cancels it
-    return 0
 
 
 async def _visit(up: RunningDemo, say: Say) -> int:
@@ -233,7 +251,7 @@ async def _visit(up: RunningDemo, say: Say) -> int:
     return 0 if seen.worked else 1
 
 
-def main(*, v: int, once: bool, say: Say) -> int:
+def main(*, v: int, once: bool, show_curl: bool, say: Say) -> int:
     """Run until Ctrl-C or SIGTERM, or with ``once`` for one request; the exit code.
 
     Raises:
@@ -242,7 +260,7 @@ def main(*, v: int, once: bool, say: Say) -> int:
     os.umask(0o077)
     configure(v, "text", sys.stderr)
     try:
-        return uvloop.run(_run(state_home(os.environ), say, once=once))
+        return uvloop.run(_run(state_home(os.environ), say, once=once, show_curl=show_curl))
     except BaseExceptionGroup as group:
         # A task group packs what went wrong in it, also when it is one thing.
         if len(group.exceptions) > 1:

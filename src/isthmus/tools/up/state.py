@@ -2,7 +2,8 @@
 
 It lives under ``$XDG_STATE_HOME/isthmus``, mode 0700. Its ``pid`` file is locked for as long as
 the process lives, however that ends, so a number that another process has by now fools nobody.
-Its ``admin-ports`` say where the terminal tools find what runs in it.
+Its ``admin-ports`` say where the terminal tools find what runs in it, and its ``connectivity.yaml``
+how ``isthmus curl`` and ``isthmus dial`` reach the target.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from isthmus.errors import ConfigError
 
 PREFIX = "up-"
+CONNECTIVITY = "connectivity.yaml"
 _ADMIN_PORTS = "admin-ports"
 # A directory may be this young and not have a locked pid file yet.
 _BEING_MADE_S = 60.0
@@ -83,11 +85,28 @@ def tell_admin_ports(directory: Path, ports: Sequence[int]) -> None:
 
 def told_admin_ports(environment: Mapping[str, str]) -> list[int]:
     """The admin ports on 127.0.0.1 of every run of this user that has told them and lives."""
+    return [port for each in _living(environment) for port in _read_ports(each)]
+
+
+def told_connectivity(environment: Mapping[str, str]) -> Path | None:
+    """The connectivity configuration of this user's newest run that lives, if there is one."""
+    files = [each / CONNECTIVITY for each in _living(environment)]
+    return max((it for it in files if it.is_file()), key=_modified_at, default=None)
+
+
+def _living(environment: Mapping[str, str]) -> list[Path]:
     try:
         directories = sorted(state_home(environment).glob(f"{PREFIX}*"))
     except (ConfigError, OSError):
         return []
-    return [port for each in directories if not _is_stale(each) for port in _read_ports(each)]
+    return [each for each in directories if not _is_stale(each)]
+
+
+def _modified_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0  # gone in this moment
 
 
 def _read_ports(directory: Path) -> list[int]:

@@ -76,12 +76,18 @@ def test_good_settings_pass() -> None:
         ),
         (
             {"host_alias": ("demo.internal",)},
-            "--host-alias takes NAME=ADDRESS, such as db.internal=10.0.0.5, not 'demo.internal'",
+            "--host-alias takes NAME=ADDRESS[:PORT], such as db.internal=10.0.0.5 or"
+            " web.internal=[fd00::5]:8080, not 'demo.internal'",
+        ),
+        (
+            {"host_alias": ("web=::1:80000",)},
+            "--host-alias takes NAME=ADDRESS[:PORT], such as db.internal=10.0.0.5 or"
+            " web.internal=[fd00::5]:8080, not 'web=::1:80000'",
         ),
         (
             {"host_alias": ("10.0.0.1=10.0.0.2",)},
-            "--host-alias takes NAME=ADDRESS, such as db.internal=10.0.0.5,"
-            " not '10.0.0.1=10.0.0.2'",
+            "--host-alias takes NAME=ADDRESS[:PORT], such as db.internal=10.0.0.5 or"
+            " web.internal=[fd00::5]:8080, not '10.0.0.1=10.0.0.2'",
         ),
         ({"alpn_proto": ("x" * 256,)}, "--alpn-proto must be at most 255 ASCII characters"),
         ({"server_count_source": "min"}, "--server-count-source must be default or max, not 'min'"),
@@ -94,9 +100,11 @@ def test_bad_settings_are_one_sentence(changes: dict[str, Any], sentence: str) -
 
 
 def test_aliases_are_found_by_lower_case_name() -> None:
-    settings = replace(GOOD, host_alias=("Demo.Internal.=10.0.0.1", "demo.internal=::1", "x=::2"))
+    settings = replace(
+        GOOD, host_alias=("Demo.Internal.=10.0.0.1", "demo.internal=::1", "x=[::2]:80")
+    )
     settings.validate()
-    assert settings.aliases == {"demo.internal": ("10.0.0.1", "::1"), "x": ("::2",)}
+    assert settings.aliases == {"demo.internal": ("10.0.0.1", "::1"), "x": ("[::2]:80",)}
 
 
 def test_identifiers_are_read() -> None:

@@ -78,11 +78,11 @@ def test_three_lines_to_paste_follow_the_header() -> None:
         target=HostPort(demo.NAME, 2),
         uds="",
     )
-    said = up.lines(where, {}, pid=42)
+    said = up.lines(where, {}, pid=42, name="./isthmus", show_curl=False)
     pasted = said[said.index("") + 1 :]
     assert f"http://{where.admin}/ui/" in said[said.index("") - 2]
-    assert said[said.index("") - 1].endswith(": isthmus status, isthmus top")
-    assert [line.split()[0] for line in pasted] == ["curl", "curl", "kill"]
+    assert said[said.index("") - 1].endswith(": ./isthmus status, ./isthmus top")
+    assert [line.split()[0] for line in pasted] == ["./isthmus", "curl", "kill"]
     assert pasted[2] == "kill 42"
     assert "Ctrl-C" in " ".join(said[: said.index("")])
 
