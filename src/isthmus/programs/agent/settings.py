@@ -113,8 +113,7 @@ class AgentSettings(CarrierSettings):
     )
     host_alias: tuple[str, ...] = option(
         (),
-        help="Address of this name for the agent, before DNS; with a port, the agent dials that port "
-        "whichever was asked for",
+        help="Address of this name, used before DNS; with a port, the agent dials it for any port",
         repeat=True,
         group=_TARGETS,
         metavar="NAME=ADDRESS[:PORT]",
