@@ -6,7 +6,9 @@ import hashlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ from isthmus.tools.pki import making as pki
 MIB = 1024 * 1024
 BULK = hashlib.sha256(b"isthmus").digest() * (4 * MIB // 32)
 ROLES = [("new", "old"), ("old", "new")]
+GATE = "--feature-gates=EnableClusterToMasterTraffic=true"
+NODE_ADDRESS, NODE_PORTS = "10.96.0.1", (6443, 6444)
 
 pytestmark = pytest.mark.nightly
 
@@ -129,14 +133,14 @@ def connected(host: str, port: int) -> Client:
 def test_from_nodes_to_the_control_plane_between_releases(
     programs: Programs, sources: dict[str, Path], server: str, agent: str, link: str
 ) -> None:
-    gate, port = "--feature-gates=EnableClusterToMasterTraffic=true", 6443
+    port = NODE_PORTS[0]
     with own_network(), Target() as target:
-        near = programs.server(gate, f"--allowed-destination={target.name}", source=sources[server])
+        near = programs.server(GATE, f"--allowed-destination={target.name}", source=sources[server])
         programs.agent(
-            near, gate, f"--link={link}", "--bind-address=10.96.0.1",
+            near, GATE, f"--link={link}", f"--bind-address={NODE_ADDRESS}",
             f"--target={port}:{target.name}", source=sources[agent],
         )  # fmt: skip
-        with connected("10.96.0.1", port) as client, target.accept() as far:
+        with connected(NODE_ADDRESS, port) as client, target.accept() as far:
             client.send(b"ping")
             assert far.read_exactly(4) == b"ping"
             far.send(BULK)
@@ -145,11 +149,17 @@ def test_from_nodes_to_the_control_plane_between_releases(
 
 
 class Pair:
-    """Two servers and two agents, each of which can be replaced by another release."""
+    """Two servers and two agents, each of which can be replaced by another release.
 
-    def __init__(self, programs: Programs, sources: dict[str, Path]) -> None:
+    With ``destination`` nodes reach it, at a port of each agent.
+    """
+
+    def __init__(
+        self, programs: Programs, sources: dict[str, Path], *, destination: str = ""
+    ) -> None:
         self._programs = programs
         self._sources = sources
+        self._destination = destination
         self._port = free_port()
         self.sockets = [f"{programs.uds}.{n}" for n in range(2)]
         self._servers: dict[int, Program] = {}
@@ -164,6 +174,7 @@ class Pair:
             f"--agent-port={self._port}",
             "--server-count=2",
             "--server-port=0",
+            *((GATE, f"--allowed-destination={self._destination}") if self._destination else ()),
         )
         self._servers[number] = self._programs.server(*more, source=self._sources[release])
         if self._agents:
@@ -172,11 +183,22 @@ class Pair:
     def agent(self, number: int, release: str) -> None:
         """Put an agent of this release into the place of the one there."""
         _end(self._agents.get(number))
-        more = (f"--proxy-server-host=127.0.0.{n + 1}" for n in range(2))
+        more = [f"--proxy-server-host=127.0.0.{n + 1}" for n in range(2)]
+        if self._destination:
+            target = f"--target={NODE_PORTS[number]}:{self._destination}"
+            more += [GATE, f"--bind-address={NODE_ADDRESS}", target]
         flags = self._programs.agent_flags(self._port)
         program = self._programs.start("agent", *flags, *more, source=self._sources[release])
         self._agents[number] = program
         wait_until(lambda: program.log.count("linked ") >= 2, "the agent has both servers")
+
+    def change_all(self, asking: Asking, *releases: str) -> None:
+        """Replace one program after the other, under requests, release after release."""
+        for release in releases:
+            for replace in (self.server, self.agent):
+                for number in range(2):
+                    replace(number, release)
+                    asking.more()
 
 
 def _end(program: Program | None) -> None:
@@ -186,13 +208,12 @@ def _end(program: Program | None) -> None:
 
 
 class Asking:
-    """Asks all the time, of whichever server takes it, as kube-apiserver's replicas would."""
+    """Asks all the time, by whichever way works, as kube-apiserver's replicas or pods would."""
 
-    def __init__(self, sockets: list[str], target: str) -> None:
+    def __init__(self, ways: Sequence[Callable[[], AbstractContextManager[Client]]]) -> None:
         self.asked = 0
         self.failed: list[str] = []
-        self._sockets = sockets
-        self._target = target
+        self._ways = ways
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -211,14 +232,14 @@ class Asking:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            errors = [error for path in self._sockets if (error := self._ask(path))]
+            errors = [error for way in self._ways if (error := self._ask(way))]
             self.asked += 1
-            if len(errors) == len(self._sockets):
+            if len(errors) == len(self._ways):
                 self.failed.append("; ".join(errors))
 
-    def _ask(self, path: str) -> str:
+    def _ask(self, way: Callable[[], AbstractContextManager[Client]]) -> str:
         try:
-            with tunnel(connect_uds(path), self._target) as client:
+            with way() as client:
                 client.send(b"hello")
                 assert client.read_exactly(5) == b"hello"
         except (OSError, AssertionError) as exc:
@@ -226,19 +247,39 @@ class Asking:
         return ""
 
 
+def by_socket(path: str, target: str) -> AbstractContextManager[Client]:
+    return tunnel(connect_uds(path), target)
+
+
 def test_upgrade_downgrade_upgrade(programs: Programs, sources: dict[str, Path]) -> None:
     pair = Pair(programs, sources)
-    for number in range(2):
-        pair.server(number, "old")
-    for number in range(2):
-        pair.agent(number, "old")
-    with echo_target() as echo, Asking(pair.sockets, echo.name) as asking:
-        for release in ("new", "old", "new"):
-            for number in range(2):
-                pair.server(number, release)
-                asking.more()
-            for number in range(2):
-                pair.agent(number, release)
-                asking.more()
+    for replace in (pair.server, pair.agent):
+        for number in range(2):
+            replace(number, "old")
+    with echo_target() as echo:
+        ways = [partial(by_socket, path, echo.name) for path in pair.sockets]
+        with Asking(ways) as asking:
+            pair.change_all(asking, "new", "old", "new")
     assert not asking.failed, asking.failed[:3]
     print(f"{asking.asked} requests over three changes of release, none failed")
+
+
+def by_node(port: int) -> AbstractContextManager[Client]:
+    return Client(socket.create_connection((NODE_ADDRESS, port), LIMIT_S))
+
+
+@needs_root
+def test_upgrade_downgrade_upgrade_under_traffic_from_nodes(
+    programs: Programs, sources: dict[str, Path]
+) -> None:
+    with own_network(), echo_target() as echo:
+        pair = Pair(programs, sources, destination=echo.name)
+        for replace in (pair.server, pair.agent):
+            for number in range(2):
+                replace(number, "old")
+        for port in NODE_PORTS:
+            connected(NODE_ADDRESS, port).close()
+        with Asking([partial(by_node, port) for port in NODE_PORTS]) as asking:
+            pair.change_all(asking, "new", "old", "new")
+    assert not asking.failed, asking.failed[:3]
+    print(f"{asking.asked} requests of nodes over three changes of release, none failed")
