@@ -17,9 +17,9 @@ from isthmus.hosting.model import (
     Strategy,
     Viewpoint,
 )
+from isthmus.hosting.models import V1BETA1
 from isthmus.hosting.objects import purposes
 from isthmus.hosting.plan import make_plan
-from isthmus.hosting.rules import possible
 from isthmus.hosting.shapes import Manifest, key
 from isthmus.hosting.visibility import is_published
 
@@ -41,7 +41,7 @@ def entries(draw: st.DrawFn, platform: Platform) -> tuple[Publishing, ...]:
     hosts, ports = draw(st.permutations(HOSTS)), draw(st.permutations(PORTS))
     found = []
     for service, host, port in zip(USED, hosts, ports, strict=False):
-        strategies = list(possible(service, platform))
+        strategies = list(V1BETA1.possible(service, platform))
         if (
             platform in (Platform.AWS, Platform.AZURE)
             and service is not ControlPlaneService.API_SERVER
@@ -75,6 +75,7 @@ def clusters(draw: st.DrawFn, platform: Platform | None = None) -> HostedCluster
         access = EndpointAccess.PRIVATE
     shared = on is Platform.AZURE and draw(st.booleans())
     return HostedCluster(
+        model=V1BETA1,
         name="demo",
         namespace="clusters",
         control_plane="clusters-demo",

@@ -27,9 +27,10 @@ from isthmus.hosting.model import (
     Publishing,
     Strategy,
 )
+from isthmus.hosting.models import MODELS, V1BETA1
 from isthmus.text.located_yaml import Located, compose_all, near, short
 
-API_VERSION = "hypershift.openshift.io/v1beta1"
+API_VERSION = V1BETA1.api_version
 KIND = "HostedCluster"
 DEFAULT_NAMESPACE = "clusters"  # of HyperShift's own command line
 SWIFT_ANNOTATION = "hypershift.openshift.io/swift-pod-network-instance"
@@ -133,6 +134,7 @@ def _cluster(known: DocumentFields) -> HostedCluster:
     azure = _azure(known, platform)
     said = _access(known, platform)
     cluster = HostedCluster(
+        model=V1BETA1,
         name=name,
         namespace=namespace,
         control_plane=f"{namespace}-{name.replace('.', '-')}",
@@ -205,7 +207,7 @@ def _check_version(known: DocumentFields) -> None:
         known.missing("apiVersion")
         return
     version = node.text()
-    if version is not None and version != API_VERSION:
+    if version is not None and version not in MODELS:
         node.error(f"must be {API_VERSION}, not {short(version)}")
 
 

@@ -13,16 +13,14 @@ from isthmus.hosting.model import (
     PublishPlan,
     Strategy,
     Viewpoint,
+    VisibleServices,
 )
 from isthmus.hosting.objects import makes
-from isthmus.hosting.rules import UNUSED
 from isthmus.hosting.rules_endpoints import NOT_HERE, why_not
 from isthmus.hosting.visibility import (
     DESIGNED,
     INGRESS,
     SHARED_INGRESS,
-    WITH_ACCESS,
-    VisibleServices,
     behind_shared_ingress,
     is_private,
     is_public,
@@ -76,7 +74,7 @@ def _wrong(plan: PublishPlan) -> Iterator[str]:
 
 def _topology(cluster: HostedCluster) -> Iterator[str]:
     on = cluster.platform.value
-    if cluster.platform not in WITH_ACCESS:
+    if cluster.platform not in cluster.model.with_access:
         yield f"{cluster.name} is on {on}, which has public endpoints and no others."
         return
     said = "as the document says" if cluster.has_access else f"which is the default on {on}"
@@ -116,7 +114,7 @@ def _service(plan: PublishPlan, service: ControlPlaneService) -> Iterator[str]:
     publishing = plan.cluster.publishing(service)
     if publishing is None:
         return
-    if service in UNUSED:
+    if service in plan.cluster.model.unused:
         yield f"{service.value}: accepted and ignored; nothing is made for it."
         yield ""
         return
@@ -174,7 +172,7 @@ def differences(plan: PublishPlan) -> tuple[str, ...]:
 
     The design has topologies only: of a platform without any it says nothing.
     """
-    if plan.cluster.platform not in WITH_ACCESS:
+    if plan.cluster.platform not in plan.cluster.model.with_access:
         return ()
     then, now = DESIGNED[plan.cluster.access], listed(plan.endpoints)
     return tuple(

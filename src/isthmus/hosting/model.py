@@ -1,7 +1,7 @@
 """What is published of a hosted control plane, how, and who can reach it: the values of a plan.
 
-The words are HyperShift's (hypershift.openshift.io/v1beta1). How a document becomes these values
-is said in document.py.
+The words are HyperShift's. What each version of its API publishes is declared in models.py; how a
+document becomes these values is said in document.py.
 """
 
 from __future__ import annotations
@@ -66,6 +66,65 @@ class Viewpoint(Enum):
     SAME_CLUSTER = "control plane namespace"
 
 
+class StrategyVerdict(Enum):
+    """What becomes of a service with a strategy."""
+
+    PUBLISHED = "published"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleServices:
+    """What a topology shows to everybody, and what to the guest's own network only."""
+
+    public: frozenset[ControlPlaneService]
+    private: frozenset[ControlPlaneService]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishingModel:
+    """What a version of the API publishes, how, and who is to see it: tables that the engine reads.
+
+    ``only_on`` are pairs that one platform alone has. ``shown`` says for each topology who sees a
+    Route or a load balancer; ``open_balancers`` are services whose load balancer is for everybody
+    whatever the topology. A node port is always where the nodes of the management cluster are.
+    """
+
+    api_version: str
+    matrix: Mapping[ControlPlaneService, Mapping[Strategy, StrategyVerdict]]
+    only_on: Mapping[tuple[ControlPlaneService, Strategy], Platform]
+    required: tuple[ControlPlaneService, ...]
+    with_access: frozenset[Platform]
+    shown: Mapping[EndpointAccess, VisibleServices]
+    open_balancers: frozenset[ControlPlaneService] = frozenset()
+
+    @property
+    def unused(self) -> frozenset[ControlPlaneService]:
+        """Services that can be listed and that nothing publishes."""
+        published = StrategyVerdict.PUBLISHED
+        return frozenset(each for each, row in self.matrix.items() if published not in row.values())
+
+    def verdict(
+        self, service: ControlPlaneService, strategy: Strategy, platform: Platform
+    ) -> StrategyVerdict:
+        if self.only_on.get((service, strategy), platform) is not platform:
+            return StrategyVerdict.REFUSED
+        return self.matrix[service][strategy]
+
+    def possible(self, service: ControlPlaneService, platform: Platform) -> tuple[Strategy, ...]:
+        """The strategies that publish a service, for a sentence that says what to write instead."""
+        published = StrategyVerdict.PUBLISHED
+        return tuple(
+            each for each in Strategy if self.verdict(service, each, platform) is published
+        )
+
+    def required_on(self, platform: Platform) -> tuple[ControlPlaneService, ...]:
+        """The services that have to be listed: IBM Cloud brings its nodes up without Ignition."""
+        without = ControlPlaneService.IGNITION if platform is Platform.IBMCLOUD else None
+        return tuple(each for each in self.required if each is not without)
+
+
 @dataclass(frozen=True, slots=True)
 class DocumentPlace:
     """Where a document says something: its line, from 1, and the field's path."""
@@ -94,9 +153,11 @@ class HostedCluster:
 
     ``access`` is what holds, default filled in; ``has_access`` whether the document says it.
     ``control_plane`` is the namespace of the control plane's pods on the management cluster.
-    ``places`` are where the document says something, by field path.
+    ``model`` is that of the document's version. ``places`` are where the document says something,
+    by field path.
     """
 
+    model: PublishingModel
     name: str
     namespace: str
     control_plane: str

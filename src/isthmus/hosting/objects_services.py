@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform, Publishing, Strategy
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    HostedCluster,
+    Platform,
+    Publishing,
+    Strategy,
+    StrategyVerdict,
+)
 from isthmus.hosting.shapes import (
     BALANCE_ANNOTATION,
     CLUSTER_IP,
@@ -25,7 +32,13 @@ from isthmus.hosting.shapes import (
     router_labels,
     service,
 )
-from isthmus.hosting.visibility import behind_shared_ingress, is_private, is_public, labels_routes
+from isthmus.hosting.visibility import (
+    behind_shared_ingress,
+    is_internal_balancer,
+    is_private,
+    labels_routes,
+    sides,
+)
 
 TUNNEL = "konnectivity-server"
 TUNNEL_PORT = 8091
@@ -35,16 +48,6 @@ IGNITION = "ignition-server-proxy"
 IGNITION_IBM = "ignition-server"
 IGNITION_ROUTE = "ignition-server"
 ROUTE_PORT = 443
-
-_TAKES: Mapping[ControlPlaneService, frozenset[Strategy]] = {
-    ControlPlaneService.KONNECTIVITY: frozenset(
-        {Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE}
-    ),
-    ControlPlaneService.OAUTH_SERVER: frozenset(
-        {Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE}
-    ),
-    ControlPlaneService.IGNITION: frozenset({Strategy.NODE_PORT, Strategy.ROUTE}),
-}
 
 API_SERVER = "kube-apiserver"
 PRIVATE = "kube-apiserver-private"
@@ -69,9 +72,14 @@ def other_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
     found: list[PlannedObject] = []
     for each, make in makers.items():
         publishing = cluster.publishing(each)
-        if publishing is not None and publishing.strategy in _TAKES[each]:
+        if publishing is not None and _is_published(cluster, publishing):
             found += make(cluster, publishing)
     return tuple(found)
+
+
+def _is_published(cluster: HostedCluster, publishing: Publishing) -> bool:
+    found = cluster.model.verdict(publishing.service, publishing.strategy, cluster.platform)
+    return found is StrategyVerdict.PUBLISHED
 
 
 def ignition_name(cluster: HostedCluster) -> str:
@@ -107,7 +115,8 @@ def _oauth(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedOb
     )
     template = replace(template, **published_as(publishing))
     if publishing.strategy is Strategy.LOAD_BALANCER:
-        cloud = balancer_annotations(cluster.platform, internal=is_private(cluster))
+        internal = is_internal_balancer(cluster, publishing.service)
+        cloud = balancer_annotations(cluster.platform, internal=internal)
         template = replace(template, port=ROUTE_PORT, annotations={**cloud, **template.annotations})
     made = service(cluster, OAUTH, template)
     yield PlannedObject(
@@ -119,15 +128,15 @@ def _oauth(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedOb
 
 
 def _oauth_routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[tuple[Manifest, str]]:
-    host = publishing.hostname
-    if is_public(cluster):
+    host, shown = publishing.hostname, sides(cluster, publishing.service)
+    if shown.public:
         found = route(cluster, "oauth", host, OAUTH, labels=_public_labels(cluster))
         yield found, "leads users to the OAuth server"
     elif host:
         labels = {**internal_labels(cluster), VISIBILITY_LABEL: "private"}
         found = route(cluster, "oauth-private", host, OAUTH, labels=labels)
         yield found, "leads users in the guest's own network to the OAuth server"
-    if is_private(cluster):
+    if shown.private:
         name = "oauth-internal"
         found = route(
             cluster, name, internal_name(cluster, name), OAUTH, labels=internal_labels(cluster)
@@ -161,10 +170,11 @@ def _one_route(
 ) -> PlannedObject:
     """The Route of what only nodes use: theirs alone as soon as they have a way of their own."""
     host, labels = publishing.hostname, _public_labels(cluster)
-    if is_private(cluster):
+    private = sides(cluster, publishing.service).private
+    if private:
         host, labels = internal_name(cluster, name), internal_labels(cluster)
     found = route(cluster, name, host, to, labels=labels, annotations=annotations)
-    where = "in the guest's own network" if is_private(cluster) else "wherever they are"
+    where = "in the guest's own network" if private else "wherever they are"
     return PlannedObject(
         manifest=found, purpose=f"leads nodes, {where}, to {to}", service=publishing.service
     )
@@ -211,14 +221,15 @@ def _inside(cluster: HostedCluster) -> PlannedObject:
 
 def _balancers(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
     azure = cluster.platform is Platform.AZURE
-    if is_public(cluster):
+    shown = sides(cluster, publishing.service)
+    if shown.public:
         found = service(
             cluster, AZURE_BALANCER if azure else API_SERVER, _public(cluster, publishing)
         )
         yield _made(found, "gives kube-apiserver an address for everybody")
-    if azure or not is_public(cluster):
+    if azure or not shown.public:
         yield _inside(cluster)
-    if is_private(cluster):
+    if shown.private:
         template = replace(
             _template(cluster),
             port=AZURE_BALANCER_PORT if azure else service_port(cluster),
@@ -241,7 +252,7 @@ def _public(cluster: HostedCluster, publishing: Publishing) -> ServiceTemplate:
 
 
 def _routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
-    if is_public(cluster):
+    if sides(cluster, publishing.service).public:
         found = route(
             cluster, API_SERVER, publishing.hostname, API_SERVER, labels=router_labels(cluster)
         )

@@ -19,7 +19,7 @@ from isthmus.hosting.model import (
     Viewpoint,
     Weight,
 )
-from isthmus.hosting.visibility import WITH_ACCESS, is_published
+from isthmus.hosting.visibility import is_published
 
 MAX_CIDRS = 6
 MAX_ERRORS = 6
@@ -113,7 +113,7 @@ def picture(plan: PublishPlan) -> PlanPicture:
 
 
 def _title(cluster: HostedCluster) -> str:
-    access = f", {cluster.access.value}" if cluster.platform in WITH_ACCESS else ""
+    access = f", {cluster.access.value}" if cluster.platform in cluster.model.with_access else ""
     return f"Who reaches its control plane: {cluster.platform.value}{access}"
 
 

@@ -1,23 +1,17 @@
-"""What a rule is, and what rules share: places in the document, and what publishes which service.
-
-The table of services and strategies is what the control plane operator does. What a platform or a
-topology forbids on top of it is in rules_platforms.py.
-"""
+"""What a rule is, and what rules share: places in the document, words for sentences, networks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from isthmus.hosting.model import (
     ControlPlaneService,
     DocumentPlace,
     HostedCluster,
     PlanFinding,
-    Platform,
     Publishing,
     Strategy,
     Weight,
@@ -33,16 +27,6 @@ _SECTIONS = {
     Strategy.NODE_PORT: "nodePort",
     Strategy.ROUTE: "route",
 }
-
-#: Services that HyperShift still lists and does nothing about.
-UNUSED: Final = frozenset({ControlPlaneService.OIDC, ControlPlaneService.OVN_SB_DB})
-#: Services that have to be published.
-REQUIRED: Final = (
-    ControlPlaneService.API_SERVER,
-    ControlPlaneService.OAUTH_SERVER,
-    ControlPlaneService.KONNECTIVITY,
-    ControlPlaneService.IGNITION,
-)
 
 
 class RuleBreak(NamedTuple):
@@ -152,56 +136,3 @@ def overlap(one: str, other: str) -> bool:
 
 def _network(cidr: str) -> IPv4Network | IPv6Network:
     return ip_network(cidr)
-
-
-class StrategyVerdict(Enum):
-    """What becomes of a service with a strategy."""
-
-    PUBLISHED = "published"
-    REFUSED = "refused"
-    IGNORED = "ignored"
-
-
-_YES: Final = StrategyVerdict.PUBLISHED
-_NO: Final = StrategyVerdict.REFUSED
-_IGNORED: Final = StrategyVerdict.IGNORED
-
-
-#: Service → strategy → verdict. OAuthServer by LoadBalancer is published on Azure alone.
-MATRIX: Final[Mapping[ControlPlaneService, Mapping[Strategy, StrategyVerdict]]] = {
-    service: dict(zip(Strategy, verdicts, strict=True))
-    for service, verdicts in {
-        #                       LoadBalancer NodePort  Route     None      S3
-        ControlPlaneService.API_SERVER: (_YES, _YES, _YES, _NO, _NO),
-        ControlPlaneService.KONNECTIVITY: (_YES, _YES, _YES, _NO, _NO),
-        ControlPlaneService.OAUTH_SERVER: (_YES, _YES, _YES, _NO, _NO),
-        ControlPlaneService.IGNITION: (_NO, _YES, _YES, _NO, _NO),
-        ControlPlaneService.OIDC: (_IGNORED,) * 5,
-        ControlPlaneService.OVN_SB_DB: (_IGNORED,) * 5,
-    }.items()
-}
-
-
-def verdict(
-    service: ControlPlaneService, strategy: Strategy, platform: Platform
-) -> StrategyVerdict:
-    is_oauth_balancer = (service, strategy) == (
-        ControlPlaneService.OAUTH_SERVER,
-        Strategy.LOAD_BALANCER,
-    )
-    if is_oauth_balancer and platform is not Platform.AZURE:
-        return StrategyVerdict.REFUSED
-    return MATRIX[service][strategy]
-
-
-def possible(service: ControlPlaneService, platform: Platform) -> tuple[Strategy, ...]:
-    """The strategies that publish a service, for a sentence that says what to write instead."""
-    published = StrategyVerdict.PUBLISHED
-    return tuple(each for each in Strategy if verdict(service, each, platform) is published)
-
-
-def required(platform: Platform) -> tuple[ControlPlaneService, ...]:
-    """The services that have to be listed: IBM Cloud brings its nodes up without Ignition."""
-    if platform is Platform.IBMCLOUD:
-        return tuple(each for each in REQUIRED if each is not ControlPlaneService.IGNITION)
-    return REQUIRED

@@ -12,17 +12,16 @@ from isthmus.hosting.model import (
     Platform,
     Publishing,
     Strategy,
+    StrategyVerdict,
 )
 from isthmus.hosting.rules import (
     BOTH,
     CRD,
     RuleBreak,
     RuleList,
-    StrategyVerdict,
     entries,
     in_entry,
     place,
-    verdict,
     words,
 )
 
@@ -42,15 +41,17 @@ _BARE = (Platform.AGENT, Platform.NONE)
 RULES: Final = RuleList()
 
 
+def _can_be(cluster: HostedCluster, entry: Publishing) -> bool:
+    found = cluster.model.verdict(entry.service, entry.strategy, cluster.platform)
+    return found is StrategyVerdict.PUBLISHED
+
+
 def _not_by(
     cluster: HostedCluster, services: tuple[ControlPlaneService, ...], allowed: tuple[Strategy, ...]
 ) -> Iterator[RuleBreak]:
     """Entries of these services by another strategy, unless no platform could do it anyway."""
     for entry in entries(cluster, *services):
-        can_be = (
-            verdict(entry.service, entry.strategy, cluster.platform) is StrategyVerdict.PUBLISHED
-        )
-        if can_be and entry.strategy not in allowed:
+        if _can_be(cluster, entry) and entry.strategy not in allowed:
             yield RuleBreak(
                 f"{cluster.platform.value} does not publish {entry.service.value} by"
                 f" {entry.strategy.value}",
@@ -172,8 +173,7 @@ def _not_private(cluster: HostedCluster) -> Iterator[RuleBreak]:
 
 
 def _is_balancer(cluster: HostedCluster, entry: Publishing) -> bool:
-    can_be = verdict(entry.service, entry.strategy, cluster.platform) is StrategyVerdict.PUBLISHED
-    return can_be and entry.strategy is Strategy.LOAD_BALANCER
+    return _can_be(cluster, entry) and entry.strategy is Strategy.LOAD_BALANCER
 
 
 @RULES.note(

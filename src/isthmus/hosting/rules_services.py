@@ -12,20 +12,16 @@ from isthmus.hosting.model import (
     Platform,
     Publishing,
     Strategy,
+    StrategyVerdict,
 )
 from isthmus.hosting.rules import (
     BOTH,
     CRD,
-    UNUSED,
     RuleBreak,
     RuleList,
-    StrategyVerdict,
     in_entry,
     place,
-    possible,
-    required,
     section,
-    verdict,
     words,
 )
 
@@ -43,7 +39,7 @@ RULES: Final = RuleList()
 )
 def _missing(cluster: HostedCluster) -> Iterator[RuleBreak]:
     there = {entry.service for entry in cluster.services}
-    for service in required(cluster.platform):
+    for service in cluster.model.required_on(cluster.platform):
         if service not in there:
             yield RuleBreak(
                 f"{service.value} is not published",
@@ -73,12 +69,12 @@ def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
 )
 def _refused(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
-        service, strategy = entry.service, entry.strategy
-        if verdict(service, strategy, cluster.platform) is StrategyVerdict.REFUSED:
+        service, strategy, model = entry.service, entry.strategy, cluster.model
+        if model.verdict(service, strategy, cluster.platform) is StrategyVerdict.REFUSED:
             yield RuleBreak(
                 f"{service.value} cannot be published by {strategy.value}"
                 f" on {cluster.platform.value}",
-                f"use {words(possible(service, cluster.platform))}",
+                f"use {words(model.possible(service, cluster.platform))}",
                 in_entry(cluster, entry, ".type"),
             )
 
@@ -131,7 +127,7 @@ def _is_s3_elsewhere(cluster: HostedCluster, strategy: Strategy) -> bool:
 @RULES.warning("s3-on-aws", "S3 is used on AWS only", missed_by=BOTH)
 def _s3(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
-        if entry.service in UNUSED and _is_s3_elsewhere(cluster, entry.strategy):
+        if entry.service in cluster.model.unused and _is_s3_elsewhere(cluster, entry.strategy):
             yield RuleBreak(
                 f"{entry.service.value} is to be in a bucket of S3, which {cluster.platform.value}"
                 " does not have",
@@ -143,7 +139,7 @@ def _s3(cluster: HostedCluster) -> Iterator[RuleBreak]:
 @RULES.note("unused-service", "OIDC and OVNSbDb are not listed: they have no effect")
 def _ignored(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
-        if entry.service in UNUSED and not _is_s3_elsewhere(cluster, entry.strategy):
+        if entry.service in cluster.model.unused and not _is_s3_elsewhere(cluster, entry.strategy):
             yield RuleBreak(
                 f"nothing publishes {entry.service.value} any more: the entry has no effect",
                 "remove it",

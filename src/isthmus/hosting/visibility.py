@@ -7,7 +7,7 @@ only the guest's own network reaches. A cluster can be both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from isthmus.hosting.model import (
     ControlPlaneService,
@@ -17,6 +17,7 @@ from isthmus.hosting.model import (
     Platform,
     Strategy,
     Viewpoint,
+    VisibleServices,
 )
 from isthmus.text.addresses import reached_address
 from isthmus.values import is_address
@@ -31,22 +32,43 @@ IN_CLUSTER = frozenset({Viewpoint.SAME_CLUSTER})
 #: The operator looks after kube-apiserver from its own namespace.
 IN_MANAGEMENT = frozenset({Viewpoint.MANAGEMENT, Viewpoint.SAME_CLUSTER})
 
-#: Platforms whose documents say from where the endpoints are reached.
-WITH_ACCESS = frozenset({Platform.AWS, Platform.AZURE, Platform.GCP})
 _PUBLIC = frozenset({EndpointAccess.PUBLIC, EndpointAccess.PUBLIC_AND_PRIVATE})
 _PRIVATE = frozenset({EndpointAccess.PUBLIC_AND_PRIVATE, EndpointAccess.PRIVATE})
+_TOPOLOGY: Mapping[tuple[bool, bool], EndpointAccess] = {
+    (True, False): EndpointAccess.PUBLIC,
+    (True, True): EndpointAccess.PUBLIC_AND_PRIVATE,
+    (False, True): EndpointAccess.PRIVATE,
+}
 
 
 def is_public(cluster: HostedCluster) -> bool:
     """Whether there are endpoints for everybody."""
-    return cluster.platform not in WITH_ACCESS or cluster.access in _PUBLIC
+    return cluster.platform not in cluster.model.with_access or cluster.access in _PUBLIC
 
 
 def is_private(cluster: HostedCluster) -> bool:
     """Whether there are endpoints that only the guest's own network reaches."""
     if cluster.platform is Platform.AZURE and cluster.swift:
         return True
-    return cluster.platform in WITH_ACCESS and cluster.access in _PRIVATE
+    return cluster.platform in cluster.model.with_access and cluster.access in _PRIVATE
+
+
+class ServiceSides(NamedTuple):
+    """Whether a service is shown to everybody, and by a way of its own to the guest's network."""
+
+    public: bool
+    private: bool
+
+
+def sides(cluster: HostedCluster, service: ControlPlaneService) -> ServiceSides:
+    """To whom the topology shows a Route of a service, and kube-apiserver's load balancers."""
+    row = cluster.model.shown[_TOPOLOGY[is_public(cluster), is_private(cluster)]]
+    return ServiceSides(service in row.public, service in row.private)
+
+
+def is_internal_balancer(cluster: HostedCluster, service: ControlPlaneService) -> bool:
+    """Whether the one load balancer of a service is for the guest's own network."""
+    return is_private(cluster) and service not in cluster.model.open_balancers
 
 
 def behind_shared_ingress(cluster: HostedCluster) -> bool:
@@ -104,14 +126,6 @@ def seen_from(
     return tuple(
         each for each in endpoints if each.service is service and where in each.visible_from
     )
-
-
-@dataclass(frozen=True, slots=True)
-class VisibleServices:
-    """What a topology shows to everybody, and what to the guest's own network only."""
-
-    public: frozenset[ControlPlaneService]
-    private: frozenset[ControlPlaneService]
 
 
 _API, _OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER

@@ -13,6 +13,7 @@ from isthmus.hosting.model import (
     Publishing,
     Strategy,
 )
+from isthmus.hosting.models import V1BETA1
 
 USED = (
     ControlPlaneService.API_SERVER,
@@ -57,7 +58,12 @@ def cluster(
         "azure_workload_identities": platform is Platform.AZURE,
         "azure_private_type": "PrivateLink" if private else "",
     }
-    fields |= {"name": "demo", "namespace": "clusters", "control_plane": "clusters-demo"}
+    fields |= {
+        "model": V1BETA1,
+        "name": "demo",
+        "namespace": "clusters",
+        "control_plane": "clusters-demo",
+    }
     return HostedCluster(
         platform=platform,
         access=access,

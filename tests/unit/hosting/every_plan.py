@@ -12,8 +12,8 @@ from isthmus.hosting.model import (
     PublishPlan,
     Strategy,
 )
+from isthmus.hosting.models import V1BETA1
 from isthmus.hosting.plan import make_plan
-from isthmus.hosting.visibility import WITH_ACCESS
 from tests.unit.hosting.clusters import cluster
 
 _STRATEGIES = (Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE)
@@ -26,7 +26,7 @@ def every_plan() -> dict[str, PublishPlan]:
     for platform, access, api, others in product(
         Platform, EndpointAccess, _STRATEGIES, _STRATEGIES
     ):
-        if platform not in WITH_ACCESS and access is not EndpointAccess.PUBLIC:
+        if platform not in V1BETA1.with_access and access is not EndpointAccess.PUBLIC:
             continue  # they have one topology
         services = dict.fromkeys(
             (ControlPlaneService.OAUTH_SERVER, ControlPlaneService.KONNECTIVITY), others

@@ -18,6 +18,7 @@ from isthmus.hosting.model import (
     Strategy,
     Weight,
 )
+from isthmus.hosting.models import V1BETA1
 from isthmus.hosting.plan import make_plan
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "publishing"
@@ -42,6 +43,7 @@ ROUTES = tuple(
     )
 )
 SUMMER = HostedCluster(
+    model=V1BETA1,
     name="summer",
     namespace="clusters",
     control_plane="clusters-summer",

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from isthmus.hosting.model import ControlPlaneService, Platform, Strategy
-from isthmus.hosting.rules import MATRIX, StrategyVerdict, possible, required, verdict
+from isthmus.hosting.model import ControlPlaneService, Platform, Strategy, StrategyVerdict
+from isthmus.hosting.models import V1BETA1
 
 #: LoadBalancer, NodePort, Route, None, S3: y is published, n refused, - ignored, A on Azure only.
 TYPED = {
@@ -30,15 +30,15 @@ def test_the_matrix_is_as_it_was_typed(platform: Platform) -> None:
     letters["A"] = letters["y" if platform is Platform.AZURE else "n"]
     for service, (number, strategy) in product(ControlPlaneService, enumerate(Strategy)):
         wanted = letters[TYPED[service.value][number]]
-        assert verdict(service, strategy, platform) is wanted, (service, strategy)
+        assert V1BETA1.verdict(service, strategy, platform) is wanted, (service, strategy)
 
 
 def test_the_matrix_is_whole() -> None:
-    assert set(MATRIX) == set(ControlPlaneService)
-    assert all(set(row) == set(Strategy) for row in MATRIX.values())
+    assert set(V1BETA1.matrix) == set(ControlPlaneService)
+    assert all(set(row) == set(Strategy) for row in V1BETA1.matrix.values())
 
 
 def test_every_required_service_can_be_published_everywhere() -> None:
     for platform in Platform:
-        assert all(possible(service, platform) for service in required(platform))
-    assert ControlPlaneService.IGNITION not in required(Platform.IBMCLOUD)
+        assert all(V1BETA1.possible(service, platform) for service in V1BETA1.required_on(platform))
+    assert ControlPlaneService.IGNITION not in V1BETA1.required_on(Platform.IBMCLOUD)

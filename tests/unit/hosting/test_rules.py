@@ -20,10 +20,11 @@ from isthmus.hosting.model import (
     Platform,
     Publishing,
     Strategy,
+    StrategyVerdict,
     Weight,
 )
+from isthmus.hosting.models import V1BETA1
 from isthmus.hosting.plan import RULES, check, table
-from isthmus.hosting.rules import StrategyVerdict, verdict
 
 sys.path.insert(0, str(Path(__file__).parent))
 from publishing_cases import CASES, CLEAN, NEAR, changed
@@ -102,6 +103,7 @@ def test_four_apiservers_are_four_entries_and_not_four_services() -> None:
 def test_a_cluster_that_was_never_a_document_is_checked_too() -> None:
     api = Publishing(service=ControlPlaneService.API_SERVER, strategy=Strategy.ROUTE)
     cluster = HostedCluster(
+        model=V1BETA1,
         name="a",
         namespace="b",
         control_plane="b-a",
@@ -165,6 +167,6 @@ def test_the_document_has_the_matrix() -> None:
         assert row is not None
         cells = [cell.strip().removesuffix(", with a hostname") for cell in row[1].split("|")]
         for strategy, said in zip(Strategy, [*cells, cells[-1]], strict=True):
-            azure = words[verdict(service, strategy, Platform.AZURE)]
-            other = words[verdict(service, strategy, Platform.AGENT)]
+            azure = words[V1BETA1.verdict(service, strategy, Platform.AZURE)]
+            other = words[V1BETA1.verdict(service, strategy, Platform.AGENT)]
             assert said == (azure if azure == other else "on Azure"), (service, strategy)

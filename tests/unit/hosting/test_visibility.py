@@ -6,13 +6,19 @@ import pytest
 from clusters import LB, NODE_PORT, ROUTE, cluster, published
 
 from isthmus.hosting.explain import differences
-from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, Strategy, Viewpoint
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    EndpointAccess,
+    Platform,
+    Strategy,
+    Viewpoint,
+    VisibleServices,
+)
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.visibility import (
     DESIGNED,
     EVERYWHERE,
     GUEST_SIDE,
-    VisibleServices,
     is_private,
     is_public,
     labels_routes,
