@@ -25,8 +25,8 @@ LAYERS = [
     {"dial"},
     {"kube"},
     {"frame"},
-    {"programs"},
-    {"client", "hosting", "manifests"},
+    {"programs", "manifests"},
+    {"client", "hosting"},
     {"lab", "tools"},
     {"cli", "__main__"},
 ]
@@ -127,6 +127,11 @@ def test_imports_go_one_way() -> None:
                 room = path.relative_to(ROOT).parts[1]
                 if parts[2] != room.removesuffix(".py") and parts[2] in rooms():
                     wrong.append(f"{named(path)}:{line}: {room}/ may not import {parts[2]}/")
+            if own == "manifests" and other == ROOMS and len(parts) > 2:
+                wrong.append(
+                    f"{named(path)}:{line}: manifests/ may import the list of programs and no room:"
+                    " what a program needs is declared there (Program.manifest, Program.chart)"
+                )
             if LEVEL[other] > LEVEL[own]:
                 wrong.append(
                     f"{named(path)}:{line}: {own}/ may not import {other}/, which is above it;"

@@ -27,15 +27,16 @@ class OperatorFlags:
 class Program:
     """A declared program.
 
-    ``settings``, ``parts``, ``metrics``, ``view`` and ``workers`` are found at ``module:name``
-    below ``room``, and imported when somebody asks:
+    Some fields name what is found at ``module:name`` below ``room``, imported when somebody asks:
 
     - ``settings``: the class of its settings;
     - ``parts``: a function that takes a Ground and gives the parts, foundations first;
     - ``metrics``: the class of its metrics, a ProgramMetrics;
     - ``view``: the class of its snapshot; empty for one without an admin port;
     - ``workers``: a function that takes the settings and gives a WorkerPlan; empty for one that is
-      always one process.
+      always one process;
+    - ``manifest``: its command below ``isthmus manifest``, which two programs may share;
+    - ``chart``: its ChartPart; empty for one that the Helm chart does not install.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Program:
     metrics: str
     view: str = ""
     workers: str = ""
+    manifest: str = ""
+    chart: str = ""
     #: What the reference page of its flags says before the tables.
     flag_rules: str = ""
     #: The program that its flags come from, where that is not konnectivity's.

@@ -38,34 +38,34 @@ from isthmus.hosting.own_parts_routes import (
 )
 from isthmus.hosting.visibility import SHARED_INGRESS, is_private
 from isthmus.manifests import containers, pods, volumes
-from isthmus.manifests.agent import AgentPlan, agent_manifest
-from isthmus.manifests.apiserver_proxy import (
+from isthmus.manifests.arguments import arguments, for_pod
+from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests.settings import DAEMON_SET, PATCH, STATIC_POD
+from isthmus.manifests.volumes import FlagFile
+from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs.agent.render_manifest import AgentPlan, agent_manifest
+from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.agent.settings_manifest import AgentManifestSettings
+from isthmus.programs.apiserver_proxy.plan import CheckPlan, ProxyPlan, ThroughPlan
+from isthmus.programs.apiserver_proxy.render_manifest import (
     CONFIG,
     ProxyManifestPlan,
     apiserver_proxy_manifest,
 )
-from isthmus.manifests.arguments import arguments, for_pod
-from isthmus.manifests.pods import Manifest, Pod
-from isthmus.manifests.server import server_manifest
-from isthmus.manifests.server_plan import ServerPlan
-from isthmus.manifests.settings import DAEMON_SET, STATIC_POD, ManifestSettings
-from isthmus.manifests.settings_apiserver_proxy import ApiserverProxyManifestSettings
-from isthmus.manifests.settings_server import (
+from isthmus.programs.apiserver_proxy.rules import Bounds
+from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.programs.apiserver_proxy.settings_file import write
+from isthmus.programs.apiserver_proxy.settings_manifest import ApiserverProxyManifestSettings
+from isthmus.programs.server.plan_manifest import ServerPlan
+from isthmus.programs.server.render_manifest import server_manifest
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.server.settings_manifest import (
     CONFIG_MAP,
     EGRESS,
     SERVICES,
     ServerManifestSettings,
     with_defaults,
 )
-from isthmus.manifests.settings_sidecar import PATCH
-from isthmus.manifests.volumes import FlagFile
-from isthmus.net.rules_proxies import ProxyAddress
-from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.apiserver_proxy.plan import CheckPlan, ProxyPlan, ThroughPlan
-from isthmus.programs.apiserver_proxy.rules import Bounds
-from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.programs.apiserver_proxy.settings_file import write
-from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
@@ -278,7 +278,7 @@ def agent_daemon_set(plan: PublishPlan, choices: PartChoices, endpoint: PlannedE
         ConfigError: a choice is wrong; one sentence.
     """
     cluster = plan.cluster
-    manifest = ManifestSettings(
+    manifest = AgentManifestSettings(
         form=DAEMON_SET,
         name="konnectivity-agent",
         image=choices.image,

@@ -1,8 +1,9 @@
 """Settings in, text out: Kubernetes manifests, the Helm chart, systemd units. Nothing is sent.
 
-A program: agent.py, server.py with server_plan.py, apiserver_proxy.py, sidecar.py. What they are
+What a program needs to run is declared in its room, and found by ``Program.manifest`` (its command
+below ``isthmus manifest``) and ``Program.chart`` (its part of the chart). Here is what those are
 put together from: volumes.py (where files come from), containers.py, pods.py, around.py (rights,
-Services, budgets, policies), systemd.py. All of it for values of the chart: installation*.py, which
-Python fills in and chart.py writes as Helm's templates (template.py). What watches it: alerts.py,
-grafana.py. Flags are in settings*.py and command.py.
+Services, budgets, policies), systemd.py, ignition.py; for the chart template.py (trees that Python
+fills in and Helm too), chart_values.py and chart_parts.py. All parts together are installation.py,
+which chart.py writes as Helm's templates. What watches it: alerts.py, grafana.py.
 """

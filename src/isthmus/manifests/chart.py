@@ -15,11 +15,18 @@ from typing import Any
 
 from isthmus import __version__
 from isthmus.manifests.alerts import rules_text
-from isthmus.manifests.installation_objects import FILES, egress_document
-from isthmus.manifests.installation_values import NEEDED, REFUSALS, RULES_FILE
-from isthmus.manifests.installation_values import TEMPLATE as INSTALLATION
-from isthmus.manifests.settings_values import SECTIONS, VALUES, Tree, Value, ValueShape, leaves
-from isthmus.manifests.template import MISSING, Computed, Node, Template, When, hole
+from isthmus.manifests.chart_values import Value, ValueShape, leaves
+from isthmus.manifests.installation import (
+    FILES,
+    NEEDED,
+    PARTS,
+    REFUSALS,
+    RULES_FILE,
+    SECTIONS,
+    VALUES,
+)
+from isthmus.manifests.installation import TEMPLATE as INSTALLATION
+from isthmus.manifests.template import MISSING, Computed, Node, Template, Tree, When, hole
 
 NAME = "isthmus"
 #: What the templates use: a preStop that sleeps is known since 1.30.
@@ -75,7 +82,7 @@ TEMPLATE = Template(
         "version": Computed(lambda _: "", "$.Chart.AppVersion"),
     },
 )
-_TITLES = {"": "Both programs", "server": "Server", "agent": "Agents", "monitoring": "Monitoring"}
+_TITLES = {"": "Both programs", **{it.name: it.title for it in PARTS}, "monitoring": "Monitoring"}
 
 
 def chart_yaml(version: str = __version__) -> str:
@@ -218,9 +225,11 @@ def _labelled(node: Node) -> Node:
 
 
 def _for_notes() -> str:
-    """What NOTES.txt includes: kube-apiserver's file, and the objects that somebody has to make."""
-    lines = ['{{- define "isthmus.egressSelector" -}}', *TEMPLATE.lines(egress_document())]
-    lines += ["{{- end -}}", '{{- define "isthmus.needed" -}}']
+    """What NOTES.txt includes: documents for people, and the objects that somebody has to make."""
+    lines: list[str] = []
+    for name, document in ((name, each) for it in PARTS for name, each in it.notes.items()):
+        lines += [f'{{{{- define "isthmus.{name}" -}}}}', *TEMPLATE.lines(document), "{{- end -}}"]
+    lines.append('{{- define "isthmus.needed" -}}')
     for each in NEEDED:
         remark = ""
         if each.remark is not None:

@@ -1,43 +1,195 @@
-"""A whole installation, server and agents, for values of the chart; the Helm chart makes the same.
+"""A whole installation for values of the chart; the Helm chart (chart.py) makes the same.
 
-Values are checked as flags of the programs and of their manifests; the objects are
-installation_objects.py.
+Every program's part (``Program.chart``), and what belongs to no program alone: shared values, the
+namespace of the Leases, monitoring.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from isthmus.errors import ConfigError
-from isthmus.manifests import volumes
-from isthmus.manifests.arguments import with_examples
-from isthmus.manifests.installation_objects import FILES, agent_args, server_args, server_container
-from isthmus.manifests.installation_values import FORMS, REFUSALS, TEMPLATE, image_of
+from isthmus.manifests import around
+from isthmus.manifests.alerts import rules
+from isthmus.manifests.around import WorkloadOwner
+from isthmus.manifests.chart_parts import (
+    BY_CERTIFICATE,
+    CERTIFICATE,
+    CLIENT_CA,
+    COMPUTED,
+    COUNTS_LEASES,
+    HAS_AGENTS,
+    HAS_SERVER,
+    IN_CLUSTER,
+    IS_DEPLOYMENT,
+    IS_STATIC,
+    KUBECONFIG,
+    LEASES,
+    LEASES_IN,
+    NAMESPACE,
+    SHARED_NAMESPACE,
+    TOKEN,
+    ChartPart,
+    NeededObject,
+)
+from isthmus.manifests.chart_values import (
+    CIDR,
+    OBJECT,
+    OBJECT_OR_NONE,
+    PLAIN,
+    Value,
+    ValueShape,
+    leaves,
+    merged,
+    put,
+    text_value,
+    texts_value,
+    whole_value,
+    words_value,
+    yes_value,
+)
 from isthmus.manifests.pods import Manifest
-from isthmus.manifests.server import (
-    CONTAINER,
-)
-from isthmus.manifests.settings import ManifestSettings
-from isthmus.manifests.settings_server import (
-    ServerManifestSettings,
-)
-from isthmus.manifests.settings_values import merged, put
+from isthmus.manifests.settings import AUDIENCE, UNPRIVILEGED
 from isthmus.manifests.template import (
     Chosen,
+    Computed,
+    FromFile,
     Node,
+    Spread,
+    Template,
     Tree,
+    When,
+    given,
+    hole,
 )
-from isthmus.manifests.volumes import FlagFile, Volume, check_mountable
-from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.server.settings import ServerSettings
-from isthmus.settings.options import Kind, Option, options_of
-from isthmus.settings.parsing import load
+from isthmus.manifests.volumes import CA
+from isthmus.programs import programs
 from isthmus.text.addresses import cidr
-from isthmus.text.suggestions import nearest
 
-Given = dict[str, tuple[str, ...]]
-_NETWORKS = (("server", "allowCidrs"), ("server", "apiserverCidrs"), ("agent", "allowCidrs"))
+RULES_FILE = "files/isthmus-rules.yaml"
+#: The parts of programs, in the order to make them.
+PARTS: Sequence[ChartPart] = [it.found(it.chart) for it in programs() if it.chart]
+
+_SHARED = (
+    text_value("image.repository", "isthmus", "Image, without tag", pattern="^[A-Za-z0-9][^@ ]*$"),
+    text_value("image.tag", "", "Tag; empty: the version of the chart's programs"),
+    text_value("image.digest", "", "Digest, such as sha256:…; with it the tag is for people only"),
+    text_value(
+        "image.pullPolicy",
+        "IfNotPresent",
+        "When nodes get the image",
+        choices=("IfNotPresent", "Always", "Never"),
+    ),
+    texts_value("imagePullSecrets", [], "Names of Secrets for the registry", pattern=OBJECT),
+    whole_value("runAs", UNPRIVILEGED, "User and group of the programs, never root", 1, 2**31 - 1),
+    text_value(
+        "auth.mode",
+        TOKEN,
+        "How agents prove who they are: by tokens of their service account, or by certificates",
+        choices=(TOKEN, CERTIFICATE),
+    ),
+    text_value("auth.audience", AUDIENCE, "Audience of the tokens", pattern="^[^$ ]+$"),
+    text_value(
+        "auth.agentNamespace", "", "Namespace of agents; empty: the release's", pattern=PLAIN
+    ),
+    text_value(
+        "certificates.caConfigMap",
+        "isthmus-ca",
+        "ConfigMap with ca.crt: the authorities that agents and servers know each other by",
+        pattern=OBJECT,
+    ),
+    text_value(
+        "certificates.clientCaConfigMap",
+        "",
+        "ConfigMap with ca.crt: the authorities of kube-apiserver's certificate, of a deployment; "
+        "empty: those of caConfigMap, and an agent's certificate opens the frontend, too, which a "
+        "later version will refuse",
+        pattern=OBJECT_OR_NONE,
+    ),
+)
+_MONITORING = (
+    yes_value(
+        "monitoring.podMonitor.enabled", False, "Whether a PodMonitor finds server and agents"
+    ),
+    text_value("monitoring.podMonitor.interval", "30s", "How often metrics are read"),
+    words_value("monitoring.podMonitor.labels", "Labels that Prometheus looks for"),
+    yes_value("monitoring.prometheusRule.enabled", False, "Whether there are our alerts"),
+    words_value("monitoring.prometheusRule.labels", "Labels that Prometheus looks for"),
+)
+VALUES: tuple[Value, ...] = (*_SHARED, *(each for it in PARTS for each in it.values), *_MONITORING)
+#: What the groups of values are about.
+SECTIONS: Mapping[str, str] = {
+    "image": "The image of both programs",
+    "auth": "How agents prove who they are",
+    "certificates": "What both sides trust",
+    "monitoring": "For the Prometheus operator",
+    **{path: about for it in PARTS for path, about in it.sections.items()},
+}
+TEMPLATE = Template(
+    numbers=frozenset(value.path for value in VALUES if value.shape is ValueShape.WHOLE),
+    computed={**COMPUTED, **{name: each for it in PARTS for name, each in it.computed.items()}},
+)
+#: What neither Helm nor Python takes, and why.
+REFUSALS: Sequence[tuple[Computed, str]] = [each for it in PARTS for each in it.refused]
+NEEDED: Sequence[NeededObject] = (
+    *(each for it in PARTS for each in it.needed),
+    NeededObject(
+        holds=HAS_AGENTS | (IN_CLUSTER & (BY_CERTIFICATE | (IS_DEPLOYMENT & ~CLIENT_CA))),
+        kind="ConfigMap",
+        name=hole("certificates.caConfigMap"),
+        keys=(CA,),
+    ),
+    NeededObject(
+        holds=IN_CLUSTER & IS_DEPLOYMENT & CLIENT_CA,
+        kind="ConfigMap",
+        name=hole("certificates.clientCaConfigMap"),
+        keys=(CA,),
+    ),
+)
+
+
+def _lease_namespace() -> Node:
+    """The namespace of the Leases, where one is made and anybody here gets rights in it."""
+    # Whoever may write Leases may write all of a namespace: those of servers have one of their own.
+    kept = HAS_SERVER & LEASES & (IS_STATIC | ~KUBECONFIG)
+    owner = WorkloadOwner(name=hole("server.name"), namespace=NAMESPACE)
+    wanted = (
+        ~given("server.leases.namespace") & SHARED_NAMESPACE & (kept | (HAS_AGENTS & COUNTS_LEASES))
+    )
+    return When(wanted, around.namespace(owner, LEASES_IN))
+
+
+def _monitoring() -> list[Node]:
+    interval = hole("monitoring.podMonitor.interval")
+    found: list[Node] = [
+        When(
+            given("monitoring.podMonitor.enabled") & part.watched,
+            around.pod_monitor(
+                WorkloadOwner(name=hole(f"{part.name}.name"), namespace=NAMESPACE),
+                interval=interval,
+                labels={Spread("monitoring.podMonitor.labels"): None},
+            ),
+        )
+        for part in PARTS
+    ]
+    metadata = WorkloadOwner(name="isthmus", namespace=NAMESPACE).metadata()
+    more = {Spread("monitoring.prometheusRule.labels"): None}
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {**metadata, "labels": {**more, **metadata["labels"]}},
+        "spec": FromFile(RULES_FILE, rules()),
+    }
+    return [*found, When(given("monitoring.prometheusRule.enabled"), rule)]
+
+
+#: Everything, by the chart's template that it is in, in the order to make it.
+FILES: Mapping[str, Sequence[Node]] = {
+    "lease-namespace.yaml": [_lease_namespace()],
+    **{name: nodes for it in PARTS for name, nodes in it.files.items()},
+    "monitoring.yaml": _monitoring(),
+}
 
 
 def installation(values: Tree, namespace: str) -> list[Manifest]:
@@ -50,10 +202,9 @@ def installation(values: Tree, namespace: str) -> list[Manifest]:
     for refused, why in REFUSALS:
         if refused.find(chosen):
             raise ConfigError(why)
-    if values["server"]["enabled"]:
-        _check_server(chosen)
-    if values["agent"]["enabled"]:
-        _check_agent(chosen)
+    for part in PARTS:
+        if part.there.find(chosen):
+            part.check(chosen, TEMPLATE)
     chosen = replace(chosen, values=_with_plain_networks(values))
     found: list[Manifest] = TEMPLATE.fill(
         [each for file in FILES.values() for each in file], chosen
@@ -62,88 +213,19 @@ def installation(values: Tree, namespace: str) -> list[Manifest]:
 
 
 def _with_plain_networks(values: Tree) -> Tree:
+    chosen = Chosen(values=values, namespace="")
     found: Tree = {}
-    for who, key in _NETWORKS:
-        networks = [str(cidr(text)) for text in values[who]["networkPolicy"][key]]
-        put(found, (who, "networkPolicy", key), networks)
+    for path, value in leaves(VALUES):
+        if value.pattern == CIDR:
+            put(found, path, [str(cidr(text)) for text in chosen[value.path]])
     return merged(values, found)
 
 
-# Whether values go together: they are flags of the programs and of their manifests.
-
-
-def _check_server(chosen: Chosen) -> None:
-    values = chosen.values
-    server = values["server"]
-    texts: Given = {
-        "form": (FORMS[server["kind"]],),
-        "name": (server["name"],),
-        "namespace": (chosen.namespace,),
-        "image": (image_of(values["image"]),),
-        "run_as": (str(values["runAs"]),),
-        "server_secret": (server["frontend"]["secret"],),
-        "cluster_secret": (server["secret"],),
-        "ca_config_map": (values["certificates"]["caConfigMap"],),
-        "client_ca_config_map": (values["certificates"]["clientCaConfigMap"],),
-        "secret": (server["kubeconfig"]["secret"],),
-        "kubeconfig_user": (server["kubeconfig"]["user"] or "",),
-        "allow_cidr": tuple(server["networkPolicy"]["allowCidrs"]),
-        "apiserver_cidr": tuple(server["networkPolicy"]["apiserverCidrs"]),
-        "apiserver_namespace": (server["networkPolicy"]["apiserverNamespace"],),
-        "workload": (server["sidecar"]["workload"],),
-        "container": (server["sidecar"]["container"],),
-        "selector": (server["sidecar"]["selector"],),
-    }
-    load(ServerManifestSettings, texts, {}).validate()
-    kind = server["kind"]
-    _check_flags(ServerSettings, server_args(kind), chosen, where="server.extraArgs")
-    if kind != "deployment":
-        check_mountable([FlagFile.named("--uds-name", server["frontend"]["socket"])])
-    mounts = TEMPLATE.fill(server_container(kind, CONTAINER, ports={}).to_spec(), chosen)
-    volumes.check_apart(
-        Volume(name=each["name"], mount=each["mountPath"], source={})
-        for each in mounts["volumeMounts"]
-    )
-
-
-def _check_agent(chosen: Chosen) -> None:
-    values = chosen.values
-    agent = values["agent"]
-    texts: Given = {
-        "form": (agent["kind"],),
-        "name": (agent["name"],),
-        "namespace": (chosen.namespace,),
-        "image": (image_of(values["image"]),),
-        "run_as": (str(values["runAs"]),),
-        "secret": (agent["secret"],),
-        "ca_config_map": (values["certificates"]["caConfigMap"],),
-        "token_audience": (values["auth"]["audience"],),
-        "allow_cidr": tuple(agent["networkPolicy"]["allowCidrs"]),
-        "https_proxy": (agent["httpsProxy"],),
-        "no_proxy": tuple(agent["noProxy"]),
-    }
-    manifest = load(ManifestSettings, texts, {})
-    _check_flags(AgentSettings, agent_args(), chosen, where="agent.extraArgs")
-    manifest.validate()
-
-
-def _check_flags(settings: type[Any], args: list[Node], chosen: Chosen, *, where: str) -> None:
-    """See that a program takes its command line.
-
-    Raises:
-        ConfigError: one is none of its flags, has no value, or does not go with the others.
-    """
-    known: dict[str, Option] = {}
-    for option in options_of(settings):
-        known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
-    found: Given = {}
-    for text in TEMPLATE.fill(args, chosen)[1:]:
-        flag, equals, value = text.partition("=")
-        if flag not in known:
-            raise ConfigError(f"{where}: unknown flag {flag}{nearest(flag, list(known))}")
-        option = known[flag]
-        if not equals and option.kind is not Kind.BOOL:
-            raise ConfigError(f"{where}: {flag} needs a value, {flag}={option.takes}")
-        attribute = option.attribute
-        found[attribute] = (*found.get(attribute, ()), value if equals else "true")
-    load(settings, with_examples(found), {}).validate()
+def needed_objects(values: Tree, namespace: str) -> list[tuple[str, str, Sequence[str]]]:
+    """Kind, name and keys of what somebody has to make first."""
+    chosen = Chosen(values=values, namespace=namespace)
+    return [
+        (each.kind, TEMPLATE.fill(each.name, chosen), each.keys)
+        for each in NEEDED
+        if each.holds.find(chosen)
+    ]

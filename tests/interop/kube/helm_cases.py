@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from kube.helm_chart import Changes
 
-from isthmus.manifests.settings_values import VALUES, leaves
+from isthmus.manifests.chart_values import leaves
+from isthmus.manifests.installation import VALUES
 
 DOCS = Path(__file__).parents[3] / "docs"
 _FILE = re.compile(r"<!-- file: (\S+) -->\n\n```yaml\n(.*?)```", re.DOTALL)

@@ -13,8 +13,8 @@ from kube.api import Api
 from kube.build import KUBERNETES
 from kube.programs import environment
 
-from isthmus.manifests.installation import installation
-from isthmus.manifests.settings_values import VALUES, defaults, put
+from isthmus.manifests.chart_values import defaults, put
+from isthmus.manifests.installation import VALUES, installation
 
 CHART = Path(__file__).parents[3] / "deploy" / "helm" / "isthmus"
 NAMESPACE = "tunnels"  # not one that a page of the documents makes

@@ -12,7 +12,7 @@ from kube.helm_cases import CHANGED, WRONG, documented, every_case
 from kube.helm_chart import CHART, Helm, HelmError, by_python
 
 from isthmus.cli.main import main
-from isthmus.manifests.settings_values import VALUES
+from isthmus.manifests.installation import VALUES
 
 pytestmark = pytest.mark.interop
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.manifests.settings import FORMS
+from isthmus.programs.agent.settings_manifest import FORMS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
 SERVER = ("--proxy-server-host=konnectivity.example.com", "--ca-cert=/etc/isthmus/ca.crt")

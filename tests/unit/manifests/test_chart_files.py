@@ -18,15 +18,8 @@ from isthmus import __version__
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page, templates
-from isthmus.manifests.settings_values import (
-    SECTIONS,
-    VALUES,
-    Value,
-    ValueShape,
-    defaults,
-    merged,
-    read,
-)
+from isthmus.manifests.chart_values import Value, ValueShape, defaults, merged, read
+from isthmus.manifests.installation import SECTIONS, VALUES
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "isthmus"

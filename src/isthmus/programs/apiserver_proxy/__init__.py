@@ -29,6 +29,7 @@ PROGRAM = Program(
     metrics="metrics:ApiserverProxyMetrics",
     view="view:ApiserverProxyView",
     workers="program:worker_plan",
+    manifest="command_manifest:command",
     log="apiserver_proxy",
     snapshot_kind="ApiserverProxySnapshot",
     flag_rules=_FLAG_RULES,

@@ -33,6 +33,7 @@ PROGRAM = Program(
     metrics="isthmus.programs.sidecar.metrics:HttpsProxyMetrics",
     view="isthmus.programs.sidecar.view:SidecarView",
     workers="isthmus.programs.sidecar.program:worker_plan",
+    manifest="isthmus.programs.sidecar.command_manifest:command",
     log="sidecar",
     snapshot_kind="SidecarSnapshot",
     flag_rules=_FLAG_RULES,

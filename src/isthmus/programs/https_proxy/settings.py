@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 from isthmus.programs.sidecar.settings import SidecarSettings
+from isthmus.programs.sidecar.settings_presets import HTTPS
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.options import OURS, block, option
 
@@ -19,6 +20,8 @@ _PROXY = "Proxy of the hosted cluster"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpsProxySettings(SidecarSettings):
     """Everything that the HTTPS sidecar can be told; ``validate()`` says whether it makes sense."""
+
+    KIND = HTTPS
 
     http_proxy: str = option(
         "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA, is_metadata
@@ -51,6 +52,9 @@ _SERVICE = re.compile(rf"{_LABEL}/{_LABEL}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSettings(CarrierSettings):
     """What both sidecars can be told; ``check_sidecar()`` says whether it makes sense."""
+
+    #: Which of the two it is, as presets and manifests call it.
+    KIND: ClassVar[str] = ""
 
     konnectivity_hostname: str = option(
         "konnectivity-server-local",

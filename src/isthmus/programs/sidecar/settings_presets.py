@@ -1,7 +1,7 @@
 """What HyperShift gives each component of a hosted control plane that has a sidecar.
 
 Tables: which sidecars, with which flags, and which variables the component itself gets. Writing
-them as manifests is manifests/sidecar.py.
+them as manifests is render_manifest.py.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ PROGRAM = Program(
     metrics="isthmus.programs.sidecar.metrics:Socks5ProxyMetrics",
     view="isthmus.programs.sidecar.view:SidecarView",
     workers="isthmus.programs.sidecar.program:worker_plan",
+    manifest="isthmus.programs.sidecar.command_manifest:command",
     log="sidecar",
     snapshot_kind="SidecarSnapshot",
     flag_rules=_FLAG_RULES,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.programs.sidecar.settings import SidecarSettings
+from isthmus.programs.sidecar.settings_presets import SOCKS5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Socks5ProxySettings(SidecarSettings):
     """Everything that the SOCKS5 sidecar can be told; ``validate()`` says whether it is right."""
+
+    KIND = SOCKS5
 
     def validate(self) -> None:
         """Hold the settings against each other.

@@ -25,11 +25,11 @@ from isthmus.manifests.settings import (
     EARLY_FORMS,
     STATIC_POD,
     SYSTEMD,
-    ManifestSettings,
 )
 from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names
 from isthmus.manifests.volumes import SERVICE_ACCOUNT, FlagFile, Volume
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.agent.settings_manifest import AgentManifestSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.settings.identifiers import Identifiers
 from isthmus.settings.options import options_of
@@ -49,7 +49,7 @@ class AgentPlan:
     ``given`` has the agent's flags as they were typed, ``settings`` what they mean.
     """
 
-    manifest: ManifestSettings
+    manifest: AgentManifestSettings
     settings: AgentSettings
     given: Given
 
@@ -241,7 +241,7 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
     )
 
 
-def _proxies(manifest: ManifestSettings) -> dict[str, str]:
+def _proxies(manifest: AgentManifestSettings) -> dict[str, str]:
     if not manifest.https_proxy:
         return {}
     without = {"NO_PROXY": ",".join(manifest.no_proxy)} if manifest.no_proxy else {}
@@ -312,7 +312,7 @@ def plan_warnings(plan: AgentPlan) -> list[str]:
 
 
 def around_agent(
-    manifest: ManifestSettings, settings: AgentSettings, *, account: bool
+    manifest: AgentManifestSettings, settings: AgentSettings, *, account: bool
 ) -> list[Manifest]:
     """Everything that is to be there besides the pods themselves, in the order to make it."""
     owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
@@ -328,12 +328,14 @@ def around_agent(
     return found
 
 
-def has_policy(manifest: ManifestSettings) -> bool:
+def has_policy(manifest: AgentManifestSettings) -> bool:
     """Whether a NetworkPolicy means anything: for pods with a network of their own."""
     return manifest.network_policy and (manifest.form == DEPLOYMENT or not manifest.host_network)
 
 
-def _policy(owner: WorkloadOwner, manifest: ManifestSettings, settings: AgentSettings) -> Manifest:
+def _policy(
+    owner: WorkloadOwner, manifest: AgentManifestSettings, settings: AgentSettings
+) -> Manifest:
     """Nobody connects to an agent but for its health and metrics.
 
     What goes out is what it is there for: pods, Services and nodes, whatever their addresses. Where

@@ -26,9 +26,9 @@ from isthmus.manifests import volumes
 from isthmus.manifests.arguments import Given, arguments
 from isthmus.manifests.pods import Manifest
 from isthmus.manifests.settings import DEPLOYMENT
-from isthmus.manifests.settings_server import SIDECAR, ServerManifestSettings
 from isthmus.manifests.volumes import CA, CERT, KEY, FlagFile, Volume
 from isthmus.programs.server.settings import BY_NAME_WORD, HTTP_CONNECT, ServerSettings
+from isthmus.programs.server.settings_manifest import SIDECAR, ServerManifestSettings
 from isthmus.settings.options import options_of
 from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort

@@ -17,9 +17,9 @@ from isthmus.manifests import containers, volumes
 from isthmus.manifests.arguments import Given, arguments, for_pod, references, with_examples
 from isthmus.manifests.containers import PodContainer
 from isthmus.manifests.pods import Manifest, deployment_patch
-from isthmus.manifests.settings_sidecar import PATCH, SidecarManifestSettings
+from isthmus.manifests.settings import PATCH
 from isthmus.manifests.volumes import CA, CERT, KEY, FlagFile, Volume
-from isthmus.programs.https_proxy.settings import HttpsProxySettings
+from isthmus.programs.sidecar.settings_manifest import SIDECARS, SidecarManifestSettings
 from isthmus.programs.sidecar.settings_presets import (
     DUAL,
     GRPC_VARIABLES,
@@ -28,7 +28,6 @@ from isthmus.programs.sidecar.settings_presets import (
     HTTPS,
     SOCKS5,
 )
-from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.settings.options import Kind, Option, options_of, values_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
@@ -155,7 +154,7 @@ def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
 def _others(manifest: SidecarManifestSettings, sidecar: PlannedSidecar) -> list[Volume]:
     files = [
         FlagFile.named(f"--{option.flag}", text)
-        for option in options_of(PROGRAMS[sidecar.kind][1])
+        for option in options_of(SIDECARS[sidecar.kind].settings_class)
         if option.metavar == _FILE
         and option.attribute not in _NOT_OF_THE_SECRET
         and (text := option.value_in(sidecar.settings))
@@ -189,13 +188,6 @@ def plan_warnings(plan: SidecarPlan) -> list[str]:
     return found
 
 
-Settings = Socks5ProxySettings | HttpsProxySettings
-
-#: By kind: the program, and its settings.
-PROGRAMS: Mapping[str, tuple[str, type[Settings]]] = {
-    HTTPS: ("https-proxy", HttpsProxySettings),
-    SOCKS5: ("socks5-proxy", Socks5ProxySettings),
-}
 #: Where the HTTPS sidecar of two listens.
 DUAL_HTTPS_PORT = "8092"
 _PORTS = ("serving_port", "health_port", "admin_port")
@@ -206,15 +198,15 @@ class PlannedSidecar:
     """One sidecar: what was given for it, and what that means."""
 
     kind: str
-    settings: Settings
+    settings: Any
     given: Given
 
     @property
     def args(self) -> list[str]:
         """Its command line, without the program. The kubeconfig is in its environment."""
         given = {key: texts for key, texts in self.given.items() if key != "kubeconfig"}
-        program, settings = PROGRAMS[self.kind]
-        return [program, *arguments(options_of(settings), given)]
+        program = SIDECARS[self.kind]
+        return [program.name, *arguments(options_of(program.settings_class), given)]
 
     @property
     def at(self) -> str:
@@ -233,9 +225,9 @@ def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, 
         ConfigError: a flag is none of theirs, or makes no sense; one sentence.
     """
     mode = manifest.chosen.mode
-    kinds = [kind for kind in PROGRAMS if mode in (kind, DUAL)]
-    own = {kind: _own(kind, typed.get(f"{kind}_arg", ())) for kind in PROGRAMS}
-    for kind in PROGRAMS:
+    kinds = [kind for kind in SIDECARS if mode in (kind, DUAL)]
+    own = {kind: _own(kind, typed.get(f"{kind}_arg", ())) for kind in SIDECARS}
+    for kind in SIDECARS:
         if kind not in kinds and own[kind]:
             raise ConfigError(f"--{kind}-arg means nothing: there is no such sidecar in {mode}")
     flags = {key: texts for key, texts in typed.items() if not key.endswith("_arg")}
@@ -248,7 +240,7 @@ def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, 
 def _sidecar(
     kind: str, manifest: SidecarManifestSettings, typed: Given, own: Given
 ) -> PlannedSidecar:
-    _, settings = PROGRAMS[kind]
+    settings = SIDECARS[kind].settings_class
     known = {option.attribute for option in options_of(settings)}
     preset = manifest.chosen
     base: dict[str, tuple[str, ...]] = {}
@@ -269,7 +261,7 @@ def _sidecar(
 
 def _own(kind: str, texts: Sequence[str]) -> Given:
     known: dict[str, Option] = {}
-    for option in options_of(PROGRAMS[kind][1]):
+    for option in options_of(SIDECARS[kind].settings_class):
         known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
@@ -286,18 +278,21 @@ def _own(kind: str, texts: Sequence[str]) -> Given:
 
 def _check_known(flags: Given, kinds: list[str]) -> None:
     """Whoever types a flag for one kind has that kind in mind."""
-    for kind, (program, settings) in PROGRAMS.items():
-        for option in options_of(settings):
+    for kind, program in SIDECARS.items():
+        for option in options_of(program.settings_class):
             if not flags.get(option.attribute):
                 continue
             if not any(_has(each, option.attribute) for each in kinds):
                 raise ConfigError(
-                    f"--{option.flag} is a flag of {program}, and there is no {kind} sidecar here"
+                    f"--{option.flag} is a flag of {program.name}, and there is no"
+                    f" {kind} sidecar here"
                 )
 
 
 def _has(kind: str, attribute: str) -> bool:
-    return any(option.attribute == attribute for option in options_of(PROGRAMS[kind][1]))
+    return any(
+        option.attribute == attribute for option in options_of(SIDECARS[kind].settings_class)
+    )
 
 
 def _check_ports(found: Mapping[str, PlannedSidecar]) -> None:

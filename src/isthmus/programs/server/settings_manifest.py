@@ -17,8 +17,11 @@ from isthmus.manifests.settings import (
     DAEMON_SET,
     DEPLOYMENT,
     EARLY_FORMS,
+    PATCH,
+    POD_SPEC,
     STATIC_POD,
     SYSTEMD,
+    UNPRIVILEGED,
     AroundSettings,
     check_executable,
     check_group,
@@ -27,8 +30,8 @@ from isthmus.manifests.settings import (
     check_namespace,
     check_object,
     check_user,
+    lease_namespace,
 )
-from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
 from isthmus.settings.options import OURS, option
 from isthmus.settings.parsing import check_at_least, check_choices, check_durations, check_host
 from isthmus.text.addresses import cidr
@@ -40,9 +43,6 @@ SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 #: As whom a server with a kubeconfig is known; what konnectivity's documents have.
 KUBECONFIG_USER = "system:konnectivity-server"
 SOCKET_PATH = "/run/isthmus/server.sock"
-UNPRIVILEGED = 65532
-#: For servers in a namespace that is not their own; see ``lease_namespace``.
-LEASE_NAMESPACE = "isthmus-leases"
 
 Texts = Mapping[str, tuple[str, ...]]
 
@@ -206,16 +206,6 @@ def own_defaults(typed: Texts) -> dict[str, tuple[str, ...]]:
     name = found.get("name", (SERVER_NAME,))[-1]
     found.setdefault("egress_host", (f"{name}-frontend.{found['namespace'][-1]}.svc",))
     return found
-
-
-def lease_namespace(namespace: str) -> str:
-    """Where servers of a namespace keep their Leases: there, if it is their own.
-
-    Whoever may write Leases may write all of a namespace. Those of kube-system say who leads the
-    control plane, and in default anybody's may be.
-    """
-    shared = namespace == "default" or namespace.startswith("kube-")
-    return LEASE_NAMESPACE if shared else namespace
 
 
 def flag_defaults(

@@ -20,7 +20,18 @@ from isthmus.manifests.arguments import for_pod, references
 from isthmus.manifests.around import SERVER_VERBS, WorkloadOwner
 from isthmus.manifests.containers import PodContainer
 from isthmus.manifests.pods import Manifest, Pod, deployment_patch
-from isthmus.manifests.server_plan import (
+from isthmus.manifests.settings import (
+    DAEMON_SET,
+    DEPLOYMENT,
+    EARLY_FORMS,
+    PATCH,
+    POD_SPEC,
+    STATIC_POD,
+    SYSTEMD,
+)
+from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names, socket_unit
+from isthmus.manifests.volumes import CA, CERT, KEY, SERVICE_ACCOUNT, FlagFile, Volume
+from isthmus.programs.server.plan_manifest import (
     LEAVE_S,
     ServerPlan,
     connection,
@@ -31,8 +42,9 @@ from isthmus.manifests.server_plan import (
     pod_sockets,
     scratch,
 )
-from isthmus.manifests.settings import DAEMON_SET, DEPLOYMENT, EARLY_FORMS, STATIC_POD, SYSTEMD
-from isthmus.manifests.settings_server import (
+from isthmus.programs.server.rules_role_warnings import role_warnings
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.server.settings_manifest import (
     ALL,
     CONFIG_MAP,
     EGRESS,
@@ -44,11 +56,6 @@ from isthmus.manifests.settings_server import (
     SOCKET,
     WORKLOAD,
 )
-from isthmus.manifests.settings_sidecar import PATCH, POD_SPEC
-from isthmus.manifests.systemd import Lines, ServiceUnit, command_line, file_names, socket_unit
-from isthmus.manifests.volumes import CA, CERT, KEY, SERVICE_ACCOUNT, FlagFile, Volume
-from isthmus.programs.server.rules_role_warnings import role_warnings
-from isthmus.programs.server.settings import ServerSettings
 from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 

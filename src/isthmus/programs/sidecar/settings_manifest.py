@@ -6,13 +6,17 @@ The flags of the sidecars stand beside them. Presets are those of programs/sidec
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import ClassVar
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
+from isthmus.frame.program import Program
 from isthmus.manifests.settings import (
+    PATCH,
+    POD_SPEC,
     check_image,
     check_name,
     check_namespace,
@@ -20,6 +24,8 @@ from isthmus.manifests.settings import (
     check_user,
 )
 from isthmus.net.rules_proxies import ProxyAddress
+from isthmus.programs import programs
+from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.sidecar.settings_presets import (
     CATALOGS,
     ETCD,
@@ -34,8 +40,13 @@ from isthmus.programs.sidecar.settings_presets import (
 from isthmus.settings.options import OURS, option
 from isthmus.settings.parsing import check_choices, check_host
 
-PATCH, POD_SPEC = "patch", "pod-spec"
 OUTPUTS = (PATCH, POD_SPEC)
+#: The programs by kind, the HTTPS one first, as HyperShift has them.
+SIDECARS: Mapping[str, Program] = {
+    it.settings_class.KIND: it
+    for it in sorted(programs(), key=lambda it: it.name)
+    if issubclass(it.settings_class, SidecarSettings)
+}
 GUEST, MANAGEMENT = "guest", "management"
 
 _GROUP = "Manifest"

@@ -1,0 +1,254 @@
+"""What the chart has for one program: how it is declared, and what such declarations share.
+
+A program declares a ``ChartPart`` in render_chart.py of its room, which ``Program.chart`` names:
+its values, its objects as trees with holes, what follows from values, and what is refused. All
+parts together are installation.py. Conditions that parts of several programs need are here; each is
+said once for Python and for Helm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from isthmus import __version__
+from isthmus.errors import ConfigError
+from isthmus.manifests import containers, volumes
+from isthmus.manifests.arguments import REFERENCES, with_examples
+from isthmus.manifests.chart_values import Value
+from isthmus.manifests.pods import Manifest
+from isthmus.manifests.settings import LEASE_NAMESPACE, lease_namespace
+from isthmus.manifests.template import (
+    ITEM,
+    Chosen,
+    Computed,
+    Each,
+    Node,
+    Spread,
+    Template,
+    Tree,
+    Verbatim,
+    When,
+    given,
+    hole,
+    is_word,
+    mentions,
+)
+from isthmus.manifests.volumes import CA, SECRET_MODE, FlagFile, Volume
+from isthmus.settings.options import Kind, Option, options_of
+from isthmus.settings.parsing import load
+from isthmus.text.suggestions import nearest
+
+TOKEN, CERTIFICATE = "token", "certificate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededObject:
+    """A Secret or ConfigMap that somebody has to make first; ``remark`` is for the notes."""
+
+    holds: Computed
+    kind: str
+    name: str
+    keys: Sequence[str]
+    remark: When | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartPart:
+    """What the chart has for one program.
+
+    - ``name``: the first word of its values' paths; ``title``: the heading of their table;
+    - ``values``, and ``sections``: what the groups of values are about, by their paths;
+    - ``files``: its objects by the template that they are in, in the order to make them;
+    - ``there``: whether it is installed; ``watched``: whether a PodMonitor finds its pods, by their
+      port ``health`` and by ``NAME.name`` of the values;
+    - ``computed``: holes of its trees that are no values;
+    - ``refused``: what neither Helm nor Python takes, and why;
+    - ``needed``: the objects that somebody has to make first;
+    - ``notes``: documents that NOTES.txt of the chart includes as ``isthmus.NAME``;
+    - ``check``: holds values against the flags of the program and of its manifest, in Python alone.
+    """
+
+    name: str
+    title: str
+    values: Sequence[Value]
+    sections: Mapping[str, str]
+    files: Mapping[str, Sequence[Node]]
+    there: Computed
+    watched: Computed
+    check: Callable[[Chosen, Template], None]
+    computed: Mapping[str, Computed] = field(default_factory=dict)
+    refused: Sequence[tuple[Computed, str]] = ()
+    needed: Sequence[NeededObject] = ()
+    notes: Mapping[str, Tree] = field(default_factory=dict)
+
+
+# What follows from values, by the names of holes.
+
+NAMESPACE, IMAGE, LEASES_IN = hole("namespace"), hole("image"), hole("leaseNamespace")
+PULL = hole("image.pullPolicy")
+SHARED_NAMESPACE = Computed(
+    lambda chosen: lease_namespace(chosen.namespace) != chosen.namespace,
+    'or (eq "default" $.Release.Namespace) (hasPrefix "kube-" $.Release.Namespace)',
+)
+
+
+def grace(who: str, more: int) -> Computed:
+    """How long a pod may take: what its program has for open tunnels, and some seconds more."""
+    path = f"{who}.gracefulShutdownSeconds"
+    return Computed(
+        lambda chosen: chosen[path] + more, f"add $.Values.{path} {more}", is_number=True
+    )
+
+
+def joined(path: str) -> Computed:
+    """A list of texts as one, with commas."""
+    return Computed(lambda chosen: ",".join(chosen[path]), f'join "," $.Values.{path}')
+
+
+def image_of(image: Mapping[str, str]) -> str:
+    """The image, with what says which."""
+    tag, digest = image["tag"] or __version__, image["digest"]
+    return f"{image['repository']}:{tag}" + (f"@{digest}" if digest else "")
+
+
+COMPUTED: Mapping[str, Computed] = {
+    "namespace": Computed(lambda chosen: chosen.namespace, "$.Release.Namespace"),
+    "image": Computed(
+        lambda chosen: image_of(chosen["image"]),
+        'print $.Values.image.repository ":" (default $.Chart.AppVersion $.Values.image.tag)'
+        ' (ternary "" (print "@" $.Values.image.digest) (empty $.Values.image.digest))',
+    ),
+    "leaseNamespace": Computed(
+        lambda chosen: chosen["server.leases.namespace"] or lease_namespace(chosen.namespace),
+        f'default (ternary "{LEASE_NAMESPACE}" $.Release.Namespace {SHARED_NAMESPACE})'
+        " $.Values.server.leases.namespace",
+    ),
+    "agentNamespace": Computed(
+        lambda chosen: chosen["auth.agentNamespace"] or chosen.namespace,
+        "default $.Release.Namespace $.Values.auth.agentNamespace",
+    ),
+}
+
+# What holds or not, for more programs than one.
+
+BY_TOKEN, BY_CERTIFICATE = is_word("auth.mode", TOKEN), is_word("auth.mode", CERTIFICATE)
+LEASES, COUNTS_LEASES = given("server.leases.enabled"), given("agent.countServerLeases")
+CLIENT_CA = given("certificates.clientCaConfigMap")
+KUBECONFIG = given("server.kubeconfig.secret")
+HAS_SERVER, HAS_AGENTS = given("server.enabled"), given("agent.enabled")
+HOSTS = given("agent.servers.hosts")
+IS_DEPLOYMENT, IS_STATIC = is_word("server.kind", "deployment"), is_word("server.kind", "staticPod")
+IN_CLUSTER = HAS_SERVER & ~IS_STATIC
+
+#: Of a pair for TLS, in a Secret.
+TLS_KEYS = ("tls.crt", "tls.key")
+
+# What pods are put together from.
+
+
+def references(
+    who: str, known: Mapping[str, Computed], *, own_id: str, paths: Sequence[str] = ()
+) -> list[Node]:
+    """Variables for the fields of the pod that arguments refer to, and one that has its name."""
+    found: list[Node] = []
+    for name in REFERENCES:
+        said = mentions(f"{who}.extraArgs", f"$({name})")
+        for path in paths:
+            said |= mentions(path, f"$({name})")
+        found += [
+            When(said | known[name] if name in known else said, each)
+            for each in containers.fields([name])
+        ]
+    # Every pod needs an id of its own, and its name is one.
+    return [*found, *containers.fields([], **{own_id: "POD_NAME"})]
+
+
+def or_usual(path: str, usual: Node) -> When:
+    """What a value says, or else what is usual."""
+    return When(given(path), Verbatim(path), otherwise=usual)
+
+
+def file_at(path: str) -> FlagFile:
+    """A file that the program reads in its pod."""
+    return FlagFile("", PurePosixPath(path))
+
+
+def authorities(name: str) -> Volume:
+    """The volume with what both sides trust."""
+    source = hole("certificates.caConfigMap")
+    return volumes.config_map(name, source, {CA: file_at("/etc/isthmus/ca/ca.crt")})
+
+
+def more_files(who: str) -> When:
+    """The volume of the Secret that values name besides."""
+    name = f"{who}.extraSecret.name"
+    source = {"secret": {"secretName": hole(name), "defaultMode": SECRET_MODE}}
+    mount = hole(f"{who}.extraSecret.mountPath")
+    return When(given(name), Volume(name="extra-files", mount=mount, source=source))
+
+
+def block(path: str) -> Each:
+    """The networks of a list, as peers of a rule."""
+    return Each(path, {"ipBlock": {"cidr": hole(ITEM)}})
+
+
+def placement(who: str, kind: str) -> Manifest:
+    """Where pods run, as far as it is not in every workload."""
+    tolerations = {"tolerations": When(given(f"{who}.tolerations"), Verbatim(f"{who}.tolerations"))}
+    pulled = [Each("imagePullSecrets", {"name": hole(ITEM)})]
+    return {
+        **(tolerations if kind == "deployment" else {}),
+        "affinity": When(given(f"{who}.affinity"), Verbatim(f"{who}.affinity")),
+        "imagePullSecrets": When(given("imagePullSecrets"), pulled),
+    }
+
+
+def placed(workload: Manifest, who: str) -> Manifest:
+    """A workload with what values say in place of what is usual."""
+    spec = workload["spec"]["template"]["spec"]
+    for key in ("tolerations", "nodeSelector"):
+        if key in spec and not isinstance(spec[key], When):
+            spec[key] = or_usual(f"{who}.{key}", spec[key])
+    priority = f"{who}.priorityClassName"
+    spec["priorityClassName"] = When(
+        given(priority), hole(priority), otherwise=spec["priorityClassName"]
+    )
+    if "hostNetwork" in spec:
+        host = given(f"{who}.hostNetwork")
+        spec["hostNetwork"] = When(host, then=True)
+        spec["dnsPolicy"] = When(host, spec["dnsPolicy"])
+    return workload
+
+
+def pod_metadata(who: str) -> dict[str, Any]:
+    """Further labels and annotations, as arguments of a Pod."""
+    annotations = f"{who}.podAnnotations"
+    return {
+        "more_labels": {Spread(f"{who}.podLabels"): None},
+        "annotations": When(given(annotations), Verbatim(annotations)),
+    }
+
+
+def check_flags(settings: type[Any], args: Sequence[str], *, where: str) -> None:
+    """See that a program takes its command line, without the program.
+
+    Raises:
+        ConfigError: one is none of its flags, has no value, or does not go with the others.
+    """
+    known: dict[str, Option] = {}
+    for option in options_of(settings):
+        known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
+    found: dict[str, tuple[str, ...]] = {}
+    for text in args:
+        flag, equals, value = text.partition("=")
+        if flag not in known:
+            raise ConfigError(f"{where}: unknown flag {flag}{nearest(flag, list(known))}")
+        option = known[flag]
+        if not equals and option.kind is not Kind.BOOL:
+            raise ConfigError(f"{where}: {flag} needs a value, {flag}={option.takes}")
+        attribute = option.attribute
+        found[attribute] = (*found.get(attribute, ()), value if equals else "true")
+    load(settings, with_examples(found), {}).validate()

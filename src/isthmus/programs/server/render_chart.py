@@ -1,0 +1,679 @@
+"""The server's part of the chart: its values, and its objects as trees with holes.
+
+Where neither Python nor Helm can place something, a static pod on nodes or a patch of somebody
+else's Deployment, it is text in a ConfigMap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+import yaml
+
+from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
+from isthmus.manifests import around, containers, pods, volumes
+from isthmus.manifests.around import SERVER_VERBS, WorkloadOwner
+from isthmus.manifests.chart_parts import (
+    BY_CERTIFICATE,
+    BY_TOKEN,
+    CLIENT_CA,
+    HAS_AGENTS,
+    HAS_SERVER,
+    HOSTS,
+    IMAGE,
+    IN_CLUSTER,
+    IS_DEPLOYMENT,
+    IS_STATIC,
+    KUBECONFIG,
+    LEASES,
+    LEASES_IN,
+    NAMESPACE,
+    PULL,
+    TLS_KEYS,
+    ChartPart,
+    NeededObject,
+    authorities,
+    block,
+    check_flags,
+    file_at,
+    grace,
+    image_of,
+    joined,
+    more_files,
+    or_usual,
+    placed,
+    placement,
+    pod_metadata,
+    references,
+)
+from isthmus.manifests.chart_values import (
+    CIDR,
+    NAME,
+    OBJECT,
+    OBJECT_OR_NONE,
+    PATH,
+    PLAIN,
+    names_of,
+    pod_values,
+    text_value,
+    texts_value,
+    whole_value,
+    words_value,
+    yes_value,
+)
+from isthmus.manifests.containers import PodContainer
+from isthmus.manifests.pods import Manifest, Pod, deployment_patch
+from isthmus.manifests.settings import DAEMON_SET, DEPLOYMENT, LEASE_NAMESPACE, STATIC_POD
+from isthmus.manifests.template import (
+    ITEM,
+    AsText,
+    Chosen,
+    Computed,
+    Each,
+    Node,
+    Template,
+    Tree,
+    Verbatim,
+    When,
+    given,
+    hole,
+    is_word,
+    more_than,
+)
+from isthmus.manifests.volumes import CA, CERT, KEY, FlagFile, Volume
+from isthmus.programs.server.plan_manifest import LEAVE_S, egress_selector_of
+from isthmus.programs.server.render_manifest import (
+    CONTAINER,
+    SIDECAR_RESOURCES,
+    resources,
+    setup_socket,
+)
+from isthmus.programs.server.render_manifest import (
+    NAME as SIDECAR_NAME,
+)
+from isthmus.programs.server.settings import ServerSettings
+from isthmus.programs.server.settings_manifest import (
+    HEALTHY,
+    KUBECONFIG_USER,
+    READY,
+    SERVER_NAME,
+    SERVICE_TYPES,
+    SIDECAR,
+    SOCKET_PATH,
+    ServerManifestSettings,
+)
+from isthmus.settings.options import options_of
+from isthmus.settings.parsing import load
+from isthmus.values import HostPort
+
+#: The kinds of servers, and the forms of ``isthmus manifest server`` that they are.
+FORMS = {
+    "daemonset": DAEMON_SET,
+    "deployment": DEPLOYMENT,
+    "staticPod": STATIC_POD,
+    "sidecar": SIDECAR,
+}
+PRE_STOP_S = 70
+NEEDS_API = LEASES | BY_TOKEN
+IS_SIDECAR = is_word("server.kind", "sidecar")
+SOCKET_DIRECTORY = hole("socketDirectory")
+
+_SERVER_SET = names_of(
+    options_of(ServerSettings),
+    *("mode", "uds_name", "server_port", "server_cert", "server_key"),
+    *("agent_port", "cluster_cert", "cluster_key", "proxy_strategies"),
+    *("health_port", "health_bind_address", "admin_port", "graceful_shutdown_timeout_s"),
+    *("server_id", "server_count", "advertise_agent_address", "enable_lease_controller"),
+    *("lease_namespace", "lease_label", "agent_namespace", "agent_service_account"),
+    *("authentication_audience", "kubeconfig", "http_connect_uds_name", "http_connect_port"),
+)
+#: A pod has a read-only root; what goes to standard output (-) is kept by the kubelet.
+_AUDIT_FILE = "audit-log-path=[^-].*"
+_VALUES = (
+    yes_value("server.enabled", True, "Whether there is a server"),
+    text_value(
+        "server.kind",
+        "daemonset",
+        "daemonset: on the nodes of the control plane, by a UNIX socket. deployment: anywhere, by "
+        "TCP. staticPod and sidecar: a ConfigMap with what to place on nodes, or to patch "
+        "kube-apiserver's Deployment with",
+        choices=tuple(FORMS),
+    ),
+    text_value("server.name", SERVER_NAME, "Name of everything that is the server's", pattern=NAME),
+    whole_value("server.replicas", 2, "How many pods of a deployment", 1, 100),
+    yes_value("server.hostNetwork", True, "Whether a daemonset runs in the network of its nodes"),
+    text_value(
+        "server.frontend.socket",
+        SOCKET_PATH,
+        "UNIX socket for kube-apiserver, in a directory of the node; of all but a deployment",
+        pattern=PATH,
+    ),
+    whole_value("server.frontend.port", 8090, "TCP port for kube-apiserver, of a deployment", 1),
+    text_value(
+        "server.frontend.secret",
+        "isthmus-frontend",
+        "Secret with tls.crt and tls.key for that port",
+        pattern=OBJECT,
+    ),
+    text_value(
+        "server.secret",
+        SERVER_NAME,
+        "Secret with tls.crt and tls.key that agents are shown",
+        pattern=OBJECT,
+    ),
+    whole_value("server.agentPort", 8091, "Port for agents", 1),
+    whole_value("server.healthPort", 8092, "Port of probes and metrics", 1),
+    whole_value("server.adminPort", 8095, "Port for operators, on loopback", 1),
+    texts_value(
+        "server.strategies",
+        ["default"],
+        "How agents are chosen, in this order",
+        choices=("default", "destHost", "defaultRoute"),
+    ),
+    whole_value(
+        "server.count", 0, "How many servers there are, where no Leases count them", 0, 100
+    ),
+    yes_value("server.leases.enabled", True, "Whether servers are counted by Leases"),
+    text_value(
+        "server.leases.namespace",
+        "",
+        "Namespace of the Leases, which has to be there, and in which the server may write every "
+        f"Lease; empty: the release's, or {LEASE_NAMESPACE}, which is made, where that is default "
+        "or kube-*",
+        pattern=OBJECT_OR_NONE,
+    ),
+    text_value(
+        "server.leases.label", "k8s-app=konnectivity-server", "Label of the Leases", pattern=PLAIN
+    ),
+    text_value(
+        "server.leases.advertise",
+        "ipv4",
+        "Family of the pods' addresses, by which servers hand agents on to each other; empty: they "
+        "do not",
+        choices=("", "ipv4", "ipv6"),
+    ),
+    text_value(
+        "server.kubeconfig.secret",
+        "",
+        "Secret with kubeconfig, of the cluster that has tokens and Leases; empty: this one, as "
+        "the pods' account",
+    ),
+    text_value(
+        "server.kubeconfig.user",
+        KUBECONFIG_USER,
+        "User of the kubeconfig that a node has for a staticPod",
+    ),
+    whole_value(
+        "server.gracefulShutdownSeconds", 25, "How long open tunnels may take to end", 0, 3600
+    ),
+    text_value(
+        "server.readiness",
+        READY,
+        "/readyz: ready when there is an agent. /healthz: always",
+        choices=(READY, HEALTHY),
+    ),
+    text_value(
+        "server.service.type",
+        "ClusterIP",
+        "Type of the Service for agents",
+        choices=SERVICE_TYPES,
+    ),
+    words_value("server.service.annotations", "Annotations of the Service for agents"),
+    yes_value("server.podDisruptionBudget.enabled", True, "Whether a deployment has a budget"),
+    yes_value(
+        "server.networkPolicy.enabled",
+        True,
+        "Whether pods with a network of their own have a NetworkPolicy",
+    ),
+    texts_value(
+        "server.networkPolicy.allowCidrs",
+        [],
+        "Networks that agents come from; empty: everywhere",
+        pattern=CIDR,
+    ),
+    text_value(
+        "server.networkPolicy.apiserverNamespace",
+        "",
+        "Namespace of kube-apiserver's pods, which may reach the frontend of a deployment; empty: "
+        "the release's, where apiserverCidrs has nothing. Pods in the network of a node have its "
+        "addresses and no namespace",
+        pattern=OBJECT_OR_NONE,
+    ),
+    texts_value(
+        "server.networkPolicy.apiserverCidrs",
+        [],
+        "Networks from which kube-apiserver may reach the frontend of a deployment",
+        pattern=CIDR,
+    ),
+    text_value("server.sidecar.workload", "kube-apiserver", "Deployment of kube-apiserver"),
+    text_value("server.sidecar.container", "kube-apiserver", "Container of kube-apiserver"),
+    text_value(
+        "server.sidecar.selector",
+        "app=kube-apiserver",
+        "Label of kube-apiserver's pods, for the Service for agents",
+        pattern="^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]+$",
+    ),
+    *pod_values(
+        "server",
+        "Further flags of the server, --flag=value each; an audit log to standard output alone "
+        "(--audit-log-path=-), because pods have nowhere to write",
+        (*_SERVER_SET, _AUDIT_FILE),
+    ),
+)
+
+
+def _half_of_selector(half: int) -> Computed:
+    path = "server.sidecar.selector"
+    return Computed(
+        lambda chosen: chosen[path].partition("=")[2 * half],
+        f'(splitn "=" 2 $.Values.{path})._{half}',
+    )
+
+
+_COMPUTED = {
+    "advertised": Computed(
+        lambda chosen: {"ipv6": "[$(POD_IP)]"}.get(chosen["server.leases.advertise"], "$(POD_IP)"),
+        'ternary "[$(POD_IP)]" "$(POD_IP)" (eq $.Values.server.leases.advertise "ipv6")',
+    ),
+    "socketDirectory": Computed(
+        lambda chosen: str(PurePosixPath(chosen["server.frontend.socket"]).parent),
+        "dir $.Values.server.frontend.socket",
+    ),
+    "strategies": joined("server.strategies"),
+    "selectorLabel": _half_of_selector(0),
+    "selectorValue": _half_of_selector(1),
+    "serverGrace": grace("server", 5),
+    "deploymentGrace": grace("server", 5 + LEAVE_S),
+    "sidecarGrace": grace("server", PRE_STOP_S),
+}
+
+
+def _by_kubeconfig(kind: str) -> Computed:
+    """Whether a server asks the Kubernetes API by a kubeconfig, and not as its pod's account."""
+    return NEEDS_API if kind == "staticPod" else NEEDS_API & KUBECONFIG
+
+
+def _trusts_ca(kind: str) -> Computed:
+    return BY_CERTIFICATE | ~CLIENT_CA if kind == "deployment" else BY_CERTIFICATE
+
+
+def _args(kind: str) -> list[Node]:
+    """The server's command line, without the program."""
+    node = kind == "staticPod"
+    pair = "/etc/isthmus/server" if node else "/etc/isthmus/server/tls"
+    ca = "/etc/isthmus/ca.crt" if node else "/etc/isthmus/ca/ca.crt"
+    clients = f"--server-ca-cert={ca}"
+    if kind == "deployment":
+        frontend: list[Node] = [
+            "--mode=http-connect",
+            f"--server-port={hole('server.frontend.port')}",
+            "--server-cert=/etc/isthmus/frontend/tls.crt",
+            "--server-key=/etc/isthmus/frontend/tls.key",
+            When(CLIENT_CA, "--server-ca-cert=/etc/isthmus/client-ca/ca.crt", otherwise=clients),
+        ]
+    else:
+        frontend = ["--mode=grpc", f"--uds-name={hole('server.frontend.socket')}"]
+    return [
+        "server",
+        *frontend,
+        f"--agent-port={hole('server.agentPort')}",
+        f"--cluster-cert={pair}.crt",
+        f"--cluster-key={pair}.key",
+        When(BY_CERTIFICATE, f"--cluster-ca-cert={ca}"),
+        f"--proxy-strategies={hole('strategies')}",
+        f"--health-port={hole('server.healthPort')}",
+        f"--admin-port={hole('server.adminPort')}",
+        f"--graceful-shutdown-timeout={hole('server.gracefulShutdownSeconds')}s",
+        When(given("server.count"), f"--server-count={hole('server.count')}"),
+        When(
+            LEASES & given("server.leases.advertise"),
+            f"--advertise-agent-address={hole('advertised')}:{hole('server.agentPort')}",
+        ),
+        When(
+            LEASES,
+            [
+                "--enable-lease-controller=true",
+                f"--lease-namespace={LEASES_IN}",
+                f"--lease-label={hole('server.leases.label')}",
+            ],
+        ),
+        When(
+            BY_TOKEN,
+            [
+                f"--agent-namespace={hole('agentNamespace')}",
+                f"--agent-service-account={hole('agent.name')}",
+                f"--authentication-audience={hole('auth.audience')}",
+            ],
+        ),
+        When(_by_kubeconfig(kind), "--kubeconfig=/etc/isthmus/kube/kubeconfig"),
+        Each("server.extraArgs", hole(ITEM)),
+    ]
+
+
+def _server(kind: str) -> list[Node]:
+    """A server of this kind and what is around it, in the order to make it."""
+    owner = WorkloadOwner(name=hole("server.name"), namespace=NAMESPACE)
+    if kind == "sidecar":
+        return _sidecar(owner)
+    found: list[Node] = []
+    if kind == "staticPod":
+        subject, rights = around.user(hole("server.kubeconfig.user")), (LEASES, BY_TOKEN)
+    else:
+        found.append(around.service_account(owner))
+        # A pod with a kubeconfig asks another cluster, where this installation has nothing to say.
+        subject, rights = owner.account, (LEASES & ~KUBECONFIG, BY_TOKEN & ~KUBECONFIG)
+    leases = around.lease_rights(owner, subject, namespace=LEASES_IN, verbs=SERVER_VERBS)
+    found += [
+        When(rights[0], leases),
+        When(rights[1], around.token_rights(owner, subject)),
+        _agents_service(owner),
+    ]
+    if kind == "deployment":
+        front = {"http-connect": hole("server.frontend.port")}
+        found += [
+            around.service(owner, front, name=f"{owner.name}-frontend"),
+            When(
+                given("server.podDisruptionBudget.enabled") & more_than("server.replicas", 1),
+                around.disruption_budget(owner),
+            ),
+        ]
+    # Nobody enforces a policy for pods in the network of a node.
+    policy = given("server.networkPolicy.enabled")
+    if kind == "deployment":
+        found.append(When(policy, _server_policy(owner, kind)))
+    elif kind == "daemonset":
+        found.append(When(policy & ~given("server.hostNetwork"), _server_policy(owner, kind)))
+    return [*found, _server_workload(owner, kind)]
+
+
+def _agents_service(owner: WorkloadOwner, selector: Mapping[str, str] | None = None) -> Manifest:
+    # An agent makes a server ready, so it has to reach one that is not.
+    ports = {"agents": hole("server.agentPort")}
+    kind = hole("server.service.type")
+    made = around.service(owner, ports, kind=kind, early=True, selector=selector)
+    path = "server.service.annotations"
+    made["metadata"]["annotations"] = When(given(path), Verbatim(path))
+    return made
+
+
+def _server_policy(owner: WorkloadOwner, kind: str) -> Manifest:
+    """Agents and kube-apiserver from where they are, probes from anywhere, as in server.py."""
+    networks = "server.networkPolicy.allowCidrs"
+    others = {"podSelector": {"matchLabels": owner.selector}}
+    agents = {
+        "from": When(given(networks), [block(networks), others]),
+        **around.to_ports(hole("server.agentPort")),
+    }
+    front = []
+    if kind == "deployment":
+        name, cidrs = (
+            "server.networkPolicy.apiserverNamespace",
+            "server.networkPolicy.apiserverCidrs",
+        )
+        peers = [
+            block(cidrs),
+            When(given(name), around.in_namespace(hole(name))),
+            When(~given(name) & ~given(cidrs), around.in_namespace(NAMESPACE)),
+        ]
+        front.append({"from": peers, **around.to_ports(hole("server.frontend.port"))})
+    health = around.to_ports(hole("server.healthPort"))
+    return around.network_policy(owner, [agents, *front, health])
+
+
+def _server_workload(owner: WorkloadOwner, kind: str) -> Manifest:
+    if kind == "staticPod":
+        text = AsText(pods.static_pod(_server_pod(owner, kind, {})))
+        return around.config_map(owner, f"{owner.name}-manifest", {f"{owner.name}.yaml": text})
+    extra = {
+        "serviceAccountName": owner.name,
+        "automountServiceAccountToken": When(NEEDS_API & ~KUBECONFIG, then=True, otherwise=False),
+        "securityContext": {"fsGroup": hole("runAs")},
+        **placement("server", kind),
+    }
+    pod = _server_pod(owner, kind, extra)
+    if kind == "deployment":
+        return placed(pods.deployment(pod, replicas=hole("server.replicas")), "server")
+    return placed(pods.control_plane_set(pod), "server")
+
+
+def _server_pod(owner: WorkloadOwner, kind: str, extra: Manifest) -> Pod:
+    found = _server_volumes(kind)
+    socket = [hole("server.frontend.socket")] if kind != "deployment" else []
+    before = setup_socket(
+        IMAGE, socket, user=hole("runAs"), volumes=[_socket_volume(kind)], pull=PULL
+    )
+    front = {"http-connect": hole("server.frontend.port")} if kind == "deployment" else {}
+    server = _container(kind, CONTAINER, ports={**front, **_ports("health")})
+    return Pod(
+        name=owner.name,
+        namespace=owner.namespace,
+        containers=[server.to_spec()],
+        init_containers=[before.to_spec()] if socket else [],
+        volumes=found,
+        grace_s=hole("deploymentGrace" if kind == "deployment" else "serverGrace"),
+        extra=extra,
+        **pod_metadata("server"),
+    )
+
+
+def _ports(health: str) -> dict[str, str]:
+    return {"agents": hole("server.agentPort"), health: hole("server.healthPort")}
+
+
+def _container(kind: str, name: str, ports: Mapping[str, str]) -> PodContainer:
+    sidecar = kind == "sidecar"
+    lifecycle = {"sidecar": PRE_STOP_S, "deployment": LEAVE_S}.get(kind)
+    pod_ip = LEASES & given("server.leases.advertise")
+    return PodContainer(
+        name=name,
+        image=IMAGE,
+        args=_args(kind),
+        security=containers.unprivileged(hole("runAs")),
+        env=references("server", {"POD_IP": pod_ip}, own_id="PROXY_SERVER_ID"),
+        volumes=_server_volumes(kind),
+        ports=ports,
+        probes=containers.probes(
+            port=hole("server.healthPort"),
+            readiness=hole("server.readiness"),
+            liveness="/healthz" if sidecar else "/livez",
+        ),
+        resources=or_usual("server.resources", SIDECAR_RESOURCES if sidecar else resources()),
+        lifecycle=containers.going_on(lifecycle) if lifecycle else {},
+        pull_policy=PULL,
+    )
+
+
+def _server_volumes(kind: str) -> list[Node]:
+    """Where the files of the server come from, as in server_plan.py."""
+    if kind == "staticPod":
+        found: list[Node] = volumes.host_directories([file_at("/etc/isthmus/server.crt")])
+    else:
+        front = _pair("server-certs", hole("server.frontend.secret"), "/etc/isthmus/frontend")
+        clients = volumes.config_map(
+            "konnectivity-client-ca",
+            hole("certificates.clientCaConfigMap"),
+            {CA: file_at("/etc/isthmus/client-ca/ca.crt")},
+        )
+        of_deployment = kind == "deployment"
+        files = volumes.secret_directory(
+            [file_at("/etc/isthmus/kube/kubeconfig")], secret=hole("server.kubeconfig.secret")
+        )
+        found = [
+            *([front] if of_deployment else []),
+            _pair("cluster-certs", hole("server.secret"), "/etc/isthmus/server"),
+            *([When(CLIENT_CA, clients)] if of_deployment else []),
+            When(_trusts_ca(kind), authorities("konnectivity-ca")),
+            When(_by_kubeconfig(kind), volumes.renamed(files[0], "konnectivity-files")),
+        ]
+    if kind != "deployment":
+        found.append(_socket_volume(kind))
+    scratch = volumes.renamed(volumes.scratch(), "konnectivity-tmp")
+    return [*found, When(_by_kubeconfig(kind), scratch), more_files("server")]
+
+
+def _pair(name: str, secret: str, directory: str) -> Volume:
+    files = {CERT: file_at(f"{directory}/tls.crt"), KEY: file_at(f"{directory}/tls.key")}
+    return volumes.secret(name, secret, files)
+
+
+def _socket_volume(kind: str) -> Volume:
+    source: Tree = {"hostPath": {"path": SOCKET_DIRECTORY, "type": "DirectoryOrCreate"}}
+    if kind == "sidecar":
+        source = {"emptyDir": {"medium": "Memory"}}
+    name = "konnectivity-uds-1"
+    return Volume(name=name, mount=SOCKET_DIRECTORY, source=source, read_only=False)
+
+
+def _sidecar(owner: WorkloadOwner) -> list[Node]:
+    """What a server in kube-apiserver's pod needs, and the patch of that pod as a text."""
+    config = file_at("/etc/kubernetes/egress-selector/config.yaml")
+    selector = volumes.config_map(
+        "egress-selector-config", f"{owner.name}-egress", {config.path.name: config}
+    )
+    found = _server_volumes("sidecar")
+    theirs = [selector, _socket_volume("sidecar")]
+    spec = {
+        "terminationGracePeriodSeconds": hole("sidecarGrace"),
+        "securityContext": {"fsGroup": hole("runAs")},
+        "containers": [
+            {
+                "name": hole("server.sidecar.container"),
+                "volumeMounts": [volume.to_mount() for volume in theirs],
+            },
+            _container("sidecar", SIDECAR_NAME, ports=_ports("konn-health")).to_spec(),
+        ],
+        "volumes": pods.volume_specs([*found, selector]),
+    }
+    patch = deployment_patch(hole("server.sidecar.workload"), owner.namespace, spec)
+    agents = _agents_service(owner, {hole("selectorLabel"): hole("selectorValue")})
+    texts = {"config.yaml": AsText(_egress_document())}
+    return [
+        agents,
+        around.config_map(owner, f"{owner.name}-egress", texts),
+        around.config_map(owner, f"{owner.name}-patch", {"patch.yaml": AsText(patch)}),
+    ]
+
+
+def _egress_document() -> Tree:
+    """kube-apiserver's file: to the server by a UNIX socket, or to that of a deployment by TCP."""
+    socket = NetworkConnection(protocol=NetworkProtocol.PACKET, uds=hole("server.frontend.socket"))
+    manifest = ServerManifestSettings()
+    tls = ClientTls(
+        ca_bundle=manifest.egress_ca_bundle,
+        client_cert=manifest.egress_client_cert,
+        client_key=manifest.egress_client_key,
+    )
+    tcp = NetworkConnection(
+        protocol=NetworkProtocol.HTTP_CONNECT, tcp=HostPort("frontend", 1), tls=tls
+    )
+    found, other = (yaml.safe_load(egress_selector_of(each)) for each in (socket, tcp))
+    cluster, by_tcp = found["egressSelections"][-1], other["egressSelections"][-1]["connection"]
+    front = f"{hole('server.name')}-frontend.{NAMESPACE}.svc:{hole('server.frontend.port')}"
+    by_tcp["transport"]["tcp"]["url"] = f"https://{front}"
+    cluster["connection"] = When(IS_DEPLOYMENT, by_tcp, otherwise=cluster["connection"])
+    return dict(found)
+
+
+def _check(chosen: Chosen, template: Template) -> None:
+    values = chosen.values
+    server = values["server"]
+    texts = {
+        "form": (FORMS[server["kind"]],),
+        "name": (server["name"],),
+        "namespace": (chosen.namespace,),
+        "image": (image_of(values["image"]),),
+        "run_as": (str(values["runAs"]),),
+        "server_secret": (server["frontend"]["secret"],),
+        "cluster_secret": (server["secret"],),
+        "ca_config_map": (values["certificates"]["caConfigMap"],),
+        "client_ca_config_map": (values["certificates"]["clientCaConfigMap"],),
+        "secret": (server["kubeconfig"]["secret"],),
+        "kubeconfig_user": (server["kubeconfig"]["user"] or "",),
+        "allow_cidr": tuple(server["networkPolicy"]["allowCidrs"]),
+        "apiserver_cidr": tuple(server["networkPolicy"]["apiserverCidrs"]),
+        "apiserver_namespace": (server["networkPolicy"]["apiserverNamespace"],),
+        "workload": (server["sidecar"]["workload"],),
+        "container": (server["sidecar"]["container"],),
+        "selector": (server["sidecar"]["selector"],),
+    }
+    load(ServerManifestSettings, texts, {}).validate()
+    kind = server["kind"]
+    check_flags(ServerSettings, template.fill(_args(kind), chosen)[1:], where="server.extraArgs")
+    if kind != "deployment":
+        volumes.check_mountable([FlagFile.named("--uds-name", server["frontend"]["socket"])])
+    mounts = template.fill(_container(kind, CONTAINER, ports={}).to_spec(), chosen)
+    volumes.check_apart(
+        Volume(name=each["name"], mount=each["mountPath"], source={})
+        for each in mounts["volumeMounts"]
+    )
+
+
+_REFUSED = (
+    (
+        HAS_SERVER & IS_SIDECAR & NEEDS_API & ~KUBECONFIG,
+        "server.kind sidecar has no account of its own in kube-apiserver's pod: set"
+        " server.kubeconfig.secret, or auth.mode certificate and server.leases.enabled false",
+    ),
+    (
+        HAS_SERVER & IS_STATIC & KUBECONFIG,
+        "server.kubeconfig.secret is not for server.kind staticPod, which has its kubeconfig"
+        " from its node, /etc/isthmus/kube/kubeconfig",
+    ),
+    (
+        HAS_SERVER & IS_STATIC & given("server.extraSecret.name"),
+        "server.extraSecret.name is not for server.kind staticPod, which has its files from its"
+        " node, in /etc/isthmus",
+    ),
+)
+_NEEDED = (
+    NeededObject(
+        holds=IN_CLUSTER,
+        kind="Secret",
+        name=hole("server.secret"),
+        keys=TLS_KEYS,
+        remark=When(
+            HAS_AGENTS & ~HOSTS,
+            f": the certificate has the name {hole('server.name')}.{NAMESPACE}.svc",
+        ),
+    ),
+    NeededObject(
+        holds=IN_CLUSTER & IS_DEPLOYMENT,
+        kind="Secret",
+        name=hole("server.frontend.secret"),
+        keys=TLS_KEYS,
+    ),
+    NeededObject(
+        holds=IN_CLUSTER & KUBECONFIG,
+        kind="Secret",
+        name=hole("server.kubeconfig.secret"),
+        keys=("kubeconfig",),
+    ),
+)
+CHART = ChartPart(
+    name="server",
+    title="Server",
+    values=_VALUES,
+    sections={
+        "server": "The server, beside the control plane",
+        "server.frontend": "Where kube-apiserver comes in",
+        "server.leases": "How servers know of each other",
+        "server.kubeconfig": "Where tokens and Leases are",
+        "server.service": "Where agents find the server",
+        "server.sidecar": "Of the kind sidecar only",
+    },
+    files={
+        f"server-{kind.lower()}.yaml": [
+            When(HAS_SERVER & is_word("server.kind", kind), _server(kind))
+        ]
+        for kind in FORMS
+    },
+    there=HAS_SERVER,
+    # Pods of kube-apiserver are not found by labels of ours.
+    watched=HAS_SERVER & ~IS_SIDECAR,
+    check=_check,
+    computed=_COMPUTED,
+    refused=_REFUSED,
+    needed=_NEEDED,
+    notes={"egressSelector": _egress_document()},
+)
