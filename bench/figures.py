@@ -43,25 +43,27 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One measurement: a command of the load program and how many connections."""
+    """One measurement: a command of a load program, how many connections, and bytes of a value."""
 
     group: str
     command: str
     conns: int
+    size: int = 0
 
     @property
     def name(self) -> str:
         """Its key in the samples."""
-        return f"{self.command}{self.conns}"
+        return f"{self.command}{self.conns}{f'-{self.size}' if self.size else ''}"
 
 
 #: The group of loads that curl is, not the load program.
 CURL = "curl"
 SERVICES = "services"
 GROUPS = ("down", "up", "rr", "dial", "stall", "mem", "hold", CURL, SERVICES)
-#: Takes a minute and is not part of a usual run.
+#: Take minutes and are not part of a usual run.
 SLOW_READER = "slow-reader"
-ALL_GROUPS = (*GROUPS, SLOW_READER)
+ETCD = "etcd"
+ALL_GROUPS = (*GROUPS, SLOW_READER, ETCD)
 SLOW_LOAD = Load(group=SLOW_READER, command="slow", conns=16)
 LOADS = (
     Load(group="down", command="down", conns=1),

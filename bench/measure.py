@@ -59,6 +59,8 @@ class Bench:
     seconds: float
     warmup: float
     samples: Samples = field(default_factory=dict)
+    #: What the load program wants besides.
+    flags: tuple[str, ...] = ()
 
     def start_target(self) -> tuple[Child, str]:
         """A target process of its own, and its address."""
@@ -86,7 +88,9 @@ class Bench:
             numbers = fetch_times(self.space, topology, load, self.seconds)
             self.keep(load.name, topology.name, numbers)
             return
-        words = self.words(topology, load.command, load.conns, self.target)
+        words = self.words(topology, load.command, load.conns, self.target) + list(self.flags)
+        if load.size:
+            words.append(f"--size={load.size}")
         child = self.space.start(f"load-{load.name}", words, speaks=True, env=_ENV)
         try:
             answer = child.read_line(4 * (self.seconds + self.warmup) + 60)

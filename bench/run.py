@@ -23,6 +23,7 @@ from figures import (
     ALL_GROUPS,
     CURL,
     CURL_FIGURES,
+    ETCD,
     FIGURES,
     FORWARD_FIGURES,
     FORWARD_LOADS,
@@ -260,6 +261,10 @@ def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
         from services import services_table  # needs the interop tests' programs, and root
 
         found += services_table(bench.samples, console, rounds=args.rounds, quick=args.quick)
+    if ETCD in args.only:
+        from etcd import etcd_table  # needs the interop tests' etcd
+
+        found += etcd_table(bench, certs, start, console, rounds=args.rounds)
     took = time.monotonic() - begun
     console.print(f"{args.rounds} rounds of {args.seconds:g} s, {took:.0f} s in all; {machine()}")
     if args.json:

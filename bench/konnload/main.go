@@ -16,7 +16,7 @@ import (
 )
 
 func main() {
-	load.Main(map[string]load.Open{"grpc": openSingle, "grpc-reuse": openReused})
+	load.Main(map[string]load.Open{"grpc": openSingle, "grpc-reuse": openReused}, nil)
 }
 
 func options(uds string) []grpc.DialOption {

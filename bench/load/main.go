@@ -42,8 +42,8 @@ type options struct {
 // Open returns a connection through the proxy at uds whose next byte goes to the target.
 type Open func(uds, target string) (net.Conn, error)
 
-// Main is the command; ways are what --via may name besides its own.
-func Main(ways map[string]Open) {
+// Main is the command; ways are what --via may name besides its own, and works are more commands.
+func Main(ways map[string]Open, works map[string]Work) {
 	if len(os.Args) < 2 {
 		fmt.Fprint(os.Stderr, usage)
 		os.Exit(2)
@@ -52,12 +52,20 @@ func Main(ways map[string]Open) {
 		"target": runTarget, "connect-stub": runStub, "down": runDown, "up": runUp,
 		"rr": runRR, "dial": runDial, "hold": runHold, "stall": runStall, "slow": runSlow,
 	}
+	work, isWork := works[os.Args[1]]
+	if isWork {
+		commands[os.Args[1]] = work.run
+	}
 	command, known := commands[os.Args[1]]
 	if !known {
 		fmt.Fprintf(os.Stderr, "load: no command %q\n%s", os.Args[1], usage)
 		os.Exit(2)
 	}
-	result, err := command(parse(os.Args[1], os.Args[2:], ways))
+	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
+	if isWork {
+		work.Flags(flags)
+	}
+	result, err := command(parse(flags, os.Args[2:], ways))
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "load %s: %v\n", os.Args[1], err)
 		os.Exit(1)
@@ -65,8 +73,7 @@ func Main(ways map[string]Open) {
 	say(result)
 }
 
-func parse(name string, args []string, ways map[string]Open) options {
-	flags := flag.NewFlagSet(name, flag.ExitOnError)
+func parse(flags *flag.FlagSet, args []string, ways map[string]Open) options {
 	via := flags.String("via", "tcp", "tcp (to the target), unix (a fixed proxy), connect (CONNECT on --uds)")
 	target := flags.String("target", "", "the target's address, 127.0.0.1:PORT")
 	uds := flags.String("uds", "", "the proxy's UNIX socket")

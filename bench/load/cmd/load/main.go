@@ -3,4 +3,4 @@ package main
 
 import "isthmus.test/bench/load"
 
-func main() { load.Main(nil) }
+func main() { load.Main(nil, nil) }
