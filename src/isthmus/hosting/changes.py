@@ -15,13 +15,10 @@ from enum import Enum
 from isthmus.hosting.endpoints import Reacher, needs, where_is
 from isthmus.hosting.model import (
     ControlPlaneService,
-    EndpointAccess,
-    HostedCluster,
     PlannedEndpoint,
-    Platform,
-    Publishing,
     PublishPlan,
 )
+from isthmus.hosting.rules_changes import refusals
 from isthmus.hosting.shapes import CLUSTER_IP, LOAD_BALANCER, NODE_PORT, Manifest, key
 
 Name = tuple[str, str, str]
@@ -174,72 +171,6 @@ def _split(
         else:
             updated.append(step)
     return made, updated, deleted
-
-
-def refusals(old: PublishPlan, new: PublishPlan) -> Iterator[tuple[str, str]]:
-    """The field that cannot change so, and why."""
-    for plan, which in ((old, "old"), (new, "new")):
-        if plan.errors:
-            yield "document", f"the {which} document has errors, so nothing follows from it"
-    yield from _another(old.cluster, new.cluster)
-    yield from _services(old.cluster, new.cluster)
-    yield from _topology(old.cluster, new.cluster)
-
-
-def _another(old: HostedCluster, new: HostedCluster) -> Iterator[tuple[str, str]]:
-    if (old.name, old.namespace, old.control_plane) != (
-        new.name,
-        new.namespace,
-        new.control_plane,
-    ):
-        yield (
-            "metadata",
-            f"{new.namespace}/{new.name} is another cluster than {old.namespace}/{old.name}",
-        )
-    if old.platform is not new.platform:
-        yield (
-            "spec.platform.type",
-            f"a cluster on {old.platform.value} cannot become one on {new.platform.value}",
-        )
-
-
-def _services(old: HostedCluster, new: HostedCluster) -> Iterator[tuple[str, str]]:
-    if Platform.IBMCLOUD in (old.platform, new.platform):
-        return
-    before, after = _said(old), _said(new)
-    if before != after:
-        changed = sorted({entry[0] for entry in before ^ after})
-        yield (
-            "spec.services",
-            f"the CRD lets it change on IBMCloud only, and {', '.join(changed)} would change:"
-            " make the cluster anew, or apply the steps where no HyperShift looks after it",
-        )
-
-
-def _said(cluster: HostedCluster) -> frozenset[tuple[str, ...]]:
-    return frozenset(_entry(each) for each in cluster.services)
-
-
-def _entry(publishing: Publishing) -> tuple[str, ...]:
-    return (
-        publishing.service.value,
-        publishing.strategy.value,
-        publishing.hostname,
-        publishing.node_address,
-        str(publishing.node_port),
-    )
-
-
-def _topology(old: HostedCluster, new: HostedCluster) -> Iterator[tuple[str, str]]:
-    both_azure = old.platform is new.platform is Platform.AZURE
-    if both_azure and (old.access is EndpointAccess.PUBLIC) != (
-        new.access is EndpointAccess.PUBLIC
-    ):
-        yield (
-            "spec.platform.azure.topology",
-            f"{old.access.value} cannot become {new.access.value}: Azure goes between"
-            " PublicAndPrivate and Private only",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

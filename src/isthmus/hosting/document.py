@@ -8,6 +8,7 @@ caller. Imports yaml, which takes its time: import this module only where there 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -22,6 +23,7 @@ from isthmus.hosting.model import (
     ControlPlaneService,
     DocumentPlace,
     EndpointAccess,
+    GuestNetwork,
     HostedCluster,
     Platform,
     Publishing,
@@ -39,6 +41,16 @@ SWIFT_ANNOTATION = "hypershift.openshift.io/swift-pod-network-instance"
 _CLUSTER_NETWORK = ("10.132.0.0/14",)
 _SERVICE_NETWORK = ("172.31.0.0/16",)
 _ADVERTISED = {4: "172.20.0.1", 6: "fd00::1"}
+_OVN = "OVNKubernetes"
+_OPERATOR = "spec.operatorConfiguration.clusterNetworkOperator"
+_OVN_CONFIG = f"{_OPERATOR}.ovnKubernetesConfig"
+_OVN_V4 = ("ipv4.internalJoinSubnet", "ipv4.internalTransitSwitchSubnet", "v4InternalSubnet")
+_OVN_V6 = ("ipv6.internalJoinSubnet", "ipv6.internalTransitSwitchSubnet", "v6InternalSubnet")
+# What HyperShift gives to guests that run inside of another OVN-Kubernetes.
+_KUBEVIRT_SUBNETS = {
+    "ipv4.internalJoinSubnet": "100.66.0.0/16",
+    "ipv6.internalJoinSubnet": "fd99::/64",
+}
 # What HyperShift's webhook publishes of a cluster on KubeVirt that leaves it out.
 _KUBEVIRT_SERVICES = {
     ControlPlaneService.API_SERVER: Strategy.LOAD_BALANCER,
@@ -47,6 +59,9 @@ _KUBEVIRT_SERVICES = {
     ControlPlaneService.IGNITION: Strategy.ROUTE,
 }
 _MAX_NETWORKS = 2  # one for each family
+_NETWORK = re.compile(
+    r"^spec\.networking\.(.*\.cidr|apiServer\.allowedCIDRBlocks\[.*)$|(Join|Switch|Internal)Subnet$"
+)
 _SECTIONS = ("loadBalancer", "nodePort", "route")
 
 T = TypeVar("T")
@@ -143,6 +158,8 @@ def _cluster(known: DocumentFields) -> HostedCluster:
         has_access=said is not None,
         services=services + _filled_in(known, services) * (platform is Platform.KUBEVIRT),
         base_domain=known.text("spec.dns.baseDomain", fields.domain),
+        base_domain_prefix=_prefix(known),
+        api_dns_name=known.text("spec.kubeAPIServerDNSName", fields.domain),
         azure_private_type=azure.private_type,
         azure_workload_identities=azure.workload_identities,
         swift=azure.swift,
@@ -183,12 +200,50 @@ def _with_networks(known: DocumentFields, cluster: HostedCluster) -> HostedClust
         advertise_address=known.text(f"{api}.advertiseAddress", fields.address, advertised),
         api_port=known.integer(f"{api}.port", 6443, 1, 65535),
         allowed_cidrs=known.texts(f"{api}.allowedCIDRBlocks", fields.network),
+        host_bits=_host_bits(known),
+        guest_network=_guest_network(known, cluster.platform),
     )
+
+
+def _guest_network(known: DocumentFields, platform: Platform) -> GuestNetwork:
+    """Read after ``check_words``, which says what words are wrong."""
+    type_ = known.plain("spec.networking.networkType") or _OVN
+    read = dict.fromkeys(_OVN_V4, fields.subnet_v4) | dict.fromkeys(_OVN_V6, fields.subnet_v6)
+    said = {path: known.text(f"{_OVN_CONFIG}.{path}", parse) for path, parse in read.items()}
+    if platform is Platform.KUBEVIRT and type_ == _OVN:
+        said |= {path: said[path] or own for path, own in _KUBEVIRT_SUBNETS.items()}
+    return GuestNetwork(
+        type=type_,
+        allocates_node_cidrs=known.plain("spec.networking.allocateNodeCIDRs") == "Enabled",
+        without_multus=known.boolean(f"{_OPERATOR}.disableMultiNetwork"),
+        subnets={f"{_OVN_CONFIG}.{path}": cidr for path, cidr in said.items() if cidr},
+    )
+
+
+def _host_bits(known: DocumentFields) -> dict[str, str]:
+    """Networks that are spelled as one of their addresses, as far as they are networks."""
+    found = {}
+    for path in known.networks():
+        text = known.plain(path)
+        try:
+            loose = fields.has_host_bits(text)
+        except ValueError:
+            continue  # said where it is read
+        if loose:
+            found[path] = text
+    return found
+
+
+def _prefix(known: DocumentFields) -> str | None:
+    path = "spec.dns.baseDomainPrefix"
+    return known.text(path, fields.domain) if path in known else None
 
 
 def _with_configuration(known: DocumentFields, cluster: HostedCluster) -> HostedCluster:
     below = "spec.configuration"
-    said = known.text(f"{below}.network.serviceNodePortRange", fields.port_range, "30000-32767")
+    said = known.text(
+        f"{below}.network.serviceNodePortRange", fields.port_range, fields.DEFAULT_PORTS
+    )
     low, _, high = said.partition("-")
     no_proxy = known.text(f"{below}.proxy.noProxy", str)
     return replace(
@@ -368,6 +423,15 @@ class DocumentFields:
         read = None if node is None else node.read(parse)
         return default if read is None else read
 
+    def plain(self, path: str) -> str:
+        """A text as it is; empty where there is none, or something else that is said elsewhere."""
+        node = self.get(path)
+        return str(node.node.value) if node is not None and node.is_text else ""
+
+    def boolean(self, path: str) -> bool:
+        node = self.get(path)
+        return node is not None and node.boolean()
+
     def secret(self, path: str, parse: Callable[[str], str]) -> str:
         """A text that is understood, and not quoted when it is not: it may have a password."""
         node = self.get(path)
@@ -385,11 +449,19 @@ class DocumentFields:
         return default if node is None else node.integer(low, high)
 
     def check_words(self) -> None:
-        """Look at fields that have one of a few words, and that nothing here depends on."""
+        """Look at fields that have one of a few words, and at sections that may not be empty."""
         for path, words in fields.WORDS.items():
             node = self.get(path)
             if node is not None:
                 node.word(words)
+        for path in fields.NOT_EMPTY:
+            node = self.get(path)
+            if node is not None and node.is_empty:
+                node.error("is empty: leave it out, or say something in it")
+
+    def networks(self) -> list[str]:
+        """The paths of everything that is a network."""
+        return [path for path in self._found if _NETWORK.search(path)]
 
     def member(self, path: str, kind: type[E]) -> E | None:
         node = self.get(path)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
 
 from isthmus.errors import ConfigError
@@ -31,18 +32,34 @@ _REFERENCE: Final = {"name": ANY}
 _RELEASE: Final = {"image": ANY}
 _HOSTNAME: Final = {"hostname": ANY}
 
-#: The words that a field can have, where the API has a closed list of them that no plan depends on.
+#: The words that a field can have, where the API has a closed list of them.
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "spec.networking.networkType": ("OVNKubernetes", "OpenShiftSDN", "Calico", "Other"),
+    "spec.networking.allocateNodeCIDRs": ("Enabled", "Disabled"),
+    "spec.controllerAvailabilityPolicy": ("HighlyAvailable", "SingleReplica"),
+    "spec.infrastructureAvailabilityPolicy": ("HighlyAvailable", "SingleReplica"),
+    "spec.monitoring.metricsForwarding.mode": ("Forward", "None"),
     "spec.etcd.managementType": ("Managed", "Unmanaged"),
     "spec.olmCatalogPlacement": ("management", "guest"),
     "spec.secretEncryption.type": ("kms", "aescbc"),
 }
 
+#: Sections that say something where they are there at all.
+NOT_EMPTY: Final = (
+    "spec.operatorConfiguration.clusterNetworkOperator.ovnKubernetesConfig",
+    "spec.operatorConfiguration.clusterNetworkOperator.ovnKubernetesConfig.ipv4",
+    "spec.operatorConfiguration.clusterNetworkOperator.ovnKubernetesConfig.ipv6",
+    "spec.platform.azure.private.privateLink",
+    "spec.platform.azure.private.swift",
+)
+
+_LABEL = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
 _DOTTED_NAME = re.compile(r"(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}", re.ASCII)
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _RANGE = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})", re.ASCII)
 _MAX_NAME_CHARS = 253
+#: The node ports of a Kubernetes whose operator chose no others.
+DEFAULT_PORTS: Final = "30000-32767"
 
 
 def _values(*names: str) -> dict[str, Tree]:
@@ -107,9 +124,19 @@ _AWS: Final = {
 _AZURE: Final = {
     **_values("cloud", "location", "resourceGroup", "vnetID", "subnetID", "subscriptionID"),
     **_values("securityGroupID", "tenantID", "containerRegistry", "topology"),
-    "azureAuthenticationConfig": _values(
-        "azureAuthenticationConfigType", "managedIdentities", "workloadIdentities"
-    ),
+    "azureAuthenticationConfig": {
+        **_values("azureAuthenticationConfigType", "managedIdentities"),
+        "workloadIdentities": _values(
+            "imageRegistry",
+            "ingress",
+            "file",
+            "disk",
+            "nodePoolManagement",
+            "cloudProvider",
+            "network",
+            "controlPlaneOperator",
+        ),
+    },
     "private": {
         "type": ANY,
         "privateLink": _values("natSubnetID", "additionalAllowedSubscriptions"),
@@ -179,6 +206,23 @@ _CONFIGURATION: Final = {
     **_values("operatorhub", "scheduler"),
 }
 
+_OVN_SUBNETS: Final = _values("internalJoinSubnet", "internalTransitSwitchSubnet")
+
+_OPERATORS: Final = {
+    "clusterNetworkOperator": {
+        "disableMultiNetwork": ANY,
+        "ovnKubernetesConfig": {
+            **_values("mtu", "v4InternalSubnet", "v6InternalSubnet"),
+            "ipv4": _OVN_SUBNETS,
+            "ipv6": _OVN_SUBNETS,
+        },
+    },
+    **_values("clusterVersionOperator", "ingressOperator", "csiDriverOperator"),
+    **_values("kubeAPIServer", "etcd", "kubeControllerManager", "kubeScheduler"),
+    **_values("openShiftAPIServer", "openShiftControllerManager", "openShiftOAuthAPIServer"),
+    "oauthServer": ANY,
+}
+
 _ETCD: Final = {
     "managementType": ANY,
     "managed": _values("storage", "backup", "scheduling", "shards"),
@@ -215,7 +259,7 @@ _SPEC: Final = {
     "issuerURL": ANY,
     "serviceAccountSigningKey": _REFERENCE,
     "configuration": _CONFIGURATION,
-    "operatorConfiguration": ANY,
+    "operatorConfiguration": _OPERATORS,
     "auditWebhook": _REFERENCE,
     "imageContentSources": [_values("source", "mirrors")],
     "additionalTrustBundle": _REFERENCE,
@@ -223,7 +267,7 @@ _SPEC: Final = {
     **_values("fips", "pausedUntil", "olmCatalogPlacement", "nodeSelector", "tolerations"),
     "labels": ANY,
     "capabilities": _values("enabled", "disabled"),
-    "monitoring": _values("metricsForwarding", "metricsSet"),
+    "monitoring": {"metricsForwarding": _values("mode", "metricsSet"), "metricsSet": ANY},
 }
 
 #: The whole document.
@@ -256,7 +300,8 @@ def hostname(text: str) -> str:
 
 def domain(text: str) -> str:
     """A domain, of one label too, or nothing."""
-    if text and (is_address(text) or not _can_be_dialed(text)):
+    spelled = _DOTTED_NAME.fullmatch(text) or _LABEL.fullmatch(text)
+    if text and not (spelled and _can_be_dialed(text)):
         raise ValueError("is not a domain such as example.com")
     return text
 
@@ -264,12 +309,14 @@ def domain(text: str) -> str:
 def address(text: str) -> str:
     if not is_address(text):
         raise ValueError("is not an address such as 172.20.0.1 or fd00::1")
+    _refuse_mapped(text)
     return text
 
 
 def node_address(text: str) -> str:
     """An address or a host name."""
     if is_address(text) or text == "localhost":
+        _refuse_mapped(text)
         return text
     try:
         return hostname(text)
@@ -281,11 +328,49 @@ def network(text: str) -> str:
     """A range of addresses with its prefix; the CRD lets 999.999.999.999/99 through."""
     if "/" not in text:
         raise ValueError("is not a network such as 10.0.0.0/16: its prefix is missing")
-    return str(cidr(text))
+    found = cidr(text, host_bits=True)
+    _refuse_mapped(text.partition("/")[0])
+    return str(found)
+
+
+def has_host_bits(text: str) -> bool:
+    """Whether a network is spelled with bits below its prefix."""
+    return ip_network(network(text)).network_address != ip_address(text.partition("/")[0])
+
+
+def subnet_v4(text: str) -> str:
+    """A range that OVN-Kubernetes can have for itself."""
+    return _subnet(text, 4, 30)
+
+
+def subnet_v6(text: str) -> str:
+    """A range that OVN-Kubernetes can have for itself."""
+    return _subnet(text, 6, 125)
+
+
+def _subnet(text: str, version: int, longest: int) -> str:
+    if not text:
+        return ""
+    found = ip_network(network(text))
+    if found.version != version:
+        raise ValueError(f"is not an IPv{version} network")
+    if found.prefixlen > longest:
+        raise ValueError(f"is too small: its prefix is at most /{longest}")
+    if version == 4 and text.startswith("0."):
+        raise ValueError("begins with 0, which no node can have")
+    return str(found)
+
+
+def _refuse_mapped(text: str) -> None:
+    """Kubernetes takes no IPv4-mapped addresses: ::ffff:10.0.0.1 would be 10.0.0.1 to some only."""
+    if ":" in text and IPv6Address(text).ipv4_mapped is not None:
+        raise ValueError("is an IPv4 address in IPv6 notation: write it as IPv4")
 
 
 def port_range(text: str) -> str:
-    """Two ports, the lower one first."""
+    """Two ports, the lower one first; or nothing, which is the default."""
+    if not text:
+        return DEFAULT_PORTS
     parts = _RANGE.fullmatch(text)
     if parts is None or not int(parts[1]) <= int(parts[2]) < 65536:
         raise ValueError("is not a range of ports such as 30000-32767")

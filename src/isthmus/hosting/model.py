@@ -148,13 +148,28 @@ class Publishing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuestNetwork:
+    """What the guest's pod network is, besides its ranges.
+
+    ``subnets`` are the ranges that OVN-Kubernetes keeps for itself, by field path; those that it
+    has by default are where the document could say another.
+    """
+
+    type: str = "OVNKubernetes"
+    allocates_node_cidrs: bool = False
+    without_multus: bool = False
+    subnets: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostedCluster:
     """What a HostedCluster document says, as far as publishing goes.
 
     ``access`` is what holds, default filled in; ``has_access`` whether the document says it.
     ``control_plane`` is the namespace of the control plane's pods on the management cluster.
     ``model`` is that of the document's version. ``places`` are where the document says something,
-    by field path.
+    by field path. ``host_bits`` are networks, by field path, that the document spells with bits
+    below their prefix.
     """
 
     model: PublishingModel
@@ -173,7 +188,11 @@ class HostedCluster:
     allowed_cidrs: tuple[str, ...] = ()
     node_port_range: tuple[int, int] = (30000, 32767)
     named_certificates: tuple[str, ...] = ()
+    host_bits: Mapping[str, str] = field(default_factory=dict)
+    guest_network: GuestNetwork = GuestNetwork()
     base_domain: str = ""
+    base_domain_prefix: str | None = None
+    api_dns_name: str = ""  # a further name of kube-apiserver, with a kubeconfig of its own
     proxy_for_http: str = ""
     proxy_for_https: str = ""
     no_proxy: tuple[str, ...] = ()

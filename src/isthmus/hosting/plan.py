@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Final
 
 from isthmus.hosting import (
+    rules_guest_network,
     rules_names,
     rules_networks,
     rules_platforms,
     rules_ports,
+    rules_sections,
     rules_services,
 )
 from isthmus.hosting.endpoints import endpoints_of
@@ -26,8 +28,10 @@ RULES: Final[tuple[PlanRule, ...]] = (
     *rules_services.RULES,
     *rules_names.RULES,
     *rules_ports.RULES,
+    *rules_sections.RULES,
     *rules_platforms.RULES,
     *rules_networks.RULES,
+    *rules_guest_network.RULES,
 )
 
 

@@ -125,6 +125,18 @@ def words(values: Iterable[Strategy | ControlPlaneService]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def networks(cluster: HostedCluster) -> Iterator[tuple[str, str]]:
+    """Every network that the cluster has, with the path of its field."""
+    kinds = {
+        "machine": cluster.machine_cidrs,
+        "cluster": cluster.cluster_cidrs,
+        "service": cluster.service_cidrs,
+    }
+    for kind, cidrs in kinds.items():
+        for index, cidr in enumerate(cidrs):
+            yield f"spec.networking.{kind}Network[{index}].cidr", cidr
+
+
 def contains(cidr: str, address: str) -> bool:
     return any(each in ip_network(cidr) for each in reached(address))
 

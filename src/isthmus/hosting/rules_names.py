@@ -14,8 +14,16 @@ from isthmus.hosting.model import (
     Publishing,
     Strategy,
 )
-from isthmus.hosting.rules import BOTH, CRD, RuleBreak, RuleList, entries, of_section
+from isthmus.hosting.rules import BOTH, CRD, RuleBreak, RuleList, entries, of_section, place
+from isthmus.hosting.shapes import api_name
 
+_NAMED_CERTIFICATES = "spec.configuration.apiServer.servingCerts.namedCertificates"
+#: What kube-apiserver is called in its own cluster (HyperShift's certificate, but for addresses).
+_OWN_NAMES = frozenset(
+    f"{name}{tail}"
+    for name in ("kubernetes", "openshift")
+    for tail in ("", ".default", ".default.svc", ".default.svc.cluster.local")
+) | {"localhost"}
 _RESERVED = ".hypershift.local"
 _NAMED = (Strategy.LOAD_BALANCER, Strategy.ROUTE)
 
@@ -116,6 +124,39 @@ def _in_wider_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
                     "use a name that the certificate does not cover",
                     of_section(cluster, entry, "hostname"),
                 )
+
+
+@RULES.error(
+    "named-certificate-internal",
+    "no named certificate has a name of kube-apiserver's own, such as kubernetes.default.svc",
+    missed_by=CRD,
+)
+def _internal_names(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    own = {*_OWN_NAMES, api_name(cluster)}
+    for name in dict.fromkeys(cluster.named_certificates):
+        if name in own:
+            yield RuleBreak(
+                f"{name} is in kube-apiserver's own certificate, and nodes and pods trust no other"
+                " for it",
+                "take it out of the named certificates",
+                place(cluster, _NAMED_CERTIFICATES),
+            )
+
+
+@RULES.warning(
+    "api-dns-name-certificate",
+    "a named certificate covers kubeAPIServerDNSName",
+    missed_by=BOTH,
+)
+def _uncovered(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    name = cluster.api_dns_name.lower()
+    if name and not any(_covers(each.lower(), name) for each in cluster.named_certificates):
+        yield RuleBreak(
+            f"no named certificate covers {cluster.api_dns_name}: whoever comes by the kubeconfig"
+            " that HyperShift makes for it is shown a certificate for other names",
+            f"add one to {_NAMED_CERTIFICATES}",
+            place(cluster, "spec.kubeAPIServerDNSName"),
+        )
 
 
 @RULES.warning("hostname-reserved", "no hostname is in hypershift.local", missed_by=BOTH)

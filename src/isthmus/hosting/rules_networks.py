@@ -20,6 +20,7 @@ from isthmus.hosting.rules import (
     RuleBreak,
     RuleList,
     contains,
+    networks,
     overlap,
     place,
 )
@@ -34,25 +35,13 @@ _PROXY = "spec.configuration.proxy.httpsProxy"
 RULES: Final = RuleList()
 
 
-def _networks(cluster: HostedCluster) -> Iterator[tuple[str, str]]:
-    """Every network that the cluster has, with the path of its field."""
-    kinds = {
-        "machine": cluster.machine_cidrs,
-        "cluster": cluster.cluster_cidrs,
-        "service": cluster.service_cidrs,
-    }
-    for kind, cidrs in kinds.items():
-        for index, cidr in enumerate(cidrs):
-            yield f"spec.networking.{kind}Network[{index}].cidr", cidr
-
-
 @RULES.error(
     "networks-overlap",
     "machine, cluster and service networks do not overlap",
     missed_by=f"{CRD}, which compares letter by letter",
 )
 def _overlapping(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    for (path, cidr), (other, theirs) in combinations(_networks(cluster), 2):
+    for (path, cidr), (other, theirs) in combinations(networks(cluster), 2):
         if overlap(cidr, theirs):
             yield RuleBreak(
                 f"{theirs} overlaps with {cidr} ({path})",
@@ -79,7 +68,7 @@ def _small_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
     missed_by=CRD,
 )
 def _families(cluster: HostedCluster) -> Iterator[RuleBreak]:
-    first = [(path, cidr) for path, cidr in _networks(cluster) if "[0]" in path]
+    first = [(path, cidr) for path, cidr in networks(cluster) if "[0]" in path]
     if not first:
         return
     path, cidr = first[-1]
@@ -116,7 +105,7 @@ def _advertised_family(cluster: HostedCluster) -> Iterator[RuleBreak]:
 )
 def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
     address = cluster.advertise_address
-    for path, cidr in _networks(cluster):
+    for path, cidr in networks(cluster):
         if address and contains(cidr, address):
             yield RuleBreak(
                 f"the advertise address {address} is in {cidr} ({path}), and every node has it on"

@@ -210,8 +210,10 @@ def weigh(where: Reached, judge: Callable[[IpAddress], Weighed[V]]) -> Weighed[V
 _PREFIX = re.compile(r"[^/%]+(/[0-9]{1,3})?", re.ASCII)
 
 
-def cidr(text: str) -> IPv4Network | IPv6Network:
+def cidr(text: str, *, host_bits: bool = False) -> IPv4Network | IPv6Network:
     """Read a network or an address; ipaddress would take netmasks and zones too.
+
+    ``host_bits`` takes 10.0.0.7/8 for 10.0.0.0/8.
 
     Raises:
         ValueError: it is none; a clause that goes behind the text.
@@ -222,6 +224,6 @@ def cidr(text: str) -> IPv4Network | IPv6Network:
         network = ip_network(text, strict=False)
     except ValueError:
         raise ValueError("is not a network such as 10.0.0.0/8, nor an address") from None
-    if network.network_address != ip_address(text.partition("/")[0]):
+    if not host_bits and network.network_address != ip_address(text.partition("/")[0]):
         raise ValueError(f"has bits below its prefix, did you mean {network}?")
     return network

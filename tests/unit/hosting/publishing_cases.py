@@ -71,7 +71,11 @@ AZURE = changed(
                 "location": "westeurope",
                 "topology": "Public",
                 "azureAuthenticationConfig": {
-                    "azureAuthenticationConfigType": "WorkloadIdentities"
+                    "azureAuthenticationConfigType": "WorkloadIdentities",
+                    "workloadIdentities": {
+                        name: {"clientID": "12345678-1234-5678-9012-123456789012"}
+                        for name in ("ingress", "network", "controlPlaneOperator")
+                    },
                 },
             },
         }
@@ -79,6 +83,17 @@ AZURE = changed(
 )
 TOPOLOGY = "spec.platform.azure.topology"
 LINK = "spec.platform.azure.private"
+LINKED = {"type": "PrivateLink", "privateLink": {"natSubnetID": "/subscriptions/1/subnets/nat"}}
+SWIFT = {"type": "Swift", "swift": {"podNetworkInstance": "instance"}}
+IDENTITIES = "spec.platform.azure.azureAuthenticationConfig"
+MANAGED = {
+    f"{IDENTITIES}.azureAuthenticationConfigType": "ManagedIdentities",
+    f"{IDENTITIES}.managedIdentities": {"dataPlane": {}},
+    f"{IDENTITIES}.workloadIdentities": REMOVED,
+}
+OPERATOR = "spec.operatorConfiguration.clusterNetworkOperator"
+OVN = f"{OPERATOR}.ovnKubernetesConfig"
+CERTIFICATES = "spec.configuration.apiServer.servingCerts.namedCertificates"
 GCP = changed(PRIVATE, {"spec.platform": {"type": "GCP", "gcp": {"region": "europe-west3"}}})
 KUBEVIRT = changed(AWS, {"spec.platform": {"type": "KubeVirt"}})
 CLEAN = {
@@ -268,18 +283,115 @@ CASES: dict[str, list[Case]] = {
     "aws-api-server": [
         Case(AWS, {f"{API}.{STRATEGY}": node_port("192.0.2.1", 30000)}, f"{API}.{STRATEGY}.type")
     ],
+    "platform-section": [
+        Case(base, {path: REMOVED}, path)
+        for base, path in (
+            (AWS, "spec.platform.aws"),
+            (AZURE, "spec.platform.azure"),
+            (BARE, "spec.platform.agent"),
+        )
+    ],
+    "azure-identities": [
+        Case(
+            AZURE, {f"{IDENTITIES}.workloadIdentities": REMOVED}, f"{IDENTITIES}.workloadIdentities"
+        ),
+        Case(
+            AZURE,
+            {f"{IDENTITIES}.managedIdentities": {"dataPlane": {}}},
+            f"{IDENTITIES}.managedIdentities",
+        ),
+        Case(AZURE, {IDENTITIES: REMOVED}, f"{IDENTITIES}.azureAuthenticationConfigType"),
+    ],
+    "azure-private-section": [
+        Case(AZURE, {TOPOLOGY: "Private", LINK: {"type": "PrivateLink"}}, f"{LINK}.privateLink"),
+        Case(AZURE, {TOPOLOGY: "Private", LINK: {**LINKED, **SWIFT}}, f"{LINK}.privateLink"),
+        Case(AZURE, {TOPOLOGY: "Private", LINK: {**SWIFT, **LINKED}}, f"{LINK}.swift"),
+    ],
+    "azure-private-link-identity": [
+        Case(
+            AZURE,
+            {
+                TOPOLOGY: "Private",
+                LINK: LINKED,
+                f"{IDENTITIES}.workloadIdentities.controlPlaneOperator": REMOVED,
+            },
+            f"{IDENTITIES}.workloadIdentities.controlPlaneOperator",
+        )
+    ],
+    "network-type-other": [
+        Case(
+            AWS,
+            {f"{NETWORKING}.allocateNodeCIDRs": "Enabled"},
+            f"{NETWORKING}.allocateNodeCIDRs",
+        ),
+        Case(
+            AWS,
+            {
+                f"{NETWORKING}.networkType": "Calico",
+                f"{OPERATOR}.disableMultiNetwork": True,
+            },
+            f"{OPERATOR}.disableMultiNetwork",
+        ),
+    ],
+    "ovn-other-network": [
+        Case(
+            AWS,
+            {f"{NETWORKING}.networkType": "OpenShiftSDN", f"{OVN}.mtu": 1400},
+            OVN,
+        )
+    ],
+    "ovn-subnets-overlap": [
+        *(
+            Case(AWS, {f"{OVN}.{field}": cidr}, f"{NETWORKING}.{other}Network[0].cidr")
+            for field, cidr, other in (
+                ("ipv4.internalJoinSubnet", "10.0.128.0/24", "machine"),
+                ("ipv4.internalTransitSwitchSubnet", "10.128.0.0/9", "cluster"),
+                ("v4InternalSubnet", "172.31.0.0/24", "service"),
+            )
+        ),
+        Case(
+            AWS,
+            {
+                f"{OVN}.ipv6": {
+                    "internalJoinSubnet": "fd99::/64",
+                    "internalTransitSwitchSubnet": "fd99::/64",
+                }
+            },
+            f"{OVN}.ipv6.internalTransitSwitchSubnet",
+        ),
+        Case(
+            KUBEVIRT,
+            {f"{NETWORKING}.machineNetwork[0].cidr": "100.66.0.0/24"},
+            f"{NETWORKING}.machineNetwork[0].cidr",
+        ),
+        Case(
+            KUBEVIRT,
+            {f"{OVN}.v6InternalSubnet": "fd99::/48"},
+            f"{OVN}.v6InternalSubnet",
+        ),
+    ],
+    "network-host-bits": [
+        Case(AWS, {path: text}, path)
+        for path, text in (
+            (f"{NETWORKING}.machineNetwork[0].cidr", "10.0.0.1/16"),
+            (f"{NETWORKING}.apiServer.allowedCIDRBlocks[0]", "198.51.100.7/24"),
+            (f"{OVN}.v4InternalSubnet", "100.64.0.1/16"),
+        )
+    ],
+    "named-certificate-internal": [
+        Case(AWS, {CERTIFICATES: [{"names": [name]}]}, CERTIFICATES)
+        for name in ("kubernetes.default.svc", "api.spring.hypershift.local")
+    ],
+    "api-dns-name-certificate": [
+        Case(AWS, {"spec.kubeAPIServerDNSName": "k8s.example.net"}, "spec.kubeAPIServerDNSName")
+    ],
     "azure-route": [
         Case(AZURE, {f"{KONNECTIVITY}.{STRATEGY}": BALANCER}, f"{KONNECTIVITY}.{STRATEGY}.type")
     ],
     "azure-oauth": [
         Case(
             AZURE,
-            {
-                "spec.platform.azure.azureAuthenticationConfig.azureAuthenticationConfigType": (
-                    "ManagedIdentities"
-                ),
-                f"{OAUTH}.{STRATEGY}": BALANCER,
-            },
+            {**MANAGED, f"{OAUTH}.{STRATEGY}": BALANCER},
             f"{OAUTH}.{STRATEGY}.type",
         ),
         Case(
@@ -292,8 +404,8 @@ CASES: dict[str, list[Case]] = {
         Case(AZURE, {TOPOLOGY: topology}, f"{LINK}.type")
         for topology in ("Private", "PublicAndPrivate")
     ],
-    "azure-public-private": [Case(AZURE, {LINK: {"type": "PrivateLink"}}, LINK)],
-    "azure-private-unused": [Case(AZURE, {LINK: {"type": "PrivateLink"}, TOPOLOGY: REMOVED}, LINK)],
+    "azure-public-private": [Case(AZURE, {LINK: LINKED}, LINK)],
+    "azure-private-unused": [Case(AZURE, {LINK: LINKED, TOPOLOGY: REMOVED}, LINK)],
     "other-platform": [
         Case(BARE, {"spec.platform.aws": {"region": "x"}}, "spec.platform.aws"),
     ],
@@ -304,7 +416,7 @@ CASES: dict[str, list[Case]] = {
             AZURE,
             {
                 TOPOLOGY: "Private",
-                LINK: {"type": "PrivateLink"},
+                LINK: LINKED,
                 f"{API}.{STRATEGY}": node_port("192.0.2.1", 30000),
             },
             API,
@@ -427,7 +539,37 @@ NEAR: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {f"{KONNECTIVITY}.{STRATEGY}": BALANCER},
     ),
     "an OAuth LoadBalancer on Azure": (AZURE, {f"{OAUTH}.{STRATEGY}": BALANCER}),
-    "private Azure": (AZURE, {TOPOLOGY: "Private", LINK: {"type": "PrivateLink"}}),
+    "private Azure": (AZURE, {TOPOLOGY: "Private", LINK: LINKED}),
+    "managed Azure by Swift": (AZURE, {**MANAGED, TOPOLOGY: "Private", LINK: SWIFT}),
+    "a section for GCP, which has none that is needed": (GCP, {"spec.platform.gcp": REMOVED}),
+    "subnets of OVN-Kubernetes elsewhere": (
+        KUBEVIRT,
+        {
+            f"{NETWORKING}.machineNetwork[0].cidr": "100.66.0.0/24",
+            f"{OVN}.ipv4.internalJoinSubnet": "100.64.0.0/16",
+            f"{OVN}.ipv6.internalJoinSubnet": "",
+        },
+    ),
+    "a network that is none of OVN-Kubernetes": (
+        KUBEVIRT,
+        {
+            f"{NETWORKING}.networkType": "Other",
+            f"{NETWORKING}.allocateNodeCIDRs": "Enabled",
+            f"{OPERATOR}.disableMultiNetwork": True,
+            f"{NETWORKING}.machineNetwork[0].cidr": "100.66.0.0/24",
+        },
+    ),
+    "an empty range of node ports": (
+        BARE,
+        {"spec.configuration.network.serviceNodePortRange": ""},
+    ),
+    "a further name that a certificate covers": (
+        AWS,
+        {
+            "spec.kubeAPIServerDNSName": "k8s.example.net",
+            CERTIFICATES: [{"names": ["*.example.net"]}],
+        },
+    ),
     "private Azure by Swift": (
         AZURE,
         {

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
+import yaml
 from clusters import LB, NODE_PORT, ROUTE, USED, Entries, cluster, published
+from publishing_cases import AWS, AZURE, LINK, LINKED, REMOVED, SWIFT, TOPOLOGY, changed
 
 from isthmus.hosting.changes import ChangeKind, ChangeStep, apply_steps, changes, claims
+from isthmus.hosting.document import read
 from isthmus.hosting.model import (
     ControlPlaneService,
     EndpointAccess,
@@ -140,6 +144,95 @@ def test_azure_does_not_go_between_public_and_the_rest(
     assert (found[0].what == "spec.platform.azure.topology") is refused
     assert any(each.act is not ChangeKind.REFUSE for each in found)
     check(cluster(Platform.AZURE, old), cluster(Platform.AZURE, new))
+
+
+OPERATOR = "spec.operatorConfiguration.clusterNetworkOperator"
+OVN = f"{OPERATOR}.ovnKubernetesConfig"
+NETWORKING = "spec.networking"
+FIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "spec.clusterID": ({"spec.clusterID": "a"}, {"spec.clusterID": "b"}),
+    "spec.dns.baseDomain": ({}, {"spec.dns.baseDomain": "example.net"}),
+    "spec.dns.baseDomainPrefix": (
+        {"spec.dns.baseDomainPrefix": ""},
+        {"spec.dns.baseDomainPrefix": "a"},
+    ),
+    **{
+        f"{NETWORKING}.{kind}Network": ({}, {f"{NETWORKING}.{kind}Network[0].cidr": cidr})
+        for kind, cidr in (
+            ("machine", "10.1.0.0/16"),
+            ("cluster", "10.136.0.0/14"),
+            ("service", "172.30.0.0/16"),
+        )
+    },
+    f"{NETWORKING}.networkType": ({}, {f"{NETWORKING}.networkType": "Calico"}),
+    f"{NETWORKING}.allocateNodeCIDRs": (
+        {f"{NETWORKING}.networkType": "Other"},
+        {f"{NETWORKING}.allocateNodeCIDRs": "Enabled"},
+    ),
+    f"{NETWORKING}.apiServer.advertiseAddress": (
+        {},
+        {f"{NETWORKING}.apiServer.advertiseAddress": "172.20.0.2"},
+    ),
+    f"{NETWORKING}.apiServer.port": ({}, {f"{NETWORKING}.apiServer.port": 7443}),
+    f"{OPERATOR}.disableMultiNetwork": (
+        {f"{NETWORKING}.networkType": "Other"},
+        {f"{OPERATOR}.disableMultiNetwork": True},
+    ),
+    OVN: ({f"{OVN}.mtu": 1400}, {OVN: REMOVED}),
+    f"{OVN}.v4InternalSubnet": (
+        {f"{OVN}.v4InternalSubnet": "100.64.0.0/16"},
+        {f"{OVN}.v4InternalSubnet": "100.65.0.0/16"},
+    ),
+    f"{OVN}.ipv6.internalJoinSubnet": (
+        {f"{OVN}.ipv6.internalJoinSubnet": "fd98::/64", f"{OVN}.mtu": 1400},
+        {f"{OVN}.ipv6": REMOVED},
+    ),
+    "spec.services": ({}, {"spec.services": list(reversed(AWS["spec"]["services"]))}),
+}
+AZURE_FIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "spec.platform.azure.private.type": (
+        {TOPOLOGY: "Private", LINK: LINKED},
+        {LINK: SWIFT},
+    ),
+    "spec.platform.azure.topology": ({TOPOLOGY: "Public"}, {TOPOLOGY: REMOVED}),
+}
+MAY_CHANGE: dict[str, dict[str, Any]] = {
+    "a machine network is added": {f"{NETWORKING}.machineNetwork": REMOVED},
+    "a name of its own": {"spec.kubeAPIServerDNSName": "api.example.net"},
+    "an id is given": {"spec.clusterID": "a"},
+    "other blocks": {f"{NETWORKING}.apiServer.allowedCIDRBlocks": ["192.0.2.0/24"]},
+    "another region": {"spec.platform.aws.region": "eu-west-1"},
+}
+
+
+def refused(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What cannot change from one document to the other."""
+    texts = (yaml.safe_dump(each) for each in (old, new))
+    before, after = (make_plan(read(text, "c.yaml")) for text in texts)
+    found = changes(before, after)
+    return [each.what for each in found if each.act is ChangeKind.REFUSE]
+
+
+@pytest.mark.parametrize("field", [*FIXED, *AZURE_FIXED])
+def test_what_is_immutable_does_not_change(field: str) -> None:
+    base, (first, then) = (AWS, FIXED[field]) if field in FIXED else (AZURE, AZURE_FIXED[field])
+    old = changed(base, first)
+    assert refused(old, old) == []
+    assert field in refused(old, changed(old, then))
+
+
+@pytest.mark.parametrize("what", MAY_CHANGE)
+def test_the_rest_may_change(what: str) -> None:
+    new = changed(AWS, MAY_CHANGE[what])
+    assert refused(AWS, new) == refused(new, AWS) == []
+
+
+def test_the_order_of_the_services_is_compared_too() -> None:
+    there = make_plan(cluster())
+    back = replace(there.cluster, services=tuple(reversed(there.cluster.services)))
+    (step,) = changes(there, make_plan(back))
+    assert (step.act, step.what) == (ChangeKind.REFUSE, "spec.services")
+    assert "the order of the entries too" in step.says
 
 
 def test_another_platform_or_name_is_another_cluster() -> None:

@@ -191,7 +191,8 @@ def test_what_is_wrong_is_told_at_once(text: str, said: list[str]) -> None:
     [
         ("advertiseAddress", "kas.example.com", "is not an address such as 172.20.0.1"),
         ("port", 0, "from 1 to 65535"),
-        ("allowedCIDRBlocks", ["10.0.0.1/8"], "did you mean 10.0.0.0/8"),
+        ("advertiseAddress", "::ffff:172.20.0.1", "IPv4 address in IPv6 notation"),
+        ("allowedCIDRBlocks", ["::ffff:10.0.0.0/104"], "IPv4 address in IPv6 notation"),
         ("allowedCIDRBlocks", ["999.999.999.999/99"], "is not a network"),
         ("allowedCIDRBlocks", "10.0.0.0/8", "must be a list"),
     ],

@@ -31,7 +31,7 @@ SUITE = {
     "metadata": {"name": "case"},
     "spec": {
         "dns": {"baseDomain": "example.com"},
-        "platform": {"type": "AWS"},
+        "platform": {"type": "AWS", "aws": {"region": "us-east-1"}},
         "pullSecret": {"name": "secret"},
         "release": {"image": "quay.io/openshift-release-dev/ocp-release:4.15.11-x86_64"},
         "secretEncryption": {"aescbc": {"activeKey": {"name": "key"}}, "type": "aescbc"},
@@ -196,7 +196,11 @@ NETWORK_CASES = {
 
 
 def azure(authentication: str, changes: dict[str, Any]) -> dict[str, Any]:
-    identity = {"azureAuthenticationConfigType": authentication}
+    identities = f"{authentication[0].lower()}{authentication[1:]}"
+    identity = {
+        "azureAuthenticationConfigType": authentication,
+        identities: {} if authentication == MANAGED else {"controlPlaneOperator": {}},
+    }
     location = {"location": "eastus", "azureAuthenticationConfig": identity}
     return {"spec.platform": {"type": "Azure", "azure": location}, **changes}
 
@@ -227,7 +231,13 @@ AZURE_CASES = {
         azure(SELF, {TOPOLOGY: "PublicAndPrivate"}), False, {"azure-private-type", *API_ROUTE}
     ),
     "public with a connection": Case(
-        azure(SELF, {TOPOLOGY: "Public", PRIVATE: {"type": "PrivateLink"}}),
+        azure(
+            SELF,
+            {
+                TOPOLOGY: "Public",
+                PRIVATE: {"type": "PrivateLink", "privateLink": {"natSubnetID": "/"}},
+            },
+        ),
         False,
         {"azure-public-private", *API_ROUTE},
     ),
