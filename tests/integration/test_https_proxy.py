@@ -784,7 +784,7 @@ def test_by_the_hosted_clusters_proxy(
         http_proxy=url,
         https_proxy=url,
         no_proxy=f".direct.example,{NAME}",
-        proxy_ca_path=str(bed.stack.files.ca_cert),
+        proxy_ca_path=(str(bed.stack.files.ca_cert),),
         **bed.tls_flags if way == "tls" else {},
     )
     target = f"only.the-proxy-knows.example:{origin.port}"
@@ -851,7 +851,7 @@ def test_tunnels_by_a_proxy_end_as_tcp_does(
     bed.zone.put("localhost", "A", "127.0.0.1")
     proxy = bed.https(
         https_proxy=f"{scheme}://localhost:{user.port}",
-        proxy_ca_path=str(bed.stack.files.ca_cert),
+        proxy_ca_path=(str(bed.stack.files.ca_cert),),
         **bed.tls_flags,
     )
     with Target() as target:
@@ -950,7 +950,11 @@ def test_new_authorities_of_the_proxy_are_used(
     bed.zone.put("localhost", "A", "127.0.0.1")
     ca = tmp_path / "proxy-ca.crt"
     ca.write_bytes(pki.init(tmp_path / "pki", server_names=("localhost",)).ca_cert.read_bytes())
-    proxy = bed.https(https_proxy=f"https://localhost:{user.port}", proxy_ca_path=str(ca))
+    other = tmp_path / "other-ca.crt"
+    other.write_bytes(ca.read_bytes())
+    proxy = bed.https(
+        https_proxy=f"https://localhost:{user.port}", proxy_ca_path=(str(ca), str(other))
+    )
     request = head_for(f"x.example:{origin.port}")
 
     def status() -> int:
@@ -961,3 +965,20 @@ def test_new_authorities_of_the_proxy_are_used(
     assert status() == 502
     ca.write_bytes(bed.stack.files.ca_cert.read_bytes())
     wait_until(lambda: status() == 200, "the new authorities are used")
+
+
+def test_the_systems_authorities_stay_beside_those_that_are_given(
+    bed: ProxiesBed,
+    origin: Origin,
+    user_proxy: Callable[[str], UserProxy],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    user = user_proxy("https")
+    bed.zone.put("localhost", "A", "127.0.0.1")
+    stranger = pki.init(tmp_path / "pki", server_names=("localhost",)).ca_cert
+    monkeypatch.setenv("SSL_CERT_FILE", str(bed.stack.files.ca_cert))
+    proxy = bed.https(https_proxy=f"https://localhost:{user.port}", proxy_ca_path=(str(stranger),))
+    with connect(proxy) as client:
+        client.send(head_for(f"x.example:{origin.port}"))
+        assert status_of(client.read_head()) == 200

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import uvloop
@@ -99,7 +99,17 @@ async def run(
         await program.stop()
 
 
-def main(make: Callable[[], Runnable], log: LogSettings, *, drain_s: float) -> int:
+#: Waits for what has to be there before a program begins; False ends it without beginning.
+Before = Callable[[Notifier | None], Awaitable[bool]]
+
+
+def main(
+    make: Callable[[], Runnable],
+    log: LogSettings,
+    *,
+    drain_s: float,
+    before: Before | None = None,
+) -> int:
     """Configure logging and run a program in its own event loop; the exit code."""
     fill_standard_streams()
     configure(log.v, "json" if log.log_format == "json" else "text", sys.stderr)
@@ -108,7 +118,8 @@ def main(make: Callable[[], Runnable], log: LogSettings, *, drain_s: float) -> i
     notifier = Notifier.from_environment(os.environ, pid=os.getpid())
 
     async def start() -> None:
-        await run(make(), drain_s=drain_s, notifier=notifier)
+        if before is None or await before(notifier):
+            await run(make(), drain_s=drain_s, notifier=notifier)
 
     # What is imported by now lives for ever: no collection need look at it again. Tunnels free
     # themselves (tunnel/end.py, Gone), so collections find little and can be few.

@@ -75,17 +75,11 @@ class OperatorPorts:
             self._handed.watched = watched
             return
         settings, own = self._settings, own or {}
-        style = AGENT if flags.as_agent else SERVER
-        named = {it.field: it.flag for it in options_of(type(settings)) if it.block == "admin"}
+        style = _style(flags)
+        named = _flags_by_field(settings)
         admin = settings.admin
         health_flag, admin_flag = named["health_port"], named["port"]
-        opened = self.open_ones[health_flag] = await serve(
-            {path: own.get(path, it) for path, it in health_routes(watched, style).items()},
-            host=admin.health_bind_address,
-            port=admin.health_port,
-            host_flag=f"--{named['health_bind_address']}",
-            port_flag=f"--{health_flag}",
-        )
+        opened = self.open_ones[health_flag] = await open_health(settings, watched, flags, own=own)
         self.health = opened.number
         metrics_at = self.health if flags.as_agent else 0
         opened = self.open_ones[admin_flag] = await serve(
@@ -124,3 +118,31 @@ class OperatorPorts:
             self._close_page()
         for port in self.open_ones.values():
             await port.close()
+
+
+async def open_health(
+    settings: CarrierSettings, watched: Watched, flags: OperatorFlags, *, own: Routes | None = None
+) -> Port:
+    """Open the health port alone; a program's ``own`` routes come in place of those of all.
+
+    Raises:
+        ConfigError: it cannot be bound.
+    """
+    named, own = _flags_by_field(settings), own or {}
+    admin = settings.admin
+    return await serve(
+        {path: own.get(path, it) for path, it in health_routes(watched, _style(flags)).items()},
+        host=admin.health_bind_address,
+        port=admin.health_port,
+        host_flag=f"--{named['health_bind_address']}",
+        port_flag=f"--{named['health_port']}",
+    )
+
+
+def _style(flags: OperatorFlags) -> Style:
+    return AGENT if flags.as_agent else SERVER
+
+
+def _flags_by_field(settings: CarrierSettings) -> dict[str, str]:
+    """The names of the ports' flags, which differ in each program."""
+    return {it.field: it.flag for it in options_of(type(settings)) if it.block == "admin"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from isthmus.frame import lifetime
@@ -22,7 +23,10 @@ def main(program: Program, settings: Any) -> int:
     program.found(program.parts)  # imported before the collector is told what lives for ever
     drain_s = getattr(settings, "graceful_shutdown_timeout_s", 0.0)
     return lifetime.main(
-        lambda: Lifecycle(program, settings, signals=True), settings.log, drain_s=drain_s
+        lambda: Lifecycle(program, settings, signals=True),
+        settings.log,
+        drain_s=drain_s,
+        before=before(program, settings),
     )
 
 
@@ -36,4 +40,13 @@ def _with_workers(program: Program, settings: Any) -> int:
         return run_worker(program, settings, found)
     from isthmus.frame.workers.parent import main as run_parent
 
-    return run_parent(program, settings)
+    return run_parent(program, settings, before=before(program, settings))
+
+
+def before(program: Program, settings: Any) -> lifetime.Before | None:
+    """What such a program waits for before it begins; None for nothing."""
+    if not getattr(settings, "wait_for_files_s", 0.0):
+        return None
+    from isthmus.frame.waiting import wait_for_files
+
+    return partial(wait_for_files, program, settings)

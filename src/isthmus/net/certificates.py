@@ -32,7 +32,8 @@ _END = re.compile(rb"-----END (?:X509 |TRUSTED )?CERTIFICATE-----")
 class TlsFiles:
     """The PEM files of one TLS endpoint; an empty string means not given.
 
-    ``labels`` is what sentences call the three files, usually the flags they came by.
+    ``labels`` is what sentences call the three files, usually the flags they came by. ``besides``
+    are files with authorities that a dialer trusts besides the system's, where there is no ``ca``.
     """
 
     cert: str
@@ -41,11 +42,12 @@ class TlsFiles:
     labels: tuple[str, str, str] = field(
         default=("certificate file", "key file", "CA file"), compare=False
     )
+    besides: tuple[str, ...] = ()
 
     @property
     def given(self) -> tuple[str, ...]:
         """The paths that were given."""
-        return tuple(path for path in (self.cert, self.key, self.ca) if path)
+        return tuple(path for path in (self.cert, self.key, self.ca, *self.besides) if path)
 
 
 class Lifetime(NamedTuple):
@@ -78,8 +80,8 @@ def check_files(
     found = {}
     if _pair_given(files, purpose):
         found[files.cert] = _check_pair(files, purpose, now)
-    if files.ca:
-        found[files.ca] = _check_ca(f"{files.labels[2]} {files.ca}", files.ca, now)
+    for path in filter(None, (files.ca, *files.besides)):
+        found[path] = _check_ca(f"{files.labels[2]} {path}", path, now)
     return found
 
 
@@ -187,17 +189,18 @@ def load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def load_authorities(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Load the CA file into a context.
+    """Load the files with authorities into a context.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: one cannot be read.
     """
-    name = f"{files.labels[2]} {files.ca}"
-    try:
-        with as_file(_read(name, files.ca)) as path:
-            context.load_verify_locations(cafile=path)
-    except OSError as exc:
-        raise ConfigError(f"{name}: cannot be read as certificates") from exc
+    for ca in filter(None, (files.ca, *files.besides)):
+        name = f"{files.labels[2]} {ca}"
+        try:
+            with as_file(_read(name, ca)) as path:
+                context.load_verify_locations(cafile=path)
+        except OSError as exc:
+            raise ConfigError(f"{name}: cannot be read as certificates") from exc
 
 
 _CERT_REASONS = {

@@ -90,7 +90,8 @@ def client_context(
 ) -> ssl.SSLContext:
     """Build the context of a dialer, which verifies the server's chain and name.
 
-    Without a CA file the system's CAs are trusted; with a certificate it is shown when asked for.
+    Without a CA file the system's CAs are trusted, and those of files ``besides``; with a
+    certificate it is shown when asked for.
     With ``revocations`` a server whose certificate is revoked is refused.
 
     Raises:
@@ -101,10 +102,10 @@ def client_context(
     _restrict(context, alpn, min_version, cipher_suites)
     if files.cert:
         load_pair(context, files)
-    if files.ca:
-        _trust(context, files)
-    else:
+    if not files.ca:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if files.ca or files.besides:
+        _trust(context, files)
     if revocations is not None:
         context.sslobject_class = revocations.object_class
     return context

@@ -58,12 +58,30 @@ class Identifiers:
             raise ValueError(wrong[0])
         return found
 
+    @staticmethod
+    def without_empty(text: str) -> tuple[str, list[str]]:
+        """A text without the values that are empty, and their keys.
+
+        A template whose address is not known yet writes ``ipv4=10.0.0.1&ipv4=``.
+        """
+        pieces = text.split("&")
+        empty = [piece for piece in pieces if _is_empty(piece)]
+        if len(empty) == len(pieces):  # which is nothing that an agent could stand for
+            return text, []
+        kept = [piece for piece in pieces if not _is_empty(piece)]
+        return "&".join(kept), [piece.partition("=")[0] for piece in empty]
+
     def to_query(self) -> str:
         """Write the identifiers as an agent sends them."""
         pairs = [(key, value) for key in _READERS for value in getattr(self, key)]
         if self.default_route:
             pairs.append((DEFAULT_ROUTE, "true"))
         return urlencode(pairs, safe=":/")
+
+
+def _is_empty(piece: str) -> bool:
+    key, _, value = piece.partition("=")
+    return key in _READERS and not value
 
 
 def _host(text: str) -> str:
@@ -96,10 +114,10 @@ def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
     route: bool | None = None
     for key, value in pairs:
         try:
-            if key in _READERS:
+            if key in _READERS and (value or not lenient):
                 found.setdefault(key, []).append(_READERS[key](value))
             elif key != DEFAULT_ROUTE:
-                if not lenient:
+                if not lenient and key not in _READERS:
                     wrong.append(f"unknown key {key!r}{nearest(key, _KEYS)}")
             elif route is None:  # as in Go, only the first one counts
                 route = parse_bool(value)

@@ -40,6 +40,8 @@ _BLOCK = "isthmus.block"
 # What stands for a place in help, alone or beside others, as in DIR|FILE.
 _PLACES = frozenset({"ADDRESS", "DIR", "CIDR", "PREFIX"})
 _WORD = re.compile(r"[A-Z]+")
+#: What the value of an option that names a file is called.
+FILE = "FILE"
 SAME = "same"
 OURS = "ours"
 
@@ -130,6 +132,11 @@ class Option:
     def takes(self) -> str:
         """The word that stands for the value in help; empty for a boolean."""
         return self.metavar or self.kind.value
+
+    def files_in(self, settings: object) -> tuple[str, ...]:
+        """The paths that the settings of a program have for this option, which takes a FILE."""
+        value = self.value_in(settings)
+        return value if isinstance(value, tuple) else (value,) if value else ()
 
     def value_in(self, settings: object) -> Any:
         """The value that the settings of a program have for this option."""

@@ -59,6 +59,25 @@ def test_an_agent_is_strict(text: str, sentence: str) -> None:
     assert str(caught.value) == sentence
 
 
+@pytest.mark.parametrize(
+    ("text", "kept", "keys"),
+    [
+        ("ipv4=1.2.3.4&ipv4=", "ipv4=1.2.3.4", ["ipv4"]),
+        ("host=&ipv4=&default-route=true&host", "default-route=true", ["host", "ipv4", "host"]),
+        ("ipv4=1.2.3.4&default-route=", "ipv4=1.2.3.4&default-route=", []),
+        ("ipv4=&host=", "ipv4=&host=", []),
+        ("ipv4=1.2.3.4", "ipv4=1.2.3.4", []),
+        ("", "", []),
+    ],
+)
+def test_an_empty_value_among_others_is_left_out(text: str, kept: str, keys: list[str]) -> None:
+    assert Identifiers.without_empty(text) == (kept, keys)
+
+
+def test_a_server_skips_empty_values() -> None:
+    assert Identifiers.read_claim("ipv4=&ipv4=1.2.3.4&host") == Identifiers(ipv4=("1.2.3.4",))
+
+
 def test_a_server_skips_keys_that_it_does_not_know() -> None:
     assert Identifiers.read_claim("color=red&ipv4=1.2.3.4") == Identifiers(ipv4=("1.2.3.4",))
 

@@ -283,13 +283,14 @@ def _as_field(flag: str) -> str:
     return named.get(name, name)
 
 
-def main(program: Program, settings: Any) -> int:
+def main(program: Program, settings: Any, *, before: lifetime.Before | None = None) -> int:
     """Run a parent until it is told to stop; the exit code."""
     os.umask(0o077)
     return lifetime.main(
         lambda: Parent(program, settings),
         settings.log,
         drain_s=settings.graceful_shutdown_timeout_s,
+        before=before,
     )
 
 

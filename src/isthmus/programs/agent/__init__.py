@@ -11,7 +11,7 @@ sentence on standard error and exit code 2.
 - `--proxy-server-host` may be given several times, and may be an SRV name
   (`_service._tcp.name`), which brings its own ports.
 - `--agent-identifiers` is a URL query with the keys `ipv4`, `ipv6`, `host`, `cidr` and
-  `default-route`; a key that is none of these is an error.
+  `default-route`; a key that is none of these is an error, an empty value among others a warning.
 - `--host-alias` names are known only to this agent: a dial to such a name reaches the address
   given, whatever DNS says.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks

@@ -173,7 +173,7 @@ class ServerLinks(Part):
                 raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
         return AgentGreeting(
             agent_id=AgentId(self._ground.id),
-            identifiers=settings.agent_identifiers,
+            identifiers=settings.sent_identifiers,
             labels={ZONE_LABEL: settings.zone} if settings.zone else {},
             network=settings.agent_network,
             token=token,

@@ -260,9 +260,14 @@ class AgentSettings(CarrierSettings):
             ConfigError: the text cannot be read.
         """
         try:
-            return Identifiers.parse(self.agent_identifiers)
+            return Identifiers.parse(self.sent_identifiers)
         except ValueError as error:
             raise ConfigError(f"--agent-identifiers: {error}") from error
+
+    @property
+    def sent_identifiers(self) -> str:
+        """The identifiers as servers hear them: as typed, without empty values."""
+        return Identifiers.without_empty(self.agent_identifiers)[0]
 
     @property
     def aliases(self) -> Mapping[str, tuple[str, ...]]:
@@ -321,7 +326,14 @@ class AgentSettings(CarrierSettings):
 
     def warnings(self) -> list[str]:
         """What is not wrong and may still not be meant, each a sentence; after ``validate()``."""
-        return self._check_node_traffic()
+        empty = Identifiers.without_empty(self.agent_identifiers)[1]
+        return [
+            *(
+                f"--agent-identifiers: {key}= has no value and is left out"
+                for key in dict.fromkeys(empty)
+            ),
+            *self._check_node_traffic(),
+        ]
 
     def _check_node_traffic(self) -> list[str]:
         warnings = self.bind.check()

@@ -16,6 +16,8 @@ what is wrong is one sentence on standard error and exit code 2
 - Names are resolved before each dial by the DNS of the guest cluster; there are no flags for that.
 - `--http-proxy` is for plain requests, `--https-proxy` for `CONNECT`. `--no-proxy` is for both and
   is read as Go reads `NO_PROXY`; `localhost` and loopback addresses never go by a proxy.
+- Certificates, keys and a kubeconfig that are not there yet are waited for, for
+  `--wait-for-files`.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it
   speaks HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).

@@ -127,10 +127,11 @@ def _proxy_context(
 ) -> Callable[[], ssl.SSLContext]:
     """What https proxies are trusted by; read now only if there is one."""
     settings = ground.settings
-    proxies = (settings.plain_rules.proxy, settings.connect_rules.proxy)
     hot: HotContext | None = None
-    if any(proxy is not None and proxy.scheme == "https" for proxy in proxies):
-        files = TlsFiles("", "", settings.proxy_ca_path, labels=("", "", "--proxy-ca-path"))
+    if settings.has_https_proxy:
+        files = TlsFiles(
+            "", "", "", labels=("", "", "--proxy-ca-path"), besides=settings.proxy_ca_path
+        )
         hot = HotContext(files, partial(client_context, alpn=("http/1.1",)), purpose="client")
         ground.contexts.append(hot)
 

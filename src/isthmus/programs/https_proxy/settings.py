@@ -41,9 +41,11 @@ class HttpsProxySettings(SidecarSettings):
         group=_PROXY,
         metavar="LIST",
     )
-    proxy_ca_path: str = option(
-        "",
-        help="Trust https:// proxies with a certificate from these authorities, not the system's",
+    proxy_ca_path: tuple[str, ...] = option(
+        (),
+        help="Trust https:// proxies with a certificate from these authorities as well as from the "
+        "system's",
+        repeat=True,
         group=_PROXY,
         metavar="FILE",
         go=OURS,
@@ -78,6 +80,17 @@ class HttpsProxySettings(SidecarSettings):
         """The proxies themselves, which are in the hosted cluster's network."""
         proxies = (self.plain_rules.proxy, self.connect_rules.proxy)
         return tuple(dict.fromkeys(proxy.at.host for proxy in proxies if proxy is not None))
+
+    @property
+    def has_https_proxy(self) -> bool:
+        """A proxy is dialed by TLS."""
+        proxies = (self.plain_rules.proxy, self.connect_rules.proxy)
+        return any(proxy is not None and proxy.scheme == "https" for proxy in proxies)
+
+    @property
+    def own_unread_files(self) -> tuple[str, ...]:
+        """The authorities of proxies, where none is dialed by TLS."""
+        return () if self.has_https_proxy else ("proxy_ca_path",)
 
     def validate(self) -> None:
         """Hold the settings against each other.

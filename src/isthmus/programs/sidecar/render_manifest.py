@@ -28,7 +28,7 @@ from isthmus.programs.sidecar.settings_presets import (
     HTTPS,
     SOCKS5,
 )
-from isthmus.settings.options import Kind, Option, options_of, values_of
+from isthmus.settings.options import FILE, Kind, Option, options_of, values_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
 from isthmus.text.go_yaml import to_yaml
@@ -41,7 +41,6 @@ TRUST = "/etc/pki/tls/certs/konnectivity-proxy"
 _BUNDLE = "additional-ca-bundle.pem"
 _NAME = "konnectivity-proxy"
 _NOT_OF_THE_SECRET = frozenset({"ca_cert_path", "tls_cert_path", "tls_key_path", "kubeconfig"})
-_FILE = "FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +152,10 @@ def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
 
 def _others(manifest: SidecarManifestSettings, sidecar: PlannedSidecar) -> list[Volume]:
     files = [
-        FlagFile.named(f"--{option.flag}", text)
+        FlagFile.named(f"--{option.flag}", path)
         for option in options_of(SIDECARS[sidecar.kind].settings_class)
-        if option.metavar == _FILE
-        and option.attribute not in _NOT_OF_THE_SECRET
-        and (text := option.value_in(sidecar.settings))
+        if option.metavar == FILE and option.attribute not in _NOT_OF_THE_SECRET
+        for path in option.files_in(sidecar.settings)
     ]
     files = [file for file in files if str(file.directory) != TRUST]
     if files and not manifest.secret:

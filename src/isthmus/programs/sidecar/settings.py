@@ -209,6 +209,15 @@ class SidecarSettings(CarrierSettings):
         group=_LIMITS,
         go=OURS,
     )
+    wait_for_files_s: float = option(
+        120.0,
+        help="Wait this long at the start for certificates, keys and a kubeconfig that are not "
+        "there yet, alive and not ready; 0 ends at once",
+        flag="wait-for-files",
+        unit="seconds",
+        group=_LIMITS,
+        go="0, ends at once",
+    )
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS, go="0, ends them at once")
     admin: AdminSettings = block(AdminSettings(health_port=8098, port=8099), go=OURS)
     allow_metadata_address: tuple[str, ...] = option(
@@ -260,6 +269,18 @@ class SidecarSettings(CarrierSettings):
     def needs_kube(self) -> bool:
         """The API of the guest cluster has to be asked."""
         return not self.disable_resolver
+
+    @property
+    def unread_files(self) -> frozenset[str]:
+        """The settings that name files which nobody reads as things are, by attribute."""
+        tls = ("ca_cert_path", "tls_cert_path", "tls_key_path") if self.konnectivity_uds else ()
+        kube = () if self.needs_kube else ("kubeconfig",)
+        return frozenset((*tls, *kube, *self.own_unread_files))
+
+    @property
+    def own_unread_files(self) -> tuple[str, ...]:
+        """Those of them that only one kind of sidecar has."""
+        return ()
 
     def check_sidecar(self) -> None:
         """Hold the shared settings against each other.

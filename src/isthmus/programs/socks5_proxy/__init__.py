@@ -14,6 +14,8 @@ opened; what is wrong is one sentence on standard error and exit code 2
 - `--username` and `--password-file` come together. A `--serving-address` that is not loopback needs
   them, or `--allow-unauthenticated`.
 - `--disable-resolver` wins over the other flags of *Names*.
+- Certificates, keys and a kubeconfig that are not there yet are waited for, for
+  `--wait-for-files`.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it
   speaks HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).

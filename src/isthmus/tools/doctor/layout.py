@@ -165,8 +165,8 @@ def named_files(settings: object) -> Iterator[SettingsFile]:
         (_CA_FLAGS, {"certificates": True}),
     ):
         for attribute in attributes:
-            path = values.get(attribute, "")
-            if path:
+            said = values.get(attribute, "")
+            for path in said if isinstance(said, tuple) else filter(None, (said,)):
                 flag = f"--{attribute.replace('_', '-')}"
                 found.setdefault(path, SettingsFile(flag=flag, path=path, **kind))
     binding = values.get("agent_identity_binding", "")

@@ -43,7 +43,8 @@ def test_a_missing_certificate_is_one_sentence(
         ' "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}]}'
     )
     missing = str(tmp_path / "missing")
-    assert main([command, f"--kubeconfig={kubeconfig}", f"--tls-cert-path={missing}"]) == 2
+    flags = [f"--kubeconfig={kubeconfig}", f"--tls-cert-path={missing}", "--wait-for-files=0"]
+    assert main([command, *flags]) == 2
     said = capsys.readouterr().err
     assert (missing in said, said.count("\n")) == (True, 1)
 
