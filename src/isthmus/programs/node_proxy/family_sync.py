@@ -174,9 +174,9 @@ class FamilySync:
         rules: Callable[[IpFamily], RuleSettings],
         health: ProxyHealth,
         metrics: NodeProxyMetrics,
-        synced: Callable[[IpFamily], None],
+        synced: Callable[[ServiceView], None],
     ) -> None:
-        """``synced`` is called after every sync that worked."""
+        """``synced`` is called with what is in force, after every sync that worked."""
         self.family = backend.family
         self.backend = backend
         self.syncs = 0
@@ -195,7 +195,9 @@ class FamilySync:
         self._written: RuleSettings | None = None
         self._lost = False
         self._full_at = float("-inf")
-        self._failures = 0
+        self.failures = 0
+        #: What is in force.
+        self.view = ServiceView(family=self.family, ports={})
 
     def __repr__(self) -> str:
         return f"<FamilySync {self.family.value}, {self.syncs} syncs>"
@@ -269,10 +271,10 @@ class FamilySync:
         self._written = rules
         if report.full:
             self._full_at = now
-        if self._failures:
+        if self.failures:
             log(_log, logging.INFO, "rules are written again", family=self.family.value,
-                failures=self._failures)  # fmt: skip
-        self._failures = 0
+                failures=self.failures)  # fmt: skip
+        self.failures = 0
         self._health.synced(self.family)
         self._metrics.synced(
             self.family.value, now - began, full=report.full, rules=report.rules,
@@ -283,15 +285,16 @@ class FamilySync:
             family=self.family.value, full=report.full, ports=len(update.view.ports),
             endpoints=update.view.endpoints, changed=len(update.changed),
             seconds=round(now - began, 3))  # fmt: skip
-        self._synced(self.family)
+        self.view = update.view
+        self._synced(update.view)
 
     def _failed(self, exc: Exception, seconds: float, *, full: bool) -> None:
-        self._failures += 1
+        self.failures += 1
         self._lost = True
         self._metrics.sync_failed(self.family.value, seconds, full=full)
         ours = isinstance(exc, IsthmusError)
         log(_log, logging.ERROR, "rules cannot be written; it is tried again",
-            family=self.family.value, failures=self._failures, again_in_s=self._period_s,
+            family=self.family.value, failures=self.failures, again_in_s=self._period_s,
             error=exc, exc_info=None if ours else exc)  # fmt: skip
 
     async def _forget_flows(self, update: Update) -> None:

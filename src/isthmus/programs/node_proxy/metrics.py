@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from types import MappingProxyType
 from typing import Self
 
@@ -20,6 +21,7 @@ from isthmus.frame.observe.counters import (
     Family,
     Histogram,
     Samples,
+    by_enum,
     by_name,
     counter,
     gauge,
@@ -39,6 +41,29 @@ PROGRAMMING_BUCKETS_S = (
     *map(float, range(120, 301, 30)),
 )
 MODES = ("iptables", "ipvs", "nftables")
+
+
+class LocalhostRefusal(Enum):
+    """Why a connection to a node port on localhost was not joined to an endpoint."""
+
+    ENDPOINTS_DOWN = "no endpoint could be reached"
+    NO_ENDPOINT = "the node port has no endpoint any more"
+    LEFT = "the client left before it was joined to an endpoint"
+    TOO_MANY = "--max-connections are open"
+    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its user are open"
+    MEMORY = "its user holds more than its share of --memory-budget"
+    OUTSIDE = "it does not come from a loopback address"
+
+
+class LocalhostCounts:
+    """What is counted of node ports on localhost; the callables are asked at scrape time."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refusals = dict.fromkeys(LocalhostRefusal, 0)
+        self.open: Callable[[], int] = lambda: 0
+        self.listening: Callable[[], int] = lambda: 0
+        self.taken: Callable[[], int] = lambda: 0
 
 
 class FamilyTimings:
@@ -71,6 +96,9 @@ class NodeProxyMetrics(ProgramMetrics):
     has_links = False
     carries = False
     program = "node_proxy"
+    label_values = (
+        ("`reason` of `isthmus_node_proxy_localhost_connections_refused_total`", LocalhostRefusal),
+    )
 
     def __init__(self, mode: str = "iptables", *, wall: Callable[[], float] = time.time) -> None:
         if mode not in MODES:
@@ -96,6 +124,7 @@ class NodeProxyMetrics(ProgramMetrics):
         self.healthz_codes: dict[str, int] = {}
         self.livez_codes: dict[str, int] = {}
         self.pings = 0
+        self.localhost = LocalhostCounts()
         #: Asked at scrape time; the program replaces them while it starts. ``packets`` are counts
         #: of nfacct objects by their names, of those that there are.
         self.services_pending: Callable[[], int] = lambda: 0
@@ -296,6 +325,59 @@ def _nftables_families(of: NodeProxyMetrics) -> list[Family]:
             for what, counts in failures.items()
         ),
         *_conntrack_families(of),
+        *_localhost_families(of),
+    ]
+
+
+def _localhost_families(of: NodeProxyMetrics) -> list[Family]:
+    prefix, counts = f"isthmus_{of.program}_localhost_", of.localhost
+
+    def carried() -> Samples:
+        to_endpoint, to_client = of.bytes_carried()
+        return (("to_endpoint",), to_endpoint), (("to_client",), to_client)
+
+    return [
+        gauge(
+            f"{prefix}ports",
+            "Node ports that are open on localhost.",
+            one(lambda: counts.listening()),
+            merge=Merge.SUM,
+        ),
+        gauge(
+            f"{prefix}ports_unavailable",
+            "Node ports that could not be opened on localhost, since another program has them.",
+            one(lambda: counts.taken()),
+            merge=Merge.SUM,
+        ),
+        gauge(
+            f"{prefix}connections",
+            "Connections to node ports on localhost, joined to an endpoint or dialing one.",
+            one(lambda: counts.open()),
+            merge=Merge.SUM,
+        ),
+        counter(
+            f"{prefix}connections_accepted_total",
+            "Connections accepted at node ports on localhost.",
+            one(lambda: counts.accepted),
+        ),
+        counter(
+            f"{prefix}connections_refused_total",
+            "Connections to node ports on localhost not joined to an endpoint, by reason.",
+            by_enum(counts.refusals),
+            ("reason",),
+        ),
+        counter(
+            f"{prefix}dial_failures_total",
+            "Dials to endpoints that failed, also when another endpoint was reached, by reason.",
+            by_enum(of.dial_failures),
+            ("reason",),
+        ),
+        counter(
+            f"{prefix}bytes_total",
+            "Bytes carried between localhost and endpoints, open connections included.",
+            carried,
+            ("direction",),
+        ),
     ]
 
 

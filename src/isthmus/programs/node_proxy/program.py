@@ -13,7 +13,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -21,6 +21,8 @@ from typing_extensions import override
 from isthmus.errors import ConfigError
 from isthmus.frame import running
 from isthmus.frame.part import Ground, LongTask, Part
+from isthmus.frame.resources import allow_connections
+from isthmus.frame.tunnels import TunnelsPart
 from isthmus.logs import configure, log
 from isthmus.programs.node_proxy import PROGRAM
 from isthmus.programs.node_proxy.backends import clean_others, start_backends
@@ -48,7 +50,7 @@ from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.programs.node_proxy.node import ADDRESS_WAIT_S, HostFacts, OwnNode
 from isthmus.programs.node_proxy.ports import RETRY_S, OwnPorts
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS
-from isthmus.programs.node_proxy.rules.model import IpFamily
+from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
@@ -68,7 +70,30 @@ def parts(ground: Ground[NodeProxySettings, NodeProxyMetrics]) -> tuple[Part, ..
     health = ProxyHealth(timeout_s=2 * settings.sync_period_s)
     ports = OwnPorts(settings, health, metrics)
     rules = NodeRules(settings, metrics, health, ports)
-    return ports, rules, HostWatch(rules), ServiceHealth(rules), ConfigWatch(settings)
+    localhost = _localhost(ground, rules)
+    return ports, rules, HostWatch(rules), ServiceHealth(rules), ConfigWatch(settings), *localhost
+
+
+def _localhost(
+    ground: Ground[NodeProxySettings, NodeProxyMetrics], rules: NodeRules
+) -> tuple[Part, ...]:
+    """The parts of node ports on localhost, where they are asked for."""
+    settings = ground.settings
+    if not settings.nftables_localhost_nodeports or settings.mode != NFTABLES:
+        return ()
+    from isthmus.programs.node_proxy.localhost import LocalhostConnections
+    from isthmus.programs.node_proxy.localhost_ports import LocalhostListeners
+
+    allow_connections(settings.max_connections)
+    tunnels = TunnelsPart(ground, noun="")
+    connections = LocalhostConnections(ground, tunnels.table)
+    listeners = LocalhostListeners(ground, connections)
+    rules.heard_view = listeners.heard_view
+    return tunnels, connections, listeners
+
+
+def _nobody(view: ServiceView) -> None:
+    """Nobody asks what is in force."""
 
 
 class NodeRules(Part):
@@ -88,6 +113,8 @@ class NodeRules(Part):
         self.families: dict[IpFamily, FamilySync] = {}
         #: Set after every sync that worked, for whoever clears it.
         self.synced = asyncio.Event()
+        #: Hears what is in force, by family, after every sync that worked.
+        self.heard_view: Callable[[ServiceView], None] = _nobody
         #: The detector looks at bridge ports, of which iptables has to hear.
         self.matches_bridge_ports = False
         self._metrics = metrics
@@ -252,8 +279,9 @@ class NodeRules(Part):
                 syncs.create_task(family.run(), name=f"sync-{name.value}")
                 syncs.create_task(family.watch_canary(), name=f"canary-{name.value}")
 
-    def _synced(self, family: IpFamily) -> None:
+    def _synced(self, view: ServiceView) -> None:
         self.synced.set()
+        self.heard_view(view)
         if all(each.syncs for each in self.families.values()):
             self._all_synced.set()
 

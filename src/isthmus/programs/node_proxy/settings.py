@@ -181,6 +181,7 @@ class NodeProxySettings(LocalTrafficSettings):
                     f"{self.named(attribute)} must be from {low} to {high}, not {value}"
                 )
         self.check_times()
+        self.check_localhost()
         self._check_addresses()
         self.check_detector()
         if self.hostname_override and not self.hostname_override.strip():

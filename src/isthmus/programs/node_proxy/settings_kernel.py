@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from isthmus.errors import ConfigError
+from isthmus.programs.node_proxy.settings_localhost import LocalhostSettings
 from isthmus.settings.options import SAME, Kind, block, option, options_of
-from isthmus.settings.program import KUBE_API_CONTENT_TYPE, LogSettings, ProgramSettings
+from isthmus.settings.program import KUBE_API_CONTENT_TYPE, LogSettings
 
 IPTABLES, NFTABLES, IPVS = "iptables", "nftables", "ipvs"
 PROXY_MODES = (IPTABLES, NFTABLES, IPVS)
@@ -31,7 +32,7 @@ _USERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSettings(ProgramSettings):
+class KernelSettings(LocalhostSettings):
     """What concerns the kernel; the base of NodeProxySettings."""
 
     log: LogSettings = block(LogSettings(), log_format={"aliases": ("logging-format",), "go": SAME})
