@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import shutil
 import socket
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_proxy_bed import NODE, SERVICE
+from node_proxy_bed import NODE, SERVICE, metric, page
 from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT, Program
 from stack import wait_until
@@ -76,18 +75,6 @@ def wait_rules(program: Program, *texts: str, without: str = "KUBE-NOTHING") -> 
 
     wait_until(lambda: there() or program.process.poll() is not None, f"rules with {texts}")
     assert program.process.poll() is None, program.log
-
-
-def page(path: str, port: int = 10249) -> tuple[int, str]:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)) as it:
-        it.request("GET", path)
-        answer = it.getresponse()
-        return answer.status, answer.read().decode()
-
-
-def metric(name: str) -> float:
-    lines = [line for line in page("/metrics")[1].splitlines() if line.startswith(name)]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def test_files_are_programmed_and_followed(files: Path, tmp_path: Path) -> None:

@@ -128,7 +128,11 @@ def _values() -> str:
     labels: dict[str, type[Enum]] = {
         "`ending` of `tunnels_ended_total`": Ending,
         "`reason` of `link_failures_total`": LinkStage,
-        **{title: kinds for each in _metrics() for title, kinds in each.label_values},
+        **{
+            title: kinds
+            for each in (*_metrics(), NodeProxyMetrics())
+            for title, kinds in each.label_values
+        },
         "`reason` of `isthmus_workers_connections_refused_total`": NotHanded,
     }
     for title, kinds in labels.items():

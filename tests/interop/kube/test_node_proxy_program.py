@@ -78,7 +78,7 @@ def test_it_waits_for_pod_ranges_and_follows_them(ground: Nodes, api: Api) -> No
     flags = (*SOON, "--detect-local=node-cidr", "--node-cidr", "--cluster-cidr=192.0.2.0/24")
     with proxy(ground, api, Kind.ISTHMUS, "iptables", flags) as one:
         one.program.wait_for(
-            lambda: "waiting for the node's podCIDRs" in one.program.log, "says that it waits"
+            lambda: "the Node has no podCIDRs" in one.program.log, "says that it waits"
         )
         assert ours(one.node) == []
         assert "--cluster-cidr is ignored: it is only used if" in one.program.log

@@ -35,6 +35,8 @@ from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySe
 ADDRESS_WAIT_S = 30.0
 #: An API without ServiceCIDRs never tells of any; with them, everything is written once, not twice.
 SERVICE_CIDRS_WAIT_S = 3.0
+#: How often it is said that a Node still has no podCIDRs.
+_SAY_AGAIN_S = 60.0
 _log = logging.getLogger("isthmus.node_proxy")
 
 
@@ -72,6 +74,8 @@ class OwnNode:
         self._ranged = asyncio.Event()
         self._service_cidrs_heard = asyncio.Event()
         self._ready = False
+        #: What rules wait for, as far as the Node goes; empty for nothing.
+        self.waiting_for = f"the Node {name}"
         self._pod_cidrs: tuple[str, ...] = ()
         self._service_cidrs: tuple[str, ...] = ()
         self._ips = node_ips((), settings.bind_address)
@@ -86,6 +90,7 @@ class OwnNode:
 
     async def wait_ready(self, families: list[IpFamily]) -> None:
         """Wait until rules can be made: for an address, a while, and for ranges that they need."""
+        self.waiting_for = f"an address of the Node {self.name}"
         try:
             async with asyncio.timeout(self._address_wait_s):
                 await self._addressed.wait()
@@ -98,9 +103,9 @@ class OwnNode:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._address_wait_s, SERVICE_CIDRS_WAIT_S)):
                     await self._service_cidrs_heard.wait()
-        if self._needs_ranges and not self._ranged.is_set():
-            log(_log, logging.INFO, "waiting for the node's podCIDRs", node=self.name)
-            await self._ranged.wait()
+        if self._needs_ranges:
+            await self._wait_ranges()
+        self.waiting_for = ""
         self._make_detector()
         self._ready = True
         log(
@@ -114,6 +119,23 @@ class OwnNode:
                     "nothing tells local traffic of this family: nothing to cluster IPs is"
                     " masqueraded", family=family.value, detect_local=self._settings.detector_mode,
                 )  # fmt: skip
+
+    async def _wait_ranges(self) -> None:
+        """Wait for the Node's podCIDRs for ever, and say so again and again."""
+        self.waiting_for = f"podCIDRs of the Node {self.name}"
+        waited_s = 0.0
+        while not self._ranged.is_set():
+            log(
+                _log, logging.WARNING,
+                "the Node has no podCIDRs: no rules are written until it has; whoever allocates"
+                " them (--allocate-node-cidrs of kube-controller-manager) gives them, or"
+                " --node-cidr says them, or another --detect-local does without",
+                node=self.name, waited_s=round(waited_s),
+            )  # fmt: skip
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SAY_AGAIN_S):
+                    await self._ranged.wait()
+            waited_s += _SAY_AGAIN_S
 
     def heard(self, node: NodeObject | None) -> None:
         """Take the Node as it is now; None says that there is none."""

@@ -18,9 +18,19 @@ from typing_extensions import override
 
 from isthmus.errors import ConfigError
 from isthmus.frame.admin import ports
-from isthmus.frame.admin.answers import HEADERS, PING, Handler, Routes, reply
+from isthmus.frame.admin.answers import (
+    HEADERS,
+    PING,
+    Check,
+    Checks,
+    Handler,
+    Routes,
+    json_reply,
+    reply,
+)
 from isthmus.frame.admin.debug_routes import debug_routes
-from isthmus.frame.admin.routes import metrics_route, probe_routes
+from isthmus.frame.admin.routes import AGENT, metrics_route, probe_routes
+from isthmus.frame.model.snapshot import to_json
 from isthmus.frame.part import LongTask, Part
 from isthmus.logs import log
 from isthmus.programs.node_proxy.kernel.health import ProbeAnswer, ProxyHealth
@@ -32,26 +42,33 @@ from isthmus.programs.node_proxy.settings import (
     NodeProxySettings,
 )
 from isthmus.programs.node_proxy.settings_file import document
+from isthmus.programs.node_proxy.view import NodeProxyView
 
 #: kube-proxy's key in ``/configz``.
 CONFIG_GROUP = "kubeproxy.config.k8s.io"
 
 
-def health_routes(health: ProxyHealth, metrics: NodeProxyMetrics) -> Routes:
-    """Give the paths of --healthz-bind-address; every answer is counted by its status."""
+def health_routes(health: ProxyHealth, metrics: NodeProxyMetrics, ready: Checks) -> Routes:
+    """Give the paths of --healthz-bind-address; kube-proxy's own count answers by their status."""
+    ours = probe_routes(lambda: [PING], ready, AGENT)
     return {
         "/healthz": partial(_probe, health.healthz, metrics.healthz_answered),
         "/livez": partial(_probe, health.livez, metrics.livez_answered),
+        "/readyz": ours["/readyz"],
     }
 
 
 def metrics_routes(
-    metrics: NodeProxyMetrics, *, mode: str, config: Callable[[], Mapping[str, object]]
+    metrics: NodeProxyMetrics,
+    *,
+    mode: str,
+    config: Callable[[], Mapping[str, object]],
+    view: Callable[[], NodeProxyView | None],
 ) -> Routes:
     """Give the paths of --metrics-bind-address.
 
     ``mode`` is the word for what programs the kernel; ``config`` gives the settings in force, as
-    a KubeProxyConfiguration.
+    a KubeProxyConfiguration; ``view`` what it is doing, and None before it does anything.
     """
     ours = probe_routes(lambda: [PING], lambda: [PING])
     return {
@@ -61,6 +78,7 @@ def metrics_routes(
         "/healthz/ping": partial(_ping, metrics, ours["/healthz"]),
         "/proxyMode": partial(_mode, mode),
         "/configz": partial(_configz, config),
+        "/snapshot": partial(_snapshot, view),
     }
 
 
@@ -104,11 +122,19 @@ RETRY_S = 0.5
 _log = logging.getLogger("isthmus.node_proxy")
 
 
+async def _snapshot(
+    look: Callable[[], NodeProxyView | None], request: web.BaseRequest
+) -> web.Response:
+    view = look()
+    return reply(503, "starting\n") if view is None else json_reply(json.dumps(to_json(view)))
+
+
 class OwnPorts(Part):
     """The ports called "healthz" and "metrics", as far as the settings want them.
 
-    ``open_ones`` are those that are open. With ``wait_for_busy``, one that somebody has is opened
-    when it becomes free.
+    ``waiting_for`` and ``look`` are asked for what /readyz and /snapshot say. ``open_ones`` are
+    those that are open. With ``wait_for_busy``, one that somebody has is opened when it becomes
+    free.
     """
 
     def __init__(
@@ -116,14 +142,23 @@ class OwnPorts(Part):
     ) -> None:
         self.wait_for_busy = False
         self.open_ones: dict[str, ports.Port] = {}
-        pages = metrics_routes(metrics, mode=settings.mode, config=partial(document, settings))
+        self.waiting_for: Callable[[], str] = lambda: "starting"
+        self.look: Callable[[], NodeProxyView | None] = lambda: None
+        pages = metrics_routes(
+            metrics, mode=settings.mode, config=partial(document, settings),
+            view=lambda: self.look(),
+        )  # fmt: skip
         self._wanted: dict[str, tuple[BindAddress | None, Routes]] = {
-            "healthz": (settings.healthz, health_routes(health, metrics)),
+            "healthz": (settings.healthz, health_routes(health, metrics, self._checks)),
             "metrics": (settings.metrics, {**pages, **debug_routes(settings.profiling)}),
         }
 
     def __repr__(self) -> str:
         return f"<OwnPorts {', '.join(self.open_ones)}>"
+
+    def _checks(self) -> list[Check]:
+        waiting_for = self.waiting_for()
+        return [PING, Check("rules", waiting_for and f"waiting for {waiting_for}")]
 
     def number(self, name: str) -> int:
         return self.open_ones[name].number if name in self.open_ones else 0

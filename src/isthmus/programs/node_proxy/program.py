@@ -14,12 +14,16 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
+from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.frame import running
+from isthmus.frame.admin.routes import DEFAULT_TUNNELS
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.frame.resources import allow_connections
 from isthmus.frame.tunnels import TunnelsPart
@@ -54,6 +58,7 @@ from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
 from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
+from isthmus.programs.node_proxy.view import NodeProxyView, ProxyFamilyView
 
 #: Pods come and go in bursts, and with them addresses.
 _ADDRESSES_S = 0.5
@@ -70,8 +75,31 @@ def parts(ground: Ground[NodeProxySettings, NodeProxyMetrics]) -> tuple[Part, ..
     health = ProxyHealth(timeout_s=2 * settings.sync_period_s)
     ports = OwnPorts(settings, health, metrics)
     rules = NodeRules(settings, metrics, health, ports)
-    localhost = _localhost(ground, rules)
-    return ports, rules, HostWatch(rules), ServiceHealth(rules), ConfigWatch(settings), *localhost
+    every = (
+        ports, rules, HostWatch(rules), ServiceHealth(rules), ConfigWatch(settings),
+        *_localhost(ground, rules),
+    )  # fmt: skip
+    ports.waiting_for = rules.waiting_for
+    ports.look = partial(_look, ground, rules, every)
+    return every
+
+
+def _look(
+    ground: Ground[NodeProxySettings, NodeProxyMetrics], rules: NodeRules, every: tuple[Part, ...]
+) -> NodeProxyView | None:
+    """What all parts are doing; None before the node is known."""
+    if not rules.families:
+        return None
+    fields: dict[str, Any] = {}
+    for part in every:
+        fields |= part.snapshot(DEFAULT_TUNNELS)
+    return NodeProxyView(
+        version=__version__,
+        taken_at=datetime.now(UTC),
+        uptime_s=ground.now() - ground.started_at,
+        draining=ground.draining,
+        **fields,
+    )
 
 
 def _localhost(
@@ -220,7 +248,36 @@ class NodeRules(Part):
 
     @override
     def status(self) -> str:
-        return "rules in place" if self._all_synced.is_set() else "waiting for the first rules"
+        waiting_for = self.waiting_for()
+        return f"waiting for {waiting_for}" if waiting_for else "rules in place"
+
+    def waiting_for(self) -> str:
+        """What the first rules wait for; empty once they are in force."""
+        if self._all_synced.is_set():
+            return ""
+        if self._tracker is None or not self._tracker.synced:
+            return "Services and EndpointSlices"
+        return self.node.waiting_for or "the first sync"
+
+    @override
+    def snapshot(self, limit: int) -> dict[str, Any]:
+        waiting_for = self.waiting_for()
+        return {
+            "node": self.node.name,
+            "mode": self.settings.mode,
+            "ready": not waiting_for,
+            "waiting_for": waiting_for,
+            "families": tuple(
+                ProxyFamilyView(
+                    family=each.family.value,
+                    syncs=each.syncs,
+                    ports=len(each.view.ports),
+                    endpoints=each.view.endpoints,
+                    failures=each.failures,
+                )
+                for each in self.families.values()
+            ),
+        }
 
     @override
     def serving(self) -> Mapping[str, Any]:

@@ -88,7 +88,8 @@ class Bed:
         self.synced: list[IpFamily] = []
         self.sync = FamilySync(
             self.kernel, SETTINGS, pending=self.pending, rules=lambda family: self.rules,
-            health=self.health, metrics=self.metrics, synced=lambda view: self.synced.append(view.family),
+            health=self.health, metrics=self.metrics,
+            synced=lambda view: self.synced.append(view.family),
         )  # fmt: skip
 
     def has(self, *objects: ServiceObject, slices: tuple[SliceObject, ...] = ()) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 
-from isthmus.frame.admin.answers import Routes
+from isthmus.frame.admin.answers import PING, Check, Routes
 from isthmus.frame.admin.ports import serve
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
@@ -52,8 +52,13 @@ def test_the_health_port() -> None:
             clock.advance(60)
             assert client.get("/livez").status_code == 503
             assert client.get("/metrics").status_code == 404
+            ready = client.get("/readyz")
+            assert (ready.status_code, ready.text) == (
+                503,
+                "[+]ping ok\n[-]rules failed: not yet\n",
+            )
 
-    ask(health_routes(health, metrics), test)
+    ask(health_routes(health, metrics, lambda: [PING, Check("rules", "not yet")]), test)
     assert metrics.healthz_codes == {"200": 1, "503": 1}
     assert metrics.livez_codes == {"200": 1, "503": 1}
 
@@ -73,5 +78,7 @@ def test_the_metrics_port() -> None:
             assert client.get("/configz").json() == {"kubeproxy.config.k8s.io": config}
             assert "kubeproxy_sync_proxy_rules_service_changes_total" in client.get("/metrics").text
             assert 'kubernetes_healthchecks_total{name="ping"' in client.get("/metrics/slis").text
+            assert client.get("/snapshot").status_code == 503
 
-    ask(metrics_routes(metrics, mode="nftables", config=lambda: config), test)
+    pages = metrics_routes(metrics, mode="nftables", config=lambda: config, view=lambda: None)
+    ask(pages, test)
