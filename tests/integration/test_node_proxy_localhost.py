@@ -31,15 +31,19 @@ A6 = "fd00:1::7"
 def proxy(tmp_path: Path) -> Iterator[LocalhostProxy]:
     """A node proxy that is not started yet, and endpoints that say who they are."""
     with own_network(), contextlib.ExitStack() as stack:
-        for address in (f"{A}/32", f"{B}/32", "192.0.2.1/32", f"{A6}/128"):
-            subprocess.run(
-                ["ip", "address", "add", address, "dev", "lo"], check=True, timeout=LIMIT_S
-            )
+        for address in (A, B, "192.0.2.1", A6):
+            add_address(address)
         for address in (A, B, A6):
             stack.enter_context(say_who(address))
         made = stack.enter_context(LocalhostProxy.made(tmp_path))
         made.write(node=NODE)
         yield made
+
+
+def add_address(address: str) -> None:
+    subprocess.run(
+        ["ip", "address", "add", address, "dev", "lo", "nodad"], check=True, timeout=LIMIT_S
+    )
 
 
 def curl(where: str) -> str:
@@ -86,7 +90,7 @@ def test_node_ports_are_reached_and_follow_changes(proxy: LocalhostProxy) -> Non
 
 def test_affinity_and_endpoints_that_fail(proxy: LocalhostProxy) -> None:
     gone = "10.1.0.9"  # on this host, and nobody listens
-    subprocess.run(["ip", "address", "add", f"{gone}/32", "dev", "lo"], check=True, timeout=LIMIT_S)
+    add_address(gone)
     proxy.write(
         free=web("10.96.0.10", 30080, [A, B, gone], name="free"),
         sticky=web("10.96.0.11", 30081, [A, B], name="sticky", affinity_s=600),
