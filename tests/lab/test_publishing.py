@@ -25,7 +25,7 @@ def topology(tmp_path: Path, name: str, *args: str) -> Path:
     """The lab of an example's plan, as the command writes it."""
     command = [*PUBLISH, "render", str(EXAMPLES / f"{name}.yaml"), "--part=lab.yaml", *args]
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=60, check=True)
-    path = tmp_path / f"{name}.yaml"
+    path = tmp_path / f"{Path(name).name}.yaml"
     path.write_bytes(done.stdout)
     return path
 

@@ -204,6 +204,12 @@ _CLIENTS: Mapping[tuple[Reacher, ControlPlaneService], _Clients] = {
     (Reacher.NODE, ControlPlaneService.OAUTH_SERVER): _Clients(
         "pods of the guest that log users in", "they cannot, while they have the old address"
     ),
+    (Reacher.NODE, ControlPlaneService.OVN_SB_DB): _Clients(
+        "OVN on nodes", "no new flows on nodes that have the old address"
+    ),
+    (Reacher.USER, ControlPlaneService.OIDC): _Clients(
+        "clouds that know the issuer", "no token of a service account is taken there"
+    ),
     (Reacher.USER, ControlPlaneService.API_SERVER): _Clients(
         "kubeconfigs", "whoever has the old one cannot connect"
     ),

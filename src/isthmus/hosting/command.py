@@ -268,11 +268,12 @@ def _sound(file: str, keep_sources: bool) -> PublishPlan:
 
 
 def _check_rules(names: tuple[str, ...]) -> None:
-    from isthmus.hosting.plan import RULES
+    from isthmus.hosting.plan import RULES_OF
     from isthmus.hosting.rules_endpoints import ENDPOINT_RULES
     from isthmus.text.suggestions import nearest
 
-    known = [*(rule.name for rule in RULES), *ENDPOINT_RULES]
+    rules = {rule.name for each in RULES_OF.values() for rule in each}
+    known = [*sorted(rules), *ENDPOINT_RULES]
     for name in names:
         if name not in known:
             raise ConfigError(f"--ignore: there is no rule {name!r}{nearest(name, known)}")

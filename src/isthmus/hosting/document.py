@@ -19,6 +19,7 @@ import yaml
 
 from isthmus.errors import ConfigError
 from isthmus.hosting import document_fields as fields
+from isthmus.hosting.document_fields_v1alpha1 import DOCUMENT_V1ALPHA1, SINGLE_CIDRS
 from isthmus.hosting.model import (
     ControlPlaneService,
     DocumentPlace,
@@ -27,15 +28,17 @@ from isthmus.hosting.model import (
     HostedCluster,
     Platform,
     Publishing,
+    PublishingModel,
     Strategy,
 )
-from isthmus.hosting.models import MODELS, V1BETA1
+from isthmus.hosting.models import MODELS, V1ALPHA1, V1BETA1
 from isthmus.text.located_yaml import Located, compose_all, near, short
 
-API_VERSION = V1BETA1.api_version
 KIND = "HostedCluster"
 DEFAULT_NAMESPACE = "clusters"  # of HyperShift's own command line
 SWIFT_ANNOTATION = "hypershift.openshift.io/swift-pod-network-instance"
+
+_TREES = {V1BETA1.api_version: fields.DOCUMENT, V1ALPHA1.api_version: DOCUMENT_V1ALPHA1}
 
 # What HyperShift's CRD fills in.
 _CLUSTER_NETWORK = ("10.132.0.0/14",)
@@ -96,8 +99,9 @@ def read(text: str, name: str) -> HostedCluster:
     """
     roots = compose_all(text, name, expected=f"a {KIND} is expected")
     root = _the_one(roots, name)
-    known = DocumentFields(root)
-    cluster = _cluster(known)
+    model = MODELS.get(_said(root, "apiVersion"), V1BETA1)
+    known = DocumentFields(root, _TREES[model.api_version])
+    cluster = _cluster(known, model)
     root.errors.raise_any()
     return cluster
 
@@ -120,9 +124,13 @@ def _the_one(roots: list[Located], name: str) -> Located:
 
 def _kind(root: Located) -> str:
     """What a document says it is; empty when it does not."""
+    return _said(root, "kind")
+
+
+def _said(root: Located, name: str) -> str:
     pairs = root.node.value if root.is_mapping else []
     for key, value in pairs:
-        if key.value == "kind" and isinstance(value, yaml.ScalarNode):
+        if key.value == name and isinstance(value, yaml.ScalarNode):
             return str(value.value)
     return ""
 
@@ -136,7 +144,7 @@ class _Azure(NamedTuple):
     swift: bool = False
 
 
-def _cluster(known: DocumentFields) -> HostedCluster:
+def _cluster(known: DocumentFields, model: PublishingModel) -> HostedCluster:
     _check_version(known)
     known.check_words()
     for path in ("metadata.name", "spec.platform.type"):
@@ -147,16 +155,17 @@ def _cluster(known: DocumentFields) -> HostedCluster:
     platform = known.member("spec.platform.type", Platform) or Platform.NONE
     services = _services(known)
     azure = _azure(known, platform)
-    said = _access(known, platform)
+    said = _access(known, platform) if platform in model.with_access else None
+    fills_in = platform is Platform.KUBEVIRT and model is V1BETA1
     cluster = HostedCluster(
-        model=V1BETA1,
+        model=model,
         name=name,
         namespace=namespace,
         control_plane=f"{namespace}-{name.replace('.', '-')}",
         platform=platform,
         access=said or _default_access(platform, swift=azure.swift),
         has_access=said is not None,
-        services=services + _filled_in(known, services) * (platform is Platform.KUBEVIRT),
+        services=services + _filled_in(known, services) * fills_in,
         base_domain=known.text("spec.dns.baseDomain", fields.domain),
         base_domain_prefix=_prefix(known),
         api_dns_name=known.text("spec.kubeAPIServerDNSName", fields.domain),
@@ -167,6 +176,8 @@ def _cluster(known: DocumentFields) -> HostedCluster:
         shared_ingress=azure.managed_identities,
         cluster_id=known.text("spec.clusterID", str),
         region=known.text("spec.platform.aws.region", str),
+        network_type=known.text("spec.networking.networkType", str, "OVNKubernetes"),
+        issuer_url=known.text("spec.issuerURL", str),
     )
     cluster = _with_configuration(known, _with_networks(known, cluster))
     return replace(cluster, places=known.places())
@@ -263,7 +274,7 @@ def _check_version(known: DocumentFields) -> None:
         return
     version = node.text()
     if version is not None and version not in MODELS:
-        node.error(f"must be {API_VERSION}, not {short(version)}")
+        node.error(f"must be {' or '.join(MODELS)}, not {short(version)}")
 
 
 def _services(known: DocumentFields) -> tuple[Publishing, ...]:
@@ -340,7 +351,9 @@ def _networks(known: DocumentFields, kind: str) -> tuple[str, ...]:
         if f"{path}.cidr" not in known:
             known.missing(f"{path}.cidr")
         found.append(known.text(f"{path}.cidr", fields.network))
-    return tuple(filter(None, found))
+    # v1alpha1 has one range as well, which goes before the list.
+    single = known.text(SINGLE_CIDRS[below], fields.network)
+    return (single,) if single else tuple(filter(None, found))
 
 
 def _named_certificates(known: DocumentFields) -> tuple[str, ...]:
@@ -358,13 +371,13 @@ def _has_annotation(known: DocumentFields, name: str) -> bool:
 class DocumentFields:
     """The fields of one document that say something: null is as if the field were not there."""
 
-    def __init__(self, root: Located) -> None:
+    def __init__(self, root: Located, tree: fields.Tree = fields.DOCUMENT) -> None:
         self.root = root
         self._found: dict[str, Located] = {}
         self._items: dict[str, list[str]] = {}
         self._read = 0
         self._full = False
-        self._walk(root, fields.DOCUMENT)
+        self._walk(root, tree)
 
     def _walk(self, node: Located, tree: fields.Tree) -> None:
         if isinstance(tree, list):

@@ -26,20 +26,25 @@ from isthmus.hosting.shapes import (
     DNS_ANNOTATION,
     LOAD_BALANCER,
     NODE_PORT,
+    OAUTH_LABEL,
     ROUTER_LABEL,
     PlannedObject,
     api_name,
     is_internal,
 )
 from isthmus.hosting.visibility import (
+    BUCKET,
     EVERYWHERE,
     GUEST_SIDE,
     IN_CLUSTER,
     IN_MANAGEMENT,
     INGRESS,
+    PUBLIC_SHARD,
     SHARED_INGRESS,
     behind_shared_ingress,
+    is_in_bucket,
     is_private,
+    issuer_host,
     seen_at_node,
 )
 from isthmus.values import HostPort
@@ -54,10 +59,12 @@ _NODES: Mapping[ControlPlaneService, str] = {
     ControlPlaneService.KONNECTIVITY: "agents, for kube-apiserver's way back",
     ControlPlaneService.IGNITION: "machines that start for the first time",
     ControlPlaneService.OAUTH_SERVER: "pods that log users in, such as the console",
+    ControlPlaneService.OVN_SB_DB: "OVN on nodes, for the flows of pods",
 }
 _USERS: Mapping[ControlPlaneService, str] = {
     ControlPlaneService.API_SERVER: "kubectl, and whatever has a kubeconfig",
     ControlPlaneService.OAUTH_SERVER: "users that log in",
+    ControlPlaneService.OIDC: "clouds that check tokens of service accounts",
 }
 
 #: What the cells of a row are, in order; the last four are where somebody stands.
@@ -89,7 +96,24 @@ def endpoints_of(
 ) -> tuple[PlannedEndpoint, ...]:
     """As ``endpoints()``, of objects that are made already."""
     found = [endpoint for each in made for endpoint in _of_one(cluster, each)]
+    found += _bucket(cluster)
     return tuple(sorted(found, key=_rank))
+
+
+def _bucket(cluster: HostedCluster) -> Iterator[PlannedEndpoint]:
+    """The documents of the issuer of tokens, which HyperShift puts into a bucket."""
+    publishing = cluster.publishing(ControlPlaneService.OIDC)
+    if publishing is None or not is_in_bucket(cluster, publishing):
+        return
+    yield PlannedEndpoint(
+        service=publishing.service,
+        name="oidc",
+        strategy=publishing.strategy,
+        address=issuer_host(cluster),
+        port=ROUTE_PORT,
+        by=BUCKET,
+        visible_from=EVERYWHERE,
+    )
 
 
 def _rank(endpoint: PlannedEndpoint) -> tuple[int, int]:
@@ -174,6 +198,8 @@ def _of_route(
 def _through(cluster: HostedCluster, made: PlannedObject) -> str:
     if is_internal(made.manifest):
         return f"Service/{PRIVATE_ROUTER}"
+    if OAUTH_LABEL in made.manifest["metadata"].get("labels", {}):
+        return PUBLIC_SHARD
     if behind_shared_ingress(cluster):
         return SHARED_INGRESS
     labelled = ROUTER_LABEL in made.manifest["metadata"].get("labels", {})

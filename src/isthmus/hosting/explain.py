@@ -12,13 +12,14 @@ from isthmus.hosting.model import (
     Platform,
     PublishPlan,
     Strategy,
+    StrategyVerdict,
     Viewpoint,
     VisibleServices,
 )
+from isthmus.hosting.models import DESIGNED, V1BETA1
 from isthmus.hosting.objects import makes
 from isthmus.hosting.rules_endpoints import NOT_HERE, why_not
 from isthmus.hosting.visibility import (
-    DESIGNED,
     INGRESS,
     SHARED_INGRESS,
     behind_shared_ingress,
@@ -27,6 +28,7 @@ from isthmus.hosting.visibility import (
     is_published,
     labels_routes,
     listed,
+    sides,
     uses_router,
 )
 
@@ -35,6 +37,11 @@ _SHOWN: Mapping[tuple[bool, bool], str] = {
     (True, False): "to everybody",
     (False, True): "to the guest's own network",
     (True, True): "to everybody, and to the guest's own network by a way of its own",
+}
+
+_NOTHING: Mapping[StrategyVerdict, str] = {
+    StrategyVerdict.IGNORED: "accepted and ignored",
+    StrategyVerdict.HIDDEN: "not published, as the document asks",
 }
 
 _LISTED = frozenset(one for each in DESIGNED.values() for one in each.public | each.private)
@@ -78,13 +85,14 @@ def _topology(cluster: HostedCluster) -> Iterator[str]:
         yield f"{cluster.name} is on {on}, which has public endpoints and no others."
         return
     said = "as the document says" if cluster.has_access else f"which is the default on {on}"
-    sides = [
-        *(["for everybody"] if is_public(cluster) else []),
-        *(["for the guest's own network"] if is_private(cluster) else []),
+    shown = [sides(cluster, service) for service in ControlPlaneService]
+    found = [
+        *(["for everybody"] if any(each.public for each in shown) else []),
+        *(["for the guest's own network"] if any(each.private for each in shown) else []),
     ]
     yield (
         f"{cluster.name} is on {on} and {cluster.access.value}, {said}:"
-        f" it has endpoints {' and '.join(sides)}."
+        f" it has endpoints {' and '.join(found)}."
     )
 
 
@@ -114,8 +122,11 @@ def _service(plan: PublishPlan, service: ControlPlaneService) -> Iterator[str]:
     publishing = plan.cluster.publishing(service)
     if publishing is None:
         return
-    if service in plan.cluster.model.unused:
-        yield f"{service.value}: accepted and ignored; nothing is made for it."
+    words = _NOTHING.get(
+        plan.cluster.model.verdict(service, publishing.strategy, plan.cluster.platform)
+    )
+    if words is not None:
+        yield f"{service.value}: {words}; nothing is made for it."
         yield ""
         return
     yield f"{service.value}: {publishing.strategy.value}"
@@ -172,7 +183,7 @@ def differences(plan: PublishPlan) -> tuple[str, ...]:
 
     The design has topologies only: of a platform without any it says nothing.
     """
-    if plan.cluster.platform not in plan.cluster.model.with_access:
+    if plan.cluster.platform not in V1BETA1.with_access or plan.cluster.model is not V1BETA1:
         return ()
     then, now = DESIGNED[plan.cluster.access], listed(plan.endpoints)
     return tuple(

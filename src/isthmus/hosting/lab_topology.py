@@ -52,7 +52,7 @@ from isthmus.hosting.own_parts import (
 )
 from isthmus.hosting.own_parts_names import advertise_address, service_addresses
 from isthmus.hosting.shapes import Manifest, is_internal, key
-from isthmus.hosting.visibility import INGRESS, SHARED_INGRESS
+from isthmus.hosting.visibility import OPEN, SHARED_INGRESS
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.text.go_yaml import to_yaml
@@ -97,7 +97,9 @@ class _Builder:
         self.standers = [self.node, *self._others()]
         self.services = {
             host: self.ground.next_address(CONTROL_PLANE)
-            for host in dict.fromkeys(HOSTS[each.service] for each in plan.endpoints)
+            for host in dict.fromkeys(
+                HOSTS[each.service] for each in plan.endpoints if each.strategy is Strategy.NONE
+            )
         }
 
     def _make_networks(self) -> None:
@@ -403,7 +405,8 @@ def rules(
     for front in found:
         ports_of: dict[str, list[int]] = {}
         for each in front.endpoints:
-            ports_of.setdefault(HOSTS[each.service], []).append(behind[each.service])
+            if each.service in behind:
+                ports_of.setdefault(HOSTS[each.service], []).append(behind[each.service])
         for host, ports in ports_of.items():
             yield from _rule(front.host, host, ports)
 
@@ -418,7 +421,7 @@ def lets_in(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -
     """Whether the object that has an endpoint's address takes connections from there."""
     blocks = plan.cluster.allowed_cidrs
     at = endpoint.through or endpoint.by
-    if at == INGRESS:
+    if at in OPEN:
         return True
     if at == SHARED_INGRESS:
         return not blocks or is_allowed(stander.address, blocks)

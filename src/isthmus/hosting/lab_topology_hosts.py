@@ -57,6 +57,8 @@ HOSTS: Mapping[ControlPlaneService, str] = {
     ControlPlaneService.KONNECTIVITY: "kube-apiserver",
     ControlPlaneService.OAUTH_SERVER: "oauth-openshift",
     ControlPlaneService.IGNITION: "ignition-server",
+    ControlPlaneService.OVN_SB_DB: "ovnkube-master",
+    ControlPlaneService.OIDC: "oidc-bucket",
 }
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 _LISTEN = 443
@@ -276,6 +278,8 @@ def _key(endpoint: PlannedEndpoint) -> str:
         return f"node/{endpoint.address}"
     if endpoint.strategy is Strategy.ROUTE:
         return endpoint.through or endpoint.by
+    if endpoint.strategy is Strategy.S3:
+        return f"Bucket/{HOSTS[endpoint.service]}"
     return endpoint.by
 
 
@@ -301,6 +305,8 @@ def _place(endpoint: PlannedEndpoint, ground: LabNetworks) -> tuple[str, str]:
 
 def front_host(front: LabFront, plan: PublishPlan) -> dict[str, Any]:
     made: dict[str, Any] = {"at": {front.network: front.address}}
+    if front.host == HOSTS[ControlPlaneService.OIDC]:  # not before the control plane, but alone
+        return made | {"serve": {"https": sorted(each.port for each in front.endpoints)}}
     behind = backends(plan)
     if front.shares_by_name:
         command = (

@@ -72,6 +72,7 @@ class StrategyVerdict(Enum):
     PUBLISHED = "published"
     REFUSED = "refused"
     IGNORED = "ignored"
+    HIDDEN = "not published"  # as the document asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +89,24 @@ class PublishingModel:
 
     ``only_on`` are pairs that one platform alone has. ``shown`` says for each topology who sees a
     Route or a load balancer; ``open_balancers`` are services whose load balancer is for everybody
-    whatever the topology. A node port is always where the nodes of the management cluster are.
+    whatever the topology, ``sharded`` those whose Route a public ingress of its own serves, where
+    there are topologies. A node port is always where the nodes of the management cluster are.
     """
 
     api_version: str
     matrix: Mapping[ControlPlaneService, Mapping[Strategy, StrategyVerdict]]
     only_on: Mapping[tuple[ControlPlaneService, Strategy], Platform]
     required: tuple[ControlPlaneService, ...]
+    platforms: frozenset[Platform]
     with_access: frozenset[Platform]
     shown: Mapping[EndpointAccess, VisibleServices]
     open_balancers: frozenset[ControlPlaneService] = frozenset()
+    sharded: frozenset[ControlPlaneService] = frozenset()
+
+    @property
+    def version(self) -> str:
+        """The version without its group, for people."""
+        return self.api_version.rpartition("/")[2]
 
     @property
     def unused(self) -> frozenset[ControlPlaneService]:
@@ -113,11 +122,16 @@ class PublishingModel:
         return self.matrix[service][strategy]
 
     def possible(self, service: ControlPlaneService, platform: Platform) -> tuple[Strategy, ...]:
-        """The strategies that publish a service, for a sentence that says what to write instead."""
+        """The strategies that publish a service."""
         published = StrategyVerdict.PUBLISHED
         return tuple(
             each for each in Strategy if self.verdict(service, each, platform) is published
         )
+
+    def accepted(self, service: ControlPlaneService, platform: Platform) -> tuple[Strategy, ...]:
+        """The strategies that have an effect: those that publish a service, and that hide it."""
+        meant = (StrategyVerdict.PUBLISHED, StrategyVerdict.HIDDEN)
+        return tuple(each for each in Strategy if self.verdict(service, each, platform) in meant)
 
     def required_on(self, platform: Platform) -> tuple[ControlPlaneService, ...]:
         """The services that have to be listed: IBM Cloud brings its nodes up without Ignition."""
@@ -201,6 +215,8 @@ class HostedCluster:
     swift: bool = False
     shared_ingress: bool = False
     cluster_id: str = ""
+    network_type: str = "OVNKubernetes"
+    issuer_url: str = ""
     region: str = ""  # of AWS: its nodes have names there
     places: Mapping[str, DocumentPlace] = field(default_factory=dict)
 

@@ -23,6 +23,8 @@ from isthmus.hosting.objects_services import (
     API_SERVER,
     OAUTH,
     OAUTH_PORT,
+    OVN_PODS,
+    OVN_PORT,
     PORT,
     TUNNEL_PORT,
     api_objects,
@@ -172,6 +174,7 @@ def network_policies(
         ControlPlaneService.KONNECTIVITY,
         ControlPlaneService.OAUTH_SERVER,
         ControlPlaneService.IGNITION,
+        ControlPlaneService.OVN_SB_DB,
     ):
         own = [one for one in found if one.service is each]
         policies += _published(cluster, each, own, keep_sources=keep_sources)
@@ -268,6 +271,8 @@ def _pods(cluster: HostedCluster, service: ControlPlaneService) -> Mapping[str, 
             return {"app": OAUTH}
         case ControlPlaneService.IGNITION:
             return {"app": ignition_name(cluster)}
+        case ControlPlaneService.OVN_SB_DB:
+            return {"app": OVN_PODS}
         case _:  # konnectivity-server is a container in kube-apiserver's pod
             return {"app": API_SERVER}
 
@@ -282,6 +287,8 @@ def _ports(cluster: HostedCluster, service: ControlPlaneService) -> list[int]:
             return [TUNNEL_PORT]
         case ControlPlaneService.OAUTH_SERVER:
             return [OAUTH_PORT]
+        case ControlPlaneService.OVN_SB_DB:
+            return [OVN_PORT]
         case _:
             return [_IGNITION_PORT]
 

@@ -1,4 +1,4 @@
-"""The Services and Routes that publish kube-apiserver, konnectivity, the OAuth server, Ignition."""
+"""The Services and Routes that publish kube-apiserver, konnectivity, OAuth, Ignition and OVN."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from isthmus.hosting.shapes import (
     CLUSTER_IP,
     COMPONENT_LABEL,
     LOAD_BALANCER,
+    OAUTH_LABEL,
     VISIBILITY_LABEL,
     Manifest,
     PlannedObject,
@@ -36,8 +37,10 @@ from isthmus.hosting.visibility import (
     behind_shared_ingress,
     is_internal_balancer,
     is_private,
+    is_sharded,
     labels_routes,
     sides,
+    uses_ovn,
 )
 
 TUNNEL = "konnectivity-server"
@@ -48,6 +51,11 @@ IGNITION = "ignition-server-proxy"
 IGNITION_IBM = "ignition-server"
 IGNITION_ROUTE = "ignition-server"
 ROUTE_PORT = 443
+#: OVN's southbound database, of the days when the control plane had it.
+OVN = "ovnkube-master-external"
+OVN_PODS = "ovnkube-master"
+OVN_PORT = 9642
+OVN_ROUTE = "ovnkube-sbdb"
 
 API_SERVER = "kube-apiserver"
 PRIVATE = "kube-apiserver-private"
@@ -68,6 +76,7 @@ def other_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
         ControlPlaneService.KONNECTIVITY: _tunnel,
         ControlPlaneService.OAUTH_SERVER: _oauth,
         ControlPlaneService.IGNITION: _ignition,
+        ControlPlaneService.OVN_SB_DB: _ovn,
     }
     found: list[PlannedObject] = []
     for each, make in makers.items():
@@ -96,7 +105,13 @@ def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedO
         # An agent makes a server ready, so it has to reach one that is not.
         more={"publishNotReadyAddresses": True},
     )
-    made = service(cluster, TUNNEL, replace(template, **published_as(publishing)))
+    template = replace(template, **published_as(publishing))
+    if publishing.strategy is Strategy.LOAD_BALANCER and is_internal_balancer(
+        cluster, publishing.service
+    ):
+        cloud = balancer_annotations(cluster.platform, internal=True)
+        template = replace(template, annotations={**cloud, **template.annotations})
+    made = service(cluster, TUNNEL, template)
     yield PlannedObject(
         manifest=made, purpose="leads agents to konnectivity-server", service=publishing.service
     )
@@ -130,7 +145,9 @@ def _oauth(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedOb
 def _oauth_routes(cluster: HostedCluster, publishing: Publishing) -> Iterator[tuple[Manifest, str]]:
     host, shown = publishing.hostname, sides(cluster, publishing.service)
     if shown.public:
-        found = route(cluster, "oauth", host, OAUTH, labels=_public_labels(cluster))
+        sharded = is_sharded(cluster, publishing.service)
+        labels = {OAUTH_LABEL: "true"} if sharded else _public_labels(cluster)
+        found = route(cluster, "oauth", host, OAUTH, labels=labels)
         yield found, "leads users to the OAuth server"
     elif host:
         labels = {**internal_labels(cluster), VISIBILITY_LABEL: "private"}
@@ -155,6 +172,20 @@ def _ignition(cluster: HostedCluster, publishing: Publishing) -> Iterator[Planne
     )
     if publishing.strategy is Strategy.ROUTE:
         yield _one_route(cluster, publishing, IGNITION_ROUTE, name, {})
+
+
+def _ovn(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
+    if not uses_ovn(cluster):
+        return
+    template = ServiceTemplate(
+        port=OVN_PORT, target=OVN_PORT, port_name="south", selector={"app": OVN_PODS}
+    )
+    made = service(cluster, OVN, replace(template, **published_as(publishing)))
+    yield PlannedObject(
+        manifest=made, purpose="leads nodes to OVN's database", service=publishing.service
+    )
+    if publishing.strategy is Strategy.ROUTE:
+        yield _one_route(cluster, publishing, OVN_ROUTE, OVN, {})
 
 
 def _public_labels(cluster: HostedCluster) -> Mapping[str, str]:

@@ -85,8 +85,15 @@ def certificates(plan: PublishPlan) -> tuple[CertificateNames, ...]:
             _in_namespace(cluster, "ignition-server"),
             _in_namespace(cluster, "ignition-server-proxy"),
         ),
+        _certificate(
+            plan,
+            "ovnkube-sbdb",
+            ControlPlaneService.OVN_SB_DB,
+            _in_namespace(cluster, "ovnkube-master-external"),
+        ),
     ]
     needed = {
+        "ovnkube-sbdb": ControlPlaneService.OVN_SB_DB in published,
         "oauth-openshift": ControlPlaneService.OAUTH_SERVER in published,
         "ignition-server": ControlPlaneService.IGNITION in published,
     }

@@ -21,6 +21,7 @@ _ROUTE_NAMES: Mapping[ControlPlaneService, str] = {
     ControlPlaneService.KONNECTIVITY: "konnectivity-server",
     ControlPlaneService.OAUTH_SERVER: "oauth-openshift",
     ControlPlaneService.IGNITION: "ignition-server",
+    ControlPlaneService.OVN_SB_DB: "ovnkube-sbdb",
 }
 
 

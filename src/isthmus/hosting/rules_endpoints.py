@@ -24,7 +24,10 @@ from isthmus.hosting.model import (
 )
 from isthmus.hosting.objects_services import AZURE_BALANCER_PORT, PORT
 from isthmus.hosting.visibility import (
+    BUCKET,
     INGRESS,
+    OPEN,
+    PUBLIC_SHARD,
     SHARED_INGRESS,
     is_private,
     is_public,
@@ -52,6 +55,7 @@ _USED_BY_NODES = (
     ControlPlaneService.API_SERVER,
     ControlPlaneService.KONNECTIVITY,
     ControlPlaneService.IGNITION,
+    ControlPlaneService.OVN_SB_DB,
 )
 #: Where nodes are machines of one's own network, which come with their own addresses.
 _ON_PREMISES = frozenset({Platform.AGENT, Platform.NONE})
@@ -68,7 +72,8 @@ def cidr_findings(
     """What has to be said of the allowed CIDR blocks; nothing where there are none."""
     if not cluster.allowed_cidrs:
         return ()
-    published = [each for each in endpoints if is_published(each)]
+    # What is in a bucket is there to be read by everybody.
+    published = [each for each in endpoints if is_published(each) and each.by != BUCKET]
     held = [each for each in published if each.restricted]
     found = [_not_here(cluster, each) for each in published if not each.restricted]
     if not held:
@@ -88,8 +93,8 @@ def why_not(endpoint: PlannedEndpoint) -> str:
     match endpoint.strategy:
         case Strategy.NODE_PORT:
             return "a node port has no list of sources"
-        case Strategy.ROUTE if endpoint.through == INGRESS:
-            return f"the {INGRESS} serves it, for other clusters too"
+        case Strategy.ROUTE if endpoint.through in OPEN:
+            return f"the {endpoint.through} serves it, for other clusters too"
         case Strategy.LOAD_BALANCER if Viewpoint.INTERNET in endpoint.visible_from:
             return f"HyperShift does not copy them to {endpoint.by}"
     return "they are never copied to what is for the guest's own network"
@@ -119,6 +124,8 @@ def _instead(cluster: HostedCluster, endpoint: PlannedEndpoint) -> str:
         and endpoint.strategy is not Strategy.NODE_PORT
     ):
         return "restrict it with the security groups of the guest's own network"
+    if endpoint.through == PUBLIC_SHARD:
+        return f"restrict it at the {PUBLIC_SHARD}"
     if endpoint.strategy is Strategy.ROUTE and cluster.platform is not Platform.IBMCLOUD:
         return (
             "give APIServer a Route with a hostname, so that all Routes go by a router of their own"

@@ -159,11 +159,11 @@ def _not_private(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.access is not EndpointAccess.PRIVATE:
         return
     for entry in cluster.services:
-        tunnel = (entry.service, entry.strategy) == (
-            ControlPlaneService.KONNECTIVITY,
-            Strategy.LOAD_BALANCER,
+        open_ = (
+            entry.strategy is Strategy.LOAD_BALANCER
+            and entry.service in cluster.model.open_balancers
         )
-        if tunnel or entry.strategy is Strategy.NODE_PORT:
+        if open_ or entry.strategy is Strategy.NODE_PORT:
             yield RuleBreak(
                 f"{entry.service.value} by {entry.strategy.value} is as public as before: Private"
                 " does not change its Service",

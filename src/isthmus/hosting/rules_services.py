@@ -74,7 +74,7 @@ def _refused(cluster: HostedCluster) -> Iterator[RuleBreak]:
             yield RuleBreak(
                 f"{service.value} cannot be published by {strategy.value}"
                 f" on {cluster.platform.value}",
-                f"use {words(model.possible(service, cluster.platform))}",
+                f"use {words(model.accepted(service, cluster.platform))}",
                 in_entry(cluster, entry, ".type"),
             )
 

@@ -18,6 +18,8 @@ ROUTER_LABEL = "hypershift.openshift.io/hosted-control-plane"
 INTERNAL_LABEL = "hypershift.openshift.io/internal-route"
 VISIBILITY_LABEL = "hypershift.openshift.io/route-visibility"
 COMPONENT_LABEL = "hypershift.openshift.io/control-plane-component"
+#: OAuth's Route in v1alpha1 has it, for a public ingress shard to select.
+OAUTH_LABEL = "hypershift.openshift.io/oauth"
 DNS_ANNOTATION = "external-dns.alpha.kubernetes.io/hostname"
 BALANCE_ANNOTATION = "haproxy.router.openshift.io/balance"
 

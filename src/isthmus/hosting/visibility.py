@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from isthmus.hosting.model import (
     ControlPlaneService,
@@ -15,16 +16,25 @@ from isthmus.hosting.model import (
     HostedCluster,
     PlannedEndpoint,
     Platform,
+    Publishing,
     Strategy,
+    StrategyVerdict,
     Viewpoint,
     VisibleServices,
 )
 from isthmus.text.addresses import reached_address
-from isthmus.values import is_address
+from isthmus.values import HostPort, is_address
 
 #: What a Route comes in by where it is no Service of this plan.
 INGRESS = "ingress of the management cluster"
 SHARED_INGRESS = "shared ingress"
+#: What takes a Route by its label, so that the ingress itself can be for insiders.
+PUBLIC_SHARD = "public ingress shard"
+#: Not of this plan either: what S3 has is for everybody.
+BUCKET = "S3 bucket"
+IN_CLUSTER_ISSUER = "kubernetes.default.svc"
+#: What keeps nobody out, whatever the document says.
+OPEN = frozenset({INGRESS, PUBLIC_SHARD, BUCKET})
 
 EVERYWHERE = frozenset(Viewpoint)
 GUEST_SIDE = frozenset({Viewpoint.GUEST_VPC, Viewpoint.MANAGEMENT, Viewpoint.SAME_CLUSTER})
@@ -64,6 +74,32 @@ def sides(cluster: HostedCluster, service: ControlPlaneService) -> ServiceSides:
     """To whom the topology shows a Route of a service, and kube-apiserver's load balancers."""
     row = cluster.model.shown[_TOPOLOGY[is_public(cluster), is_private(cluster)]]
     return ServiceSides(service in row.public, service in row.private)
+
+
+def is_sharded(cluster: HostedCluster, service: ControlPlaneService) -> bool:
+    """Whether a Route for everybody is left to a public ingress shard."""
+    return cluster.platform in cluster.model.with_access and service in cluster.model.sharded
+
+
+def uses_ovn(cluster: HostedCluster) -> bool:
+    """Whether OVN-Kubernetes makes the pod network."""
+    return cluster.network_type == "OVNKubernetes"
+
+
+def is_in_bucket(cluster: HostedCluster, publishing: Publishing) -> bool:
+    """Whether the documents of an issuer are in a bucket that HyperShift fills."""
+    found = cluster.model.verdict(publishing.service, publishing.strategy, cluster.platform)
+    return publishing.strategy is Strategy.S3 and found is StrategyVerdict.PUBLISHED
+
+
+def issuer_host(cluster: HostedCluster) -> str:
+    """The host of the issuer's URL; empty where nobody outside could ask it."""
+    try:
+        host = urlsplit(cluster.issuer_url).hostname or ""
+        HostPort(host, 443)
+    except ValueError:
+        return ""
+    return "" if host == IN_CLUSTER_ISSUER else host
 
 
 def is_internal_balancer(cluster: HostedCluster, service: ControlPlaneService) -> bool:
@@ -126,19 +162,6 @@ def seen_from(
     return tuple(
         each for each in endpoints if each.service is service and where in each.visible_from
     )
-
-
-_API, _OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
-_TUNNEL, _OVN = ControlPlaneService.KONNECTIVITY, ControlPlaneService.OVN_SB_DB
-
-#: HyperShift's networking proposal of 2022, "Endpoints topology". Ignition is not in it.
-DESIGNED: Mapping[EndpointAccess, VisibleServices] = {
-    EndpointAccess.PUBLIC: VisibleServices(frozenset({_API, _TUNNEL, _OVN, _OAUTH}), frozenset()),
-    EndpointAccess.PUBLIC_AND_PRIVATE: VisibleServices(
-        frozenset({_API, _OAUTH}), frozenset({_API, _TUNNEL, _OVN})
-    ),
-    EndpointAccess.PRIVATE: VisibleServices(frozenset({_OAUTH}), frozenset({_API, _TUNNEL, _OVN})),
-}
 
 
 def listed(endpoints: Iterable[PlannedEndpoint]) -> VisibleServices:

@@ -131,10 +131,11 @@ def test_other_documents_are_not_ours() -> None:
             ["c.yaml: has more than one HostedCluster, at lines 1 and 6: keep one a file"],
         ),
         (
-            SMALL.replace("v1beta1", "v1alpha1"),
+            SMALL.replace("v1beta1", "v1alpha2"),
             [
-                "c.yaml:1:13: apiVersion: must be hypershift.openshift.io/v1beta1,"
-                " not 'hypershift.openshift.io/v1alpha1'"
+                "c.yaml:1:13: apiVersion: must be hypershift.openshift.io/v1beta1 or"
+                " hypershift.openshift.io/v1alpha1,"
+                " not 'hypershift.openshift.io/v1alpha2'"
             ],
         ),
         (

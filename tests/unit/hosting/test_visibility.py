@@ -14,9 +14,9 @@ from isthmus.hosting.model import (
     Viewpoint,
     VisibleServices,
 )
+from isthmus.hosting.models import DESIGNED
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.visibility import (
-    DESIGNED,
     EVERYWHERE,
     GUEST_SIDE,
     is_private,

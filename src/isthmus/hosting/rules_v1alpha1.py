@@ -1,0 +1,96 @@
+"""Rules of v1alpha1 alone: OVN's database, the issuer's bucket, and what the version did not have.
+
+Which of the other rules hold for it as well is said in plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from isthmus.hosting.document_fields_v1alpha1 import SINGLE_CIDRS
+from isthmus.hosting.model import ControlPlaneService, HostedCluster, Strategy, StrategyVerdict
+from isthmus.hosting.rules import RuleBreak, RuleList, entries, in_entry, place, words
+from isthmus.hosting.visibility import IN_CLUSTER_ISSUER, is_in_bucket, issuer_host, uses_ovn
+
+_OVN = ControlPlaneService.OVN_SB_DB
+
+RULES: Final = RuleList()
+
+
+@RULES.error("platform-of-version", "the version has the platform")
+def _platform(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    if cluster.platform not in cluster.model.platforms:
+        yield RuleBreak(
+            f"{cluster.model.version} has no platform {cluster.platform.value}",
+            "use a later version of the API",
+            place(cluster, "spec.platform.type"),
+        )
+
+
+@RULES.error("ovn-published", "with networkType OVNKubernetes, OVNSbDb is a Route or a NodePort")
+def _ovn_hidden(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    if not uses_ovn(cluster):
+        return
+    ways = words(cluster.model.possible(_OVN, cluster.platform))
+    found = entries(cluster, _OVN)
+    if not found:
+        yield RuleBreak(
+            "OVNSbDb is not published, so OVN on nodes does not find its database",
+            f"add an entry with service: OVNSbDb, by {ways}",
+            place(cluster, "spec.services"),
+        )
+    for entry in found:
+        if entry.strategy is Strategy.NONE:
+            yield RuleBreak(
+                "OVNSbDb is not published, so OVN on nodes does not find its database",
+                f"use {ways}",
+                in_entry(cluster, entry, ".type"),
+            )
+
+
+@RULES.note("ovn-unused", "OVNSbDb is listed with networkType OVNKubernetes only")
+def _ovn_unused(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in entries(cluster, _OVN):
+        if not uses_ovn(cluster):
+            yield RuleBreak(
+                f"with networkType {cluster.network_type} there is no database of OVN to publish",
+                "remove it",
+                entry.place,
+            )
+
+
+@RULES.note("oidc-elsewhere", "OIDC is in a bucket of S3, or not published")
+def _ignored(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in cluster.services:
+        verdict = cluster.model.verdict(entry.service, entry.strategy, cluster.platform)
+        if verdict is StrategyVerdict.IGNORED:
+            yield RuleBreak(
+                f"nothing publishes {entry.service.value} by {entry.strategy.value}: the entry has"
+                " no effect",
+                "use S3 on AWS, or None",
+                in_entry(cluster, entry, ".type"),
+            )
+
+
+@RULES.warning("oidc-issuer", "OIDC by S3 has an issuerURL that is reached from outside")
+def _issuer(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for entry in entries(cluster, ControlPlaneService.OIDC):
+        if is_in_bucket(cluster, entry) and not issuer_host(cluster):
+            yield RuleBreak(
+                f"tokens name {IN_CLUSTER_ISSUER} as their issuer, so nobody outside asks the"
+                " bucket about them",
+                "make spec.issuerURL that of the bucket",
+                place(cluster, "spec.issuerURL"),
+            )
+
+
+@RULES.warning("cidr-beside-list", "a network is a single CIDR or a list, not both")
+def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for listed, single in SINGLE_CIDRS.items():
+        if single in cluster.places and listed in cluster.places:
+            yield RuleBreak(
+                f"{single.rpartition('.')[2]} goes before this list, which has no effect",
+                f"remove {single}",
+                place(cluster, listed),
+            )
