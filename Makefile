@@ -10,7 +10,7 @@ JOBS    ?= 3
 APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart' --dist loadscope)
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference proto dist lock changelog clean
+.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference proto dist image lock changelog clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -82,10 +82,13 @@ proto: dev ## Regenerate the messages from their .proto files
 	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto src/isthmus/wire/kep1281.proto src/isthmus/wire/pprof.proto
 
 # The time that files in dist/ have: of the last commit, so that building again gives the same bytes.
-dist: export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),315532800)
+dist image: export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),315532800)
 dist: dev ## Build the wheel and the source distribution, in dist/
 	rm -rf dist
 	$(PY) -m build --no-isolation --outdir dist .
+
+image: dist ## Build the container image: by podman, buildah or docker, or as an OCI archive in dist/
+	PYTHONPATH=tools $(PY) -m container $(ARGS)
 
 lock: dev ## Write the packages of the image with their hashes, from pyproject.toml
 	$(PY) tools/lock-requirements

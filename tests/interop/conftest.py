@@ -15,6 +15,7 @@ from isthmus.tools.pki import making as pki
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "integration"))
+sys.path.append(str(HERE.parents[1] / "tools"))  # container, which builds the image
 
 from gobuild import BUILD_TIMEOUT_S, H2SPEC, build  # noqa: E402  found by the lines above
 from konnpeers import Peers, Target  # noqa: E402

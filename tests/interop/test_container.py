@@ -1,16 +1,20 @@
 """The image of deploy/container: built instruction by instruction, and run as a cluster runs it.
 
-Without a container engine: tests/interop/container reads the Containerfile and does what it says.
+Without a container engine: tools/container reads the Containerfile and does what it says.
 The base is Debian by mmdebstrap, a container a chroot in a mount namespace, with a root that nobody
 can write to and the image's own user.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import shutil
 import signal
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,9 +22,10 @@ from pathlib import Path
 
 import pytest
 from clients import LIMIT_S, connect_uds, echo_target, tunnel
-from container.building import Builder, Image, NotBuiltError, command, why_not
-from container.wheels import ROOT, build_wheel
+from container import archive
+from container.building import Builder, Image, NotBuiltError, cache, command, why_not
 from stack import wait_until
+from wheels import ROOT, build_wheel
 
 from isthmus import __version__
 from isthmus.tools.pki import making as pki
@@ -36,7 +41,9 @@ MOST_BYTES = 350 * MIB
 
 
 def mounts() -> list[str]:
-    return Path("/proc/self/mountinfo").read_text().splitlines()
+    """Those of images; other tests mount at the same time."""
+    found = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in found if str(cache()) in line]
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +248,38 @@ def test_a_key_that_is_roots_is_one_sentence(image: Image, outside: Path) -> Non
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "/pki/server.key" in done.stderr, done.stderr
     assert "ermission denied" in done.stderr
+
+
+def names_in(layer: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+        return tar.getnames()
+
+
+def test_the_archive_has_what_it_lists(image: Image, tmp_path: Path) -> None:
+    first, again = tmp_path / "first.tar", tmp_path / "again.tar"
+    for path in (first, again):
+        archive.write(image, path, name="localhost/isthmus:1", made_at=315532800)
+    assert first.read_bytes() == again.read_bytes()
+    with tarfile.open(first) as tar:
+
+        def read(blob: str) -> bytes:
+            file = tar.extractfile(f"blobs/{blob.replace(':', '/')}")
+            assert file is not None
+            data = file.read()
+            assert blob == f"sha256:{hashlib.sha256(data).hexdigest()}"
+            return data
+
+        index = tar.extractfile("index.json")
+        assert index is not None
+        (listed,) = json.load(index)["manifests"]
+        manifest = json.loads(read(listed["digest"]))
+        layers = [read(each["digest"]) for each in manifest["layers"]]
+        configuration = json.loads(read(manifest["config"]["digest"]))
+        assert configuration["config"]["Entrypoint"] == ["/isthmus"]
+    names = [name for layer in layers[1:] for name in names_in(layer)]
+    assert "opt/isthmus/bin/isthmus" in names
+    lists = [name for name in names if name.startswith("var/lib/apt/lists/")]
+    assert all(Path(name).name.startswith(".wh.") for name in lists), "they were removed"
+    if shutil.which("skopeo"):  # a reader that is not ours
+        argv = ["skopeo", "copy", f"oci-archive:{first}", f"dir:{tmp_path / 'read'}"]
+        subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_S)

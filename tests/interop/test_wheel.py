@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from container.building import cache
-from container.wheels import ROOT, build_sdist, build_wheel
+from wheels import ROOT, build_sdist, build_wheel
 
 from isthmus import __version__
 
