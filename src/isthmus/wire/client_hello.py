@@ -194,6 +194,7 @@ def _vector(data: memoryview, width: int) -> tuple[memoryview, memoryview]:
 class TlsAlert(IntEnum):
     """Alerts in the clear: the descriptions that say why a router refuses (RFC 8446 §6.2)."""
 
+    ACCESS_DENIED = 49
     INTERNAL_ERROR = 80
     UNRECOGNIZED_NAME = 112
     NO_APPLICATION_PROTOCOL = 120

@@ -8,8 +8,10 @@ standard error and exit code 2. Routes are in the file of `--config`
 ([how to share an address](../how-to/sni-router.md)).
 
 - `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
-- `--accept-proxy` and `--proxy-from` come together. Then every connection needs a PROXY header,
-  and one that comes from elsewhere is reset.
+- `--accept-proxy` needs `--proxy-from`: then every connection at `--listen` begins with a PROXY
+  header, and one that comes from elsewhere is reset.
+- At `--listen-proxy` every connection begins with a PROXY header, whoever sends it. Its TLVs are
+  read; its source counts only from `--proxy-from`.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
   HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,9 @@ from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import options_of
 
 if TYPE_CHECKING:
-    from isthmus.programs.sni_router.rules import Found, Miss
+    from isthmus.programs.sni_router.rules import Found, Miss, ProxyOut
+    from isthmus.programs.sni_router.rules_explaining import AskedConnection
+    from isthmus.text.addresses import IpAddress
 
 ROUTED, REFUSED = 0, 1
 
@@ -65,11 +68,18 @@ def check(file: str) -> int:
     return 0
 
 
-@command.command(short_help="Explain where a server name goes")
+@command.command(short_help="Explain where a connection goes")
 @click.argument("file")
 @click.argument("name", default="")
 @click.option(
     "--alpn", multiple=True, metavar="PROTOCOL", help="Offer this ALPN protocol; repeatable"
+)
+@click.option("--tlv", metavar="VALUE", help="Value of the TLV in the PROXY header [default: none]")
+@click.option(
+    "--from",
+    "source",
+    metavar="ADDRESS",
+    help="Source of the connection [default: one that every route allows]",
 )
 @click.option(
     "-o",
@@ -77,54 +87,98 @@ def check(file: str) -> int:
     type=click.Choice(["text", "json"]),
     help="Print as text or as JSON [default: text on a terminal, json in a pipe]",
 )
-def explain(file: str, name: str, alpn: tuple[str, ...], output: str | None) -> int:
-    """Explain where a server name goes
+def explain(
+    file: str,
+    name: str,
+    alpn: tuple[str, ...],
+    tlv: str | None,
+    source: str | None,
+    output: str | None,
+) -> int:
+    """Explain where a connection goes
 
-    Without a name, where a client goes that sends none. The exit code is 0 when there is a route,
-    1 when the client is refused and 2 when the file is wrong.
+    Without a name, where a client goes that sends none. Each route is listed with what matched or
+    the first step that it fell out of. The exit code is 0 when there is a route, 1 when the client
+    is refused and 2 when the file is wrong.
 
     \b
     Example:
       isthmus sni-router explain routes.yaml api.tenant-a.example.com --alpn h2
+      isthmus sni-router explain routes.yaml api.tenant-a.example.com --from 192.0.2.7
+      isthmus sni-router explain routes.yaml kubernetes.default.svc --tlv 2f1c9a0e
     """
     from isthmus.programs.sni_router.routes_file import read_routes
     from isthmus.programs.sni_router.rules import Found
+    from isthmus.programs.sni_router.rules_explaining import AskedConnection, reasons
 
-    found = read_routes(file, what="").find(name, alpn)
-    answer = _answer(name, alpn, found)
+    asked = AskedConnection(
+        name, alpn, None if tlv is None else tlv.encode(errors="surrogateescape"), _address(source)
+    )
+    table = read_routes(file, what="")
+    found = table.find(name, alpn, tlv=asked.tlv, source=asked.source)
+    answer = _answer(asked, found)
+    lines = list(reasons(table, asked))
     if output == "text" or (output is None and sys.stdout.isatty()):
-        width = max(map(len, answer))
-        for key, value in answer.items():
-            text = ", ".join(value) if isinstance(value, list) else str(value)
-            click.echo(f"{key:<{width}}  {text or 'none'}")
+        shown = {key: ", ".join(it) if isinstance(it, list) else it for key, it in answer.items()}
+        _print_aligned((key, str(value) or "none") for key, value in shown.items())
+        click.echo("\nroutes")
+        _print_aligned((f"  {route.name}", why) for route, why in lines)
     else:
-        click.echo(json.dumps(answer, indent=2))
+        routes = [{"name": route.name, "where": route.where, "why": why} for route, why in lines]
+        click.echo(json.dumps({**answer, "routes": routes}, indent=2))
     return ROUTED if isinstance(found, Found) else REFUSED
 
 
-def _answer(name: str, alpn: tuple[str, ...], found: Found | Miss) -> dict[str, Any]:
-    from isthmus.programs.sni_router.rules import Miss
+def _print_aligned(pairs: Iterable[tuple[str, str]]) -> None:
+    rows = list(pairs)
+    width = max((len(key) for key, _ in rows), default=0)
+    for key, text in rows:
+        click.echo(f"{key:<{width}}  {text}")
 
-    asked = {"name": name, "alpn": list(alpn)}
+
+def _address(text: str | None) -> IpAddress | None:
+    from isthmus.errors import ConfigError
+    from isthmus.text.addresses import plain_address
+
+    try:
+        return None if text is None else plain_address(text)
+    except ValueError:
+        raise ConfigError(
+            f"--from {text!r} is not an address such as 192.0.2.7 or 2001:db8::7"
+        ) from None
+
+
+def _answer(asked: AskedConnection, found: Found | Miss) -> dict[str, Any]:
+    from isthmus.programs.sni_router.connections import ALERT_OF, OF_MISS
+    from isthmus.programs.sni_router.rules import Miss, tlv_text
+
+    said: dict[str, Any] = {"name": asked.server_name, "alpn": list(asked.alpn)}
+    if asked.tlv is not None:
+        said["tlv"] = tlv_text(asked.tlv)
+    if asked.source is not None:
+        said["from"] = str(asked.source)
     if isinstance(found, Miss):
-        number = 120 if found is Miss.NO_PROTOCOL else 112
-        word = "no_application_protocol" if number == 120 else "unrecognized_name"
-        return {**asked, "route": "", "why": found.value, "answer": f"TLS alert {number}, {word}"}
+        alert = ALERT_OF[OF_MISS[found]]
+        assert alert is not None  # only who speaks no TLS gets none
+        answer = f"TLS alert {alert.value}, {alert.name.lower()}"
+        return {**said, "route": "", "why": found.value, "answer": answer}
     route = found.route
-    proxy = route.proxy
-    told = [] if proxy is None else [f"TLV {tlv.type:#04x}" for tlv in proxy.tlvs]
-    if proxy is not None and proxy.authority:
-        told.insert(0, "the server name")
     return {
-        **asked,
+        **said,
         "route": route.name,
         "why": found.why,
         "where": route.where,
+        "allowedCIDRs": [str(network) for network in route.allowed_cidrs] or "every source",
         "backends": [str(backend) for backend in route.backends],
-        "proxyProtocol": "no"
-        if proxy is None
-        else f"version 2 with {' and '.join(told)}"
-        if told
-        else "version 2",
+        "proxyProtocol": _proxy_text(route.proxy),
         "maxConnections": route.max_connections or "no limit",
     }
+
+
+def _proxy_text(proxy: ProxyOut | None) -> str:
+    if proxy is None:
+        return "no"
+    told = [f"TLV {tlv.type:#04x}" for tlv in proxy.tlvs]
+    if proxy.authority:
+        told.insert(0, "the server name")
+    return f"version 2 with {' and '.join(told)}" if told else "version 2"

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,15 @@ from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots, Strangers
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.sni_router.metrics import SniRefusal, SniRouterMetrics
 from isthmus.programs.sni_router.routes_file import RoutesPart
-from isthmus.programs.sni_router.rules import Found, Miss, RoutingTable, SniRoute
+from isthmus.programs.sni_router.rules import (
+    MAX_TLV_VALUE_BYTES,
+    Found,
+    Miss,
+    RoutingTable,
+    Search,
+    SniRoute,
+    tlv_text,
+)
 from isthmus.programs.sni_router.rules_backends import Backends
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.view import BackendView, RouteView
@@ -39,16 +48,20 @@ from isthmus.wire.proxy_protocol import BOTH, IpPort, take_proxy_header
 
 #: 16 KiB in fragments of 512 bytes, the smallest that OpenSSL makes.
 MAX_RECORDS = 32
-_OF_MISS = {
+OF_MISS = {
     Miss.NO_NAME: SniRefusal.NO_NAME,
     Miss.UNKNOWN_NAME: SniRefusal.UNKNOWN_NAME,
     Miss.NO_PROTOCOL: SniRefusal.NO_PROTOCOL,
+    Miss.UNKNOWN_TLV: SniRefusal.UNKNOWN_TLV,
+    Miss.NOT_ALLOWED: SniRefusal.SOURCE_NOT_ALLOWED,
 }
 #: What a refused client is told; None is a reset without a word.
 ALERT_OF: dict[SniRefusal, TlsAlert | None] = {
     SniRefusal.NO_NAME: TlsAlert.UNRECOGNIZED_NAME,
     SniRefusal.UNKNOWN_NAME: TlsAlert.UNRECOGNIZED_NAME,
     SniRefusal.NO_PROTOCOL: TlsAlert.NO_APPLICATION_PROTOCOL,
+    SniRefusal.UNKNOWN_TLV: TlsAlert.UNRECOGNIZED_NAME,
+    SniRefusal.SOURCE_NOT_ALLOWED: TlsAlert.ACCESS_DENIED,
     SniRefusal.ROUTE_FULL: TlsAlert.INTERNAL_ERROR,
     SniRefusal.BACKEND_DOWN: TlsAlert.INTERNAL_ERROR,
     SniRefusal.LOOP: TlsAlert.INTERNAL_ERROR,
@@ -65,6 +78,23 @@ ALERT_OF: dict[SniRefusal, TlsAlert | None] = {
 FAREWELL_S = 1.0
 _QUIET_S = 30.0
 _log = logging.getLogger("isthmus.sni")
+
+
+class ExpectedHeader(Enum):
+    """What stands before a ClientHello, and what of it is believed."""
+
+    NOTHING = "no PROXY header"
+    TLVS = "a PROXY header of anybody, whose addresses count for nothing"
+    SOURCE = "a PROXY header of a proxy"
+
+
+#: By whether a PROXY header has to come, and whether the peer is in a network of --proxy-from.
+PROXY_OF = {
+    (False, False): ExpectedHeader.NOTHING,
+    (False, True): ExpectedHeader.NOTHING,
+    (True, False): ExpectedHeader.TLVS,
+    (True, True): ExpectedHeader.SOURCE,
+}
 
 
 class _Reader(PaidEarly):
@@ -118,7 +148,7 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
         self._resolver = Resolver(loop)
         self.dialer = DirectDialer(loop, self.poller, self._resolver, metadata=NO_METADATA_BY_NAME)
         self.dial_timeout_s = settings.dial_timeout_s
-        self.expects_proxy = settings.accept_proxy
+        self._expects_proxy = settings.accept_proxy
         # Those that said what they want, dialing and joined, have a place; the others are
         # strangers, who make way for each other by where they come from: their hello is not here,
         # or they were told no.
@@ -162,9 +192,12 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
             name=route.name,
             hosts=route.hosts,
             alpn=route.alpn,
+            tlv=tuple(map(tlv_text, route.tlv)),
+            allowed_cidrs=tuple(map(str, route.allowed_cidrs)),
             is_default=route is self.table().default,
             connections=self.by_route[route.name],
             max_connections=route.max_connections,
+            sources_refused=self._metrics.sources_refused.get(route.name, 0),
             backends=tuple(
                 BackendView(
                     address=str(backend),
@@ -185,8 +218,8 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
 
     # Accepting.
 
-    def accept(self, sock: socket.socket) -> None:
-        """Take a new connection."""
+    def accept(self, sock: socket.socket, *, at_proxy_port: bool = False) -> None:
+        """Take a new connection; ``at_proxy_port``: anybody may begin with a PROXY header there."""
         self._metrics.accepted += 1
         try:
             source, destination = endpoint(sock.getpeername()), endpoint(sock.getsockname())
@@ -194,18 +227,22 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
             sock.close()
             self._metrics.refused(SniRefusal.LEFT)
             return
+        is_proxy = any(source.ip in network for network in self._trusted)
         refusal = None
         if len(self.places) >= self.most:
             refusal = SniRefusal.TOO_MANY
         elif self.places.refusal(source_named(str(source.ip))) is AdmissionRefusal.MEMORY:
             refusal = SniRefusal.TOO_MANY_OF_SOURCE
-        elif self.expects_proxy and not any(source.ip in network for network in self._trusted):
+        elif self._expects_proxy and not (at_proxy_port or is_proxy):
             refusal = SniRefusal.UNTRUSTED_PROXY
         if refusal is not None:
             SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
             self._count(refusal, source=str(source))
             return
-        connection = SniConnection(self, sock, source=source, destination=destination)
+        expected = PROXY_OF[at_proxy_port or self._expects_proxy, is_proxy]
+        connection = SniConnection(
+            self, sock, source=source, destination=destination, proxy=expected
+        )
         self.pay(connection, _source_of(connection))
         self._add_stranger(connection)
         self._late.add(connection)
@@ -238,6 +275,12 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
         self._strangers.remove(connection)
         self._strangers.add(connection, _source_of(connection))
         self.pay(connection, _source_of(connection))
+
+    def missed(self, search: Search) -> None:
+        """Count a search without a route for the routes that refused the source."""
+        if search.result is Miss.NOT_ALLOWED:
+            for route in search.offered:
+                self._metrics.source_refused(route.name)
 
     def refusal_of(self, connection: SniConnection, found: Found) -> SniRefusal | None:
         """Hold a connection against the bounds; one that may go on is counted with its route."""
@@ -361,14 +404,21 @@ class SniConnection(ForwardedConnection[SniRefusal]):
     behind a PROXY header where the route says so.
     """
 
-    __slots__ = ("_reader", "_wanted", "_wants_proxy", "accepted_at", "found", "hello")
+    __slots__ = ("_proxy", "_reader", "_tlv", "_wanted", "accepted_at", "found", "hello")
 
     _owner: SniConnections
 
     def __init__(
-        self, owner: SniConnections, sock: socket.socket, *, source: IpPort, destination: IpPort
+        self,
+        owner: SniConnections,
+        sock: socket.socket,
+        *,
+        source: IpPort,
+        destination: IpPort,
+        proxy: ExpectedHeader,
     ) -> None:
-        self._wants_proxy = owner.expects_proxy
+        self._proxy = proxy
+        self._tlv: bytes | None = None
         self._wanted = 1
         self.accepted_at = owner.now()
         self.hello = ClientHello()
@@ -382,15 +432,14 @@ class SniConnection(ForwardedConnection[SniRefusal]):
             return
         buffer = self._reader.buffer
         try:
-            if self._wants_proxy and not self._take_proxy(buffer):
+            if self._proxy is not ExpectedHeader.NOTHING and not self._take_proxy(buffer):
                 return
             hello: ClientHello | int = self._wanted
             if len(buffer) >= self._wanted:  # not read again for each of its bytes
                 hello = hello_in(bytes(buffer), max_records=MAX_RECORDS)
         except ProtocolError as exc:
-            self.refuse(
-                SniRefusal.NO_PROXY_HEADER if self._wants_proxy else SniRefusal.NOT_TLS, str(exc)
-            )
+            no_header = self._proxy is not ExpectedHeader.NOTHING
+            self.refuse(SniRefusal.NO_PROXY_HEADER if no_header else SniRefusal.NOT_TLS, str(exc))
             return
         if isinstance(hello, ClientHello):
             self._route(hello)
@@ -406,18 +455,28 @@ class SniConnection(ForwardedConnection[SniRefusal]):
             if self._reader.eof:
                 self.refuse(SniRefusal.LEFT)
             return False
-        self._wants_proxy = False
-        if header.source is not None and header.destination is not None:
-            self.source, self.destination = header.source, header.destination
+        expected, self._proxy = self._proxy, ExpectedHeader.NOTHING
+        table = self._owner.table()
+        if table.goes_by_tlv:
+            # One byte more than a route can have is enough to be for none.
+            value = header.tlv(table.tlv_type)
+            self._tlv = None if value is None else value[: MAX_TLV_VALUE_BYTES + 1]
+        if expected is ExpectedHeader.SOURCE and header.source and header.destination:
+            self.source, self.destination = _plain(header.source), _plain(header.destination)
             self._owner.told_source(self)
         return True
 
     def _route(self, hello: ClientHello) -> None:
         owner = self._owner
         self.hello = hello
-        found = owner.table().find(hello.server_name, hello.alpn)
+        table = owner.table()
+        search = table.search(hello.server_name, hello.alpn, tlv=self._tlv, source=self.source.ip)
+        found = search.result
         if isinstance(found, Miss):
-            self.refuse(_OF_MISS[found])
+            owner.missed(search)
+            self.refuse(
+                OF_MISS[found], "" if self._tlv is None else f"the TLV is {tlv_text(self._tlv)}"
+            )
             return
         refusal = owner.refusal_of(self, found)
         if refusal is not None:
@@ -442,6 +501,11 @@ class SniConnection(ForwardedConnection[SniRefusal]):
     def over(self) -> None:
         super().over()
         self._reader.heard = _unheard  # else only a collection would free us
+
+
+def _plain(at: IpPort) -> IpPort:
+    """An address of a header as sockets have it: a mapped one is IPv4."""
+    return endpoint((at.ip, at.port))
 
 
 def _source_of(connection: SniConnection) -> str:

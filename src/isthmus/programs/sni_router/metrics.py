@@ -37,11 +37,13 @@ class SniRefusal(Enum):
     NO_NAME = "no server name, and no default route"
     UNKNOWN_NAME = "no route for the server name, and no default route"
     NO_PROTOCOL = "the server name has routes, but none for a protocol that the client offers"
+    UNKNOWN_TLV = "no route for the TLV of its PROXY header"
+    SOURCE_NOT_ALLOWED = "its source is in none of the route's allowedCIDRs"
     NOT_TLS = "no TLS, or a ClientHello that is wrong or too large"
     LATE = "no whole ClientHello in time"
     LEFT = "the client left before it was joined to a backend"
     CROWDED = "its source has most of --max-hellos, and others came while its hello was not here"
-    NO_PROXY_HEADER = "no PROXY header, or a wrong one, where --accept-proxy expects one"
+    NO_PROXY_HEADER = "no PROXY header, or a wrong one, where one is expected"
     UNTRUSTED_PROXY = "it came from none of the networks of --proxy-from"
     TOO_MANY = "--max-connections are open"
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
@@ -52,6 +54,12 @@ class SniRefusal(Enum):
 
 def _no_counts() -> Mapping[str, float]:
     return MappingProxyType({})
+
+
+def _count(by_route: dict[str, int], route: str) -> None:
+    if route not in by_route and len(by_route) >= MOST_LABELS:
+        route = _OTHER
+    by_route[route] = by_route.get(route, 0) + 1
 
 
 class SniRouterMetrics(ProgramMetrics):
@@ -65,6 +73,7 @@ class SniRouterMetrics(ProgramMetrics):
         self.accepted = 0
         self.refusals = dict.fromkeys(SniRefusal, 0)
         self.routed_to: dict[str, int] = {}
+        self.sources_refused: dict[str, int] = {}
         self.backend_failures: dict[tuple[str, str], int] = {}
         self.hellos = Histogram(HELLO_BUCKETS_S)
         self.reloads = 0
@@ -81,9 +90,11 @@ class SniRouterMetrics(ProgramMetrics):
 
     def routed(self, route: str) -> None:
         """Count a connection that was joined to a backend of this route."""
-        if route not in self.routed_to and len(self.routed_to) >= MOST_LABELS:
-            route = _OTHER
-        self.routed_to[route] = self.routed_to.get(route, 0) + 1
+        _count(self.routed_to, route)
+
+    def source_refused(self, route: str) -> None:
+        """Count a connection whose source this route does not allow."""
+        _count(self.sources_refused, route)
 
     def backend_failed(self, route: str, backend: str) -> None:
         """Count a dial to a backend that failed, whether or not another one was reached."""
@@ -114,6 +125,12 @@ class SniRouterMetrics(ProgramMetrics):
                 "Connections not joined to a backend, by reason.",
                 by_enum(self.refusals),
                 ("reason",),
+            ),
+            counter(
+                f"{ours}sources_refused_total",
+                "Connections that were a route's but for its allowedCIDRs, by route.",
+                by_name(self.sources_refused),
+                ("route",),
             ),
             gauge(
                 f"{ours}connections",

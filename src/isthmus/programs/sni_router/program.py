@@ -6,17 +6,19 @@ What happens to connections is connections.py; the routes are routes_file.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from isthmus.frame.listening import Listening, tcp_sockets
 from isthmus.frame.part import BoundSocket, Ground, Part, WorkerPlan
 from isthmus.frame.resources import allow_connections
 from isthmus.frame.tunnels import TunnelsPart
+from isthmus.net.listen import Accepted
 from isthmus.programs.sni_router.connections import SniConnections
 from isthmus.programs.sni_router.metrics import SniRouterMetrics
 from isthmus.programs.sni_router.routes_file import RoutesPart
 from isthmus.programs.sni_router.settings import SniRouterSettings
 
-LISTEN = "--listen"
+LISTEN, LISTEN_PROXY = "--listen", "--listen-proxy"
 
 
 def parts(ground: Ground[SniRouterSettings, SniRouterMetrics]) -> tuple[Part, ...]:
@@ -26,7 +28,11 @@ def parts(ground: Ground[SniRouterSettings, SniRouterMetrics]) -> tuple[Part, ..
     routes = RoutesPart(settings.config, ground.metrics)
     tunnels = TunnelsPart(ground)
     connections = SniConnections(ground, routes, tunnels.table)
-    listening = Listening(ground, lambda: _bind(settings), {LISTEN: connections.accept})
+    accept: dict[str, Accepted] = {
+        LISTEN: connections.accept,
+        LISTEN_PROXY: partial(connections.accept, at_proxy_port=True),
+    }
+    listening = Listening(ground, lambda: _bind(settings), accept)
     return routes, tunnels, connections, listening
 
 
@@ -42,4 +48,5 @@ def worker_plan(settings: SniRouterSettings) -> WorkerPlan:
 
 
 def _bind(settings: SniRouterSettings) -> Iterator[BoundSocket]:
-    return tcp_sockets(LISTEN, settings.listeners)
+    yield from tcp_sockets(LISTEN, settings.listeners)
+    yield from tcp_sockets(LISTEN_PROXY, settings.proxy_listeners)

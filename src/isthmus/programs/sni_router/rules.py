@@ -1,21 +1,32 @@
-"""Which backend a TLS connection goes to, by the name and the protocols of its ClientHello.
+"""Which backend a TLS connection goes to: one table of TLV, server name, ALPN protocol and source.
 
-A name is looked for as it is, then as ``*.`` and all but its first label, then the default route
-takes it, if there is one. Within a name, routes for certain ALPN protocols come before the one for
-all others. Reading the document is settings_routes.py, choosing among the backends of a route
-rules_backends.py.
+Four steps, in this order; each keeps the most specific routes, and no later step goes back:
+
+1. the TLV of the connection's PROXY header: routes for its value, else routes without ``tlv``;
+2. the server name: exactly, then as ``*.`` and all but its first label, then routes without hosts
+   (the default route, where no TLV decided);
+3. a protocol that the client offers, then routes for every protocol;
+4. the source: the longest prefix of ``allowedCIDRs`` that it is in. A source in none is refused.
+
+Reading the document is settings_routes.py, saying why a route was not chosen rules_explaining.py,
+choosing among the backends of a route rules_backends.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from isthmus.text.addresses import IpAddress, IpNetwork
 from isthmus.values import HostPort
-from isthmus.wire.proxy_protocol import AUTHORITY, IpPort, ProxyHeader, Tlv
+from isthmus.wire.proxy_protocol import AUTHORITY, SSL, IpPort, ProxyHeader, Tlv
 
 WILDCARD = "*."
+#: The TLV that HyperShift's shared ingress has the id of a cluster in.
+CLUSTER_ID_TLV = SSL
+#: A longer value of a TLV is for no route.
+MAX_TLV_VALUE_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +49,17 @@ class SniRoute:
     """Where connections for some names go.
 
     ``hosts`` are in lower case without a last dot; ``*.`` stands for one label. Without ``alpn``
-    the route is for every protocol; ``max_connections`` 0 is no limit. ``where`` is its place in
-    the document.
+    the route is for every protocol, without ``tlv`` for connections that no TLV tells apart, and
+    without ``allowed_cidrs`` for every source; ``max_connections`` 0 is no limit. ``where`` is its
+    place in the document.
     """
 
     name: str
     backends: tuple[HostPort, ...]
     hosts: tuple[str, ...] = ()
     alpn: tuple[str, ...] = ()
+    tlv: tuple[bytes, ...] = ()
+    allowed_cidrs: tuple[IpNetwork, ...] = ()
     proxy: ProxyOut | None = None
     max_connections: int = 0
     where: str = field(default="", compare=False)
@@ -54,69 +68,203 @@ class SniRoute:
 class Miss(Enum):
     """Why there is no route."""
 
-    NO_NAME = "the client sends no server name, and there is no default route"
-    UNKNOWN_NAME = "no route is for this server name, and there is no default route"
+    NO_NAME = "the client sends no server name, and no default route takes it"
+    UNKNOWN_NAME = "no route is for this server name, and no default route takes it"
     NO_PROTOCOL = "the name is known, and no route of it is for a protocol that the client offers"
+    UNKNOWN_TLV = "no route is for the value of the TLV in the PROXY header"
+    NOT_ALLOWED = "the source is in none of the route's allowedCIDRs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A route, and why it was chosen; ``host`` is empty for the default route."""
+    """A route, and what matched: an empty ``host`` is every name, ``tlv`` None no value."""
 
     route: SniRoute
     host: str = ""
     alpn: str = ""
+    tlv: bytes | None = None
+    network: IpNetwork | None = None
 
     @property
     def why(self) -> str:
         """A clause for people."""
-        if not self.host:
-            return "no route is for it, and this is the default route"
-        how = "it matches" if self.host.startswith(WILDCARD) else "it is exactly"
-        by = f", and the client offers {self.alpn}" if self.alpn else ""
-        return f"{how} {self.host}{by}"
+        clauses = [] if self.tlv is None else [f"its TLV is {tlv_text(self.tlv)}"]
+        if self.host:
+            how = "it matches" if self.host.startswith(WILDCARD) else "it is exactly"
+            clauses.append(f"{how} {self.host}")
+        elif self.tlv is None:
+            clauses.append("no route is for it, and this is the default route")
+        else:
+            clauses.append("the route is for every name")
+        if self.alpn:
+            clauses.append(f"the client offers {self.alpn}")
+        if self.network is not None:
+            clauses.append(f"{self.network} is allowed")
+        return ", and ".join(clauses)
+
+
+class AllowedSources:
+    """Networks that a source may be in; a lookup takes a step for each length of a prefix."""
+
+    def __init__(self, networks: Iterable[IpNetwork]) -> None:
+        found: dict[int, dict[int, dict[int, IpNetwork]]] = {}
+        for network in networks:
+            shift = network.max_prefixlen - network.prefixlen
+            of_version = found.setdefault(network.version, {})
+            of_version.setdefault(shift, {})[int(network.network_address) >> shift] = network
+        self._longest_first = {version: sorted(them.items()) for version, them in found.items()}
+
+    def narrowest(self, source: IpAddress) -> IpNetwork | None:
+        """The network with the longest prefix that has this address, if any has."""
+        number = int(source)
+        for shift, networks in self._longest_first.get(source.version, ()):
+            network = networks.get(number >> shift)
+            if network is not None:
+                return network
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What each step left, and the result; ``tlv`` is None where no route is for its value."""
+
+    result: Found | Miss
+    tlv: bytes | None = None
+    host: str = ""
+    named: Sequence[SniRoute] = ()
+    alpn: str = ""
+    offered: Sequence[SniRoute] = ()
 
 
 class RoutingTable:
     """All routes, found by name in a step or two, however many there are."""
 
-    def __init__(self, routes: Sequence[SniRoute], default: SniRoute | None = None) -> None:
-        """Take routes whose hosts and protocols do not clash; ``default`` is for all else."""
+    def __init__(
+        self,
+        routes: Sequence[SniRoute],
+        default: SniRoute | None = None,
+        *,
+        tlv_type: int = CLUSTER_ID_TLV,
+    ) -> None:
+        """Take routes that do not clash; ``default`` is for all else, ``tlv_type`` what decides."""
         self.routes = tuple(routes)
         self.default = default
-        self._by_host: dict[str, list[SniRoute]] = {}
+        self.tlv_type = tlv_type
+        self._by_key: dict[tuple[bytes | None, str], list[SniRoute]] = {}
+        self._tlvs = frozenset(value for route in routes for value in route.tlv)
+        self._ranges = {
+            route.name: AllowedSources(route.allowed_cidrs)
+            for route in routes
+            if route.allowed_cidrs
+        }
         for route in routes:
-            for host in route.hosts:
-                self._by_host.setdefault(host, []).append(route)
+            every_name = ("",) if route.tlv else ()
+            for value in route.tlv or (None,):
+                for host in route.hosts or every_name:
+                    self._by_key.setdefault((value, host), []).append(route)
 
     @property
     def hosts(self) -> int:
         """How many names and wildcards are routed."""
-        return len(self._by_host)
+        return len({host for _, host in self._by_key if host})
 
-    def find(self, server_name: str, alpn: Sequence[str] = ()) -> Found | Miss:
-        """The route of a connection, or why there is none."""
+    @property
+    def goes_by_tlv(self) -> bool:
+        """Whether a TLV decides anything."""
+        return bool(self._tlvs)
+
+    def find(
+        self,
+        server_name: str,
+        alpn: Sequence[str] = (),
+        *,
+        tlv: bytes | None = None,
+        source: IpAddress | None = None,
+    ) -> Found | Miss:
+        """The route of a connection, or why there is none; see ``search``."""
+        return self.search(server_name, alpn, tlv=tlv, source=source).result
+
+    def search(
+        self,
+        server_name: str,
+        alpn: Sequence[str] = (),
+        *,
+        tlv: bytes | None = None,
+        source: IpAddress | None = None,
+    ) -> Search:
+        """Go through the steps; without a ``source`` every source is allowed."""
+        # An id that no route knows leads nowhere else, or a typing error would lead to another
+        # tenant. Where no route has one, a proxy may send whatever it likes.
+        if tlv is not None and self._tlvs and tlv not in self._tlvs:
+            return Search(result=Miss.UNKNOWN_TLV)
+        known = tlv if self._tlvs else None
         name = normal(server_name)
-        for host in (name, WILDCARD + name.partition(".")[2]):
-            routes = self._by_host.get(host)
+        for host in (name, WILDCARD + name.partition(".")[2], ""):
+            routes = self._by_key.get((known, host))
             # The exact name owns its connections: one that it has no protocol for goes nowhere
             # else, or a typing error in a protocol would lead to another tenant.
             if routes is not None:
-                return _by_protocol(routes, host, alpn)
-        if self.default is not None:
-            return Found(route=self.default)
-        return Miss.UNKNOWN_NAME if name else Miss.NO_NAME
+                return self._by_protocol(routes, alpn, source, known=known, host=host)
+        if known is None and self.default is not None:
+            return self._by_source([self.default], source, Search(result=Miss.UNKNOWN_NAME))
+        return Search(result=Miss.UNKNOWN_NAME if name else Miss.NO_NAME, tlv=known)
+
+    def _by_protocol(
+        self,
+        routes: Sequence[SniRoute],
+        alpn: Sequence[str],
+        source: IpAddress | None,
+        *,
+        known: bytes | None,
+        host: str,
+    ) -> Search:
+        protocol = _offered(routes, frozenset(alpn))
+        left = [it for it in routes if (protocol in it.alpn if protocol else not it.alpn)]
+        so_far = Search(
+            result=Miss.NO_PROTOCOL, tlv=known, host=host, named=routes, alpn=protocol, offered=left
+        )
+        return self._by_source(left, source, so_far) if left else so_far
+
+    def _by_source(
+        self, routes: Sequence[SniRoute], source: IpAddress | None, so_far: Search
+    ) -> Search:
+        """Of routes that are alike in all else, the one with the narrowest network."""
+        best: tuple[int, SniRoute, IpNetwork | None] | None = None
+        for route in routes:
+            ranges = self._ranges.get(route.name)
+            network = None if ranges is None or source is None else ranges.narrowest(source)
+            if ranges is not None and source is not None and network is None:
+                continue
+            length = -1 if network is None else network.prefixlen
+            if best is None or length > best[0]:
+                best = length, route, network
+        result: Found | Miss = Miss.NOT_ALLOWED
+        if best is not None:
+            result = Found(
+                route=best[1], host=so_far.host, alpn=so_far.alpn, tlv=so_far.tlv, network=best[2]
+            )
+        return Search(
+            result=result, tlv=so_far.tlv, host=so_far.host, named=so_far.named,
+            alpn=so_far.alpn, offered=routes,
+        )  # fmt: skip
 
 
-def _by_protocol(routes: Sequence[SniRoute], host: str, offered: Sequence[str]) -> Found | Miss:
-    for route in routes:
-        for protocol in route.alpn:
-            if protocol in offered:
-                return Found(route=route, host=host, alpn=protocol)
-    plain = next((route for route in routes if not route.alpn), None)
-    return Miss.NO_PROTOCOL if plain is None else Found(route=plain, host=host)
+def _offered(routes: Sequence[SniRoute], offered: frozenset[str]) -> str:
+    """The first protocol that a route is for and the client offers; empty without one."""
+    named = (protocol for route in routes for protocol in route.alpn)
+    return next((protocol for protocol in named if protocol in offered), "")
 
 
 def normal(server_name: str) -> str:
     """A name as routes have it: in lower case, without a last dot (RFC 6066 §3 allows none)."""
     return server_name.lower().removesuffix(".")
+
+
+def tlv_text(value: bytes) -> str:
+    """The value of a TLV for people: in quotes, and not too long for a sentence."""
+    cut = value[:64]
+    try:
+        text = repr(cut.decode())
+    except UnicodeDecodeError:
+        text = f"0x{cut.hex()}"
+    return text if cut == value else f"{text}…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from typing import ClassVar
@@ -64,9 +65,18 @@ class SniRouterSettings(CarrierSettings):
         help="Expect a PROXY header, version 1 or 2, before each connection",
         group=_PROXY,
     )
+    listen_proxy: tuple[str, ...] = option(
+        (),
+        help="Listen here for connections that begin with a PROXY header, as those of"
+        " apiserver-proxy do: its TLV is read, its source only from --proxy-from",
+        repeat=True,
+        group=_PROXY,
+        metavar="[HOST]:PORT",
+    )
     proxy_from: tuple[str, ...] = option(
         (),
-        help="Take connections with --accept-proxy from these networks, and no others",
+        help="Believe PROXY headers from these networks; with --accept-proxy, take connections from"
+        " no others",
         repeat=True,
         group=_PROXY,
         metavar="CIDR",
@@ -103,7 +113,7 @@ class SniRouterSettings(CarrierSettings):
         check_durations(self)
         if not self.config:
             raise ConfigError("--config is needed: a file with routes, see isthmus sni-router -h")
-        _ = self.listeners
+        _ = self.listeners, self.proxy_listeners
         for flag, seconds in (
             ("hello-timeout", self.hello_timeout_s),
             ("dial-timeout", self.dial_timeout_s),
@@ -124,8 +134,8 @@ class SniRouterSettings(CarrierSettings):
                 "--accept-proxy needs --proxy-from with the networks of the proxies: whoever may"
                 " send a PROXY header says where a connection comes from"
             )
-        if self.proxy_from and not self.accept_proxy:
-            raise ConfigError("--proxy-from needs --accept-proxy as well")
+        if self.proxy_from and not (self.accept_proxy or self.listen_proxy):
+            raise ConfigError("--proxy-from needs --accept-proxy or --listen-proxy as well")
 
     @property
     def listeners(self) -> tuple[ListenAt, ...]:
@@ -134,13 +144,20 @@ class SniRouterSettings(CarrierSettings):
         Raises:
             ConfigError: one is no address and port, or is there twice.
         """
-        found = [_listen_at(text) for text in self.listen]
+        found = [_listen_at(text, "--listen") for text in self.listen]
         if not found:
             raise ConfigError("--listen is empty: give it an address and a port such as :6443")
-        for index, at in enumerate(found):
-            if at[1] and at in found[:index]:
-                raise ConfigError(f"--listen {self.listen[index]} is there twice")
-        return tuple(found)
+        return _each_once(found, found, "--listen")
+
+    @property
+    def proxy_listeners(self) -> tuple[ListenAt, ...]:
+        """Where to listen for connections that begin with a PROXY header.
+
+        Raises:
+            ConfigError: one is no address and port, or is there twice.
+        """
+        found = [_listen_at(text, "--listen-proxy") for text in self.listen_proxy]
+        return _each_once(found, [*self.listeners, *found], "--listen-proxy")
 
     @property
     def trusted(self) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -152,16 +169,29 @@ class SniRouterSettings(CarrierSettings):
         return tuple(_network(text) for text in self.proxy_from)
 
 
-def _listen_at(text: str) -> ListenAt:
+def _each_once(
+    found: Sequence[ListenAt], every: Sequence[ListenAt], flag: str
+) -> tuple[ListenAt, ...]:
+    for at in found:
+        if at[1] and every.count(at) > 1:
+            host = f"[{at[0]}]" if ":" in at[0] else at[0]
+            hint = (
+                "" if flag == "--listen" else ": --listen and --listen-proxy need different ports"
+            )
+            raise ConfigError(f"{flag} {host}:{at[1]} is there twice{hint}")
+    return tuple(found)
+
+
+def _listen_at(text: str, flag: str) -> ListenAt:
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ConfigError(f"--listen takes [HOST]:PORT such as :6443 or [::1]:6443, not {text!r}")
+        raise ConfigError(f"{flag} takes [HOST]:PORT such as :6443 or [::1]:6443, not {text!r}")
     bracketed = host.startswith("[") and host.endswith("]")
     if ":" in host and not bracketed:
-        raise ConfigError(f"--listen {text}: an IPv6 address needs brackets")
+        raise ConfigError(f"{flag} {text}: an IPv6 address needs brackets")
     host = host[1:-1] if bracketed else host
     if host:
-        check_host("listen", host)
+        check_host(flag.removeprefix("--"), host)
     return host, int(port)
 
 

@@ -1,17 +1,29 @@
-"""Reading the routes of ``isthmus sni-router``: a document of kind SNIRoutes.
+"""Reading the routes of ``isthmus sni-router``: documents of kind SNIRoutes, one or several.
 
-Text comes in; opening the file and reading it again is for the caller. Imports yaml, which takes
-its time: import this module only where there is a document to read.
+Several in one file, with ``---`` between them, are one table: each tenant may have its own. Text
+comes in; opening the file and reading it again is for the caller. Imports yaml, which takes its
+time: import this module only where there is a document to read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv6Network
+from typing import NamedTuple, TypeVar
 
-from isthmus.programs.sni_router.rules import WILDCARD, ProxyOut, RoutingTable, SniRoute, normal
-from isthmus.text.located_yaml import Fields, Located, compose, read_all, short
+from isthmus.programs.sni_router.rules import (
+    CLUSTER_ID_TLV,
+    MAX_TLV_VALUE_BYTES,
+    WILDCARD,
+    ProxyOut,
+    RoutingTable,
+    SniRoute,
+    normal,
+    tlv_text,
+)
+from isthmus.text.addresses import IpNetwork, as_ipv4, cidr
+from isthmus.text.located_yaml import Fields, Located, compose_all, read_all, short
 from isthmus.values import HostPort, is_address
 from isthmus.wire.proxy_protocol import AUTHORITY, CRC32C, MAX_HEADER_BYTES, NOOP, Tlv
 
@@ -22,18 +34,32 @@ MAX_HOSTS = 1000
 MAX_BACKENDS = 32
 MAX_TLVS = 32
 MAX_CONNECTIONS = 1_000_000
+#: Twice what HyperShift takes for one cluster.
+MAX_CIDRS = 1000
+MAX_TLV_VALUES = 100
+#: Routes for the same connections but for their sources.
+MAX_ALIKE = 64
+#: Of TLV, host and protocol, in one route.
+MAX_COMBINATIONS = 20_000
 _MAX_ALPN = 16
 # With the addresses and a server name a header stays below what other programs read.
 _MAX_TLV_BYTES = MAX_HEADER_BYTES // 8
 
-_ROUTE_KEYS = ("name", "hosts", "alpn", "backends", "proxyProtocol", "maxConnections")
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_ROUTE_KEYS = (
+    "name", "hosts", "alpn", "tlv", "allowedCIDRs", "backends", "proxyProtocol", "maxConnections",
+)  # fmt: skip
+# A namespace, a dot and the name of a service fit in.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,125}[A-Za-z0-9])?", re.ASCII)
 _TYPE = re.compile(r"0[xX][0-9A-Fa-f]{1,2}|0|[1-9][0-9]{0,2}", re.ASCII)
 _WRITTEN_BY_US = {
     AUTHORITY: "is the server name, which 'authority' sends",
     CRC32C: "is a checksum, which is not sent",
     NOOP: "is padding",
 }
+_NO_VALUE = {key: text for key, text in _WRITTEN_BY_US.items() if key != AUTHORITY}
+#: What tells connections apart, but for their sources: TLV, host and protocol.
+_Key = tuple[bytes | None, str, str]
+T = TypeVar("T")
 
 
 def parse(text: str, name: str) -> RoutingTable:
@@ -42,28 +68,69 @@ def parse(text: str, name: str) -> RoutingTable:
     Raises:
         ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
     """
-    root = compose(text, name, expected=f"a document of kind {KIND} is expected")
-    table = _document(root)
-    root.errors.raise_any()
+    roots = compose_all(text, name, expected=f"a document of kind {KIND} is expected")
+    table = _table([_document(root) for root in roots])
+    roots[0].errors.raise_any()
     return table
 
 
-def _document(root: Located) -> RoutingTable:
-    keys = ("apiVersion", "kind", "routes", "default")
+class _Document(NamedTuple):
+    """One document; the last two are fields that it may lack."""
+
+    routes: list[_Read]
+    default: Located | None
+    tlv_type: Located | None
+
+
+def _document(root: Located) -> _Document:
+    keys = ("apiVersion", "kind", "tlvType", "routes", "default")
     found = root.mapping(keys, required=("apiVersion", "kind", "routes"))
     for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         text = found[key].text() if key in found else None
         if text is not None and text != wanted:
             found[key].error(f"must be {wanted}, not {short(text)}")
     read = [_route(node) for node in found.nodes("routes", most=MAX_ROUTES)]
+    return _Document(read, found.get("default"), found.get("tlvType"))
+
+
+def _table(documents: Sequence[_Document]) -> RoutingTable:
+    read = [each for document in documents for each in document.routes]
     _check_names(read)
-    _check_hosts(read)
-    by_name = {each.route.name: each.route for each in read}
-    default = found["default"].reference(by_name, "route") if "default" in found else ""
+    _check_clashes(read)
+    default = _default(documents, {each.route.name: each.route for each in read})
     for each in read:
-        if each.hosts is None and each.node.is_mapping and each.route.name != default:
-            each.node.error("has no hosts, which only the default route may lack")
-    return RoutingTable([each.route for each in read], by_name.get(default))
+        hostless = each.hosts is None and not each.has_tlv and each.node.is_mapping
+        if hostless and (default is None or each.route.name != default.name):
+            each.node.error("has no hosts, which only the default route and one with tlv may lack")
+    return RoutingTable([each.route for each in read], default, tlv_type=_tlv_type(documents))
+
+
+def _default(documents: Sequence[_Document], by_name: Mapping[str, SniRoute]) -> SniRoute | None:
+    nodes = [each.default for each in documents if each.default is not None]
+    for node in nodes[1:]:
+        node.error(f"there is a default route already ({nodes[0].where})")
+    route = by_name.get(nodes[0].reference(by_name, "route")) if nodes else None
+    if route is not None and route.tlv:
+        nodes[0].error(
+            f"{short(route.name)} is only for connections with its TLV ({route.where}), and the"
+            " default route takes those without"
+        )
+    return route
+
+
+def _tlv_type(documents: Sequence[_Document]) -> int:
+    """The type of the TLV that decides, which all documents have to agree on."""
+    said = [
+        (CLUSTER_ID_TLV, None) if node is None else (_type(node, _NO_VALUE), node)
+        for node in (each.tlv_type for each in documents)
+    ]
+    for number, node in said:
+        other = next((one for one in said if one[0] != number), None)
+        if node is not None and other is not None:
+            where = "another document" if other[1] is None else other[1].where
+            node.error(f"is {number:#04x}, and {other[0]:#04x} in {where}: there can be one")
+            break
+    return said[0][0]
 
 
 class _Read(NamedTuple):
@@ -71,25 +138,34 @@ class _Read(NamedTuple):
 
     node: Located
     hosts: list[Located] | None
+    cidrs: list[Located]
+    has_tlv: bool
     route: SniRoute
 
 
 def _route(node: Located) -> _Read:
     found = node.mapping(_ROUTE_KEYS, required=("name", "backends"))
-    _not_empty(found, "hosts", "alpn", "backends")
+    _not_empty(found, "hosts", "alpn", "tlv", "backends")
+    if "allowedCIDRs" in found and found["allowedCIDRs"].is_list and found["allowedCIDRs"].is_empty:
+        found["allowedCIDRs"].error("is empty; leave it out to allow every source")
     hosts = found.nodes("hosts", most=MAX_HOSTS)
     backends = found.nodes("backends", most=MAX_BACKENDS)
+    cidrs = found.nodes("allowedCIDRs", most=MAX_CIDRS)
     proxy = found.get("proxyProtocol")
     route = SniRoute(
         name=found.value("name", _name, ""),
         hosts=read_all(hosts, _host),
         alpn=read_all(found.nodes("alpn", most=_MAX_ALPN), _protocol),
+        tlv=read_all(found.nodes("tlv", most=MAX_TLV_VALUES), _tlv_value),
+        allowed_cidrs=_each_once(cidrs, read_all(cidrs, _cidr)),
         backends=_each_once(backends, read_all(backends, _backend)),
         proxy=None if proxy is None else _proxy(proxy),
         max_connections=found.integer("maxConnections", 0, 1, MAX_CONNECTIONS),
         where=node.where,
     )
-    return _Read(node, hosts if "hosts" in found else None, route)
+    if max(1, len(route.tlv)) * max(1, len(hosts)) * max(1, len(route.alpn)) > MAX_COMBINATIONS:
+        node.error(f"has more than {MAX_COMBINATIONS} combinations of tlv, hosts and alpn")
+    return _Read(node, hosts if "hosts" in found else None, cidrs, "tlv" in found, route)
 
 
 def _not_empty(found: Fields, *keys: str) -> None:
@@ -98,36 +174,95 @@ def _not_empty(found: Fields, *keys: str) -> None:
             found[key].error("is empty")
 
 
-def _each_once(nodes: Sequence[Located], read: tuple[HostPort, ...]) -> tuple[HostPort, ...]:
+def _each_once(nodes: Sequence[Located], read: tuple[T, ...]) -> tuple[T, ...]:
     if len(read) == len(nodes):
-        for index, backend in enumerate(read):
-            if backend in read[:index]:
-                nodes[index].error(f"{short(str(backend))} is there twice")
+        seen: set[T] = set()
+        for node, value in zip(nodes, read, strict=True):
+            if value in seen:
+                node.error(f"{short(str(value))} is there twice")
+            seen.add(value)
     return read
 
 
 def _check_names(read: Sequence[_Read]) -> None:
     """Each name once: logs and metrics tell routes apart by it."""
     first: dict[str, Located] = {}
-    for node, _, route in read:
+    for each in read:
+        node, route = each.node, each.route
         other = first.setdefault(route.name, node)
         if route.name and other is not node:
             node.error(f"{short(route.name)} is the name of {other.path} already ({other.where})")
 
 
-def _check_hosts(read: Sequence[_Read]) -> None:
-    """Each host once for each protocol, and once for all others."""
-    first: dict[tuple[str, str], SniRoute] = {}
-    for _, nodes, route in read:
-        known = frozenset(route.hosts)  # without those that are wrong in themselves
-        for node in nodes or ():
-            host = normal(str(node.node.value))
-            for protocol in route.alpn or ("",) if host in known else ():
-                other = first.get((host, protocol))
-                if other is not None:
-                    what = f" for the protocol {short(protocol)}" if protocol else ""
-                    node.error(f"{short(host)} is routed{what} already ({other.where})")
-                first[host, protocol] = route
+def _check_clashes(read: Sequence[_Read]) -> None:
+    """Each TLV, host and protocol once, but for routes that allowedCIDRs tell apart."""
+    before: dict[_Key, list[_Read]] = {}
+    compared: set[tuple[str, str]] = set()
+    for each in read:
+        for node, host in _named(each):
+            for key in _keys(each.route, host):
+                others = before.setdefault(key, [])
+                if _is_taken(node, key, others, each):
+                    break
+                for other in others:
+                    pair = other.route.where, each.route.where
+                    if pair not in compared:
+                        compared.add(pair)
+                        _check_sources(other.route, each)
+                others.append(each)
+
+
+def _named(read: _Read) -> Iterator[tuple[Located, str]]:
+    """The hosts of a route with their places, without those that are wrong in themselves."""
+    if read.hosts is None and read.route.tlv:
+        yield read.node, ""
+    for node in read.hosts or ():
+        host = normal(str(node.node.value))
+        if host in read.route.hosts:
+            yield node, host
+
+
+def _keys(route: SniRoute, host: str) -> Iterator[_Key]:
+    for value in route.tlv or (None,):
+        for protocol in route.alpn or ("",):
+            yield value, host, protocol
+
+
+def _is_taken(node: Located, key: _Key, others: Sequence[_Read], each: _Read) -> bool:
+    """Whether a route has this key that allowedCIDRs cannot tell apart from another."""
+    cidrs = each.route.allowed_cidrs
+    other = next(
+        (it for it in others if it is each or not (cidrs and it.route.allowed_cidrs)), None
+    )
+    if other is None and len(others) < MAX_ALIKE:
+        return False
+    value, host, protocol = key
+    what = short(host) if host else "every name"
+    if other is None:
+        node.error(f"{what} has more than {MAX_ALIKE} routes that only allowedCIDRs tell apart")
+        return True
+    told = f" for the protocol {short(protocol)}" if protocol else ""
+    told += "" if value is None else f" for the TLV {tlv_text(value)}"
+    hint = ""
+    if cidrs or other.route.allowed_cidrs:
+        hint = "; give both allowedCIDRs to tell them apart: 0.0.0.0/0 and ::/0 are all others"
+    node.error(
+        f"{what} is routed{told} already ({other.route.where}){'' if other is each else hint}"
+    )
+    return True
+
+
+def _check_sources(other: SniRoute, each: _Read) -> None:
+    """Routes that only their sources tell apart may not have the same network."""
+    theirs = frozenset(other.allowed_cidrs)
+    if len(each.cidrs) != len(each.route.allowed_cidrs):
+        return  # one is wrong in itself
+    for node, network in zip(each.cidrs, each.route.allowed_cidrs, strict=True):
+        if network in theirs:
+            node.error(
+                f"{network} is allowed by {short(other.name)} already, which is for the same"
+                f" connections ({other.where})"
+            )
 
 
 def _proxy(node: Located) -> ProxyOut:
@@ -150,15 +285,15 @@ def _tlv(node: Located) -> Tlv:
     return Tlv(_type(found["type"]) if "type" in found else 0, value)
 
 
-def _type(node: Located) -> int:
+def _type(node: Located, written_by_us: Mapping[int, str] = _WRITTEN_BY_US) -> int:
     # Written as in the specification: YAML reads 0xE0 as a number, and "0xE0" as text.
     text = "" if node.is_list or node.is_mapping else str(node.node.value)
     number = int(text, 0) if _TYPE.fullmatch(text) else 256
     if number > 255:
         node.error(f"must be a number from 0x00 to 0xFF, not {node.kind}")
         return 0
-    if number in _WRITTEN_BY_US:
-        node.error(f"{text} {_WRITTEN_BY_US[number]}")
+    if number in written_by_us:
+        node.error(f"{text} {written_by_us[number]}")
     return number
 
 
@@ -171,7 +306,7 @@ def _hex(text: str) -> bytes:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError("is not a name of at most 63 letters, digits, '.', '_' and '-'")
+        raise ValueError("is not a name of at most 127 letters, digits, '.', '_' and '-'")
     return text
 
 
@@ -193,6 +328,19 @@ def _protocol(text: str) -> str:
     if not 0 < len(text.encode()) <= 255 or not text.isascii() or not text.isprintable():
         raise ValueError("is not an ALPN protocol such as h2")
     return text
+
+
+def _tlv_value(text: str) -> bytes:
+    value = text.encode()
+    if not 0 < len(value) <= MAX_TLV_VALUE_BYTES:
+        raise ValueError(f"is not a value of 1 to {MAX_TLV_VALUE_BYTES} bytes")
+    return value
+
+
+def _cidr(text: str) -> IpNetwork:
+    network = cidr(text)
+    # A source comes as IPv4, whatever its socket or its header has.
+    return as_ipv4(network) if isinstance(network, IPv6Network) else network
 
 
 def _backend(text: str) -> HostPort:

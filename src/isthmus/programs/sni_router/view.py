@@ -27,19 +27,26 @@ class BackendView:
 
 
 @merges(
-    name=KEY, hosts=SAME, alpn=SAME, is_default=SAME, connections=SUM, max_connections=SUM,
-    backends=ROWS,
+    name=KEY, hosts=SAME, alpn=SAME, tlv=SAME, allowed_cidrs=SAME, is_default=SAME,
+    connections=SUM, max_connections=SUM, sources_refused=SUM, backends=ROWS,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteView:
-    """A route of the SNI router. ``max_connections`` 0 is no limit."""
+    """A route of the SNI router. ``max_connections`` 0 is no limit.
+
+    ``allowed_cidrs`` is empty where every source is allowed; ``sources_refused`` counts connections
+    of sources that are not.
+    """
 
     name: str
     hosts: tuple[str, ...]
     alpn: tuple[str, ...]
+    tlv: tuple[str, ...]
+    allowed_cidrs: tuple[str, ...]
     is_default: bool
     connections: int
     max_connections: int
+    sources_refused: int
     backends: tuple[BackendView, ...]
 
 

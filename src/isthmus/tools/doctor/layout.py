@@ -245,6 +245,8 @@ def listeners(settings: object) -> Iterator[ListeningPort]:
         case SniRouterSettings():
             for host, port in settings.listeners:
                 yield ListeningPort(flag="--listen", host=host, port=port)
+            for host, port in settings.proxy_listeners:
+                yield ListeningPort(flag="--listen-proxy", host=host, port=port)
         case ApiserverProxySettings():
             plan = plan_of(settings)
             managed = {str(address) for address in plan.managed}

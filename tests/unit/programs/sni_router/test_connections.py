@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from isthmus.net.connection_gate import endpoint
-from isthmus.programs.sni_router.connections import _OF_MISS, ALERT_OF
+from isthmus.programs.sni_router.connections import ALERT_OF, OF_MISS
 from isthmus.programs.sni_router.metrics import SniRefusal
 from isthmus.programs.sni_router.rules import Miss
 from isthmus.wire.client_hello import TlsAlert
@@ -16,8 +16,8 @@ from isthmus.wire.proxy_protocol import IpPort
 
 def test_every_refusal_has_its_answer() -> None:
     assert ALERT_OF.keys() == set(SniRefusal)
-    assert _OF_MISS.keys() == set(Miss)
-    assert all(ALERT_OF[refusal] is not None for refusal in _OF_MISS.values())
+    assert OF_MISS.keys() == set(Miss)
+    assert all(ALERT_OF[refusal] is not None for refusal in OF_MISS.values())
 
 
 def test_an_alert_on_the_wire() -> None:

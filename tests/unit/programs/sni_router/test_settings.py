@@ -51,6 +51,15 @@ def test_whom_to_trust() -> None:
         ({"listen": ("::1:1",)}, "--listen ::1:1: an IPv6 address needs brackets"),
         ({"listen": ("a b:1",)}, "--listen: not a host name or address: 'a b'"),
         ({"listen": (":1", ":1")}, "--listen :1 is there twice"),
+        (
+            {"listen": ("[::]:1",), "listen_proxy": ("[::]:1",)},
+            "--listen-proxy [::]:1 is there twice: --listen and --listen-proxy need different"
+            " ports",
+        ),
+        (
+            {"listen_proxy": ("1",)},
+            "--listen-proxy takes [HOST]:PORT such as :6443 or [::1]:6443, not '1'",
+        ),
         ({"hello_timeout_s": 0.0}, "--hello-timeout must be more than 0"),
         ({"dial_timeout_s": 0.0}, "--dial-timeout must be more than 0"),
         ({"dial_timeout_s": -1.0}, "--dial-timeout must not be negative"),
@@ -70,7 +79,10 @@ def test_whom_to_trust() -> None:
             "--accept-proxy needs --proxy-from with the networks of the proxies: whoever may send"
             " a PROXY header says where a connection comes from",
         ),
-        ({"proxy_from": ("10.0.0.0/8",)}, "--proxy-from needs --accept-proxy as well"),
+        (
+            {"proxy_from": ("10.0.0.0/8",)},
+            "--proxy-from needs --accept-proxy or --listen-proxy as well",
+        ),
         (
             {"accept_proxy": True, "proxy_from": ("x",)},
             "--proxy-from: 'x' is not a network such as 10.0.0.0/8, nor an address",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ def test_everything() -> None:
 - name: a
   hosts: [API.a.example., "*.a.example"]
   alpn: [h2, isthmus/1]
+  tlv: [2f1c, "ünï"]
+  allowedCIDRs: [192.0.2.7, "2001:db8::/32", "::ffff:10.0.0.0/104"]
   backends: ["10.0.0.1:6443", "[fd00::1]:6443", "name.svc:443"]
   proxyProtocol:
     authority: false
@@ -33,6 +36,7 @@ def test_everything() -> None:
   maxConnections: 10
 - {name: b, backends: ["10.0.0.2:1"], proxyProtocol: {}}
 default: b
+tlvType: 0xE1
 """,
         "f",
     )
@@ -41,6 +45,8 @@ default: b
             name="a",
             hosts=("api.a.example", "*.a.example"),
             alpn=("h2", "isthmus/1"),
+            tlv=(b"2f1c", "ünï".encode()),
+            allowed_cidrs=tuple(map(ip_network, ("192.0.2.7/32", "2001:db8::/32", "10.0.0.0/8"))),
             backends=(
                 HostPort("10.0.0.1", 6443),
                 HostPort("fd00::1", 6443),
@@ -55,6 +61,7 @@ default: b
         SniRoute(name="b", backends=(HostPort("10.0.0.2", 1),), proxy=ProxyOut()),
     )
     assert table.default is table.routes[1]
+    assert table.tlv_type == 0xE1
     assert table.routes[0].where == "f:4"
 
 
@@ -71,6 +78,13 @@ def test_one_host_for_several_protocols() -> None:
         for name, alpn in (("a", ", alpn: [h2]"), ("b", ", alpn: [h3]"), ("c", ""))
     )
     assert len(parse(HEAD + routes, "f").routes) == 3
+
+
+def test_documents_of_several_tenants_are_one_table() -> None:
+    second = one("tlv: [u]").replace("name: a", "name: b")
+    table = parse(one("tlv: [t]") + "tlvType: 0x20\n---\n" + second + "---\n", "f")
+    assert [(each.name, each.where) for each in table.routes] == [("a", "f:4"), ("b", "f:10")]
+    assert table.hosts == 1
 
 
 def one(fields: str) -> str:
@@ -90,12 +104,13 @@ def one(fields: str) -> str:
         (HEAD + "- {name: a, hosts: [x.y]}\n", "f:4:3: routes[0].backends: is missing"),
         (
             HEAD + "- {name: a b, hosts: [x.y], backends: ['1.2.3.4:1']}\n",
-            "f:4:10: routes[0].name: 'a b' is not a name of at most 63 letters, digits, '.', '_'"
+            "f:4:10: routes[0].name: 'a b' is not a name of at most 127 letters, digits, '.', '_'"
             " and '-'",
         ),
         (
             HEAD + "- {name: a, backends: ['1.2.3.4:1']}\n",
-            "f:4:3: routes[0]: has no hosts, which only the default route may lack",
+            "f:4:3: routes[0]: has no hosts, which only the default route and one with tlv may"
+            " lack",
         ),
         (
             HEAD + "- {name: a, hosts: [], backends: []}\n",
@@ -169,6 +184,66 @@ def one(fields: str) -> str:
             "f:4:75: routes[0].proxyProtocol.tlvs[0]: has 1025 bytes, at most 1024 are possible",
         ),
         (HEAD + "- x\n", "f:4:3: routes[0]: must be a mapping, not 'x'"),
+        (
+            one("allowedCIDRs: []"),
+            "f:4:66: routes[0].allowedCIDRs: is empty; leave it out to allow every source",
+        ),
+        (
+            one("allowedCIDRs: [10.0.0.1/8, x, '::1/129', 10.0.0.0/255.0.0.0]"),
+            "f:4:67: routes[0].allowedCIDRs[0]: '10.0.0.1/8' has bits below its prefix, did you"
+            " mean 10.0.0.0/8?\n"
+            + "\n".join(
+                f"f:4:{column}: routes[0].allowedCIDRs[{index}]: '{text}' is not a network such as"
+                " 10.0.0.0/8, nor an address"
+                for index, column, text in (
+                    (1, 79, "x"),
+                    (2, 82, "::1/129"),
+                    (3, 93, "10.0.0.0/255.0.0.0"),
+                )
+            ),
+        ),
+        (
+            one("allowedCIDRs: [10.0.0.0/8, '::ffff:10.0.0.0/104']"),
+            "f:4:79: routes[0].allowedCIDRs[1]: '10.0.0.0/8' is there twice",
+        ),
+        (
+            one("allowedCIDRs: [10.0.0.0/8]") + "- {name: b, hosts: [x.y], backends: ['x:1']}\n",
+            "f:5:21: routes[1].hosts[0]: 'x.y' is routed already (f:4); give both allowedCIDRs to"
+            " tell them apart: 0.0.0.0/0 and ::/0 are all others",
+        ),
+        (
+            one("allowedCIDRs: [10.0.0.0/8]")
+            + "- {name: b, hosts: [x.y], backends: ['x:1'], allowedCIDRs: ['::/0', 10.0.0.0/8]}\n",
+            "f:5:69: routes[1].allowedCIDRs[1]: 10.0.0.0/8 is allowed by 'a' already, which is for"
+            " the same connections (f:4)",
+        ),
+        (
+            HEAD + "- {name: a, tlv: [t], backends: ['x:1']}\n"
+            "- {name: b, tlv: [u, t], backends: ['x:1']}\n",
+            "f:5:3: routes[1]: every name is routed for the TLV 't' already (f:4)",
+        ),
+        (one("tlv: ['']"), "f:4:58: routes[0].tlv[0]: '' is not a value of 1 to 1024 bytes"),
+        (
+            one("tlv: [t]") + "default: a\n",
+            "f:5:10: default: 'a' is only for connections with its TLV (f:4), and the default"
+            " route takes those without",
+        ),
+        (
+            one("tlv: [t]") + "tlvType: 0x04\n",
+            "f:5:10: tlvType: 0x04 is padding",
+        ),
+        (
+            one("tlv: [t]") + "tlvType: 0xE0\n---\n" + one("tlv: [u]").replace("x.y", "y.z"),
+            "f:5:10: tlvType: is 0xe0, and 0x20 in another document: there can be one\n"
+            "f:10:3: routes[0]: 'a' is the name of routes[0] already (f:4)",
+        ),
+        (
+            one("maxConnections: 1")
+            + "default: a\n---\n"
+            + one("maxConnections: 1").replace("x.y", "y.z").replace("name: a", "name: b")
+            + "default: b\n",
+            "f:11:10: default: there is a default route already (f:5)",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
