@@ -22,6 +22,7 @@ from isthmus.cli.flagdocs import PAGES
 from isthmus.dial.frontends.statuses import HTTP_STATUS, KONNECTIVITY_HTTP_STATUS
 from isthmus.errors import DialFailure, LinkStage
 from isthmus.frame.audit.model import Claimed, Record, Requester
+from isthmus.frame.finding import DIAL_ADVICE, LINK_ADVICE
 from isthmus.links.go_errors import go_text
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.metrics import GO_DIAL_FAILURE
@@ -29,7 +30,6 @@ from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.socks5_proxy.frontend import CODE_OF
 from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
 from isthmus.settings.program import LogSettings
-from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE
 from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort
 from isthmus.wire.payload import STATUS_OF_FAILURE

@@ -11,15 +11,14 @@ import pytest
 from own_network import needs_root, own_network
 
 from isthmus.cli.main import main
+from isthmus.frame.finding import CheckId, CheckState, Finding
+from isthmus.frame.patient import Patient, Running
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.programs.node_proxy.doctor import see_sysctls, see_tools
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import compose
-from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.files import placed
-from isthmus.tools.doctor.finding import CheckId, Finding
 from isthmus.tools.doctor.host import see_bind_address, see_routes
-from isthmus.tools.doctor.kernel import see_sysctls, see_tools
-from isthmus.tools.doctor.patient import Patient, Running
 from isthmus.tools.pki.making import PkiFiles
 
 pytestmark = needs_root

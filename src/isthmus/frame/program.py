@@ -35,6 +35,7 @@ class Program:
     - ``view``: the class of its snapshot; empty for one without an admin port;
     - ``workers``: a function that takes the settings and gives a WorkerPlan; empty for one that is
       always one process;
+    - ``layout``: its SettingsLayout, which the doctor looks at;
     - ``manifest``: its command below ``isthmus manifest``, which two programs may share;
     - ``chart``: its ChartPart; empty for one that the Helm chart does not install.
     """
@@ -54,6 +55,7 @@ class Program:
     metrics: str
     view: str = ""
     workers: str = ""
+    layout: str
     manifest: str = ""
     chart: str = ""
     #: What the reference page of its flags says before the tables.

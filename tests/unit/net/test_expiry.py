@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from isthmus.frame import views
+from isthmus.frame.finding import Asked, CheckId, CheckState
 from isthmus.frame.model.snapshot import to_json
 from isthmus.net.certificates import Lifetime
 from isthmus.net.contexts import HotContext
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.tools.doctor.certificates import judge_expiry
-from isthmus.tools.doctor.finding import Asked, CheckId, CheckState
 from isthmus.tools.watching.status_report import Heard, report
 
 NOW = datetime(2031, 1, 1, tzinfo=UTC)

@@ -32,6 +32,7 @@ PROGRAM = Program(
     view="isthmus.frame.model.snapshot:AgentProgramView",
     manifest="command_manifest:command",
     chart="render_chart:CHART",
+    layout="doctor:AgentLayout",
     log="agent",
     id_field="agent_id",
     snapshot_kind="AgentSnapshot",

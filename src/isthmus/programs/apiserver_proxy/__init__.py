@@ -30,6 +30,7 @@ PROGRAM = Program(
     view="view:ApiserverProxyView",
     workers="program:worker_plan",
     manifest="command_manifest:command",
+    layout="doctor:ApiserverProxyLayout",
     log="apiserver_proxy",
     snapshot_kind="ApiserverProxySnapshot",
     flag_rules=_FLAG_RULES,

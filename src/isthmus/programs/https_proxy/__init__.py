@@ -36,6 +36,7 @@ PROGRAM = Program(
     view="isthmus.programs.sidecar.view:SidecarView",
     workers="isthmus.programs.sidecar.program:worker_plan",
     manifest="isthmus.programs.sidecar.command_manifest:command",
+    layout="isthmus.programs.sidecar.doctor:SidecarLayout",
     log="sidecar",
     snapshot_kind="SidecarSnapshot",
     flag_rules=_FLAG_RULES,

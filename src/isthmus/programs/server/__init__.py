@@ -34,6 +34,7 @@ PROGRAM = Program(
     workers="with_workers:worker_plan",
     manifest="command_manifest:command",
     chart="render_chart:CHART",
+    layout="doctor:ServerLayout",
     log="server",
     id_field="server_id",
     snapshot_kind="ServerSnapshot",

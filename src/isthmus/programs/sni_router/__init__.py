@@ -29,6 +29,7 @@ PROGRAM = Program(
     metrics="metrics:SniRouterMetrics",
     view="view:SniRouterView",
     workers="program:worker_plan",
+    layout="doctor:SniRouterLayout",
     log="sni",
     snapshot_kind="SniRouterSnapshot",
     flag_rules=_FLAG_RULES,

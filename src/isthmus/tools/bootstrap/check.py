@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from isthmus.errors import ConfigError, KubeError
+from isthmus.frame.finding import CheckState
 from isthmus.net import host_links
 from isthmus.net.certificates import TlsFiles, check_files
 from isthmus.net.contexts import client_context
@@ -29,7 +30,7 @@ from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.settings.parsing import check_host, check_pair
 from isthmus.tools.bootstrap import rules as bootstrap
 from isthmus.tools.bootstrap.probe import CutError, PeerCertificate, TlsError, TlsProbe
-from isthmus.tools.bootstrap.rules import AddressSeen, CheckReport, CheckState, CheckStep, StepName
+from isthmus.tools.bootstrap.rules import AddressSeen, CheckReport, CheckStep, StepName
 from isthmus.values import HostPort, is_address
 
 if TYPE_CHECKING:

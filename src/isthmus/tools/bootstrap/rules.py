@@ -13,19 +13,11 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
+from isthmus.frame.finding import CheckState
 from isthmus.values import HostPort
 
 _SOON = timedelta(days=30)
 _MOST_NAMES = 8
-
-
-class CheckState(Enum):
-    """How a step came out."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-    SKIPPED = "skipped"
 
 
 class StepName(Enum):

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from isthmus import __version__
 from isthmus.errors import ConfigError, DialFailure, KubeError, LinkStage
+from isthmus.frame.finding import DIAL_ADVICE, LINK_ADVICE, Asked, CheckId, Finding
 from isthmus.frame.model.snapshot import LinkState
+from isthmus.frame.patient import READINESS, Patient, Running
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, Asked, CheckId, Finding
 from isthmus.tools.doctor.limits import Metrics
-from isthmus.tools.doctor.patient import READINESS, Patient, Running
 
 _SLOW_S = 1.0
 _MANY_SHARE = 0.05

@@ -22,13 +22,14 @@ from typing import Any
 from isthmus import __version__
 from isthmus.client.admin import AdminClient, AdminError
 from isthmus.errors import ConfigError, IsthmusError
+from isthmus.frame.layout import SettingsFile
+from isthmus.frame.patient import Patient
 from isthmus.net.files import MOST_BYTES, read_part
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.commands import run
 from isthmus.settings.options import blanked
 from isthmus.tools.doctor.files import placed
-from isthmus.tools.doctor.layout import SettingsFile, named_files, socket_files
-from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.layout import layout_of, named_files
 from isthmus.tools.pki.show import show
 
 _TUNNELS = 1000
@@ -90,7 +91,7 @@ def _files(patient: Patient) -> str:
         raise MissingError("the program is on another machine")
     try:
         files = list(named_files(patient.settings))
-        sockets = [socket.path for socket in socket_files(patient.settings)]
+        sockets = [socket.path for socket in layout_of(patient.settings).socket_files()]
     except IsthmusError as error:
         raise MissingError(str(error)) from error
     found = [_described(file, placed(patient, file.path)) for file in files]

@@ -20,10 +20,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from isthmus.errors import IsthmusError
+from isthmus.frame.patient import Patient
 from isthmus.net.files import read_part
 from isthmus.tools.doctor.files import placed
 from isthmus.tools.doctor.layout import named_files
-from isthmus.tools.doctor.patient import Patient
 
 BLANK = "[redacted]"
 #: Shorter ones would be found in everything; nobody should have such a secret.

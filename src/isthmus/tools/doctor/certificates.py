@@ -12,14 +12,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from isthmus.errors import ConfigError
+from isthmus.frame.finding import Asked, CheckId, Finding
+from isthmus.frame.layout import TlsUse
+from isthmus.frame.patient import Patient
 from isthmus.net.certificates import Purpose, TlsFiles, authorities
 from isthmus.net.contexts import client_context, server_context
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.programs.server.rules_role_warnings import TODO, role_warnings
 from isthmus.tools.doctor.files import placed
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.layout import TlsUse, tls_uses
-from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.layout import tls_uses
 from isthmus.tools.pki.show import CertificateInfo, show
 
 _USAGE_CODE = 26  # X509_V_ERR_INVALID_PURPOSE

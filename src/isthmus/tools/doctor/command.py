@@ -18,8 +18,8 @@ from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
 from isthmus.frame.cli.tables import one_line
 from isthmus.programs import programs
-from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.programs.sidecar.command_shared import SidecarCommand
+from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 from isthmus.text.durations import parse_duration
@@ -27,9 +27,9 @@ from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 from isthmus.values import HostPort
 
 if TYPE_CHECKING:
+    from isthmus.frame.finding import Finding
+    from isthmus.frame.patient import Patient
     from isthmus.tools.doctor.examine import Progress
-    from isthmus.tools.doctor.finding import Finding
-    from isthmus.tools.doctor.patient import Patient
 
 FAILED = 1
 _MOST_TIMEOUT_S = 120.0
@@ -186,7 +186,7 @@ def _check_command(name: str, settings: type[Any], what: str, example: str) -> c
     """The sub-command of one program: its own flags, examined instead of run."""
 
     def callback(**given: tuple[str, ...]) -> int:
-        from isthmus.tools.doctor.patient import Patient
+        from isthmus.frame.patient import Patient
 
         wanted: Wanted = click.get_current_context().obj
         patient = Patient(
@@ -200,7 +200,7 @@ def _check_command(name: str, settings: type[Any], what: str, example: str) -> c
         return _examine(wanted, [patient], [])
 
     says = f"Examine the flags of {what}, and this machine for it"
-    kind = SidecarCommand if name in ("socks5-proxy", "https-proxy") else FlagCommand
+    kind = SidecarCommand if issubclass(settings, SidecarSettings) else FlagCommand
     return kind(
         name,
         options_of(settings),
@@ -212,12 +212,10 @@ def _check_command(name: str, settings: type[Any], what: str, example: str) -> c
 
 
 def _settings(settings: type[Any], given: Mapping[str, tuple[str, ...]]) -> Any:
-    found = load(settings, given, os.environ)
-    if isinstance(found, NodeProxySettings) and found.config:
-        from isthmus.programs.node_proxy.config import read_config
+    from isthmus.tools.doctor.layout import layout_of
 
-        return read_config(found)
-    return found
+    found = load(settings, given, os.environ)
+    return layout_of(found).read(found)
 
 
 for _it in programs():

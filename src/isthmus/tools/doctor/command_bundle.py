@@ -20,10 +20,10 @@ from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
+    from isthmus.frame.finding import Finding
+    from isthmus.frame.patient import Patient
     from isthmus.tools.doctor.bundle import Bundle
     from isthmus.tools.doctor.bundle_parts import BundlePart
-    from isthmus.tools.doctor.finding import Finding
-    from isthmus.tools.doctor.patient import Patient
 
 _TIMEOUT_S = 5.0
 _LIMIT_S = 4 * _TIMEOUT_S

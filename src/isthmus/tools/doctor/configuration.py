@@ -7,12 +7,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from isthmus.errors import ConfigError
+from isthmus.frame.finding import Asked, CheckId, Finding
+from isthmus.frame.layout import Peer
+from isthmus.frame.patient import Patient
 from isthmus.net.rules_proxies import ProxyRules
-from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import given_in_vain
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.layout import Peer, peers
-from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.layout import layout_of
 from isthmus.values import is_address
 
 
@@ -26,18 +26,11 @@ def see_configuration(patient: Patient) -> Iterator[Finding]:
     except ConfigError as error:
         yield asked.fail(str(error), "change it as the sentence says; the program would not start")
         return
-    sentences = [*_warnings(settings), *_vain(patient)]
+    sentences = [*layout_of(settings).warnings(), *_vain(patient)]
     for sentence in sentences:
         yield asked.warn(sentence, "change it, if it is not meant")
     if not sentences:
         yield asked.ok("they make sense together")
-
-
-def _warnings(settings: object) -> list[str]:
-    if isinstance(settings, NodeProxySettings):
-        return settings.notes()
-    find = getattr(settings, "warnings", None)
-    return list(find()) if find is not None else []
 
 
 def _vain(patient: Patient) -> list[str]:
@@ -83,7 +76,7 @@ def see_proxy(patient: Patient) -> Iterator[Finding]:
         yield asked.warn(
             "HTTPS_PROXY and https_proxy are different; the first counts", "set only one of them"
         )
-    for peer in peers(patient.settings):
+    for peer in layout_of(patient.settings).peers():
         if peer.by_environment:
             yield judge_way(peer, rules)
 

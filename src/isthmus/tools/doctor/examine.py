@@ -16,33 +16,10 @@ from typing import Any
 
 from isthmus import __version__
 from isthmus.errors import IsthmusError
-from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import CheckId, Finding
-from isthmus.tools.doctor.patient import Patient
+from isthmus.frame.finding import CheckId, CheckState, Finding
+from isthmus.frame.patient import Look, Patient
 
 _ORDER = {check: place for place, check in enumerate(CheckId)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A function that looks at one or several checks of a patient, and yields findings.
-
-    ``programs`` are those it is for; ``running`` means only of one that runs, wherever. All others
-    look at this machine, and so at no program of another.
-    """
-
-    checks: tuple[CheckId, ...]
-    programs: frozenset[str]
-    see: Callable[[Patient], Iterable[Finding]]
-    running: bool = False
-
-    def concerns(self, patient: Patient) -> bool:
-        """Whether there is anything to look at."""
-        if patient.program not in self.programs:
-            return False
-        if patient.running is None:
-            return not self.running
-        return self.running or patient.running.here
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.errors import ConfigError
+from isthmus.frame.finding import Asked, CheckId, Finding
+from isthmus.frame.layout import SettingsFile
+from isthmus.frame.patient import Patient
 from isthmus.net.files import read_part
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.layout import SettingsFile, named_files
-from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.layout import named_files
 from isthmus.tools.pki.show import show
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 
-from isthmus.programs.agent.settings import AgentSettings
-from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
+from isthmus.frame.finding import Asked, CheckId, Finding
+from isthmus.frame.patient import Patient
 from isthmus.tools.bootstrap.rules import CheckStep, judge_address, judge_rule
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.layout import plan_of
-from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.layout import layout_of
 from isthmus.tools.doctor.peers import resolved_peers
 
 # IPv6 asks for 1280 (RFC 8200 §5); below 1400, something tunnels inside of a tunnel.
@@ -31,7 +29,7 @@ def see_bind_address(patient: Patient) -> Iterator[Finding]:
     from isthmus.tools.bootstrap.check import look_at
 
     running = patient.running is not None
-    for address in bound(patient.settings):
+    for address in layout_of(patient.settings).brought():
         host = str(address)
         seen = look_at(address)
         if seen is None and not running:
@@ -43,19 +41,6 @@ def see_bind_address(patient: Patient) -> Iterator[Finding]:
         if seen is not None:
             yield _as_finding(CheckId.BIND_RULE, host, "looked for the rule that keeps others away",
                               judge_rule(host, seen))  # fmt: skip
-
-
-def bound(settings: object) -> tuple[IPv4Address | IPv6Address, ...]:
-    """The addresses that a program puts on its machine itself."""
-    match settings:
-        case AgentSettings() if (
-            settings.takes_node_traffic and settings.bind.bound_address is not None
-        ):
-            return (settings.bind.bound_address,)
-        case ApiserverProxySettings():
-            return plan_of(settings).managed
-        case _:
-            return ()
 
 
 def _as_finding(check: CheckId, about: str, done: str, step: CheckStep) -> Finding:

@@ -12,9 +12,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from isthmus.frame.finding import Asked, CheckId, Finding
+from isthmus.frame.patient import Patient
 from isthmus.net.descriptors import kept_back
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.patient import Patient
 
 #: A tunnel takes two; below the first a program hardly starts, below the second it is soon full.
 _LEAST_FILES, _FEW_FILES = 1024, 8192

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from isthmus.frame.finding import CheckId
+from isthmus.frame.patient import Look
 from isthmus.programs import programs
 from isthmus.tools.doctor import (
     alive,
@@ -9,22 +11,17 @@ from isthmus.tools.doctor import (
     configuration,
     files,
     host,
-    kernel,
     kubernetes,
     limits,
     peers,
     ports,
     target,
 )
-from isthmus.tools.doctor.examine import Look
-from isthmus.tools.doctor.finding import CheckId
-from isthmus.tools.doctor.layout import ALL
+from isthmus.tools.doctor.layout import ALL, LAYOUTS, programs_with
 
-_DIALING = frozenset({"server", "agent", "apiserver-proxy", "socks5-proxy", "https-proxy"})
-_SIDECARS = frozenset({"socks5-proxy", "https-proxy"})
+_DIALING = programs_with("peers")
 _LINKED = frozenset({"server", "agent"})
-_NODE = frozenset(it.name for it in programs() if it.operator_flags is None)
-_ADMIN = ALL - _NODE
+_ADMIN = frozenset(it.name for it in programs() if it.operator_flags is not None)
 
 LOOKS: tuple[Look, ...] = (
     Look(checks=(CheckId.CONFIGURATION,), programs=ALL, see=configuration.see_configuration),
@@ -44,7 +41,7 @@ LOOKS: tuple[Look, ...] = (
     Look(checks=(CheckId.PORTS,), programs=ALL, see=ports.see_ports),
     Look(
         checks=(CheckId.SOCKETS,),
-        programs=frozenset({"server"}) | _SIDECARS,
+        programs=programs_with("socket_files"),
         see=ports.see_sockets,
     ),
     Look(checks=(CheckId.PROXY,), programs=frozenset({"agent"}), see=configuration.see_proxy),
@@ -68,21 +65,16 @@ LOOKS: tuple[Look, ...] = (
     ),
     Look(
         checks=(CheckId.KUBE_API, CheckId.PERMISSIONS, CheckId.CLOCK),
-        programs=_LINKED | _NODE | _SIDECARS,
+        programs=programs_with("kube"),
         see=kubernetes.see_api,
     ),
     Look(
         checks=(CheckId.BIND_ADDRESS, CheckId.BIND_RULE),
-        programs=frozenset({"agent", "apiserver-proxy"}),
+        programs=programs_with("brought"),
         see=host.see_bind_address,
     ),
     Look(checks=(CheckId.TARGET,), programs=ALL, see=target.see_target),
-    Look(checks=(CheckId.TOOLS,), programs=_NODE, see=kernel.see_tools),
-    Look(
-        checks=(CheckId.FORWARDING, CheckId.LOCALNET, CheckId.CONNTRACK),
-        programs=_NODE,
-        see=kernel.see_sysctls,
-    ),
+    *(look for layout in LAYOUTS.values() for look in layout.looks),
     Look(checks=(CheckId.DESCRIPTORS,), programs=ALL, see=limits.see_descriptors),
     Look(checks=(CheckId.MEMORY,), programs=ALL, see=limits.see_memory),
     Look(checks=(CheckId.READINESS,), programs=_ADMIN, see=alive.see_readiness, running=True),

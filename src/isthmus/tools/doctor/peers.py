@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from isthmus.errors import ConfigError, DialFailure
+from isthmus.frame.finding import DIAL_ADVICE, Asked, CheckId, Finding
+from isthmus.frame.layout import Peer
+from isthmus.frame.patient import Patient
 from isthmus.net.resolver import srv_targets
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
 from isthmus.tools.doctor.certificates import judge_expiry, judge_skew, listed
 from isthmus.tools.doctor.configuration import environ_of
-from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, CheckId, Finding
-from isthmus.tools.doctor.layout import Peer, peers
-from isthmus.tools.doctor.patient import Patient
+from isthmus.tools.doctor.layout import layout_of
 from isthmus.tools.doctor.probing import Attempt, attempt
 from isthmus.values import HostPort, is_address
 from isthmus.wire.link import RELAY_ALPN, is_ours
@@ -77,7 +78,8 @@ def judge_name(asked: Asked, resolved: Resolved, proxy: ProxyAddress | None) -> 
 def resolved_peers(patient: Patient) -> Sequence[Resolved]:
     """Every peer with its addresses, looked up once."""
     return patient.shared.get(
-        "resolved", lambda: [_resolve(patient, peer) for peer in peers(patient.settings)]
+        "resolved",
+        lambda: [_resolve(patient, peer) for peer in layout_of(patient.settings).peers()],
     )
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.layout import ListeningPort, SocketFile, listeners, socket_files
-from isthmus.tools.doctor.patient import Patient
+from isthmus.frame.finding import Asked, CheckId, Finding
+from isthmus.frame.layout import ListeningPort, SocketFile
+from isthmus.frame.patient import Patient
+from isthmus.tools.doctor.layout import layout_of, listeners
 
 # struct sockaddr_un has 108 bytes for the path, one of them for the final NUL (unix(7)).
 _MAX_UDS_BYTES = 107
@@ -112,7 +113,7 @@ def judge_held(asked: Asked, held: bool | None, who: list[PortHolder], pid: int)
 
 def see_sockets(patient: Patient) -> Iterator[Finding]:
     """Look at every UNIX socket that the settings name."""
-    for file in socket_files(patient.settings):
+    for file in layout_of(patient.settings).socket_files():
         asked = Asked(CheckId.SOCKETS, f"{file.flag} {file.path}", "looked at the path")
         yield judge_socket(asked, file, running=patient.running is not None)
 

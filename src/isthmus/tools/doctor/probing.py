@@ -19,6 +19,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 
 from isthmus.errors import DialFailure, LinkError
+from isthmus.frame.layout import Peer
 from isthmus.net.certificates import TlsFiles
 from isthmus.net.connect import FAILURE_OF_ERRNO
 from isthmus.net.contexts import client_context
@@ -26,7 +27,6 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.through_proxy import connect_through
-from isthmus.tools.doctor.layout import Peer
 from isthmus.values import HostPort
 from isthmus.wire.http2 import PREFACE
 from isthmus.wire.link import RELAY_ALPN, is_ours

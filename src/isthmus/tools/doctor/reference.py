@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, CheckId
+from isthmus.frame.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, CheckId
 from isthmus.tools.doctor.layout import ALL
 from isthmus.tools.doctor.looks import LOOKS, programs_of
 

@@ -9,14 +9,13 @@ from urllib.parse import urlsplit
 
 from isthmus.client.admin import AdminClient, AdminError
 from isthmus.errors import ConfigError
+from isthmus.frame.finding import Asked, CheckId, CheckState, Finding
+from isthmus.frame.patient import READINESS, Patient, Running
 from isthmus.programs import kind_names
 from isthmus.settings.options import BLANK, options_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
-from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
 from isthmus.tools.doctor.layout import SETTINGS
-from isthmus.tools.doctor.patient import READINESS, Patient, Running
 from isthmus.tools.doctor.ports import holder_of, holders
 from isthmus.values import HostPort
 

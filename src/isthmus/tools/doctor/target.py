@@ -14,11 +14,11 @@ from isthmus.dial.rules_connectivity import (
     NetworkProtocol,
 )
 from isthmus.errors import ConfigError, DialError, DialFailure
+from isthmus.frame.finding import DIAL_ADVICE, Asked, CheckId, Finding
+from isthmus.frame.patient import Patient
 from isthmus.net.connect import FAILURE_OF_ERRNO
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import GRPC, ServerSettings
-from isthmus.tools.doctor.finding import DIAL_ADVICE, Asked, CheckId, Finding
-from isthmus.tools.doctor.patient import Patient
 from isthmus.values import HostPort, is_address
 
 _NETWORK = "cluster"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from isthmus.frame.finding import CheckId, CheckState, Finding
+from isthmus.frame.patient import Patient, Running
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
-from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import CheckId, Finding
-from isthmus.tools.doctor.patient import Patient, Running
 from isthmus.tools.pki.making import PkiFiles
 
 LIMIT_S = 20.0

@@ -9,7 +9,8 @@ from doctor_bed import agent, by_check, only, running, server, states
 
 from isthmus import __version__
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.tools.bootstrap.rules import CheckState
+from isthmus.frame.finding import DIAL_ADVICE, LINK_ADVICE, CheckId, CheckState
+from isthmus.frame.patient import READINESS
 from isthmus.tools.doctor.alive import (
     judge_dials,
     judge_known,
@@ -21,8 +22,6 @@ from isthmus.tools.doctor.alive import (
     see_server_count,
     see_versions,
 )
-from isthmus.tools.doctor.finding import DIAL_ADVICE, LINK_ADVICE, CheckId
-from isthmus.tools.doctor.patient import READINESS
 from isthmus.tools.pki.making import PkiFiles
 
 

@@ -14,10 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from doctor_bed import agent, by_check, only, patient, running, server
 
+from isthmus.frame.finding import Asked, CheckId, CheckState
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.certificates import judge_expiry, see_certificates, see_roles
-from isthmus.tools.doctor.finding import Asked, CheckId
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from doctor_bed import patient
 
 from isthmus.errors import ConfigError
-from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.examine import Look, Progress, examine
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.patient import Patient, Running, Shared
+from isthmus.frame.finding import Asked, CheckId, CheckState, Finding
+from isthmus.frame.patient import Look, Patient, Running, Shared
+from isthmus.tools.doctor.examine import Progress, examine
 
 ANY = frozenset({"agent"})
 LIMIT_S = 20.0

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from doctor_bed import agent, by_check, only, patient, server, states
 
+from isthmus.frame.finding import Asked, CheckId, CheckState
+from isthmus.frame.layout import SettingsFile
 from isthmus.settings.options import compose, options_of
-from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.configuration import see_configuration
 from isthmus.tools.doctor.files import User, judge_file, judge_mode, see_files
-from isthmus.tools.doctor.finding import Asked, CheckId
-from isthmus.tools.doctor.layout import SETTINGS, SettingsFile, named_files
+from isthmus.tools.doctor.layout import SETTINGS, named_files
 from isthmus.tools.pki.making import PkiFiles
 
 #: Files that programs write.

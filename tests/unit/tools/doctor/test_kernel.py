@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 from doctor_bed import by_check, patient
 
+from isthmus.frame.finding import Asked, CheckId, CheckState
+from isthmus.programs.node_proxy.doctor import (
+    Tracking,
+    judge_conntrack,
+    judge_localnet,
+    see_sysctls,
+)
 from isthmus.programs.node_proxy.kernel.host import Sysctls
 from isthmus.programs.node_proxy.settings import NodeProxySettings
-from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Asked, CheckId
 from isthmus.tools.doctor.host import Route, filter_of, judge_filter, judge_mtu, judge_route
-from isthmus.tools.doctor.kernel import Tracking, judge_conntrack, judge_localnet, see_sysctls
 
 ROUTE = Asked(CheckId.ROUTE, "10.0.0.1", "asked")
 

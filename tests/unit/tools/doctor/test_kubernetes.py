@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from doctor_bed import LIMIT_S, agent, by_check, patient, running, server
 
-from isthmus.tools.bootstrap.rules import CheckState
+from isthmus.frame.finding import CheckId, CheckState
 from isthmus.tools.doctor.alive import see_server_count
-from isthmus.tools.doctor.finding import CheckId
-from isthmus.tools.doctor.kubernetes import need_of, see_api
+from isthmus.tools.doctor.kubernetes import see_api
+from isthmus.tools.doctor.layout import layout_of
 from isthmus.tools.pki.making import PkiFiles
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -189,7 +189,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_found(tmp_path: Path, certificates:
 
 
 def test_who_needs_no_api_is_not_asked_about_it(certificates: PkiFiles) -> None:
-    assert need_of(agent(certificates)) is None
+    assert layout_of(agent(certificates)).kube() is None
     assert list(see_api(patient("agent", agent(certificates)))) == []
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from doctor_bed import agent, only, running
 
-from isthmus.tools.bootstrap.rules import CheckState
-from isthmus.tools.doctor.finding import Asked, CheckId
+from isthmus.frame.finding import Asked, CheckId, CheckState
 from isthmus.tools.doctor.limits import (
     Files,
     MemoryUse,

@@ -13,12 +13,11 @@ import pytest
 from doctor_bed import agent, by_check, only, patient, server
 from peers_bed import LIMIT_S, answering, closing, saying, serving, silent, tls_context
 
+from isthmus.frame.finding import Asked, CheckId, CheckState, Finding
+from isthmus.frame.layout import Peer
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
-from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.certificates import judge_skew
 from isthmus.tools.doctor.configuration import see_proxy
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.layout import Peer
 from isthmus.tools.doctor.peers import Resolved, judge_name, see_names, see_peers
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from doctor_bed import agent, patient, running, server, states
 
-from isthmus.tools.bootstrap.rules import CheckState
+from isthmus.frame.finding import Asked, CheckId, CheckState
+from isthmus.frame.layout import ListeningPort, SocketFile
 from isthmus.tools.doctor import ports
-from isthmus.tools.doctor.finding import Asked, CheckId
-from isthmus.tools.doctor.layout import ListeningPort, SocketFile
 from isthmus.tools.doctor.ports import (
     holders,
     holds,

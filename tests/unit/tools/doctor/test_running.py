@@ -16,12 +16,11 @@ from doctor_bed import LIMIT_S, agent
 
 from isthmus.client.admin import AdminClient
 from isthmus.errors import ConfigError
+from isthmus.frame.finding import Asked, CheckId, CheckState
 from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import shown_flags
-from isthmus.tools.bootstrap.rules import CheckState
 from isthmus.tools.doctor.examine import lines, summary, to_json
-from isthmus.tools.doctor.finding import Asked, CheckId
 from isthmus.tools.doctor.running import Asking, local_pid, patients_of, settings_of
 from isthmus.tools.pki.making import PkiFiles
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import DialFailure, LinkStage
+from isthmus.frame.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, CheckId
 from isthmus.tools.doctor import reference
-from isthmus.tools.doctor.finding import DIAL_ADVICE, FINDS, LINK_ADVICE, CheckId
 from isthmus.tools.doctor.layout import ALL
 from isthmus.tools.doctor.looks import LOOKS, programs_of
 from isthmus.tools.doctor.target import STEPS

@@ -1,4 +1,4 @@
-"""What a node proxy needs of its node: programs, the kernel, and room for connections.
+"""What the doctor looks at of a node proxy: its ports and rights, and what it needs of its node.
 
 Programs are asked for their version, as the node proxy asks them when it starts; nothing is set.
 """
@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from isthmus.errors import ConfigError
+from isthmus.frame.finding import Asked, CheckId, Finding
+from isthmus.frame.layout import READ, KubeNeed, ListeningPort, SettingsLayout
+from isthmus.frame.patient import Look, Patient
+from isthmus.kube.permissions import Permission
+from isthmus.programs.node_proxy import PROGRAM
 from isthmus.programs.node_proxy.kernel.host import Sysctls, has_ipv6
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.settings import IPTABLES, IPVS, NFTABLES, NodeProxySettings
-from isthmus.tools.doctor.finding import Asked, CheckId, Finding
-from isthmus.tools.doctor.patient import Patient
 
 _NFT_LIMIT_S = 30.0
 _UPDATE_NFT = "update nft to 1.1.2 or later, or 1.0.6.1, to list rules"
@@ -23,6 +28,8 @@ _FORWARD = {
     IpFamily.IPV6: "net/ipv6/conf/all/forwarding",
 }
 _LOCALNET = "net/ipv4/conf/all/route_localnet"
+_THIS = frozenset({PROGRAM.name})
+_WATCHED = (("services", ""), ("nodes", ""), ("endpointslices", "discovery.k8s.io"))
 _TRACKED, _MOST = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
 
 
@@ -160,3 +167,54 @@ def judge_conntrack(tracking: Tracking) -> Finding:
     if share > _NEARLY:
         return asked.warn(seen, todo)
     return asked.ok(seen)
+
+
+class NodeProxyLayout(SettingsLayout[NodeProxySettings]):
+    """A node proxy's."""
+
+    looks = (
+        Look(checks=(CheckId.TOOLS,), programs=_THIS, see=see_tools),
+        Look(
+            checks=(CheckId.FORWARDING, CheckId.LOCALNET, CheckId.CONNTRACK),
+            programs=_THIS,
+            see=see_sysctls,
+        ),
+    )
+
+    @staticmethod
+    @override
+    def read(settings: NodeProxySettings) -> NodeProxySettings:
+        if not settings.config:
+            return settings
+        from isthmus.programs.node_proxy.config import read_config
+
+        return read_config(settings)
+
+    @override
+    def warnings(self) -> list[str]:
+        return self.settings.notes()
+
+    @override
+    def listeners(self) -> Iterator[ListeningPort]:
+        bounds = (
+            ("--healthz-bind-address", self.settings.healthz),
+            ("--metrics-bind-address", self.settings.metrics),
+        )
+        for flag, bound in bounds:
+            if bound is not None:
+                yield ListeningPort(flag=flag, host=bound.host, port=bound.port)
+
+    @override
+    def kube(self) -> KubeNeed | None:
+        settings = self.settings
+        if settings.manifests:
+            return None
+        return KubeNeed(
+            kubeconfig=settings.kubeconfig,
+            server=settings.master,
+            permissions=tuple(
+                Permission(verb=verb, resource=resource, group=group)
+                for resource, group in _WATCHED
+                for verb in READ
+            ),
+        )

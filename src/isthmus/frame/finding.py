@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from isthmus.errors import DialFailure, LinkStage
-from isthmus.tools.bootstrap.rules import CheckState
+
+
+class CheckState(Enum):
+    """How a step came out."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
 
 
 class CheckId(Enum):

@@ -1,14 +1,18 @@
-"""What is examined: a program's settings and, where it runs, what its admin port says of it."""
+"""What the doctor examines: a program's settings and, where it runs, what its admin port says.
+
+And how: a look is a function over that. Who takes the looks is isthmus.tools.doctor.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from isthmus.frame.finding import CheckId, Finding
 from isthmus.values import HostPort
 
 T = TypeVar("T")
@@ -81,3 +85,25 @@ class Patient:
     def name(self) -> str:
         """What findings call it: the program, or with its address where several are examined."""
         return self.label or self.program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A function that looks at one or several checks of a patient, and yields findings.
+
+    ``programs`` are those it is for; ``running`` means only of one that runs, wherever. All others
+    look at this machine, and so at no program of another.
+    """
+
+    checks: tuple[CheckId, ...]
+    programs: frozenset[str]
+    see: Callable[[Patient], Iterable[Finding]]
+    running: bool = False
+
+    def concerns(self, patient: Patient) -> bool:
+        """Whether there is anything to look at."""
+        if patient.program not in self.programs:
+            return False
+        if patient.running is None:
+            return not self.running
+        return self.running or patient.running.here
