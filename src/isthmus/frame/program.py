@@ -68,6 +68,10 @@ class Program:
     id_field: str = ""
     #: The ``kind`` of its snapshots.
     snapshot_kind: str = ""
+    #: Whether its clients reach targets through a server, whose dials are then the same ones.
+    before_a_server: bool = False
+    #: The admin port unless it is told otherwise: settings take their default from here.
+    admin_port: int = 0
     #: None for a program that opens its own.
     operator_flags: OperatorFlags | None = OperatorFlags()
 

@@ -36,6 +36,7 @@ PROGRAM = Program(
     log="agent",
     id_field="agent_id",
     snapshot_kind="AgentSnapshot",
+    admin_port=8094,
     operator_flags=OperatorFlags(as_agent=True),
     flag_rules=_FLAG_RULES,
 )

@@ -12,6 +12,7 @@ from isthmus.dial.settings_targets import TargetSettings
 from isthmus.errors import ConfigError
 from isthmus.kube.rules_leases import check_selector
 from isthmus.net.settings_bind import BindSettings
+from isthmus.programs.agent import PROGRAM
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
 from isthmus.settings.identifiers import Identifiers
@@ -162,7 +163,7 @@ class AgentSettings(CarrierSettings):
         metavar="FILE",
     )
     admin: AdminSettings = block(
-        AdminSettings(health_port=8093, port=8094),
+        AdminSettings(health_port=8093, port=PROGRAM.admin_port),
         health_bind_address={"flag": "health-server-host"},
         health_port={"flag": "health-server-port"},
         port={"flag": "admin-server-port", "help": "Serve health and the snapshot on this port"},

@@ -33,5 +33,6 @@ PROGRAM = Program(
     layout="doctor:ApiserverProxyLayout",
     log="apiserver_proxy",
     snapshot_kind="ApiserverProxySnapshot",
+    admin_port=8103,
     flag_rules=_FLAG_RULES,
 )

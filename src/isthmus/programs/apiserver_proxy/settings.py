@@ -13,6 +13,7 @@ from typing import ClassVar, TypeVar
 from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.net.settings_bind import UPLINK_INTERFACE
+from isthmus.programs.apiserver_proxy import PROGRAM
 from isthmus.programs.apiserver_proxy.plan import (
     ADVERTISED,
     MAX_RETRIES,
@@ -221,7 +222,7 @@ class ApiserverProxySettings(CarrierSettings):
     max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(group=_LIMITS)
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=PORTS)
     admin: AdminSettings = block(
-        AdminSettings(health_bind_address="127.0.0.1", health_port=8102, port=8103),
+        AdminSettings(health_bind_address="127.0.0.1", health_port=8102, port=PROGRAM.admin_port),
         go=OURS,
         health_bind_address={"help": "Bind the health port to this address; empty is all"},
     )

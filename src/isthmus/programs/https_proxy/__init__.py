@@ -39,5 +39,7 @@ PROGRAM = Program(
     layout="isthmus.programs.sidecar.doctor:SidecarLayout",
     log="sidecar",
     snapshot_kind="SidecarSnapshot",
+    before_a_server=True,
+    admin_port=8101,
     flag_rules=_FLAG_RULES,
 )

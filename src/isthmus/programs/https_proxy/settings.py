@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
+from isthmus.programs.https_proxy import PROGRAM
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.sidecar.settings_presets import HTTPS
 from isthmus.settings.admin import AdminSettings
@@ -50,7 +51,7 @@ class HttpsProxySettings(SidecarSettings):
         metavar="FILE",
         go=OURS,
     )
-    admin: AdminSettings = block(AdminSettings(health_port=8100, port=8101), go=OURS)
+    admin: AdminSettings = block(AdminSettings(health_port=8100, port=PROGRAM.admin_port), go=OURS)
     # Not flags: a sidecar of the kind has no choice here.
     resolve_from_guest_cluster_dns: bool = True
     resolve_from_management_cluster_dns: bool = False

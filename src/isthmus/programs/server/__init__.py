@@ -38,5 +38,6 @@ PROGRAM = Program(
     log="server",
     id_field="server_id",
     snapshot_kind="ServerSnapshot",
+    admin_port=8095,
     flag_rules=_FLAG_RULES,
 )

@@ -20,6 +20,7 @@ from isthmus.dial.settings_shares import ShareSettings
 from isthmus.errors import ConfigError
 from isthmus.kube.rules_leases import lease_name, parse_labels
 from isthmus.net.settings_ciphers import TLS12, TLS13, check_tls
+from isthmus.programs.server import PROGRAM
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.audit import AuditSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
@@ -197,7 +198,7 @@ class ServerSettings(CarrierSettings):
         choices=("default", "destHost", "defaultRoute"),
         group=_AGENTS,
     )
-    admin: AdminSettings = block(AdminSettings(health_port=8092, port=8095))
+    admin: AdminSettings = block(AdminSettings(health_port=8092, port=PROGRAM.admin_port))
     tls_min_version: str = option(
         "",
         help="Refuse TLS below this version",

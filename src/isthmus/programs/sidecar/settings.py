@@ -219,7 +219,7 @@ class SidecarSettings(CarrierSettings):
         go="0, ends at once",
     )
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS, go="0, ends them at once")
-    admin: AdminSettings = block(AdminSettings(health_port=8098, port=8099), go=OURS)
+    admin: AdminSettings = block(AdminSettings(), go=OURS)
     allow_metadata_address: tuple[str, ...] = option(
         (),
         help="Let clients reach this metadata or link-local address of a cloud, which has "

@@ -32,5 +32,6 @@ PROGRAM = Program(
     layout="doctor:SniRouterLayout",
     log="sni",
     snapshot_kind="SniRouterSnapshot",
+    admin_port=8097,
     flag_rules=_FLAG_RULES,
 )

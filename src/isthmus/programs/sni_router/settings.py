@@ -8,6 +8,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import ClassVar
 
 from isthmus.errors import ConfigError
+from isthmus.programs.sni_router import PROGRAM
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.options import OURS, block, option
 from isthmus.settings.parsing import (
@@ -101,7 +102,7 @@ class SniRouterSettings(CarrierSettings):
         group=_LIMITS,
     )
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS)
-    admin: AdminSettings = block(AdminSettings(health_port=8096, port=8097), go=OURS)
+    admin: AdminSettings = block(AdminSettings(health_port=8096, port=PROGRAM.admin_port), go=OURS)
 
     def validate(self) -> None:
         """Hold the settings against each other.

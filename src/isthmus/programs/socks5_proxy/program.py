@@ -9,11 +9,11 @@ from isthmus.programs.sidecar.connections import SidecarConnections
 from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.programs.sidecar.password import PasswordFile
 from isthmus.programs.sidecar.program import DialingPart, SidecarListening
+from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.socks5_proxy.frontend import Socks5Client
-from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 
 
-def parts(ground: Ground[Socks5ProxySettings, Socks5ProxyMetrics]) -> tuple[Part, ...]:
+def parts(ground: Ground[SidecarSettings, Socks5ProxyMetrics]) -> tuple[Part, ...]:
     """The parts of a SOCKS5 sidecar, foundations first; clients are dialed for as flags say."""
     settings = ground.settings
     allow_connections(settings.max_connections)

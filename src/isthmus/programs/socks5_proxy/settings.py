@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.sidecar.settings_presets import SOCKS5
+from isthmus.programs.socks5_proxy import PROGRAM
+from isthmus.settings.admin import AdminSettings
+from isthmus.settings.options import OURS, block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +16,7 @@ class Socks5ProxySettings(SidecarSettings):
     """Everything that the SOCKS5 sidecar can be told; ``validate()`` says whether it is right."""
 
     KIND = SOCKS5
+    admin: AdminSettings = block(AdminSettings(health_port=8098, port=PROGRAM.admin_port), go=OURS)
 
     def validate(self) -> None:
         """Hold the settings against each other.

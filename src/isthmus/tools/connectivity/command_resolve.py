@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
 from isthmus.frame.cli.tables import filled, one_line
-from isthmus.programs.https_proxy.settings import HttpsProxySettings
 from isthmus.programs.sidecar.settings import SidecarSettings
-from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
+from isthmus.programs.sidecar.settings_manifest import SIDECARS
+from isthmus.programs.sidecar.settings_presets import HTTPS, SOCKS5
 from isthmus.settings.options import Option, given_in_vain, options_of
 from isthmus.settings.parsing import load
 from isthmus.values import HostPort
@@ -25,20 +25,17 @@ if TYPE_CHECKING:
     from isthmus.dial.rules_name_order import Resolution
 
 FOUND, NOT_FOUND = 0, 1
-SOCKS5, HTTPS = "socks5", "https"
 #: Cloud APIs are asked for a proxy at this port: NO_PROXY may name one.
 HTTPS_PORT = 443
-_SETTINGS: dict[str, type[Socks5ProxySettings] | type[HttpsProxySettings]] = {
-    SOCKS5: Socks5ProxySettings,
-    HTTPS: HttpsProxySettings,
-}
+_SETTINGS: dict[str, type[Any]] = {kind: SIDECARS[kind].settings_class for kind in (SOCKS5, HTTPS)}
 
 
 def _declared() -> list[Option]:
     """The flags of both sidecars, each once."""
-    found = {option.flag: option for option in options_of(Socks5ProxySettings)}
-    for option in options_of(HttpsProxySettings):
-        found.setdefault(option.flag, option)
+    found: dict[str, Option] = {}
+    for settings in _SETTINGS.values():
+        for option in options_of(settings):
+            found.setdefault(option.flag, option)
     return list(found.values())
 
 
@@ -50,12 +47,12 @@ def _settings(sidecar: str, given: dict[str, tuple[str, ...]]) -> SidecarSetting
     for option in _declared():
         if given.get(option.attribute) and option.attribute not in known:
             raise ConfigError(f"--{option.flag} is no flag of the {sidecar} sidecar")
-    loaded: Socks5ProxySettings | HttpsProxySettings = load(settings, given, os.environ)
+    loaded: Any = load(settings, given, os.environ)
     loaded.validate()
     vain = given_in_vain(settings, given)
     if vain:
         click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
-    return loaded
+    return cast("SidecarSettings", loaded)
 
 
 def _run(name: str, sidecar: str, output: str | None, **given: tuple[str, ...]) -> int:

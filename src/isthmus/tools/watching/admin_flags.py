@@ -15,6 +15,7 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.tables import filled
+from isthmus.programs import programs
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
@@ -22,14 +23,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: The admin ports that programs have unless told otherwise, in the order they are shown.
-PROGRAM_PORTS = {
-    8095: "server",
-    8094: "agent",
-    8097: "sni-router",
-    8099: "socks5-proxy",
-    8101: "https-proxy",
-    8103: "apiserver-proxy",
-}
+PROGRAM_PORTS = {it.admin_port: it.name for it in programs() if it.admin_port}
 FORMATS = ("table", "wide", "json", "yaml")
 _LOOK_S = 2.0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from isthmus.frame.cli.tables import GAP, age, counted, one_line, rate, size, table_lines
+from isthmus.programs import programs
 from isthmus.tools.watching.looking import Seen, items, number, text
 from isthmus.tools.watching.tunnel_rows import SORTS, Key, TunnelRow
 
@@ -39,7 +40,7 @@ class Line:
 
 
 #: Programs whose clients reach targets through a server.
-_BEFORE_A_SERVER = frozenset({"socks5-proxy", "https-proxy"})
+_BEFORE_A_SERVER = frozenset(it.name for it in programs() if it.before_a_server)
 _WORKER = re.compile(r"-w\d+$")
 
 
