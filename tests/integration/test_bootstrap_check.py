@@ -19,9 +19,10 @@ from own_network import needs_root, own_network
 from stack import Agent, Stack
 
 from isthmus.cli.main import main
+from isthmus.frame.finding import CheckState
 from isthmus.programs.agent import node_traffic
 from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
-from isthmus.tools.bootstrap.rules import CheckState, StepName
+from isthmus.tools.bootstrap.rules import StepName
 from isthmus.tools.pki import making as pki
 from isthmus.values import HostPort
 
