@@ -237,9 +237,50 @@ def explain(file: str, keep_sources: bool) -> int:
     return FINE
 
 
+@command.command(short_help="Convert a document to the other version of the API")
+@click.argument("file", callback=filled)
+@click.option(
+    "--to",
+    "version",
+    type=click.Choice(["v1alpha1", "v1beta1"]),
+    help="Version of the API [default: the one that the document is not of]",
+)
+def convert(file: str, version: str | None) -> int:
+    """Convert a document to the other version of the API
+
+    The document is printed, with what changes on standard error: fields that are written otherwise,
+    and services that others see from now on. What has no counterpart is an error with its place,
+    and the exit code is 2.
+
+    \b
+    Example:
+      isthmus publish convert cluster.yaml > cluster.v1beta1.yaml
+      isthmus publish convert cluster.yaml --to v1alpha1
+    """
+    from isthmus.hosting.command_output import sentence
+    from isthmus.hosting.convert import convert as convert_text
+    from isthmus.hosting.document import read
+    from isthmus.hosting.models import MODELS, other_model
+
+    text = _text(file)
+    model = other_model(read(text, file).model)
+    model = next((each for each in MODELS.values() if each.version == version), model)
+    converted = convert_text(text, file, model)
+    if converted.refused:
+        raise ConfigError("\n".join(sentence(each, file) for each in converted.refused))
+    for line in (*converted.edits, *converted.sight):
+        click.echo(f"isthmus: {line}", err=True)
+    click.echo(converted.text, nl=False)
+    return FINE
+
+
 def _read(file: str) -> HostedCluster:
     from isthmus.hosting.document import read
 
+    return read(_text(file), file)
+
+
+def _text(file: str) -> str:
     try:
         with open(file, "rb") as opened:
             contents = opened.read(_MOST_BYTES + 1)
@@ -249,7 +290,7 @@ def _read(file: str) -> HostedCluster:
         raise ConfigError(f"{file}: {why}") from error
     if len(contents) > _MOST_BYTES:
         raise ConfigError(f"{file}: is larger than {_MOST_BYTES} bytes")
-    return read(text, file)
+    return text
 
 
 def _sound(file: str, keep_sources: bool) -> PublishPlan:

@@ -38,7 +38,8 @@ KIND = "HostedCluster"
 DEFAULT_NAMESPACE = "clusters"  # of HyperShift's own command line
 SWIFT_ANNOTATION = "hypershift.openshift.io/swift-pod-network-instance"
 
-_TREES = {V1BETA1.api_version: fields.DOCUMENT, V1ALPHA1.api_version: DOCUMENT_V1ALPHA1}
+#: What a document of each version can say.
+TREES = {V1BETA1.api_version: fields.DOCUMENT, V1ALPHA1.api_version: DOCUMENT_V1ALPHA1}
 
 # What HyperShift's CRD fills in.
 _CLUSTER_NETWORK = ("10.132.0.0/14",)
@@ -97,13 +98,18 @@ def read(text: str, name: str) -> HostedCluster:
     Raises:
         ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
     """
-    roots = compose_all(text, name, expected=f"a {KIND} is expected")
-    root = _the_one(roots, name)
+    root = locate(text, name)
     model = MODELS.get(_said(root, "apiVersion"), V1BETA1)
-    known = DocumentFields(root, _TREES[model.api_version])
+    known = DocumentFields(root, TREES[model.api_version])
     cluster = _cluster(known, model)
     root.errors.raise_any()
     return cluster
+
+
+def locate(text: str, name: str) -> Located:
+    """The one HostedCluster among the documents of a file, as it stands there."""
+    roots = compose_all(text, name, expected=f"a {KIND} is expected")
+    return _the_one(roots, name)
 
 
 def _the_one(roots: list[Located], name: str) -> Located:
@@ -176,7 +182,6 @@ def _cluster(known: DocumentFields, model: PublishingModel) -> HostedCluster:
         shared_ingress=azure.managed_identities,
         cluster_id=known.text("spec.clusterID", str),
         region=known.text("spec.platform.aws.region", str),
-        network_type=known.text("spec.networking.networkType", str, "OVNKubernetes"),
         issuer_url=known.text("spec.issuerURL", str),
     )
     cluster = _with_configuration(known, _with_networks(known, cluster))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from isthmus.hosting.comparison import comparison_lines
 from isthmus.hosting.endpoints import where_is
 from isthmus.hosting.model import (
     ControlPlaneService,
@@ -21,6 +22,7 @@ from isthmus.hosting.objects import makes
 from isthmus.hosting.rules_endpoints import NOT_HERE, why_not
 from isthmus.hosting.visibility import (
     INGRESS,
+    PUBLIC_SHARD,
     SHARED_INGRESS,
     behind_shared_ingress,
     is_private,
@@ -68,6 +70,7 @@ def explain(plan: PublishPlan) -> str:
     lines = [*_topology(plan.cluster), *_router(plan), ""]
     for service in ControlPlaneService:
         lines += _service(plan, service)
+    lines += [*comparison_lines(plan.cluster), ""]
     lines += _designed(plan)
     lines += _said(plan)
     return "".join(f"{line}\n" for line in lines).rstrip("\n") + "\n"
@@ -114,6 +117,9 @@ def _router(plan: PublishPlan) -> Iterator[str]:
             "Routes for everybody are served by a router of the control plane's own, because"
             " APIServer has a Route with a hostname."
         )
+    for each in plan.endpoints:
+        if each.through == PUBLIC_SHARD:
+            yield f"{each.service.value}'s Route has a label, by which a {PUBLIC_SHARD} takes it."
     if is_private(cluster) and uses_router(cluster):
         yield "Routes for the guest's own network are served by the control plane's own router."
 

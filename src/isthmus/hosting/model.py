@@ -215,7 +215,6 @@ class HostedCluster:
     swift: bool = False
     shared_ingress: bool = False
     cluster_id: str = ""
-    network_type: str = "OVNKubernetes"
     issuer_url: str = ""
     region: str = ""  # of AWS: its nodes have names there
     places: Mapping[str, DocumentPlace] = field(default_factory=dict)

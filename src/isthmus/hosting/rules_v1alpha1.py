@@ -54,7 +54,7 @@ def _ovn_unused(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in entries(cluster, _OVN):
         if not uses_ovn(cluster):
             yield RuleBreak(
-                f"with networkType {cluster.network_type} there is no database of OVN to publish",
+                f"networkType {cluster.guest_network.type} has no database of OVN to publish",
                 "remove it",
                 entry.place,
             )

@@ -83,7 +83,7 @@ def is_sharded(cluster: HostedCluster, service: ControlPlaneService) -> bool:
 
 def uses_ovn(cluster: HostedCluster) -> bool:
     """Whether OVN-Kubernetes makes the pod network."""
-    return cluster.network_type == "OVNKubernetes"
+    return cluster.guest_network.type == "OVNKubernetes"
 
 
 def is_in_bucket(cluster: HostedCluster, publishing: Publishing) -> bool:
@@ -100,6 +100,13 @@ def issuer_host(cluster: HostedCluster) -> str:
     except ValueError:
         return ""
     return "" if host == IN_CLUSTER_ISSUER else host
+
+
+def has_to_be_listed(cluster: HostedCluster, service: ControlPlaneService) -> bool:
+    """Whether a document without the service is refused; OVN's is one of nodes that use OVN."""
+    if service is ControlPlaneService.OVN_SB_DB:
+        return uses_ovn(cluster) and service not in cluster.model.unused
+    return service in cluster.model.required_on(cluster.platform)
 
 
 def is_internal_balancer(cluster: HostedCluster, service: ControlPlaneService) -> bool:

@@ -15,6 +15,7 @@ from isthmus.hosting.explain import explain
 from isthmus.hosting.model import (
     ControlPlaneService,
     EndpointAccess,
+    GuestNetwork,
     HostedCluster,
     PlannedEndpoint,
     Platform,
@@ -35,6 +36,7 @@ API, OAUTH = ControlPlaneService.API_SERVER, ControlPlaneService.OAUTH_SERVER
 TUNNEL, IGNITION = ControlPlaneService.KONNECTIVITY, ControlPlaneService.IGNITION
 OVN, OIDC = ControlPlaneService.OVN_SB_DB, ControlPlaneService.OIDC
 PUBLIC, BOTH, PRIVATE = EndpointAccess
+CALICO = GuestNetwork(type="Calico")
 
 #: LoadBalancer, NodePort, Route, None, S3: y is published, n refused, - ignored, h hidden as asked,
 #: A on AWS only. From the control plane operator and the network operator of 2022.
@@ -155,7 +157,7 @@ def test_the_bucket_is_at_the_issuers_url() -> None:
         ("platform-of-version", seed(platform=Platform.GCP)),
         ("ovn-published", cluster(model=V1ALPHA1)),
         ("ovn-published", seed(services={OVN: Strategy.NONE})),
-        ("ovn-unused", seed(network_type="Calico")),
+        ("ovn-unused", seed(guest_network=CALICO)),
         ("oidc-elsewhere", seed(services={OIDC: NODE_PORT})),
         ("strategy-possible", seed(services={OIDC: Strategy.S3}, platform=Platform.AGENT)),
     ],
@@ -166,9 +168,9 @@ def test_what_the_version_forbids_or_ignores(rule: str, given: HostedCluster) ->
 
 
 def test_without_ovn_nothing_is_made_for_it() -> None:
-    plan = make_plan(seed(network_type="Calico"))
+    plan = make_plan(seed(guest_network=CALICO))
     assert not plan.errors and not ways(plan, OVN)
-    assert not make_plan(cluster(model=V1ALPHA1, network_type="Calico")).errors
+    assert not make_plan(cluster(model=V1ALPHA1, guest_network=CALICO)).errors
 
 
 def test_rules_of_today_that_are_not_of_then() -> None:

@@ -1,0 +1,249 @@
+"""A document of one version of the API as one of the other, edited where it differs and no more.
+
+Comments, order and other documents in the file stay as they are. What has no counterpart is refused
+with its place; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import yaml
+
+from isthmus.errors import ConfigError
+from isthmus.hosting.comparison import changed_sight
+from isthmus.hosting.document import TREES, locate, read
+from isthmus.hosting.document_fields import Tree
+from isthmus.hosting.document_fields_v1alpha1 import SINGLE_CIDRS
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    DocumentPlace,
+    HostedCluster,
+    PlanFinding,
+    Publishing,
+    PublishingModel,
+    Strategy,
+    Weight,
+)
+from isthmus.hosting.models import V1ALPHA1, V1BETA1
+from isthmus.hosting.plan import check
+from isthmus.hosting.visibility import uses_ovn
+
+_SERVICES, _NETWORKING = "spec.services", "spec.networking"
+_INDEX = re.compile(r"\[\d+\]")
+_ROLES = "write the role's ARN to spec.platform.aws.rolesRef"
+#: What to write in place of a field that the other version has in another form.
+_INSTEAD = {
+    "spec.configuration.items": "write each object's spec to its own field of spec.configuration",
+    "spec.platform.aws.roles": _ROLES,
+    "spec.platform.aws.kubeCloudControllerCreds": _ROLES,
+    "spec.platform.aws.nodePoolManagementCreds": _ROLES,
+    "spec.platform.aws.controlPlaneOperatorCreds": _ROLES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertedDocument:
+    """The document, or why there is none.
+
+    ``edits`` say what is written otherwise, ``sight`` which service others see from now on.
+    ``refused`` are places without a counterpart; with any, ``text`` is empty.
+    """
+
+    text: str = ""
+    edits: tuple[str, ...] = ()
+    sight: tuple[str, ...] = ()
+    refused: tuple[PlanFinding, ...] = ()
+
+
+class _TextEdit(NamedTuple):
+    start: int
+    end: int
+    text: str
+    says: str
+
+
+def convert(text: str, name: str, to: PublishingModel) -> ConvertedDocument:
+    """Convert the one HostedCluster of a file; ``name`` is what messages call the file.
+
+    Raises:
+        ConfigError: the document cannot be read, is of that version, or is written so that it
+            cannot be edited.
+    """
+    cluster = read(text, name)
+    if cluster.model is to:
+        raise ConfigError(f"{name}: is of {to.api_version} already")
+    added = _added(cluster, to)
+    wanted = replace(cluster, model=to, services=(*added, *_listed(cluster)))
+    refused = tuple(_errors(cluster)) or (*_without_counterpart(cluster, to), *_errors(wanted))
+    if refused:
+        return ConvertedDocument(refused=refused)
+    edits = [*_version_edit(text, name, to), *_network_edits(text, name, cluster)]
+    edits += _service_edits(text, name, added)
+    result = _applied(text, edits)
+    _check_result(result, name, wanted)
+    said = tuple(each.says for each in edits)
+    sight = tuple(changed_sight(replace(wanted, model=cluster.model), to))
+    return ConvertedDocument(text=result, edits=said, sight=sight)
+
+
+def _listed(cluster: HostedCluster) -> tuple[Publishing, ...]:
+    """Without those that HyperShift's webhook adds."""
+    return tuple(each for each in cluster.services if each.place.field != _SERVICES)
+
+
+def _added(cluster: HostedCluster, to: PublishingModel) -> tuple[Publishing, ...]:
+    """What the other version wants to be listed: the webhook's entries, and OVN's database."""
+    if to is not V1ALPHA1:
+        return ()
+    found = [each for each in cluster.services if each.place.field == _SERVICES]
+    listed = cluster.publishing(ControlPlaneService.OVN_SB_DB)
+    tunnel = cluster.publishing(ControlPlaneService.KONNECTIVITY)
+    if uses_ovn(cluster) and listed is None and tunnel is not None:
+        by_port = tunnel.strategy is Strategy.NODE_PORT
+        ovn = Publishing(
+            service=ControlPlaneService.OVN_SB_DB,
+            strategy=Strategy.NODE_PORT if by_port else Strategy.ROUTE,
+            node_address=tunnel.node_address if by_port else "",
+            has=frozenset({"nodePort"} if by_port else ()),
+        )
+        found.append(ovn)
+    place = cluster.places.get(_SERVICES, DocumentPlace())
+    return tuple(replace(each, place=place) for each in found)
+
+
+def _without_counterpart(cluster: HostedCluster, to: PublishingModel) -> Iterator[PlanFinding]:
+    """The outermost fields that the other version does not have."""
+    moved = set(SINGLE_CIDRS.values()) if to is V1BETA1 else set()
+    said: set[str] = set()
+    for path, place in cluster.places.items():
+        if path in moved or _has(TREES[to.api_version], path):
+            continue
+        said.add(path)
+        if _above(path) & said:
+            continue
+        yield PlanFinding(
+            rule="no-counterpart",
+            weight=Weight.ERROR,
+            says=f"{to.version} has no such field",
+            do=_INSTEAD.get(path, "remove it"),
+            place=place,
+        )
+    for listed, single in SINGLE_CIDRS.items():
+        if listed in cluster.places and single in moved & cluster.places.keys():
+            yield PlanFinding(
+                rule="no-counterpart",
+                weight=Weight.ERROR,
+                says=f"{to.version} has one of this list and {single.rpartition('.')[2]}",
+                do="remove this list, which has no effect",
+                place=cluster.places[listed],
+            )
+
+
+def _above(path: str) -> set[str]:
+    return {path[: found.start()] for found in re.finditer(r"[.\[]", path)}
+
+
+def _has(tree: Tree, path: str) -> bool:
+    """Whether a version knows a field; what is below one of no interest is not looked at."""
+    for name in _INDEX.sub(".", path).replace("..", ".").strip(".").split("."):
+        while isinstance(tree, list):
+            tree = tree[0]
+        if tree is None:
+            return True
+        if name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
+def _errors(cluster: HostedCluster) -> Iterator[PlanFinding]:
+    yield from (each for each in check(cluster) if each.weight is Weight.ERROR)
+
+
+def _version_edit(text: str, name: str, to: PublishingModel) -> Iterator[_TextEdit]:
+    for key, value in locate(text, name).node.value:
+        if key.value == "apiVersion":
+            says = f"apiVersion: {value.value} becomes {to.api_version}"
+            yield _TextEdit(*_span(value, value), to.api_version, says)
+
+
+def _network_edits(text: str, name: str, cluster: HostedCluster) -> Iterator[_TextEdit]:
+    """Single ranges as lists; v1alpha1 has lists too, so the way back changes nothing."""
+    lists = {single.rpartition(".")[2]: each for each, single in SINGLE_CIDRS.items()}
+    for key, value in _below(locate(text, name).node, "spec", "networking"):
+        if key.value in lists and f"{_NETWORKING}.{key.value}" in cluster.places:
+            listed = lists[key.value].rpartition(".")[2]
+            written = f"{listed}: [{{cidr: {json.dumps(value.value)}}}]"
+            says = f"{_NETWORKING}.{key.value}: becomes {listed}"
+            yield _TextEdit(*_span(key, value), written, says)
+
+
+def _service_edits(text: str, name: str, added: Iterable[Publishing]) -> Iterator[_TextEdit]:
+    """New entries before the first one, in the list's own style."""
+    new = [_entry(each) for each in added]
+    if not new:
+        return
+    for key, value in _below(locate(text, name).node, "spec"):
+        if key.value != "services" or not value.value:
+            continue
+        start, column = value.start_mark.index, value.start_mark.column
+        if text[start] == "[":
+            start += 1
+            written = "".join(f"{each}, " for each in new)
+        else:
+            written = "".join(f"- {each}\n{' ' * column}" for each in new)
+        yield _TextEdit(start, start, written, f"{_SERVICES}: {', '.join(new)} added")
+
+
+def _entry(publishing: Publishing) -> str:
+    strategy = f"type: {publishing.strategy.value}"
+    if publishing.strategy is Strategy.NODE_PORT:
+        strategy += f", nodePort: {{address: {json.dumps(publishing.node_address)}}}"
+    service = publishing.service.value
+    return f"{{service: {service}, servicePublishingStrategy: {{{strategy}}}}}"
+
+
+def _below(node: yaml.Node, *names: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The fields of a mapping inside of mappings; none where it is not there."""
+    pairs = list(node.value) if isinstance(node, yaml.MappingNode) else []
+    for name in names:
+        found = next((value for key, value in pairs if key.value == name), None)
+        pairs = list(found.value) if isinstance(found, yaml.MappingNode) else []
+    return pairs
+
+
+def _span(first: yaml.Node, last: yaml.Node) -> tuple[int, int]:
+    return first.start_mark.index, last.end_mark.index
+
+
+def _applied(text: str, edits: Iterable[_TextEdit]) -> str:
+    for each in sorted(edits, reverse=True):
+        text = text[: each.start] + each.text + text[each.end :]
+    return text
+
+
+def _check_result(text: str, name: str, wanted: HostedCluster) -> None:
+    """Read what was written: anchors, aliases and tags can be where an edit does not see them."""
+    try:
+        same = _gist(read(text, name)) == _gist(wanted)
+    except ConfigError:
+        same = False
+    if not same:
+        raise ConfigError(
+            f"{name}: cannot be edited where it stands: write apiVersion, the networks and services"
+            " in full, without anchors, aliases and tags"
+        )
+
+
+def _gist(cluster: HostedCluster) -> tuple[object, ...]:
+    services = {replace(each, place=DocumentPlace()) for each in cluster.services}
+    return (
+        *(cluster.model.version, cluster.name, cluster.namespace, cluster.platform),
+        *(cluster.access, services, cluster.advertise_address, cluster.allowed_cidrs),
+        *(cluster.machine_cidrs, cluster.cluster_cidrs, cluster.service_cidrs),
+    )
