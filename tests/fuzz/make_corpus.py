@@ -323,7 +323,9 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "grpc_messages": grpc,
     "haproxy_cfg": documents("tests/golden/haproxy/*.cfg"),
     "hosts_file": lambda: iter([HOSTS]),
-    "hosted_cluster": documents("examples/publishing/*.yaml"),
+    "hosted_cluster": documents(
+        "examples/publishing/*.yaml", "examples/publishing/v1alpha1/private.yaml"
+    ),
     "hpack_blocks": blocks,
     "http2_client": lambda: iter([WHOLE + http2(False), b"\x01\x05\x06\x40" + http2(False)]),
     "http2_frames": lambda: iter([b"\0" + settings((3, 100), (4, 70000))[9:],
