@@ -291,6 +291,7 @@ def _of_service(old: Manifest, new: Manifest | None) -> str:
 
 def _of_policy(old: Manifest, new: Manifest) -> str:
     """Silent where everybody is let in afterwards."""
-    if old == new or all("from" not in rule for rule in new["spec"]["ingress"]):
-        return ""
+    if old == new or all("from" not in rule for rule in new["spec"].get("ingress", ())):
+        leaves = old != new and "egress" in new["spec"]
+        return "whoever is not let out any more cannot connect" if leaves else ""
     return "whoever is not let in any more cannot connect"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from isthmus.errors import ConfigError
 from isthmus.frame.cli.tables import filled
 
 if TYPE_CHECKING:
-    from isthmus.hosting.model import HostedCluster, PublishPlan
+    from isthmus.hosting.model import HostedCluster, ManagementNetwork, PublishPlan
 
 FINE, WARNED, WRONG = 0, 1, 2
 #: What ``render`` can write besides the files of the plan's own parts.
@@ -35,6 +37,61 @@ _KEEP_SOURCES = click.option(
     is_flag=True,
     help="Make allowed CIDR blocks hold where only a NetworkPolicy can see to it",
 )
+_MANAGEMENT_API = click.option(
+    "--management-api",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Keep pods away from this address of the management cluster's API server; repeatable",
+)
+_MANAGEMENT_NETWORK = click.option(
+    "--management-network",
+    multiple=True,
+    metavar="CIDR",
+    help="Keep pods away from this range of the management cluster's pods or Services; repeatable",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanOptions:
+    """What a plan is made with, besides its document."""
+
+    keep_sources: bool
+    management_api: tuple[str, ...]
+    management_network: tuple[str, ...]
+
+    def network(self) -> ManagementNetwork:
+        """
+        Raises:
+            ConfigError: an address or a range is none.
+        """
+        from isthmus.hosting.document_fields import address, network
+        from isthmus.hosting.model import ManagementNetwork
+
+        return ManagementNetwork(
+            api=_parsed("--management-api", self.management_api, address),
+            ranges=_parsed("--management-network", self.management_network, network),
+        )
+
+
+def _parsed(flag: str, texts: tuple[str, ...], parse: Callable[[str], str]) -> tuple[str, ...]:
+    found = []
+    for text in texts:
+        try:
+            found.append(parse(text))
+        except ValueError as error:
+            raise ConfigError(f"{flag}={text}: {error}") from None
+    return tuple(found)
+
+
+def _planning(given: Callable[..., int]) -> Callable[..., int]:
+    """The flags of every command that makes a plan, as one argument."""
+
+    @wraps(given)
+    def run(**said: Any) -> int:
+        options = _PlanOptions(**{each.name: said.pop(each.name) for each in fields(_PlanOptions)})
+        return given(**said, options=options)
+
+    return _KEEP_SOURCES(_MANAGEMENT_API(_MANAGEMENT_NETWORK(run)))
 
 
 @click.group(
@@ -65,10 +122,10 @@ def command() -> None:
     help="Say what it takes to come from this document to the new one",
 )
 @click.option("--svg", metavar="FILE", callback=filled, help="Write a picture to this file")
-@_KEEP_SOURCES
+@_planning
 @_OUTPUT
 def plan(
-    file: str, old: str | None, svg: str | None, keep_sources: bool, output: str | None
+    file: str, old: str | None, svg: str | None, output: str | None, options: _PlanOptions
 ) -> int:
     """Show who reaches what, and how
 
@@ -82,8 +139,8 @@ def plan(
     from isthmus.hosting.changes import ChangeKind, changes
     from isthmus.hosting.command_output import plan_json, print_plan
 
-    new = _sound(file, keep_sources)
-    steps = None if old is None else changes(_sound(old, keep_sources), new)
+    new = _sound(file, options)
+    steps = None if old is None else changes(_sound(old, options), new)
     if svg is not None:
         _draw(new, svg)
     if output == "table" or (output is None and sys.stdout.isatty()):
@@ -103,9 +160,9 @@ def plan(
     callback=filled,
     help="Leave out the warnings of this rule; repeatable",
 )
-@_KEEP_SOURCES
+@_planning
 @_OUTPUT
-def check(file: str, ignore: tuple[str, ...], keep_sources: bool, output: str | None) -> int:
+def check(file: str, ignore: tuple[str, ...], output: str | None, options: _PlanOptions) -> int:
     """Check a document against every rule
 
     The exit code is 0 when all is well, 1 when there are warnings and 2 when there are errors.
@@ -117,10 +174,9 @@ def check(file: str, ignore: tuple[str, ...], keep_sources: bool, output: str | 
     """
     from isthmus.hosting.command_output import finding_json, print_findings
     from isthmus.hosting.model import Weight
-    from isthmus.hosting.plan import make_plan
 
     _check_rules(ignore)
-    found = make_plan(_read(file), keep_sources=keep_sources).findings
+    found = _plan(file, options).findings
     kept = [each for each in found if each.weight is Weight.ERROR or each.rule not in ignore]
     if output == "table" or (output is None and sys.stdout.isatty()):
         print_findings(kept, file)
@@ -142,7 +198,6 @@ class _RenderOptions:
     replicas: int
     addresses: tuple[str, ...]
     nodes_from: str
-    keep_sources: bool
 
 
 @command.command(short_help="Write manifests, configurations and a lab")
@@ -177,8 +232,8 @@ class _RenderOptions:
     metavar="ADDRESS",
     help="Let the nodes of the lab come from this address, such as a NAT gateway's",
 )
-@_KEEP_SOURCES
-def render(file: str, **given: Any) -> int:
+@_planning
+def render(file: str, options: _PlanOptions, **given: Any) -> int:
     """Write manifests, configurations and a lab
 
     What cannot be written yet, because the platform has not chosen an address, is said on standard
@@ -194,26 +249,24 @@ def render(file: str, **given: Any) -> int:
     from isthmus.hosting.lab_topology import lab_topology
     from isthmus.hosting.own_parts import OBJECTS, PartChoices, own_parts
 
-    options = _RenderOptions(**given)
-    found = with_addresses(
-        _sound(file, options.keep_sources), dict(map(_endpoint_address, options.addresses))
-    )
-    choices = PartChoices(replicas=options.replicas)
-    if options.image is not None:
-        choices = PartChoices(replicas=options.replicas, image=options.image)
+    written = _RenderOptions(**given)
+    found = with_addresses(_sound(file, options), dict(map(_endpoint_address, written.addresses)))
+    choices = PartChoices(replicas=written.replicas)
+    if written.image is not None:
+        choices = PartChoices(replicas=written.replicas, image=written.image)
     parts = own_parts(found, choices)
     files, missing = dict(parts.files), list(parts.missing)
     try:
-        files[LAB] = lab_topology(found, nodes_from=options.nodes_from)
+        files[LAB] = lab_topology(found, nodes_from=written.nodes_from)
     except ConfigError as error:
-        if options.part == LAB or options.nodes_from:
+        if written.part == LAB or written.nodes_from:
             raise
         missing.append(f"{LAB}: {error}")  # what no lab can have may still be published
-    if options.directory is not None:
+    if written.directory is not None:
         for why in missing:
             click.echo(f"isthmus: {why}", err=True)
-        return _write(Path(options.directory), files)
-    name = options.part or OBJECTS
+        return _write(Path(written.directory), files)
+    name = written.part or OBJECTS
     if name not in files:
         said = "".join(f"; {why}" for why in missing)
         raise ConfigError(f"--part: there is no {name!r}, but there are {', '.join(files)}{said}")
@@ -223,8 +276,8 @@ def render(file: str, **given: Any) -> int:
 
 @command.command(short_help="Explain why everything is as it is")
 @click.argument("file", callback=filled)
-@_KEEP_SOURCES
-def explain(file: str, keep_sources: bool) -> int:
+@_planning
+def explain(file: str, options: _PlanOptions) -> int:
     """Explain why everything is as it is
 
     \b
@@ -233,7 +286,7 @@ def explain(file: str, keep_sources: bool) -> int:
     """
     from isthmus.hosting.explain import explain as tell
 
-    click.echo(tell(_sound(file, keep_sources)), nl=False)
+    click.echo(tell(_sound(file, options)), nl=False)
     return FINE
 
 
@@ -293,16 +346,22 @@ def _text(file: str) -> str:
     return text
 
 
-def _sound(file: str, keep_sources: bool) -> PublishPlan:
+def _plan(file: str, options: _PlanOptions) -> PublishPlan:
+    from isthmus.hosting.plan import make_plan
+
+    cluster = replace(_read(file), management=options.network())
+    return make_plan(cluster, keep_sources=options.keep_sources)
+
+
+def _sound(file: str, options: _PlanOptions) -> PublishPlan:
     """The plan of a document that has no errors.
 
     Raises:
         ConfigError: it has some; a line for each.
     """
     from isthmus.hosting.command_output import sentence
-    from isthmus.hosting.plan import make_plan
 
-    found = make_plan(_read(file), keep_sources=keep_sources)
+    found = _plan(file, options)
     if found.errors:
         raise ConfigError("\n".join(sentence(each, file) for each in found.errors))
     return found

@@ -36,6 +36,11 @@ from isthmus.text.located_yaml import Located, compose_all, near, short
 
 KIND = "HostedCluster"
 DEFAULT_NAMESPACE = "clusters"  # of HyperShift's own command line
+#: What the management cluster is on, as HyperShift's operator notes it.
+MANAGEMENT_ANNOTATION = "hypershift.openshift.io/management-platform"
+#: Metrics for the guest's own monitoring: the first asks for them, the second has none at all.
+FORWARD_ANNOTATION = "hypershift.openshift.io/enable-metrics-forwarding"
+NO_MONITORING_ANNOTATION = "hypershift.openshift.io/disable-monitoring-services"
 SWIFT_ANNOTATION = "hypershift.openshift.io/swift-pod-network-instance"
 
 #: What a document of each version can say.
@@ -66,6 +71,7 @@ _MAX_NETWORKS = 2  # one for each family
 _NETWORK = re.compile(
     r"^spec\.networking\.(.*\.cidr|apiServer\.allowedCIDRBlocks\[.*)$|(Join|Switch|Internal)Subnet$"
 )
+_PLATFORMS = {each.value: each for each in Platform}
 _SECTIONS = ("loadBalancer", "nodePort", "route")
 
 T = TypeVar("T")
@@ -171,6 +177,8 @@ def _cluster(known: DocumentFields, model: PublishingModel) -> HostedCluster:
         platform=platform,
         access=said or _default_access(platform, swift=azure.swift),
         has_access=said is not None,
+        management_platform=_PLATFORMS.get(_annotation(known, MANAGEMENT_ANNOTATION)),
+        forwards_metrics=_forwards_metrics(known),
         services=services + _filled_in(known, services) * fills_in,
         base_domain=known.text("spec.dns.baseDomain", fields.domain),
         base_domain_prefix=_prefix(known),
@@ -193,7 +201,7 @@ def _azure(known: DocumentFields, platform: Platform) -> _Azure:
     configured = f"{below}.azureAuthenticationConfig.azureAuthenticationConfigType"
     authentication = known.member(configured, _AzureAuthentication)
     private = known.member(f"{below}.private.type", _AzurePrivate)
-    annotated = _has_annotation(known, SWIFT_ANNOTATION)
+    annotated = bool(_annotation(known, SWIFT_ANNOTATION))
     if platform is not Platform.AZURE:
         return _Azure()
     return _Azure(
@@ -366,11 +374,25 @@ def _named_certificates(known: DocumentFields) -> tuple[str, ...]:
     return tuple(name for path in known.items(below) for name in known.texts(f"{path}.names", str))
 
 
+def _forwards_metrics(known: DocumentFields) -> bool:
+    """By the field, or by the annotation that was there before it."""
+    if _has_annotation(known, NO_MONITORING_ANNOTATION):
+        return False
+    by_field = known.plain("spec.monitoring.metricsForwarding.mode") == "Forward"
+    return by_field or _has_annotation(known, FORWARD_ANNOTATION)
+
+
 def _has_annotation(known: DocumentFields, name: str) -> bool:
-    """Whether the document has an annotation that says something."""
+    """Whether an annotation is there, whatever it says."""
+    node = known.get("metadata.annotations")
+    return node is not None and name in node.entries(most=MAX_ITEMS)
+
+
+def _annotation(known: DocumentFields, name: str) -> str:
+    """What an annotation says; empty where there is none."""
     node = known.get("metadata.annotations")
     found = node.entries(most=MAX_ITEMS).get(name) if node is not None else None
-    return found is not None and bool(found.value.text())
+    return (found.value.text() or "") if found is not None else ""
 
 
 class DocumentFields:

@@ -6,7 +6,7 @@ nothing makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -28,6 +28,7 @@ from isthmus.hosting.shapes import (
     NODE_PORT,
     OAUTH_LABEL,
     ROUTER_LABEL,
+    Manifest,
     PlannedObject,
     api_name,
     is_internal,
@@ -51,6 +52,8 @@ from isthmus.values import HostPort
 
 _ORDER = tuple(ControlPlaneService)
 
+#: The endpoint of kubeAPIServerDNSName.
+API_DNS_NAME = "kube-apiserver-dns-name"
 #: What the names that only the guest's own network knows end in.
 INTERNAL = ".hypershift.local"
 
@@ -97,7 +100,23 @@ def endpoints_of(
     """As ``endpoints()``, of objects that are made already."""
     found = [endpoint for each in made for endpoint in _of_one(cluster, each)]
     found += _bucket(cluster)
-    return tuple(sorted(found, key=_rank))
+    return _with_further_name(cluster, sorted(found, key=_rank))
+
+
+def _with_further_name(
+    cluster: HostedCluster, found: Sequence[PlannedEndpoint]
+) -> tuple[PlannedEndpoint, ...]:
+    """kubeAPIServerDNSName is another name for where users find kube-apiserver.
+
+    An ingress of many clusters has no Route for it, and leads it nowhere.
+    """
+    name = cluster.api_dns_name
+    for at, main in enumerate(found, 1) if name else ():
+        api = main.service is ControlPlaneService.API_SERVER
+        if api and main.strategy is not Strategy.NONE and main.through != INGRESS:
+            further = replace(main, name=API_DNS_NAME, address=name, sni=name if main.sni else "")
+            return (*found[:at], further, *found[at:])
+    return tuple(found)
 
 
 def _bucket(cluster: HostedCluster) -> Iterator[PlannedEndpoint]:
@@ -179,7 +198,7 @@ def _of_route(
     internal = is_internal(made.manifest)
     if internal and not is_private(cluster):
         return  # nothing has an address for that name: see its purpose
-    host, through = made.manifest["spec"].get("host", ""), _through(cluster, made)
+    host, through = made.manifest["spec"].get("host", ""), through_of(cluster, made.manifest)
     held = through in (f"Service/{ROUTER}", SHARED_INGRESS)
     yield PlannedEndpoint(
         service=service,
@@ -195,14 +214,15 @@ def _of_route(
     )
 
 
-def _through(cluster: HostedCluster, made: PlannedObject) -> str:
-    if is_internal(made.manifest):
+def through_of(cluster: HostedCluster, route: Manifest) -> str:
+    """What has the address of a Route's name."""
+    if is_internal(route):
         return f"Service/{PRIVATE_ROUTER}"
-    if OAUTH_LABEL in made.manifest["metadata"].get("labels", {}):
+    if OAUTH_LABEL in route["metadata"].get("labels", {}):
         return PUBLIC_SHARD
     if behind_shared_ingress(cluster):
         return SHARED_INGRESS
-    labelled = ROUTER_LABEL in made.manifest["metadata"].get("labels", {})
+    labelled = ROUTER_LABEL in route["metadata"].get("labels", {})
     if labelled and cluster.platform is not Platform.IBMCLOUD:
         return f"Service/{ROUTER}"
     return INGRESS

@@ -176,6 +176,17 @@ class GuestNetwork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementNetwork:
+    """Where the management cluster is: addresses of its API server, ranges of pods and Services.
+
+    No document says it, and nothing is kept away from what is not known.
+    """
+
+    api: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostedCluster:
     """What a HostedCluster document says, as far as publishing goes.
 
@@ -193,6 +204,9 @@ class HostedCluster:
     platform: Platform
     access: EndpointAccess
     has_access: bool = False
+    management_platform: Platform | None = None
+    management: ManagementNetwork = ManagementNetwork()
+    forwards_metrics: bool = False
     services: tuple[Publishing, ...] = ()
     service_cidrs: tuple[str, ...] = ()
     cluster_cidrs: tuple[str, ...] = ()

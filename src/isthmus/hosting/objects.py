@@ -19,6 +19,15 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform
+from isthmus.hosting.objects_egress import (
+    INGRESS,
+    ROUTER_PODS,
+    VIRTUAL_MACHINES,
+    Peer,
+    egress_policies,
+    namespace,
+)
+from isthmus.hosting.objects_metrics import METRICS_PORT, metrics_objects
 from isthmus.hosting.objects_services import (
     API_SERVER,
     OAUTH,
@@ -35,6 +44,7 @@ from isthmus.hosting.objects_services import (
 from isthmus.hosting.shapes import (
     CLUSTER_IP,
     LOAD_BALANCER,
+    METRICS_PROXY,
     NODE_PORT,
     ROUTER_LABEL,
     Manifest,
@@ -54,16 +64,12 @@ from isthmus.hosting.visibility import (
 
 ROUTER = "router"
 PRIVATE_ROUTER = "private-router"
-_ROUTER_PODS = {"app": PRIVATE_ROUTER}
 
 _ROUTER_PORT = 8443
 _IGNITION_PORT = 8443
-_VIRTUAL_MACHINES = {"matchLabels": {"kubevirt.io": "virt-launcher"}}
 _NOT_MACHINES = {
     "matchExpressions": [{"key": "kubevirt.io", "operator": "NotIn", "values": ["virt-launcher"]}]
 }
-
-Peer = Mapping[str, Any]
 
 
 def objects(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[PlannedObject, ...]:
@@ -73,7 +79,12 @@ def objects(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[Plan
     passes on only to its own pods, so that they see where a connection comes from, and a
     NetworkPolicy lets only those blocks and the machine network in.
     """
-    found = (*api_objects(cluster), *other_objects(cluster), *_router_services(cluster))
+    found = (
+        *api_objects(cluster),
+        *other_objects(cluster),
+        *metrics_objects(cluster),
+        *_router_services(cluster),
+    )
     if keep_sources:
         found = tuple(_keeping(cluster, each) for each in found)
     order = {"Service": 0, "Route": 1}
@@ -120,8 +131,8 @@ def _router_template(type_: str) -> ServiceTemplate:
         target="https",
         port_name="https",
         type=type_,
-        selector=_ROUTER_PODS,
-        labels=_ROUTER_PODS,
+        selector=ROUTER_PODS,
+        labels=ROUTER_PODS,
     )
 
 
@@ -134,18 +145,9 @@ def makes(cluster: HostedCluster, wanted: ControlPlaneService) -> tuple[PlannedO
     return tuple(each for each in objects(cluster) if each.service is wanted)
 
 
-def _namespace(label: str, value: str) -> Peer:
-    return {"namespaceSelector": {"matchLabels": {label: value}}}
-
-
-#: The ingress of an OpenShift management cluster, in pods or on its nodes.
-_INGRESS = (
-    _namespace("network.openshift.io/policy-group", "ingress"),
-    _namespace("policy-group.network.openshift.io/host-network", ""),
-)
-_SHARED_INGRESS = (_namespace("kubernetes.io/metadata.name", "hypershift-sharedingress"),)
-_MONITORING = (_namespace("network.openshift.io/policy-group", "monitoring"),)
-_OPERATOR = (_namespace("kubernetes.io/metadata.name", "hypershift"),)
+_SHARED_INGRESS = (namespace("kubernetes.io/metadata.name", "hypershift-sharedingress"),)
+_MONITORING = (namespace("network.openshift.io/policy-group", "monitoring"),)
+_OPERATOR = (namespace("kubernetes.io/metadata.name", "hypershift"),)
 
 
 def limited(cluster: HostedCluster, made: PlannedObject) -> bool:
@@ -179,12 +181,21 @@ def network_policies(
         own = [one for one in found if one.service is each]
         policies += _published(cluster, each, own, keep_sources=keep_sources)
     if uses_router(cluster):
-        pods = {"app": "private-router"}
-        policy = _policy(cluster, "router", pods, [_ROUTER_PORT], None)
+        policy = _policy(cluster, "router", ROUTER_PODS, [_ROUTER_PORT], None)
         policies.append(PlannedObject(manifest=policy, purpose="lets everybody reach the router"))
     if cluster.platform is Platform.KUBEVIRT:
         policies += _machines(cluster, found)
+    policies += _metrics(cluster, found)
+    policies += egress_policies(cluster)
     return tuple(policies)
+
+
+def _metrics(cluster: HostedCluster, made: Sequence[PlannedObject]) -> Iterator[PlannedObject]:
+    routes = [each.manifest for each in made if each.key == f"Route/{METRICS_PROXY}"]
+    peers = _route_peers(cluster, routes)
+    if peers:
+        policy = _policy(cluster, METRICS_PROXY, {"app": METRICS_PROXY}, [METRICS_PORT], peers)
+        yield PlannedObject(manifest=policy, purpose="lets the ingress in to the metrics")
 
 
 def _always(cluster: HostedCluster) -> Iterator[PlannedObject]:
@@ -240,7 +251,7 @@ def _route_peers(cluster: HostedCluster, routes: Sequence[Manifest]) -> Sequence
     if behind_shared_ingress(cluster):
         return _SHARED_INGRESS
     labelled = all(ROUTER_LABEL in each["metadata"].get("labels", {}) for each in outside)
-    return () if labelled and uses_router(cluster) else _INGRESS
+    return () if labelled and uses_router(cluster) else INGRESS
 
 
 def _machines(cluster: HostedCluster, made: Sequence[PlannedObject]) -> Iterator[PlannedObject]:
@@ -249,13 +260,13 @@ def _machines(cluster: HostedCluster, made: Sequence[PlannedObject]) -> Iterator
     for each in published:
         name = f"guest-nodes-{each.value.lower()}"
         pods, ports = _pods(cluster, each), _ports(cluster, each)
-        peers = [{"podSelector": _VIRTUAL_MACHINES}]
+        peers = [{"podSelector": VIRTUAL_MACHINES}]
         yield PlannedObject(
             manifest=_policy(cluster, name, pods, ports, peers),
             purpose=f"lets guest nodes, which are pods here, reach {each.value}",
         )
     yield PlannedObject(
-        manifest=_policy(cluster, "guest-nodes", _VIRTUAL_MACHINES["matchLabels"], [], None),
+        manifest=_policy(cluster, "guest-nodes", VIRTUAL_MACHINES["matchLabels"], [], None),
         purpose="leaves guest nodes, which are pods here, as open as other machines",
     )
 

@@ -250,8 +250,16 @@ def _inside(cluster: HostedCluster) -> PlannedObject:
     return _made(found, "leads the control plane, and its router, to kube-apiserver")
 
 
+def _on_azure(cluster: HostedCluster) -> bool:
+    """Whether the load balancers are Azure's: with KubeVirt, those of the management cluster."""
+    over_azure = cluster.management_platform is Platform.AZURE
+    return cluster.platform is Platform.AZURE or (
+        cluster.platform is Platform.KUBEVIRT and over_azure
+    )
+
+
 def _balancers(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedObject]:
-    azure = cluster.platform is Platform.AZURE
+    azure = _on_azure(cluster)
     shown = sides(cluster, publishing.service)
     if shown.public:
         found = service(
@@ -278,7 +286,7 @@ def _public(cluster: HostedCluster, publishing: Publishing) -> ServiceTemplate:
     more: dict[str, Any] = dict(template.more)
     if cluster.allowed_cidrs and not behind_shared_ingress(cluster):
         more["loadBalancerSourceRanges"] = list(cluster.allowed_cidrs)
-    port = AZURE_BALANCER_PORT if cluster.platform is Platform.AZURE else template.port
+    port = AZURE_BALANCER_PORT if _on_azure(cluster) else template.port
     return replace(template, port=port, annotations={**cloud, **template.annotations}, more=more)
 
 

@@ -35,6 +35,7 @@ from isthmus.hosting.own_parts_routes import (
     SharedAddress,
     routes_document,
     shared_addresses,
+    with_metrics,
 )
 from isthmus.hosting.visibility import SHARED_INGRESS, is_private
 from isthmus.manifests import containers, pods, volumes
@@ -138,7 +139,7 @@ def own_parts(plan: PublishPlan, choices: PartChoices | None = None) -> OwnParts
         else:
             files |= write_files(plan, choices, endpoint)
     for shared in shared_addresses(plan):
-        files[f"sni-routes.{shared.name}.yaml"] = routes_document(shared)
+        files[f"sni-routes.{shared.name}.yaml"] = routes_document(with_metrics(plan, shared))
     files |= router_files(plan, choices)
     files["names.yaml"] = to_yaml([names_document(plan)])
     return OwnParts(files=files, missing=tuple(missing))
@@ -356,10 +357,11 @@ def node_files(
 
 def router_routes(plan: PublishPlan) -> SharedAddress | None:
     """The names of all addresses that the router has; None where there is no router."""
-    found = [each for each in shared_addresses(plan) if each.through.startswith(_SERVICE)]
+    shared = (with_metrics(plan, each) for each in shared_addresses(plan))
+    found = [each for each in shared if each.through.startswith(_SERVICE)]
     if not found:
         return None
-    merged: dict[ControlPlaneService, NamedRoute] = {}
+    merged: dict[ControlPlaneService | None, NamedRoute] = {}
     for route in (route for each in found for route in each.routes):
         before = merged.get(route.service)
         hosts = (*(before.hosts if before else ()), *route.hosts)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
+from isthmus.hosting.endpoints import API_DNS_NAME
 from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform, PublishPlan
 from isthmus.programs.apiserver_proxy.plan import ADVERTISED
 from isthmus.programs.sidecar.settings_presets import ETCD, KUBE_APISERVER, NAMESPACE, PRESETS
@@ -92,6 +93,15 @@ def certificates(plan: PublishPlan) -> tuple[CertificateNames, ...]:
             _in_namespace(cluster, "ovnkube-master-external"),
         ),
     ]
+    if cluster.api_dns_name:
+        # kube-apiserver shows one that the document names, to those who ask for this name.
+        found.append(
+            CertificateNames(
+                name=API_DNS_NAME,
+                shown_by=ControlPlaneService.API_SERVER.value,
+                names=(cluster.api_dns_name,),
+            )
+        )
     needed = {
         "ovnkube-sbdb": ControlPlaneService.OVN_SB_DB in published,
         "oauth-openshift": ControlPlaneService.OAUTH_SERVER in published,
@@ -106,7 +116,7 @@ def _certificate(
     outside = [
         text
         for each in plan.endpoints
-        if each.service is service
+        if each.service is service and each.name != API_DNS_NAME
         for text in (each.address, each.sni)
     ]
     texts = dict.fromkeys(text for group in (*wanted, outside) for text in group if text)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from isthmus.hosting.endpoints import through_of
 from isthmus.hosting.model import ControlPlaneService, PlannedEndpoint, PublishPlan, Strategy
+from isthmus.hosting.objects_services import ROUTE_PORT
+from isthmus.hosting.shapes import METRICS_PROXY, key
 from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
 from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
@@ -27,16 +30,16 @@ _ROUTE_NAMES: Mapping[ControlPlaneService, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedRoute:
-    """Where connections for some names of one service go."""
+    """Where connections for some names of one service go; None: the metrics of them all."""
 
-    service: ControlPlaneService
+    service: ControlPlaneService | None
     hosts: tuple[str, ...]
     backend: HostPort
 
     @property
     def name(self) -> str:
         """What logs and metrics call it."""
-        return _ROUTE_NAMES[self.service]
+        return _ROUTE_NAMES[self.service] if self.service else METRICS_PROXY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,18 @@ def _shared(
     return SharedAddress(through=through, routes=routes, default=default)
 
 
+def with_metrics(plan: PublishPlan, shared: SharedAddress) -> SharedAddress:
+    """The address with the name of the control plane's metrics, if that is shared there too."""
+    for each in plan.objects:
+        host = each["spec"].get("host", "") if key(each) == f"Route/{METRICS_PROXY}" else ""
+        if host and through_of(plan.cluster, each) == shared.through:
+            inside = f"{METRICS_PROXY}.{plan.cluster.control_plane}.svc.cluster.local"
+            at = HostPort(inside, ROUTE_PORT)
+            route = NamedRoute(service=None, hosts=(host,), backend=at)
+            return replace(shared, routes=(*shared.routes, route))
+    return shared
+
+
 def backend(plan: PublishPlan, service: ControlPlaneService) -> HostPort:
     """Where a service is in the management cluster: its Service, by the whole name."""
     for each in plan.endpoints:
@@ -102,7 +117,7 @@ def routes_document(
     shared: SharedAddress, backends: Mapping[ControlPlaneService, HostPort] | None = None
 ) -> str:
     """The configuration of the router; ``backends`` stand in for those of the plan."""
-    found = backends or {}
+    found: dict[ControlPlaneService | None, HostPort] = dict((backends or {}).items())
     document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
     document["routes"] = [
         {

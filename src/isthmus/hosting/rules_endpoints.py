@@ -48,6 +48,7 @@ ENDPOINT_RULES: Mapping[str, str] = {
     "private-although-public": "an endpoint that users need is for the guest's own network only",
     "other-port-in-private": "HyperShift and its load balancer are of two minds about a port",
     "route-name-too-long": "OpenShift cannot make up a name for a Route without a hostname",
+    "api-dns-name-nowhere": "no Route leads kubeAPIServerDNSName to APIServer",
     "nodes-by-ingress": "pods come to APIServer by an ingress that does not know whom they mean",
 }
 
@@ -291,10 +292,24 @@ def _nameless(
         )
 
 
+def _dns_name(
+    cluster: HostedCluster, endpoint: PlannedEndpoint
+) -> Iterator[tuple[Weight, str, str]]:
+    by_ingress = endpoint.service is ControlPlaneService.API_SERVER and endpoint.through == INGRESS
+    if cluster.api_dns_name and by_ingress:
+        yield (
+            Weight.WARNING,
+            f"{cluster.api_dns_name} leads nowhere: HyperShift makes no Route for it, and the"
+            f" {INGRESS} knows APIServer as {endpoint.address or 'another name'} alone",
+            "publish APIServer by LoadBalancer or NodePort, or leave kubeAPIServerDNSName out",
+        )
+
+
 _TABLE: Mapping[str, Surprise] = {
     "private-although-public": _private_anyway,
     "other-port-in-private": _other_port,
     "route-name-too-long": _long_name,
+    "api-dns-name-nowhere": _dns_name,
     "nodes-by-ingress": _nameless,
 }
 

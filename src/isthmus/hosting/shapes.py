@@ -23,9 +23,15 @@ OAUTH_LABEL = "hypershift.openshift.io/oauth"
 DNS_ANNOTATION = "external-dns.alpha.kubernetes.io/hostname"
 BALANCE_ANNOTATION = "haproxy.router.openshift.io/balance"
 
+#: What shows the control plane's metrics to the guest's own monitoring.
+METRICS_PROXY = "metrics-proxy"
+
 _AWS_TYPE = "service.beta.kubernetes.io/aws-load-balancer-type"
 _AWS_INTERNAL = "service.beta.kubernetes.io/aws-load-balancer-internal"
 _AWS_CROSS_ZONE = "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled"
+# The same two for the AWS Load Balancer Controller (EKS), whose balancers are internal by default.
+_AWS_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-attributes"
+_AWS_SCHEME = "service.beta.kubernetes.io/aws-load-balancer-scheme"
 _INTERNAL: Mapping[Platform, Mapping[str, str]] = {
     Platform.AWS: {_AWS_INTERNAL: "true"},
     Platform.AZURE: {"service.beta.kubernetes.io/azure-load-balancer-internal": "true"},
@@ -145,7 +151,12 @@ def balancer_annotations(
         found[_AWS_TYPE] = "nlb"
         # PrivateLink goes zone by zone, and a zone may have no node.
         if internal or both:
-            found[_AWS_CROSS_ZONE] = "true"
+            found |= {
+                _AWS_CROSS_ZONE: "true",
+                _AWS_ATTRIBUTES: "load_balancing.cross_zone.enabled=true",
+            }
+        if not internal:
+            found[_AWS_SCHEME] = "internet-facing"
     if internal:
         found |= _INTERNAL.get(platform, {})
     return found

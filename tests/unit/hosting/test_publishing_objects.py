@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from clusters import LB, NODE_PORT, ROUTE, USED, cluster, published
 from isthmus.hosting.endpoints import endpoints
 from isthmus.hosting.model import ControlPlaneService, EndpointAccess, HostedCluster, Platform
 from isthmus.hosting.objects import objects, purposes
+from isthmus.hosting.plan import make_plan
 from isthmus.hosting.shapes import Manifest, key
 from isthmus.hosting.visibility import INGRESS, SHARED_INGRESS
 
@@ -41,6 +43,7 @@ def test_a_public_load_balancer() -> None:
             },
             "annotations": {
                 f"{AWS}type": "nlb",
+                f"{AWS}scheme": "internet-facing",
                 "external-dns.alpha.kubernetes.io/hostname": "apiserver.example.com",
             },
         },
@@ -68,6 +71,7 @@ def test_a_load_balancer_of_both_sides() -> None:
         f"{AWS}type": "nlb",
         f"{AWS}internal": "true",
         cross_zone: "true",
+        f"{AWS}attributes": "load_balancing.cross_zone.enabled=true",
     }
     assert "loadBalancerSourceRanges" not in private["spec"]
 
@@ -82,6 +86,58 @@ def test_azure_has_a_load_balancer_beside_its_service() -> None:
     assert private["metadata"]["annotations"] == {
         "service.beta.kubernetes.io/azure-load-balancer-internal": "true"
     }
+
+
+def test_routers_on_aws_say_which_side_they_are_on() -> None:
+    # HyperShift's own fixture: public and private, with a Route to kube-apiserver.
+    found = cluster(access=BOTH, services={API: ROUTE})
+    both_zones = {
+        f"{AWS}type": "nlb",
+        f"{AWS}cross-zone-load-balancing-enabled": "true",
+        f"{AWS}attributes": "load_balancing.cross_zone.enabled=true",
+    }
+    inside = one(found, "Service/private-router")["metadata"]["annotations"]
+    assert inside == both_zones | {f"{AWS}internal": "true"}
+    outside = one(found, "Service/router")["metadata"]["annotations"]
+    assert outside == both_zones | {f"{AWS}scheme": "internet-facing"}
+
+
+def test_kubevirt_over_azure_has_azures_load_balancer() -> None:
+    over_azure = cluster(Platform.KUBEVIRT, management_platform=Platform.AZURE)
+    balancer = one(over_azure, "Service/kube-apiserverlb")["spec"]
+    assert (balancer["type"], balancer["ports"][0]["port"]) == ("LoadBalancer", 7443)
+    assert one(over_azure, "Service/kube-apiserver")["spec"]["type"] == "ClusterIP"
+    elsewhere = cluster(Platform.KUBEVIRT, management_platform=Platform.AWS)
+    assert one(elsewhere, "Service/kube-apiserver")["spec"]["ports"][0]["port"] == 6443
+
+
+@pytest.mark.parametrize(
+    ("found", "port", "through"),
+    [
+        (cluster(), 6443, ""),
+        (cluster(services={API: ROUTE}), 443, "Service/router"),
+        (cluster(access=PRIVATE, services={API: ROUTE}), 443, "Service/private-router"),
+        (cluster(Platform.AGENT, services={API: NODE_PORT}), 30000, ""),
+        (cluster(Platform.AZURE, services={API: ROUTE}, shared_ingress=True), 443, SHARED_INGRESS),
+    ],
+)
+def test_a_further_name_is_where_users_find_the_api_server(
+    found: HostedCluster, port: int, through: str
+) -> None:
+    named = endpoints(replace(found, api_dns_name="k8s.example.net"))
+    main, further, *_ = [each for each in named if each.service is API]
+    assert further.name == "kube-apiserver-dns-name"
+    assert (further.address, further.port, further.through) == ("k8s.example.net", port, through)
+    assert further.sni == ("k8s.example.net" if through else "")
+    assert (further.by, further.visible_from) == (main.by, main.visible_from)
+    assert {*named} - {further} == {*endpoints(found)}
+
+
+def test_an_ingress_of_many_clusters_does_not_know_a_further_name() -> None:
+    found = cluster(Platform.IBMCLOUD, services={API: ROUTE}, api_dns_name="k8s.example.net")
+    plan = make_plan(found)
+    assert "k8s.example.net" not in {each.address for each in plan.endpoints}
+    assert "api-dns-name-nowhere" in {each.rule for each in plan.findings}
 
 
 def test_ibm_has_ports_and_names_of_its_own() -> None:
