@@ -181,6 +181,39 @@ def test_everything_is_written(
     read((tmp_path / "out" / "lab.yaml").read_text(), name="lab", source="lab.yaml")
 
 
+def test_pods_are_kept_away_from_the_management_cluster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ("--management-api=10.0.0.1", "--management-network=10.128.0.0/14")
+    code, out, _ = publish(capsys, "render", PRIVATE, *where)
+    assert code == 0
+    made = {each["metadata"]["name"]: each for each in yaml.safe_load_all(out)}
+    for name in ("management-api", "router-egress"):
+        blocks = [
+            peer["ipBlock"]
+            for rule in made[name]["spec"]["egress"]
+            for peer in rule["to"]
+            if "ipBlock" in peer
+        ]
+        assert blocks == [{"cidr": "0.0.0.0/0", "except": ["10.0.0.1/32", "10.128.0.0/14"]}]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--management-api=kas.example.com", "is not an address"),
+        ("--management-api=::ffff:10.0.0.1", "IPv4 address in IPv6 notation"),
+        ("--management-network=10.0.0.0", "its prefix is missing"),
+    ],
+)
+def test_a_wrong_management_cluster_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], flag: str, said: str
+) -> None:
+    code, _, err = publish(capsys, "plan", PRIVATE, flag)
+    assert code == 2
+    assert flag in err and said in err and err.count("\n") == 1
+
+
 def test_one_part_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = publish(capsys, "render", PUBLIC)
     kinds = {each["kind"] for each in yaml.safe_load_all(out)}

@@ -96,6 +96,38 @@ def test_managed_azure_shares_an_ingress() -> None:
     assert (managed.azure_workload_identities, managed.shared_ingress) == (False, True)
 
 
+ON = "hypershift.openshift.io/enable-metrics-forwarding"
+OFF = "hypershift.openshift.io/disable-monitoring-services"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "mode", "forwards"),
+    # The first four are HyperShift's own cases.
+    [
+        ({}, None, False),
+        ({OFF: "true"}, None, False),
+        ({ON: "true"}, None, True),
+        ({ON: "true", OFF: "true"}, None, False),
+        ({}, "Forward", True),
+        ({}, "None", False),
+        ({OFF: ""}, "Forward", False),
+    ],
+)
+def test_metrics_are_forwarded_where_that_is_asked_for(
+    annotations: dict[str, str], mode: str | None, forwards: bool
+) -> None:
+    said = {"metadata.annotations": annotations, "spec.monitoring.metricsForwarding.mode": mode}
+    cluster = read(yaml.safe_dump(changed(AZURE, said)), "c.yaml")
+    assert cluster.forwards_metrics is forwards
+
+
+def test_the_management_clusters_platform_is_an_annotation() -> None:
+    where = "hypershift.openshift.io/management-platform"
+    for text, platform in (("Azure", Platform.AZURE), ("Nutanix", None)):
+        document = changed(KUBEVIRT, {"metadata.annotations": {where: text}})
+        assert read(yaml.safe_dump(document), "c.yaml").management_platform is platform
+
+
 def test_kubevirt_gets_what_it_leaves_out() -> None:
     document = changed(KUBEVIRT, {"spec.services": KUBEVIRT["spec"]["services"][1:]})
     cluster = read(yaml.safe_dump(document), "c.yaml")

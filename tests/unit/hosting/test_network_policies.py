@@ -68,6 +68,7 @@ def may(
     """As networking.k8s.io/v1 has it: selected pods let in only what some policy lets in."""
     made = [each.manifest for each in objects(given, keep_sources=keep_sources)]
     policies = [each["spec"] for each in made if each["kind"] == "NetworkPolicy"]
+    policies = [each for each in policies if "Ingress" in each["policyTypes"]]
     own = [spec for spec in policies if selects(spec["podSelector"], {"app": app})]
     assert own, "a pod that no policy selects is open to everybody"
     return any(
