@@ -19,6 +19,7 @@ from isthmus.hosting.shapes import (
     service,
 )
 from isthmus.hosting.visibility import is_private, labels_routes
+from isthmus.values import HostPort
 
 METRICS_PORT = 9443
 
@@ -54,3 +55,8 @@ def metrics_host(cluster: HostedCluster) -> str:
         return ""
     _, dot, domain = ignition.hostname.partition(".")
     return f"{METRICS_PROXY}-{cluster.name}.{domain}" if dot else ""
+
+
+def metrics_backend(cluster: HostedCluster) -> HostPort:
+    """Where it is in the management cluster: its Service, by the whole name."""
+    return HostPort(f"{METRICS_PROXY}.{cluster.control_plane}.svc.cluster.local", ROUTE_PORT)

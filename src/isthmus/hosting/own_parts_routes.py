@@ -9,7 +9,7 @@ from typing import Any
 
 from isthmus.hosting.endpoints import through_of
 from isthmus.hosting.model import ControlPlaneService, PlannedEndpoint, PublishPlan, Strategy
-from isthmus.hosting.objects_services import ROUTE_PORT
+from isthmus.hosting.objects_metrics import metrics_backend
 from isthmus.hosting.shapes import METRICS_PROXY, key
 from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
 from isthmus.text.go_yaml import to_yaml
@@ -98,8 +98,7 @@ def with_metrics(plan: PublishPlan, shared: SharedAddress) -> SharedAddress:
     for each in plan.objects:
         host = each["spec"].get("host", "") if key(each) == f"Route/{METRICS_PROXY}" else ""
         if host and through_of(plan.cluster, each) == shared.through:
-            inside = f"{METRICS_PROXY}.{plan.cluster.control_plane}.svc.cluster.local"
-            at = HostPort(inside, ROUTE_PORT)
+            at = metrics_backend(plan.cluster)
             route = NamedRoute(service=None, hosts=(host,), backend=at)
             return replace(shared, routes=(*shared.routes, route))
     return shared
