@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,12 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look through ten thousand collected tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def test_a_stuck_loop_is_said_while_it_is_stuck_and_counted_afterwards(said: Sai
     assert beats
     (stuck,) = [it for it in said.records if it.getMessage() == "the event loop is stuck"]
     fields = getattr(stuck, "fields", {})
-    assert "hold_the_loop (app/test_health.py:" in fields["stuck_in"]
+    assert "hold_the_loop (frame/test_health.py:" in fields["stuck_in"]
     assert any(it.getMessage() == "the event loop was stuck" for it in said.records)
 
 
