@@ -67,6 +67,8 @@ class MemoryTable:
 
     def __init__(self) -> None:
         self.held: dict[ServerKey, KernelServer] = {}
+        #: How many commands are carried out before one is refused; None for all.
+        self.until_refused: int | None = None
 
     def __enter__(self) -> MemoryTable:
         return self
@@ -87,6 +89,11 @@ class MemoryTable:
 
     def apply(self, command: IpvsCommand) -> None:
         """Do it, or raise."""
+        if self.until_refused is not None:
+            self.until_refused -= 1
+            if self.until_refused < 0:
+                self.until_refused = None
+                raise ApplyError("no memory")
         match command:
             case AddServer(server=server):
                 assert server.key not in self.held
@@ -385,6 +392,45 @@ def test_a_rule_that_is_refused_changes_nothing(bed: Bed) -> None:
     assert caught.value.rule.startswith("-A KUBE-SERVICES")
     assert bed.picture() == before
     assert bed.sync(backend, more, settings(V4)).full
+
+
+@FAMILIES
+def test_a_sync_that_fails_anywhere_changes_nothing(bed: Bed, family: IpFamily) -> None:
+    more = {"load_balancer_ips": (LOAD_BALANCER[family],), "node_port": 30080}
+    there, wanted = view(family, 0, 1, **more), view(family, 1, affinity_s=60)
+    for full in (False, True):
+        backend = bed.backend(family)
+        bed.start(backend)
+        bed.sync(backend, there, settings(family))
+        before = bed.picture()
+        refused = 0
+        while True:
+            bed.table.until_refused = refused
+            try:
+                bed.sync(backend, wanted, settings(family), full=full)
+            except ApplyError:
+                assert bed.picture() == before
+                refused += 1
+                # What it knew of the kernel is forgotten: look, as the next sync would.
+                bed.sync(backend, there, settings(family))
+                assert bed.picture() == before
+                continue
+            break
+        bed.table.until_refused = None
+        assert refused == 4  # the server is changed, one destination and two servers go
+        assert set(bed.table.held) == {ServerKey(CLUSTER[family], 80, PortProtocol.TCP)}
+
+
+def test_addresses_that_are_refused_take_everything_back(bed: Bed) -> None:
+    backend = bed.backend(V6)
+    bed.start(backend)
+    bed.sync(backend, view(V6, 0), settings(V6))
+    before = bed.picture()
+    # A multicast address is nobody's own; the one before it is added, and goes again.
+    wrong = view(V6, 0, 1, load_balancer_ips=(LOAD_BALANCER[V6],), external_ips=("ff02::1",))
+    with pytest.raises(ApplyError, match="address"):
+        bed.sync(backend, wrong, settings(V6))
+    assert bed.picture() == before
 
 
 def test_a_new_address_of_the_node_takes_node_ports(bed: Bed) -> None:

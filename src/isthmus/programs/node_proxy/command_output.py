@@ -16,6 +16,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     PacketVerdict,
     RuleStep,
 )
+from isthmus.programs.node_proxy.rules.explaining_iptables import HEALTH_CHECK
 from isthmus.programs.node_proxy.rules.model import IpFamily
 from isthmus.programs.node_proxy.rules.rendering import ADDED, REMOVED, LineChange, PortChange
 
@@ -31,6 +32,7 @@ _COLOURS = {
     PacketVerdict.UNTOUCHED: "yellow",
 }
 _UNTOUCHED = "no rule translates or refuses it: it goes on as it is"
+_ANSWERED = "not translated: the node proxy answers health checks there"
 _MARKS = {ADDED: ("+", "green"), REMOVED: ("-", "red")}
 
 
@@ -142,6 +144,8 @@ def _told(packet: Packet) -> str:
 def _verdict(found: PacketExplanation) -> str:
     verdict = found.verdict
     if verdict is not PacketVerdict.TRANSLATED:
+        if found.reached_by == HEALTH_CHECK:
+            return _ANSWERED if verdict is PacketVerdict.UNTOUCHED else str(verdict.value)
         return _UNTOUCHED if verdict is PacketVerdict.UNTOUCHED else str(verdict.value)
     masqueraded = {each.masqueraded for each in found.outcomes}
     how = "masqueraded" if masqueraded == {True} else "not masqueraded"

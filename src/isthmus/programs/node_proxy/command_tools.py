@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.errors import ConfigError, KubeError
+from isthmus.errors import KubeError
 from isthmus.frame.cli.flags import FlagCommand
 from isthmus.frame.cli.tables import filled
-from isthmus.programs.node_proxy.settings import IPVS, NodeProxySettings
+from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
 from isthmus.settings.options import Option, options_of
+from isthmus.values import HostPort
 
 if TYPE_CHECKING:
     from isthmus.programs.node_proxy.rules.explaining import PacketExplanation
@@ -35,6 +36,7 @@ _SHAPING = (
     "pod_interface_prefix", "detect_local_mode", "pod_bridge_interface",
     "pod_interface_name_prefix",
 )  # fmt: skip
+_LOCALHOST = "nftables_localhost_nodeports"
 _SOURCES = ("manifests", "kubeconfig", "master")
 # What is declared of a setting for the program, and is otherwise here.
 _OTHERWISE: dict[str, dict[str, Any]] = {
@@ -165,11 +167,6 @@ def _explain(
 
     destination = PacketTarget.parse(dst)
     snapshot = _look(given)
-    if snapshot.settings.mode == IPVS:
-        raise ConfigError(
-            "ipvs cannot be explained: it is the kernel's virtual servers that decide there, which"
-            " isthmus node-proxy render shows"
-        )
     found, notes = _explained(
         snapshot, src, destination,
         from_pod=from_pod, interface=in_interface or "", bridge_port=bridge_port or "",
@@ -188,6 +185,7 @@ def _explained(
 ) -> tuple[PacketExplanation, list[str]]:
     """Walk, and say what the answer rests on."""
     from isthmus.programs.node_proxy.rules.explaining import (
+        NODE,
         ExplainedNode,
         explain,
         packet_to,
@@ -199,15 +197,18 @@ def _explained(
 
     family = family_of(destination.address)
     settings = snapshot.rules[family]
+    rules = rules_of(snapshot, family)
     place = ExplainedNode(
         view=snapshot.views[family],
         settings=settings,
-        here=snapshot.here,
+        here=snapshot.here | rules.addresses,
         pod_cidrs=snapshot.node.pod_cidrs,
     )
+    if src == NODE and destination.address in rules.addresses:
+        src = destination.address  # the kernel's choice for an address of its own
     packet = packet_to(destination, src, place, **how)
-    found = explain(rules_of(snapshot, family), packet, place.view)
-    notes = list(found.notes)
+    found = explain(rules, packet, place.view)
+    notes = [*found.notes, *_on_localhost(snapshot, destination)]
     pod = packet.origin is Origin.POD
     if pod is not taken_for_local(packet, settings) and settings.detector.matches(family):
         taken = "does not take it for" if pod else "takes it for"
@@ -215,9 +216,28 @@ def _explained(
     return found, notes
 
 
+def _on_localhost(snapshot: Snapshot, destination: Any) -> list[str]:
+    """What no rule does: connections that the node proxy itself carries."""
+    from isthmus.programs.node_proxy.rules.localhost import localhost_ports
+    from isthmus.programs.node_proxy.rules.model import PortProtocol
+    from isthmus.programs.node_proxy.rules.objects import family_of
+
+    settings = snapshot.settings
+    if not settings.nftables_localhost_nodeports or settings.mode != NFTABLES:
+        return []
+    if destination.protocol is not PortProtocol.TCP:
+        return []
+    found = localhost_ports(snapshot.views[family_of(destination.address)])
+    port = found.get(HostPort(destination.address, destination.port))
+    if port is None:
+        return []
+    ends = ", ".join(map(str, port.endpoints))
+    return [f"the node proxy listens there for {port.key}, and carries connections to {ends}"]
+
+
 explain_command = ToolCommand(
     "explain",
-    _declared(*_SOURCES, *_SHAPING),
+    _declared(*_SOURCES, *_SHAPING, _LOCALHOST),
     [
         _argument("SRC"),
         _argument("DST"),

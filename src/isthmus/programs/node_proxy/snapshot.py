@@ -24,16 +24,18 @@ from isthmus.programs.node_proxy.node import HostFacts, rule_settings
 from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, needs_pod_cidrs
 from isthmus.programs.node_proxy.rules.explaining_flow import WalkableRules
 from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
+from isthmus.programs.node_proxy.rules.explaining_ipvs import IpvsWalk
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
 from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
-from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions
+from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions, plan
+from isthmus.programs.node_proxy.rules.ipvs.rules import rules as ipvs_rules
 from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
 from isthmus.programs.node_proxy.rules.objects import NodeObject, family_of
 from isthmus.programs.node_proxy.rules.rendering import Rendered, rendered
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
-from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
+from isthmus.programs.node_proxy.settings import IPVS, NFTABLES, NodeProxySettings
 
 #: How long a list of everything may take.
 _LIST_S = 60.0
@@ -63,20 +65,29 @@ class Snapshot:
         return found or [IpFamily.IPV4]
 
     def rendered(self, family: IpFamily) -> Rendered:
-        own = frozenset(ip for ip in self.here if family_of(ip) is family)
-        options = IpvsOptions(scheduler=self.settings.ipvs_scheduler or DEFAULT_SCHEDULER)
         return rendered(
             self.settings.mode,
             self.views[family],
             self.rules[family],
-            options=options,
-            node_addresses=own,
+            options=self.ipvs_options,
+            node_addresses=self.own(family),
         )
+
+    @property
+    def ipvs_options(self) -> IpvsOptions:
+        return IpvsOptions(scheduler=self.settings.ipvs_scheduler or DEFAULT_SCHEDULER)
+
+    def own(self, family: IpFamily) -> frozenset[str]:
+        """The node's addresses of a family."""
+        return frozenset(ip for ip in self.here if family_of(ip) is family)
 
 
 def rules_of(snapshot: Snapshot, family: IpFamily) -> WalkableRules:
-    """The rules of a family to walk through; not of ipvs."""
+    """The rules of a family to walk through."""
     view, settings = snapshot.views[family], snapshot.rules[family]
+    if snapshot.settings.mode == IPVS:
+        made = plan(view, settings, snapshot.ipvs_options, snapshot.own(family))
+        return IpvsWalk(made, ipvs_rules(made, settings), settings)
     if snapshot.settings.mode == NFTABLES:
         renderer = NftablesRenderer(settings)
         renderer.advance(view)

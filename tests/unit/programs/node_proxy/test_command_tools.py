@@ -91,6 +91,12 @@ EXPLAINED = {
     "node-to-dns": ("node", "10.96.0.10:53/udp", NODE_CIDR),
     "nobody": ("10.180.0.5", "10.180.1.6:8080", NODE_CIDR),
     "refused": ("2001:db8::1", "[fd00:96::10]:53/udp", NODE_CIDR),
+    "node-to-dns-ipvs": ("node", "10.96.0.10:53/udp", NODE_CIDR, "--proxy-mode=ipvs"),
+    "health-check-ipvs": ("203.0.113.7", "192.0.2.1:31000", NODE_CIDR, "--proxy-mode=ipvs"),
+    "localhost-nftables": (
+        "node", "127.0.0.1:30080", NODE_CIDR, "--proxy-mode=nftables",
+        "--nftables-localhost-nodeports",
+    ),
 }  # fmt: skip
 
 
@@ -191,7 +197,10 @@ def test_differences_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["--dport 30081" in line for line in chain["added"]] == [True]
 
 
-@pytest.mark.parametrize("name", ["explain-pod-to-itself-nftables.txt", "diff-nftables.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["explain-pod-to-itself-nftables.txt", "explain-health-check-ipvs.txt", "diff-nftables.txt"],
+)
 def test_the_documentation_shows_what_is_printed(name: str) -> None:
     page = Path(__file__).parents[4] / "docs" / "how-to" / "node-proxy-explain.md"
     assert (GOLDEN / name).read_text() in page.read_text()
@@ -209,10 +218,6 @@ WRONG = {
         "--from-pod: 192.0.2.1 is the node itself"
     ),
     ("explain", "node", "10.96.0.20:80", "--in-interface="): "--in-interface is empty",
-    ("explain", "node", "10.96.0.20:80", "--proxy-mode=ipvs"): (
-        "ipvs cannot be explained: it is the kernel's virtual servers that decide there, which"
-        " isthmus node-proxy render shows"
-    ),
     ("render", "--detect-local=bride"): (
         "--detect-local must be cluster-cidr, node-cidr, pod-interface-prefix or bridge, not"
         " 'bride', did you mean bridge?"

@@ -1,8 +1,8 @@
 """ipvs mode: virtual servers of the kernel balance, ipsets and a few iptables rules masquerade.
 
 What has to be where is said by ``isthmus.programs.node_proxy.rules.ipvs``; the kernel's four doors
-are in ipvs_programs.py and ipvs_netlink.py. Nothing spans all four, so that a sync that
-fails is taken back as far as it can be, and the next one looks at everything.
+are in ipvs_programs.py and ipvs_netlink.py. Nothing spans all four: a sync that fails is taken
+back, command by command, and the next one looks at everything.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
     VirtualServer,
     Wanted,
     difference,
+    in_order,
+    inverse,
     owned,
 )
 from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet, batch, undone
@@ -156,8 +158,8 @@ class IpvsBackend(KernelBackend):
         """Bring sets, rules, servers and addresses to the view.
 
         Raises:
-            ApplyError: something was refused. Sets and rules are as before; what was done to
-                virtual servers stays, and the next sync is full.
+            ApplyError: something was refused. Everything is as before, as far as the kernel lets
+                it be, and the next sync is full.
         """
         full = full or self._sets is None or settings != self._settings
         if full:
@@ -212,60 +214,103 @@ class IpvsBackend(KernelBackend):
         return wrong
 
     def _write(self, made: IpvsPlan, settings: RuleSettings, *, full: bool) -> bool:
-        """Write what differs; tells whether rules were written."""
+        """Write what differs, or nothing at all; tells whether rules were written.
+
+        Nothing in the kernel spans sets, rules, servers and addresses. What is new comes before
+        what goes, through all of them; and when one refuses, everything before it is taken back.
+        """
         entries = made.entries()
         before = self._ipsets.entries() if full or self._sets is None else self._sets
         lines = batch(self.family, entries, before, create=full)
         more = [line for line in lines if not line.startswith("del ")]
-        restore_sets(more)
         text = rules(made, settings).text()
         written = full or text != self._text
-        if written:
-            try:
+        with contextlib.ExitStack() as undo:
+            restore_sets(more)
+            self._undo(undo, "the ipsets", lambda: restore_sets(undone(more)))
+            if written:
                 self._rules.restore(text)
-            except ApplyError:
-                restore_sets(undone(more))
-                raise
-        if full:
-            self._rules.ensure_jumps()
-        self._serve(made, before, full=full)
-        restore_sets([line for line in lines if line.startswith("del ")])
+                if last := self._text:
+                    self._undo(undo, "the rules", lambda: self._rules.restore(last))
+            if full:
+                self._rules.ensure_jumps()
+            self._serve(made, before, undo, full=full)
+            restore_sets([line for line in lines if line.startswith("del ")])
+            undo.pop_all()  # all of it is there: nothing is taken back
+        self._servers, self._addresses = dict(made.servers), set(made.addresses)
         self._sets, self._text = entries, text
         return written
 
-    def _serve(self, made: IpvsPlan, before: Mapping[IpSet, frozenset[str]], *, full: bool) -> None:
-        commands = self._commands(made.servers, before, full=full)
-        later = [each for each in commands if isinstance(each, RemoveServer)]
-        self._do([each for each in commands if not isinstance(each, RemoveServer)])
+    def _undo(self, undo: contextlib.ExitStack, what: str, work: Callable[[], object]) -> None:
+        """Have something taken back if what follows fails; what stays is said."""
+
+        def back() -> None:
+            try:
+                work()
+            except ApplyError as exc:
+                log(_log, logging.WARNING, "a change that failed is not all taken back",
+                    what=what, family=self.family.value, error=exc)  # fmt: skip
+
+        undo.callback(back)
+
+    def _serve(
+        self,
+        made: IpvsPlan,
+        sets: Mapping[IpSet, frozenset[str]],
+        undo: contextlib.ExitStack,
+        *,
+        full: bool,
+    ) -> None:
+        there = self._present(made.servers, sets, full=full)
+        wanted = made.servers if full else self._changed(made.servers)
+        commands = difference(wanted, there, excluded=self._options.exclude_cidrs)
+        bring, take = in_order(commands)
+        before = {each.server.key: each for each in there}
+        self._do_or_undo(bring, before, undo)
         # An address without its server refuses; one that goes before it is merely not reached.
         held = self._device.ours() if full else self._addresses
-        self._device.change(add=made.addresses - held, remove=held - made.addresses)
-        self._do(later)
-        self._servers, self._addresses = dict(made.servers), set(made.addresses)
+        add, remove = made.addresses - held, held - made.addresses
+        # Of a change that is refused half way nobody knows how far it came.
+        self._undo(undo, "the addresses", lambda: self._device.change(add=remove, remove=add))
+        self._device.change(add=add, remove=remove)
+        self._do_or_undo(take, before, undo)
 
-    def _commands(
+    def _do_or_undo(
+        self,
+        commands: Sequence[IpvsCommand],
+        before: Mapping[ServerKey, KernelServer],
+        undo: contextlib.ExitStack,
+    ) -> None:
+        for command in commands:
+            self._do([command])
+            back = inverse(command, before)
+            self._undo(undo, str(command), functools.partial(self._do, back))
+
+    def _changed(self, wanted: Wanted) -> Wanted:
+        """The servers that are wanted otherwise than they were."""
+        return {
+            server: destinations
+            for server, destinations in wanted.items()
+            if self._servers.get(server) != destinations
+        }
+
+    def _present(
         self, wanted: Wanted, sets: Mapping[IpSet, frozenset[str]], *, full: bool
-    ) -> list[IpvsCommand]:
-        excluded = self._options.exclude_cidrs
+    ) -> list[KernelServer]:
+        """What the kernel has of the servers that a sync is about."""
         if full:
             keys = {server.key for server in wanted}
             there = self._table.servers(self.family)
             ours = {each.server.key for each in owned(there, sets)}
-            present = [each for each in there if each.server.key in keys | ours]
-            return difference(wanted, present, excluded=excluded)
+            return [each for each in there if each.server.key in keys | ours]
         # Only what changed is asked for: how many connections its destinations have.
-        last = {server.key: server for server in self._servers}
         now = {server.key for server in wanted}
-        changed: dict[VirtualServer, frozenset[IpvsDestination]] = {}
-        present = [KernelServer(server=server) for key, server in last.items() if key not in now]
-        for server, destinations in wanted.items():
-            if self._servers.get(server) == destinations:
-                continue
-            changed[server] = destinations
-            if server.key in last:
-                of = self._table.destinations(server.key)
-                present.append(KernelServer(server=last[server.key], destinations=of))
-        return difference(changed, present, excluded=excluded)
+        changed = {server.key for server in self._changed(wanted)}
+        return [
+            KernelServer(server=server, destinations=self._table.destinations(server.key))
+            for server in self._servers
+            if server.key in changed or server.key not in now
+        ]
 
     def _do(self, commands: Sequence[IpvsCommand]) -> None:
         for command in commands:

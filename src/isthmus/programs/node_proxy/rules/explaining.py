@@ -24,10 +24,18 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     parsed,
     within,
 )
-from isthmus.programs.node_proxy.rules.explaining_iptables import matches, parse_rule
+from isthmus.programs.node_proxy.rules.explaining_iptables import HEALTH_CHECK, matches, parse_rule
 from isthmus.programs.node_proxy.rules.iptables import base as iptables
 from isthmus.programs.node_proxy.rules.iptables.base import quoted_words
-from isthmus.programs.node_proxy.rules.model import BackedPort, PortKey, PortProtocol, ServiceView
+from isthmus.programs.node_proxy.rules.ipvs import rules as ipvs
+from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet
+from isthmus.programs.node_proxy.rules.model import (
+    BackedPort,
+    IpFamily,
+    PortKey,
+    PortProtocol,
+    ServiceView,
+)
 from isthmus.programs.node_proxy.rules.nftables import base as nftables
 from isthmus.programs.node_proxy.rules.objects import family_of
 from isthmus.programs.node_proxy.rules.reading import canonical_address
@@ -38,6 +46,12 @@ _EXTERNAL = (iptables.EXTERNAL_PREFIX, nftables.EXTERNAL)
 _EVERY_ENDPOINT = (iptables.CLUSTER_PREFIX, nftables.SERVICE)
 # Chains that mark for others: why is told by who led there.
 _MARKERS = (iptables.MARK_MASQ, iptables.MASQ_IF_NOT_LOCAL, nftables.NOT_LOCAL_CHAIN)
+# With ipvs: node ports and load balancers, where some are marked and others sent back.
+_IPVS_EXTERNAL = (ipvs.NODE_PORT, ipvs.LOAD_BALANCER)
+_HAIRPINS = (
+    f"@{nftables.NftContainer.HAIRPIN}",
+    *(f" {IpSet.LOOP_BACK.of(family)} " for family in IpFamily),
+)
 _FROM_NODE = ("--src-type LOCAL", "fib saddr type local")
 
 
@@ -136,7 +150,12 @@ def _through(rules: WalkableRules, hooks: list[Hook], flow: Flow) -> Iterator[Fl
         yield flow
         return
     for after in rules.cross(hooks[0], flow):
-        yield from _through(rules, hooks[1:], after)
+        rest = hooks[1:]
+        if hooks[0] is Hook.INPUT and after.virtual is not None and flow.virtual is None:
+            # A virtual server took it; what goes to this node itself is delivered at once.
+            packet = after.packet
+            rest = [] if packet.is_here(packet.destination) else [Hook.POSTROUTING]
+        yield from _through(rules, rest, after)
 
 
 def _outcome(flow: Flow, settings: RuleSettings) -> PacketOutcome:
@@ -174,11 +193,15 @@ def _why(steps: tuple[RuleStep, ...], settings: RuleSettings) -> Iterator[Reason
             cause = step
         if step.marks and cause is not None:
             yield _why_marked(cause, settings)
-        elif f"@{nftables.NftContainer.HAIRPIN}" in step.rule:
+        elif any(words in step.rule for words in _HAIRPINS):
             yield Reason.HAIRPIN
 
 
 def _why_marked(cause: RuleStep, settings: RuleSettings) -> Reason:
+    if cause.chain in _IPVS_EXTERNAL or IpSet.EXTERNAL_IP.of(settings.family) in cause.rule:
+        return Reason.EXTERNAL
+    if " src,dst " in cause.rule:  # of ipvs alone: the node sends from a Service's own address
+        return Reason.NODE
     if cause.chain.startswith(_EXTERNAL):
         from_node = any(words in cause.rule for words in _FROM_NODE)
         return Reason.NODE if from_node else Reason.EXTERNAL
@@ -188,6 +211,9 @@ def _why_marked(cause: RuleStep, settings: RuleSettings) -> Reason:
 
 
 def _why_not(steps: tuple[RuleStep, ...], settings: RuleSettings) -> Reason:
+    kept = IpSet.EXTERNAL_IP_LOCAL.of(settings.family)
+    if any(step.chain in _IPVS_EXTERNAL or kept in step.rule for step in steps):
+        return Reason.KEPT
     for number, step in enumerate(steps[:-1]):
         if step.chain.startswith(_EXTERNAL):
             everywhere = steps[number + 1].chain.startswith(_EVERY_ENDPOINT)
@@ -201,7 +227,17 @@ def _service(view: ServiceView, packet: Packet) -> tuple[PortKey, str] | None:
     for key, backed in view.ports.items():
         if key.protocol is packet.protocol and (kind := _kind(backed, packet)):
             return key, kind
+    for key, backed in view.ports.items():
+        if _checks_health(backed, packet):
+            return key, HEALTH_CHECK
     return None
+
+
+def _checks_health(backed: BackedPort, packet: Packet) -> bool:
+    """The node proxy itself answers there, of every port of a Service."""
+    number = backed.port.health_check_node_port
+    here = packet.is_here(packet.destination)
+    return number == packet.port and packet.protocol is PortProtocol.TCP and here
 
 
 def _kind(backed: BackedPort, packet: Packet) -> str:

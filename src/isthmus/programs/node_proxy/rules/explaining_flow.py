@@ -99,7 +99,8 @@ class Trail:
 class Flow:
     """A packet as it is after some rules, and how likely it is to come there.
 
-    ``verdict`` is there once it is refused or dropped. ``notes`` are sentences about what cannot
+    ``verdict`` is there once it is refused or dropped. ``virtual`` is the address, protocol and
+    port of the virtual server that took it, with ipvs. ``notes`` are sentences about what cannot
     be known of a single packet.
     """
 
@@ -110,6 +111,7 @@ class Flow:
     masqueraded: bool = False
     verdict: PacketVerdict | None = None
     trail: Trail | None = None
+    virtual: tuple[str, str, int] | None = None
     notes: frozenset[str] = field(default=frozenset())
 
     def met(self, step: RuleStep) -> Flow:
@@ -149,7 +151,12 @@ class RuleEffect:
 
 
 class WalkableRules(ABC):
-    """All rules of a family that a packet can meet; ``settings`` are what they were made with."""
+    """All rules of a family that a packet can meet; ``settings`` are what they were made with.
+
+    ``addresses`` are those of Services that the node has for its own, with ipvs.
+    """
+
+    addresses: frozenset[str] = frozenset()
 
     def __init__(self, settings: RuleSettings) -> None:
         self.settings = settings

@@ -7,9 +7,11 @@ over. Rules of others are not known here, and the kernel's own chains let everyt
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Protocol
 
 from typing_extensions import override
 
@@ -27,8 +29,9 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     walk,
     within,
 )
-from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, quoted_words
+from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, Jump, quoted_words
 from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRuleset
+from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 # The tables of each hook in the kernel's order: destinations change before filter looks at them.
 _TABLES = {
@@ -52,7 +55,13 @@ _TESTS: Mapping[str, Callable[[Flow, str], bool]] = {
     "--dst-type": lambda flow, _: flow.packet.is_here(flow.packet.destination),
     "--physdev-in": lambda flow, text: named(flow.packet.bridge_port, text, "+"),
     "--physdev-is-in": lambda flow, _: bool(flow.packet.bridge_port),
+    "--vaddr": lambda flow, text: flow.virtual is not None and flow.virtual[0] == text,
+    "--vproto": lambda flow, text: flow.virtual is not None and flow.virtual[1] == text,
+    "--vport": lambda flow, text: flow.virtual is not None and flow.virtual[2] == int(text),
 }
+_SET = "--match-set"
+#: What comments of rules say that let health checks pass.
+HEALTH_CHECK = "health check node port"
 # Matches without a text; and words that tell nothing by themselves, with how many follow.
 _BARE = frozenset({"--physdev-is-in"})
 _PASSED = {
@@ -93,7 +102,9 @@ def parse_rule(text: str) -> IptablesRule:
         if word == "-j":
             target, *arguments = given
             break
-        if word in _TESTS:
+        if word == _SET:
+            tests.append((word, f"{next(given)} {next(given)}", turned))
+        elif word in _TESTS:
             tests.append((word, "" if word in _BARE else next(given), turned))
         elif word == "--probability":
             chance = float(next(given))
@@ -119,13 +130,27 @@ def parse_rule(text: str) -> IptablesRule:
     )
 
 
-class IptablesRules(WalkableRules):
-    """The rules of a ruleset, with the jumps to them."""
+class MatchedSet(Protocol):
+    """An ipset that rules match."""
 
-    def __init__(self, ruleset: IptablesRuleset) -> None:
-        super().__init__(ruleset.settings)
-        self._tables = {table: dict(chains) for table, chains in ruleset.tables().items()}
-        for jump in JUMPS:  # each is put in front
+    def has(self, flow: Flow, directions: str, /) -> bool:
+        """Whether a packet is in it, looked at in these directions."""
+
+
+class IptablesChains(WalkableRules):
+    """The chains of each table, with the jumps to them and the sets that they match."""
+
+    def __init__(
+        self,
+        settings: RuleSettings,
+        tables: Mapping[str, Mapping[str, Sequence[str]]],
+        jumps: Iterable[Jump],
+        sets: Mapping[str, MatchedSet] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(settings)
+        self._sets = sets
+        self._tables = {table: dict(chains) for table, chains in tables.items()}
+        for jump in jumps:  # each is put in front
             rules = self._tables[jump.table].get(jump.source, ())
             self._tables[jump.table][jump.source] = (quoted_words(jump.args), *rules)
 
@@ -137,7 +162,10 @@ class IptablesRules(WalkableRules):
         chains = self._tables[table]
 
         def meet(name: str, text: str, flow: Flow) -> Iterator[RuleEffect]:
-            return _meet(table, name, parse_rule(text), flow)
+            rule = parse_rule(text)
+            if not matches(rule, flow, self._sets):
+                return iter((RuleEffect(flow),))
+            return _meet(table, name, rule, flow)
 
         # A chain that is not there has no rules: the kubelet's, where nobody needs it.
         return walk(lambda name: chains.get(name, ()), meet, chain, flow)
@@ -147,15 +175,31 @@ def _states(flow: Flow) -> set[str]:
     return {"NEW", "DNAT"} if flow.translated else {"NEW"}
 
 
-def matches(rule: IptablesRule, flow: Flow) -> bool:
+class IptablesRules(IptablesChains):
+    """The rules of iptables mode."""
+
+    def __init__(self, ruleset: IptablesRuleset) -> None:
+        super().__init__(ruleset.settings, ruleset.tables(), JUMPS)
+
+
+def matches(
+    rule: IptablesRule, flow: Flow, sets: Mapping[str, MatchedSet] = MappingProxyType({})
+) -> bool:
     """Whether all that a rule asks is so, chance and memory left aside."""
-    return all(_TESTS[option](flow, text) != turned for option, text, turned in rule.tests)
+    return all(
+        (_in_set(sets, flow, text) if option == _SET else _TESTS[option](flow, text)) != turned
+        for option, text, turned in rule.tests
+    )
+
+
+def _in_set(sets: Mapping[str, MatchedSet], flow: Flow, text: str) -> bool:
+    name, _, directions = text.partition(" ")
+    if name not in sets:
+        raise ConfigError(f"the ipset {name} cannot be explained: it is none of ours")
+    return sets[name].has(flow, directions)
 
 
 def _meet(table: str, chain: str, rule: IptablesRule, flow: Flow) -> Iterator[RuleEffect]:
-    if not matches(rule, flow):
-        yield RuleEffect(flow)
-        return
     if rule.remembers_s is not None:
         yield RuleEffect(remembering(flow, rule.remembers_s))
         return
@@ -202,7 +246,8 @@ def _done(table: str, chain: str, rule: IptablesRule, flow: Flow) -> RuleEffect:
                 said("drops it", replace(flow, verdict=PacketVerdict.DROPPED)), Continuation.STOP
             )
         case ("ACCEPT",):
-            return RuleEffect(said("lets it pass"), Continuation.STOP)
+            why = ", to a health check node port" if HEALTH_CHECK in rule.text else ""
+            return RuleEffect(said(f"lets it pass{why}"), Continuation.STOP)
         case ("RETURN",):
             return RuleEffect(said("goes back"), Continuation.RETURN)
         case ("",):

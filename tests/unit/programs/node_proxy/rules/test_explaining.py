@@ -177,7 +177,8 @@ def test_the_health_check_port_passes() -> None:
     view = view_of(backed("a", "172.30.0.1", external_local=True, health_check_node_port=31000))
     found = asked("iptables", view, packet(OUTSIDE, NODE, 31000))
     assert found.verdict is PacketVerdict.UNTOUCHED
-    assert "lets it pass" in [step.does for step in found.outcomes[0].steps]
+    assert (str(found.service), found.reached_by) == ("ns/a:p", "health check node port")
+    assert found.outcomes[0].steps[-1].does == "lets it pass, to a health check node port"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

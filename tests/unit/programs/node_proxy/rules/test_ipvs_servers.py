@@ -23,6 +23,8 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
     VirtualServer,
     WeighDestination,
     difference,
+    in_order,
+    inverse,
     owned,
 )
 from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet
@@ -182,6 +184,35 @@ def test_the_difference_leads_there(
             assert each.destinations[dest].connections
     left = difference(wanted, list(table.values()))
     assert left == []
+
+
+@given(present=held, targets=targets, done=st.integers(0, 20))
+def test_commands_are_taken_back_from_anywhere(
+    present: list[KernelServer],
+    targets: list[tuple[VirtualServer, frozenset[IpvsDestination]]],
+    done: int,
+) -> None:
+    before = {each.server.key: each for each in present}
+    bring, take = in_order(difference(dict(targets), present))
+    commands = [*bring, *take][:done]
+    back = [each for command in reversed(commands) for each in inverse(command, before)]
+    table = apply(back, apply(commands, before))
+    assert {key: shown(each) for key, each in table.items()} == {
+        key: shown(each) for key, each in before.items()
+    }
+
+
+def shown(each: KernelServer) -> tuple[VirtualServer, dict[IpvsDestination, int]]:
+    """A server without the connections of its destinations, which do not come back."""
+    return each.server, {dest: state.weight for dest, state in each.destinations.items()}
+
+
+def test_what_is_new_comes_before_what_goes() -> None:
+    other = VirtualServer(key=UDP, scheduler="rr")
+    present = [KernelServer(server=SERVER, destinations={A: IDLE}), KernelServer(server=other)]
+    bring, take = in_order(difference({SERVER: frozenset({B})}, present))
+    assert bring == [AddDestination(key=KEY, destination=B)]
+    assert take == [RemoveDestination(key=KEY, destination=A), RemoveServer(key=UDP)]
 
 
 def test_which_servers_are_ours() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from ipaddress import ip_address, ip_network
+from typing import assert_never
 
 from isthmus.programs.node_proxy.rules.ipvs.sets import NODE_PORTS, IpSet
 from isthmus.programs.node_proxy.rules.model import PortProtocol
@@ -163,6 +164,59 @@ def difference(
         if not any(address.version == net.version and address in net for net in nets):
             commands.append(RemoveServer(key=key))
     return commands
+
+
+def in_order(commands: Iterable[IpvsCommand]) -> tuple[list[IpvsCommand], list[IpvsCommand]]:
+    """What brings servers and destinations, and what takes some away: that comes last.
+
+    No packet then finds a server without an endpoint that had one before and has one after.
+    """
+    bring: list[IpvsCommand] = []
+    take: list[IpvsCommand] = []
+    for each in commands:
+        match each:
+            case RemoveServer() | RemoveDestination() | WeighDestination(weight=0):
+                take.append(each)
+            case _:
+                bring.append(each)
+    return bring, take
+
+
+def inverse(command: IpvsCommand, before: Mapping[ServerKey, KernelServer]) -> list[IpvsCommand]:
+    """What takes a command back, on servers that were so before it.
+
+    Connections that ended with a destination do not come back.
+    """
+    match command:
+        case AddServer(server=server):
+            return [RemoveServer(key=server.key)]
+        case ChangeServer(server=server):
+            return [ChangeServer(server=before[server.key].server)]
+        case AddDestination(key=key, destination=destination):
+            return [RemoveDestination(key=key, destination=destination)]
+        case WeighDestination(key=key, destination=destination):
+            return _weighed(key, destination, before[key].destinations[destination])
+        case RemoveDestination(key=key, destination=destination):
+            return _added(key, destination, before[key].destinations[destination])
+        case RemoveServer(key=key):
+            gone = before[key]
+            behind = (_added(key, each, state) for each, state in gone.destinations.items())
+            return [AddServer(server=gone.server), *(each for more in behind for each in more)]
+        case _:
+            assert_never(command)
+
+
+def _added(
+    key: ServerKey, destination: IpvsDestination, state: DestinationState
+) -> list[IpvsCommand]:
+    add = AddDestination(key=key, destination=destination)
+    return [add, *(_weighed(key, destination, state) if state.weight != 1 else ())]
+
+
+def _weighed(
+    key: ServerKey, destination: IpvsDestination, state: DestinationState
+) -> list[IpvsCommand]:
+    return [WeighDestination(key=key, destination=destination, weight=state.weight)]
 
 
 def _destinations(
