@@ -31,6 +31,7 @@ from isthmus.hosting.lab_topology_hosts import (
     inside,
     is_allowed,
     outside,
+    ports_at,
     routes,
     routes_file,
 )
@@ -369,7 +370,9 @@ def _at(
         what = {"get": f"https://{target}/", "answers": f"from {HOSTS[endpoint.service]}"}
     if may:
         yield {"from": may, **what}
-    if others:
+    if others and endpoint.through == SHARED_INGRESS:
+        yield {"from": others, "get": f"https://{target}/", "fails": "other"}  # an alert of TLS
+    elif others:
         yield {"from": others, "connect": str(target), "fails": "unreachable"}
 
 
@@ -393,7 +396,8 @@ def rules(
     """Standers to fronts, to Services inside, and fronts to what is behind them."""
     for front in found:
         for stander in standers:
-            ports = [each.port for each in front.endpoints if lets_in(plan, each, stander)]
+            let_in = [each for each in front.endpoints if lets_in(plan, each, stander)]
+            ports = [port for each in let_in for port in ports_at(each)]
             if stander.network != front.network:
                 yield from _rule(stander.host, front.host, ports)
     inside = [each for each in plan.endpoints if each.strategy is Strategy.NONE]
@@ -419,12 +423,9 @@ def _rule(source: str, target: str, ports: Iterable[int]) -> Iterator[AllowRule]
 
 def lets_in(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -> bool:
     """Whether the object that has an endpoint's address takes connections from there."""
-    blocks = plan.cluster.allowed_cidrs
     at = endpoint.through or endpoint.by
-    if at in OPEN:
+    if at in OPEN or at == SHARED_INGRESS:  # whose router refuses by its routes
         return True
-    if at == SHARED_INGRESS:
-        return not blocks or is_allowed(stander.address, blocks)
     service = _object(plan, at)
     if stander.stands is Viewpoint.INTERNET and not _is_outside(endpoint, service):
         return False

@@ -28,6 +28,7 @@ from isthmus.hosting.model import (
     Strategy,
     Viewpoint,
 )
+from isthmus.hosting.own_parts import SHARED_INGRESS_PORT
 from isthmus.hosting.own_parts_routes import ROUTER_PROGRAM, routes_document, shared_addresses
 from isthmus.hosting.visibility import SHARED_INGRESS
 from isthmus.values import HostPort, is_address
@@ -62,6 +63,7 @@ HOSTS: Mapping[ControlPlaneService, str] = {
 }
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 _LISTEN = 443
+_CLUSTER_ID = "lab"  # where a document has none
 _LONGEST = 36  # of a host, with four more letters for its process
 
 
@@ -246,7 +248,9 @@ def complete(plan: PublishPlan) -> PublishPlan:
         address = each.address or f"{each.name}.{plan.cluster.name}.lab.internal"
         sni = address if each.strategy is Strategy.ROUTE and not each.sni else each.sni
         found.append(replace(each, address=address, sni=sni, port=each.port or next(ports)))
-    return replace(plan, endpoints=tuple(found))
+    cluster = plan.cluster
+    named = replace(cluster, cluster_id=cluster.cluster_id or _CLUSTER_ID)
+    return replace(plan, cluster=named, endpoints=tuple(found))
 
 
 def backends(plan: PublishPlan) -> dict[ControlPlaneService, HostPort]:
@@ -313,6 +317,8 @@ def front_host(front: LabFront, plan: PublishPlan) -> dict[str, Any]:
             f"isthmus {ROUTER_PROGRAM} --config={{dir}}/{routes_file(front)} --listen=:{_LISTEN}"
             " --health-bind-address=127.0.0.1"
         )
+        if _key(front.endpoints[0]) == SHARED_INGRESS:
+            command += f" --listen-proxy=:{SHARED_INGRESS_PORT}"
         made["processes"] = {f"{front.host}-sni": command}
         return made
     made["services"] = [
@@ -325,20 +331,19 @@ def front_host(front: LabFront, plan: PublishPlan) -> dict[str, Any]:
     return made
 
 
+def ports_at(endpoint: PlannedEndpoint) -> list[int]:
+    """The ports by which an endpoint is reached: at a shared ingress, nodes have their own."""
+    shared = endpoint.through == SHARED_INGRESS
+    by_id = shared and endpoint.service is ControlPlaneService.API_SERVER
+    return [endpoint.port, *([SHARED_INGRESS_PORT] if by_id else [])]
+
+
 def routes_file(front: LabFront) -> str:
     return f"sni-routes.{front.host}.yaml"
 
 
 def routes(front: LabFront, plan: PublishPlan) -> str:
-    """The plan's own routes of a shared address, with the lab's hosts behind them.
-
-    A shared ingress knows by a PROXY header which cluster's apiserver is meant; here it has one.
-    """
+    """The plan's own routes of a shared address, with the lab's hosts behind them."""
     key = _key(front.endpoints[0])
     shared = next(each for each in shared_addresses(plan) if each.through == key)
-    api = next(
-        (each.name for each in shared.routes if each.service is ControlPlaneService.API_SERVER), ""
-    )
-    if key == SHARED_INGRESS and api:
-        shared = replace(shared, default=api)
     return routes_document(shared, backends(plan))

@@ -67,6 +67,7 @@ from isthmus.programs.server.settings_manifest import (
     ServerManifestSettings,
     with_defaults,
 )
+from isthmus.programs.sni_router.rules import CLUSTER_ID_TLV
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
@@ -101,8 +102,7 @@ _AGENT: Typed = {
 
 #: The authorities of kube-apiserver's certificate, beside the configuration.
 CA = "/etc/kubernetes/apiserver-proxy-config/ca.crt"
-#: What a shared ingress tells clusters apart by, and where it listens for nodes.
-CLUSTER_ID_TLV = 0x20
+#: Where a shared ingress listens for nodes, who say in a TLV which cluster they are of.
 SHARED_INGRESS_PORT = 6443
 _IBM_PATH = "/livez?exclude=etcd&exclude=log"
 
@@ -330,9 +330,7 @@ def lab_proxy(plan: PublishPlan, endpoint: PlannedEndpoint, *, ca: str) -> str:
     """The same in a lab, which looks more often, and goes by no other proxy."""
     found = proxy_plan(plan, endpoint, ca=ca)
     check = replace(found.check, interval_s=0.5, bounds=Bounds(fall=3, rise=1))
-    # The port of a shared ingress that reads PROXY headers is not there either.
-    at = (HostPort(endpoint.address, endpoint.port),)
-    return write(replace(found, check=check, upstreams=at, through=None, proxy_protocol=None))
+    return write(replace(found, check=check, through=None))
 
 
 def node_files(
@@ -365,9 +363,7 @@ def router_routes(plan: PublishPlan) -> SharedAddress | None:
     for route in (route for each in found for route in each.routes):
         before = merged.get(route.service)
         hosts = (*(before.hosts if before else ()), *route.hosts)
-        merged[route.service] = NamedRoute(
-            service=route.service, hosts=tuple(dict.fromkeys(hosts)), backend=route.backend
-        )
+        merged[route.service] = replace(route, hosts=tuple(dict.fromkeys(hosts)))
     default = next((each.default for each in found if each.default), "")
     return SharedAddress(
         through=f"{_SERVICE}{PRIVATE_ROUTER}", routes=tuple(merged.values()), default=default

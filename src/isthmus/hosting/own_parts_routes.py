@@ -11,6 +11,7 @@ from isthmus.hosting.endpoints import through_of
 from isthmus.hosting.model import ControlPlaneService, PlannedEndpoint, PublishPlan, Strategy
 from isthmus.hosting.objects_metrics import metrics_backend
 from isthmus.hosting.shapes import METRICS_PROXY, key
+from isthmus.hosting.visibility import SHARED_INGRESS
 from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
 from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
@@ -33,13 +34,13 @@ class NamedRoute:
     """Where connections for some names of one service go; None: the metrics of them all."""
 
     service: ControlPlaneService | None
-    hosts: tuple[str, ...]
+    #: What logs and metrics call it.
+    name: str
     backend: HostPort
-
-    @property
-    def name(self) -> str:
-        """What logs and metrics call it."""
-        return _ROUTE_NAMES[self.service] if self.service else METRICS_PROXY
+    hosts: tuple[str, ...] = ()
+    #: The id of the cluster, for connections whose names say nothing.
+    tlv: str = ""
+    allowed_cidrs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +79,38 @@ def shared_addresses(plan: PublishPlan) -> tuple[SharedAddress, ...]:
 def _shared(
     plan: PublishPlan, through: str, found: Mapping[ControlPlaneService, list[PlannedEndpoint]]
 ) -> SharedAddress:
-    routes = tuple(
+    routes = [
         NamedRoute(
             service=service,
+            name=_route_name(plan, through, _ROUTE_NAMES[service]),
             hosts=tuple(dict.fromkeys(each.sni for each in endpoints)),
             backend=backend(plan, service),
+            allowed_cidrs=_allowed(plan, through),
         )
         for service, endpoints in found.items()
-    )
+    ]
     # Pods ask for kubernetes.default.svc, or for an address: through the node's proxy, that is
     # what a router sees. One of many clusters has to be told in another way.
-    alone = through.startswith(_SERVICE) and ControlPlaneService.API_SERVER in found
-    default = _ROUTE_NAMES[ControlPlaneService.API_SERVER] if alone else ""
-    return SharedAddress(through=through, routes=routes, default=default)
+    api = next((it for it in routes if it.service is ControlPlaneService.API_SERVER), None)
+    if api and through == SHARED_INGRESS and plan.cluster.cluster_id:
+        of_pods = replace(api, name=f"{api.name}.pods", hosts=(), tlv=plan.cluster.cluster_id)
+        routes.append(of_pods)
+    default = api.name if api and through.startswith(_SERVICE) else ""
+    return SharedAddress(through=through, routes=tuple(routes), default=default)
+
+
+def _route_name(plan: PublishPlan, through: str, name: str) -> str:
+    """A name of its own in the one table of a router of many clusters."""
+    return name if through.startswith(_SERVICE) else f"{plan.cluster.control_plane}.{name}"
+
+
+def _allowed(plan: PublishPlan, through: str) -> tuple[str, ...]:
+    """The CIDR blocks that the router itself has to see to: a shared ingress, for all names.
+
+    Where a Service of the plan's is in front, its load balancer does, and the router may see other
+    sources than that.
+    """
+    return plan.cluster.allowed_cidrs if through == SHARED_INGRESS else ()
 
 
 def with_metrics(plan: PublishPlan, shared: SharedAddress) -> SharedAddress:
@@ -99,7 +119,13 @@ def with_metrics(plan: PublishPlan, shared: SharedAddress) -> SharedAddress:
         host = each["spec"].get("host", "") if key(each) == f"Route/{METRICS_PROXY}" else ""
         if host and through_of(plan.cluster, each) == shared.through:
             at = metrics_backend(plan.cluster)
-            route = NamedRoute(service=None, hosts=(host,), backend=at)
+            route = NamedRoute(
+                service=None,
+                name=_route_name(plan, shared.through, METRICS_PROXY),
+                hosts=(host,),
+                backend=at,
+                allowed_cidrs=_allowed(plan, shared.through),
+            )
             return replace(shared, routes=(*shared.routes, route))
     return shared
 
@@ -121,8 +147,9 @@ def routes_document(
     document["routes"] = [
         {
             "name": each.name,
-            "hosts": list(each.hosts),
+            **({"tlv": [each.tlv]} if each.tlv else {"hosts": list(each.hosts)}),
             "backends": [str(found.get(each.service, each.backend))],
+            **({"allowedCIDRs": list(each.allowed_cidrs)} if each.allowed_cidrs else {}),
         }
         for each in shared.routes
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from isthmus.hosting.plan import make_plan
 from isthmus.hosting.shapes import key
 from isthmus.programs.apiserver_proxy import settings_file as apiserver_proxy_file
 from isthmus.programs.sni_router import settings_routes as sni_routes
-from isthmus.programs.sni_router.rules import Found
+from isthmus.programs.sni_router.rules import Found, Miss
 from isthmus.values import HostPort
 from tests.unit.hosting.clusters import LB, NODE_PORT, ROUTE, cluster, published
 from tests.unit.hosting.every_plan import every_plan
@@ -156,6 +157,22 @@ def test_a_shared_ingress_hears_which_cluster_it_is() -> None:
     assert without.missing == (
         "a shared ingress tells clusters apart by spec.clusterID, which is not given",
     )
+
+
+def test_a_shared_ingress_sees_to_the_allowed_blocks() -> None:
+    blocks = ("192.0.2.0/24", "2001:db8::/64")
+    parts = shared_ingress(cluster_id="4711", allowed_cidrs=blocks)
+    table = sni_routes.parse(parts.files["sni-routes.shared-ingress.yaml"], "here")
+    assert {each.allowed_cidrs for each in table.routes} == {tuple(map(ip_network, blocks))}
+    found = table.find("kubernetes.default.svc", tlv=b"4711", source=ip_address("192.0.2.7"))
+    assert isinstance(found, Found) and found.route.name == "clusters-demo.kube-apiserver.pods"
+    assert table.find("kubernetes.default.svc", source=ip_address("192.0.2.7")) is Miss.UNKNOWN_NAME
+    refused = table.find("apiserver.example.com", source=ip_address("198.51.100.7"))
+    assert refused is Miss.NOT_ALLOWED
+    # Where the plan has a Service with source ranges in front, the router may see other sources.
+    own = plan_of(access=EndpointAccess.PUBLIC_AND_PRIVATE, services={API: ROUTE},
+                  allowed_cidrs=blocks[:1])  # fmt: skip
+    assert "allowedCIDRs" not in own_parts(own).files["sni-routes.router.yaml"]
 
 
 def test_names_lead_to_services_and_pods_names_to_the_apiserver() -> None:
