@@ -9,8 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from isthmus import __version__
 from isthmus.errors import ConfigError
-from isthmus.settings.options import OURS, option
+from isthmus.settings.options import OURS, option, shared
 from isthmus.text.addresses import cidr
 
 STATIC_POD = "static-pod"
@@ -21,7 +22,33 @@ PATCH, POD_SPEC = "patch", "pod-spec"
 #: The forms that a node can run before it has ever reached kube-apiserver.
 EARLY_FORMS = (STATIC_POD, SYSTEMD)
 
+#: As whom programs run in pods, where nothing else is said.
+UNPRIVILEGED = 65532
 _AROUND = "Around the pods"
+
+# What several programs can be told of their manifest.
+FORM = shared("", help="Write a manifest of this form", flag="as")
+NAMESPACE = shared("kube-system", help="Put it into this namespace", metavar="NAME")
+HOSTED_NAMESPACE = shared(
+    "", help="Say this namespace, that of the hosted control plane", metavar="NAME"
+)
+IMAGE = shared(
+    f"isthmus:{__version__}", help="Run this image, which has isthmus in its PATH", metavar="IMAGE"
+)
+RUN_AS = shared(
+    UNPRIVILEGED,
+    help="Run as this user and group, who must be able to read the files",
+    metavar="ID",
+)
+REPLICAS = shared(2, help="Run so many pods of a deployment")
+EXECUTABLE = shared("/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH")
+UNIT_GROUP = shared(
+    "isthmus",
+    help="Run a unit with this group as well, who must be able to read the files",
+    metavar="NAME",
+)
+CLIENT_SECRET = shared("konnectivity-client", metavar="NAME")
+CA_CONFIG_MAP = shared("konnectivity-ca-bundle", metavar="NAME")
 # RFC 1123 labels, as Kubernetes takes them for names; with room for a suffix of its own.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -31,8 +58,6 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,510}", re.ASCII)
 _EXECUTABLE = re.compile(r"(/[A-Za-z0-9_.+-]+)+", re.ASCII)
 _AUDIENCE = re.compile(r"[!-~]{1,253}", re.ASCII)
 _LARGEST_ID = 2**31 - 1
-#: As whom programs run in pods, where nothing else is said.
-UNPRIVILEGED = 65532
 #: For servers in a namespace that is not their own; see ``lease_namespace``.
 LEASE_NAMESPACE = "isthmus-leases"
 #: The audience of konnectivity's own DaemonSet, and the default of no server: it has to be named.

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from isthmus.errors import ConfigError
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.options import OURS, SettingsBlock, block, option, shared
+from isthmus.settings.parsing import KONNECTIVITY
 
 #: What --v means, for every program and for isthmus up.
 V_HELP = "Log at this level: 0 warnings and errors, 1 to 4 normal, 5 and above each tunnel"
@@ -63,6 +64,19 @@ KUBECONFIG = shared(
     help="Reach the Kubernetes API as this file says; empty means in-cluster",
     metavar="FILE",
 )
+CONFIG = shared("", once=True, metavar="FILE")
+# What both ends of links have.
+LINK = shared(
+    "auto",
+    choices=("auto", "mux", "grpc"),
+    metavar="auto|mux|grpc",
+    go=OURS,
+)
+KEEPALIVE_TIME = shared(3600.0, unit="seconds", go="1h, no upper bound")
+LEASE_NAMESPACE = shared("kube-system")
+COMPAT = shared("", choices=("", KONNECTIVITY), metavar=KONNECTIVITY, go=OURS)
+XFR_CHANNEL_SIZE = shared(0, help="Queue this many packets per connection", inert=True)
+WARN_ON_CHANNEL_LIMIT = shared(False, help="Warn when a queue is full", ignored=True)
 KUBE_API_CONTENT_TYPE = shared(
     "application/vnd.kubernetes.protobuf", help="Ask the Kubernetes API for this format", inert=True
 )

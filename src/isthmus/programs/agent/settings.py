@@ -28,9 +28,15 @@ from isthmus.settings.parsing import (
     check_port,
 )
 from isthmus.settings.program import (
+    COMPAT,
     GRACEFUL_SHUTDOWN,
+    KEEPALIVE_TIME,
     KUBE_API_CONTENT_TYPE,
     KUBECONFIG,
+    LEASE_NAMESPACE,
+    LINK,
+    WARN_ON_CHANNEL_LIMIT,
+    XFR_CHANNEL_SIZE,
     CarrierSettings,
 )
 from isthmus.values import HostPort, is_address
@@ -93,14 +99,10 @@ class AgentSettings(CarrierSettings):
         group=_SERVER,
         metavar="NAME",
     )
-    link: str = option(
-        "auto",
+    link: str = LINK(
         help="Speak this protocol to the server: mux is our own, grpc konnectivity's; auto takes "
         "the first that the server knows",
-        choices=("auto", "mux", "grpc"),
-        metavar="auto|mux|grpc",
         group=_SERVER,
-        go=OURS,
     )
     crl_file: str = option(
         "",
@@ -180,13 +182,10 @@ class AgentSettings(CarrierSettings):
     probe_interval_s: float = option(
         1.0, help="Look after the links this often", unit="seconds", group=_LIMITS, ignored=True
     )
-    keepalive_time_s: float = option(
-        3600.0,
+    keepalive_time_s: float = KEEPALIVE_TIME(
         help="Ping a server after this much silence; a mux link is pinged after "
         "10s at the latest, a gRPC link every 31s, as Go's server allows no more",
-        unit="seconds",
         group=_LIMITS,
-        go="1h, no upper bound",
     )
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(
         help="Let open tunnels finish for this long after SIGTERM; 0 ends them at once",
@@ -200,9 +199,7 @@ class AgentSettings(CarrierSettings):
         ignored=True,
     )
     count_server_leases: bool = option(False, help="Count servers by their Leases", group=_LEASES)
-    lease_namespace: str = option(
-        "kube-system", help="Look for Leases in this namespace", group=_LEASES
-    )
+    lease_namespace: str = LEASE_NAMESPACE(help="Look for Leases in this namespace", group=_LEASES)
     lease_label_selector: str = option(
         "k8s-app=konnectivity-server",
         help="Count Leases with this label",
@@ -218,20 +215,9 @@ class AgentSettings(CarrierSettings):
     )
     kubeconfig: str = KUBECONFIG(group=_LEASES)
     kube_api_content_type: str = KUBE_API_CONTENT_TYPE(group=_LEASES)
-    compat: str = option(
-        "",
-        help="Keep to konnectivity's rules where they are narrower",
-        choices=("", KONNECTIVITY),
-        metavar=KONNECTIVITY,
-        group=_COMPAT,
-        go=OURS,
-    )
-    xfr_channel_size: int = option(
-        150, help="Queue this many packets per connection", group=_COMPAT, inert=True
-    )
-    warn_on_channel_limit: bool = option(
-        False, help="Warn when a queue is full", group=_COMPAT, ignored=True
-    )
+    compat: str = COMPAT(help="Keep to konnectivity's rules where they are narrower", group=_COMPAT)
+    xfr_channel_size: int = XFR_CHANNEL_SIZE(150, group=_COMPAT)
+    warn_on_channel_limit: bool = WARN_ON_CHANNEL_LIMIT(group=_COMPAT)
 
     endpoints: EndpointSettings = block(EndpointSettings())
     node_traffic: TargetSettings = block(TargetSettings())

@@ -6,15 +6,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.manifests.settings import (
     AUDIENCE,
     DAEMON_SET,
     DEPLOYMENT,
+    EXECUTABLE,
+    FORM,
+    IMAGE,
+    NAMESPACE,
+    REPLICAS,
+    RUN_AS,
     STATIC_POD,
     SYSTEMD,
-    UNPRIVILEGED,
+    UNIT_GROUP,
     AroundSettings,
     check_audience,
     check_executable,
@@ -59,30 +64,14 @@ class AgentManifestSettings(AroundSettings):
 
     GO: ClassVar = OURS
 
-    form: str = option(
-        "",
-        help="Write a manifest of this form",
-        flag="as",
-        choices=("", *FORMS),
-        metavar="|".join(FORMS),
-        group=_GROUP,
-    )
+    form: str = FORM(choices=("", *FORMS), metavar="|".join(FORMS), group=_GROUP)
     name: str = option("isthmus-agent", help="Call it so", metavar="NAME", group=_GROUP)
-    namespace: str = option(
-        "kube-system", help="Put it into this namespace", metavar="NAME", group=_GROUP
-    )
-    image: str = option(
-        f"isthmus:{__version__}",
+    namespace: str = NAMESPACE(group=_GROUP)
+    image: str = IMAGE(
         help="Run this image, which has isthmus in its PATH, and nft for --bind-address",
-        metavar="IMAGE",
         group=_GROUP,
     )
-    run_as: int = option(
-        UNPRIVILEGED,
-        help="Run as this user and group, who must be able to read the files",
-        metavar="ID",
-        group=_GROUP,
-    )
+    run_as: int = RUN_AS(group=_GROUP)
     secret: str = option(
         "",
         help="Take the files of a daemonset or deployment from this Secret; empty means its name",
@@ -130,16 +119,9 @@ class AgentManifestSettings(AroundSettings):
         metavar="LIST",
         group=_GROUP,
     )
-    replicas: int = option(2, help="Run so many pods of a deployment", group=_GROUP)
-    executable: str = option(
-        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP
-    )
-    unit_group: str = option(
-        "isthmus",
-        help="Run a unit with this group as well, who must be able to read the files",
-        metavar="NAME",
-        group=_GROUP,
-    )
+    replicas: int = REPLICAS(group=_GROUP)
+    executable: str = EXECUTABLE(group=_GROUP)
+    unit_group: str = UNIT_GROUP(group=_GROUP)
 
     def validate(self) -> None:
         """Look at each setting.

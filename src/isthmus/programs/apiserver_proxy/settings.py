@@ -42,6 +42,7 @@ from isthmus.settings.parsing import (
     check_pair,
 )
 from isthmus.settings.program import (
+    CONFIG,
     GRACEFUL_SHUTDOWN,
     MAX_CONNECTIONS,
     MAX_CONNECTIONS_PER_SOURCE,
@@ -68,12 +69,9 @@ class ApiserverProxySettings(CarrierSettings):
 
     GO: ClassVar = OURS
 
-    config: str = option(
-        "",
-        once=True,
+    config: str = CONFIG(
         help="Read all this from a file, and again when it changes or at SIGHUP",
         group="Configuration",
-        metavar="FILE",
     )
     listen: tuple[str, ...] = option(
         (f"{ADVERTISED}:{PORT}",),

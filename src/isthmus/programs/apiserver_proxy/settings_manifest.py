@@ -6,11 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.manifests.settings import (
+    EXECUTABLE,
+    FORM,
+    IMAGE,
+    NAMESPACE,
+    RUN_AS,
     STATIC_POD,
     SYSTEMD,
+    UNIT_GROUP,
     check_executable,
     check_group,
     check_image,
@@ -35,14 +40,7 @@ class ApiserverProxyManifestSettings:
 
     GO: ClassVar = OURS
 
-    form: str = option(
-        "",
-        help="Write a manifest of this form",
-        flag="as",
-        choices=("", *FORMS),
-        metavar="|".join(FORMS),
-        group=_GROUP,
-    )
+    form: str = FORM(choices=("", *FORMS), metavar="|".join(FORMS), group=_GROUP)
     ignition_with: str = option(
         SYSTEMD,
         help="Have Ignition write this form",
@@ -59,30 +57,13 @@ class ApiserverProxyManifestSettings:
         group=_GROUP,
     )
     name: str = option("kube-apiserver-proxy", help="Call it so", metavar="NAME", group=_GROUP)
-    namespace: str = option(
-        "kube-system", help="Put a pod into this namespace", metavar="NAME", group=_GROUP
+    namespace: str = NAMESPACE(help="Put a pod into this namespace", group=_GROUP)
+    image: str = IMAGE(help="Run this image, which has isthmus in its PATH, and nft", group=_GROUP)
+    run_as: int = RUN_AS(
+        help="Run a pod that needs no capability as this user and group", group=_GROUP
     )
-    image: str = option(
-        f"isthmus:{__version__}",
-        help="Run this image, which has isthmus in its PATH, and nft",
-        metavar="IMAGE",
-        group=_GROUP,
-    )
-    run_as: int = option(
-        65532,
-        help="Run a pod that needs no capability as this user and group",
-        metavar="ID",
-        group=_GROUP,
-    )
-    executable: str = option(
-        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP
-    )
-    unit_group: str = option(
-        "isthmus",
-        help="Run a unit with this group as well, who must be able to read the files",
-        metavar="NAME",
-        group=_GROUP,
-    )
+    executable: str = EXECUTABLE(group=_GROUP)
+    unit_group: str = UNIT_GROUP(group=_GROUP)
 
     @property
     def runs_as(self) -> str:

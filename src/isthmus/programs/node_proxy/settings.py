@@ -17,7 +17,7 @@ from isthmus.programs.node_proxy.settings_kernel import IPTABLES, IPVS, NFTABLES
 from isthmus.programs.node_proxy.settings_local import LocalTrafficSettings
 from isthmus.settings.options import option
 from isthmus.settings.parsing import check_choices
-from isthmus.settings.program import KUBECONFIG
+from isthmus.settings.program import CONFIG, KUBECONFIG
 from isthmus.values import is_address
 
 __all__ = ["IPTABLES", "IPVS", "NFTABLES", "PRIMARY", "BindAddress", "NodeProxySettings"]
@@ -49,12 +49,9 @@ class BindAddress(NamedTuple):
 class NodeProxySettings(LocalTrafficSettings):
     """Everything that the node proxy can be told; ``validate()`` says whether it makes sense."""
 
-    config: str = option(
-        "",
-        once=True,
+    config: str = CONFIG(
         help="Read settings from a KubeProxyConfiguration of kube-proxy instead of flags",
         group=_CLUSTER,
-        metavar="FILE",
     )
     kubeconfig: str = KUBECONFIG(
         help="Reach the Kubernetes API as this file says; empty is the pod's service account",

@@ -36,12 +36,18 @@ from isthmus.settings.parsing import (
     check_port,
 )
 from isthmus.settings.program import (
+    COMPAT,
     GRACEFUL_SHUTDOWN,
+    KEEPALIVE_TIME,
     KUBE_API_CONTENT_TYPE,
     KUBECONFIG,
+    LEASE_NAMESPACE,
+    LINK,
     MAX_CONNECTIONS,
     MAX_CONNECTIONS_PER_SOURCE,
+    WARN_ON_CHANNEL_LIMIT,
     WORKERS,
+    XFR_CHANNEL_SIZE,
     CarrierSettings,
     check_workers,
 )
@@ -182,14 +188,10 @@ class ServerSettings(CarrierSettings):
         metavar="name|FILE",
         go=OURS,
     )
-    link: str = option(
-        "auto",
+    link: str = LINK(
         help="Speak this protocol to agents: mux is our own, grpc konnectivity's; auto takes "
         "the first that the agent knows",
-        choices=("auto", "mux", "grpc"),
-        metavar="auto|mux|grpc",
         group=_AGENTS,
-        go=OURS,
     )
     proxy_strategies: tuple[str, ...] = option(
         ("default",),
@@ -226,12 +228,9 @@ class ServerSettings(CarrierSettings):
         group=_LIMITS,
         go="0",
     )
-    keepalive_time_s: float = option(
-        3600.0,
+    keepalive_time_s: float = KEEPALIVE_TIME(
         help="Ping an agent after this much silence; links are pinged after 10s at the latest",
-        unit="seconds",
         group=_LIMITS,
-        go="1h, no upper bound",
     )
     frontend_keepalive_time_s: float = option(
         3600.0,
@@ -284,9 +283,7 @@ class ServerSettings(CarrierSettings):
     enable_lease_controller: bool = option(
         False, help="Publish a Lease so that servers are counted", group=_REPLICAS
     )
-    lease_namespace: str = option(
-        "kube-system", help="Keep Leases in this namespace", group=_REPLICAS
-    )
+    lease_namespace: str = LEASE_NAMESPACE(help="Keep Leases in this namespace", group=_REPLICAS)
     lease_label: str = option(
         "k8s-app=konnectivity-server",
         help="Mark Leases with this label",
@@ -304,23 +301,14 @@ class ServerSettings(CarrierSettings):
     )
     kubeconfig_burst: int = option(0, help="Allow bursts of this many requests", group=_TOKENS)
     kube_api_content_type: str = KUBE_API_CONTENT_TYPE(group=_TOKENS)
-    compat: str = option(
-        "",
-        help="Answer with konnectivity's statuses and keep to its port rules",
-        choices=("", KONNECTIVITY),
-        metavar=KONNECTIVITY,
-        group=_COMPAT,
-        go=OURS,
+    compat: str = COMPAT(
+        help="Answer with konnectivity's statuses and keep to its port rules", group=_COMPAT
     )
     frontend_write_channel_size: int = option(
         10, help="Queue this many packets per client", group=_COMPAT, inert=True
     )
-    xfr_channel_size: int = option(
-        10, help="Queue this many packets per connection", group=_COMPAT, inert=True
-    )
-    warn_on_channel_limit: bool = option(
-        True, help="Warn when a queue is full", group=_COMPAT, ignored=True
-    )
+    xfr_channel_size: int = XFR_CHANNEL_SIZE(10, group=_COMPAT)
+    warn_on_channel_limit: bool = WARN_ON_CHANNEL_LIMIT(True, group=_COMPAT)
 
     revocation: RevocationSettings = block(RevocationSettings())
     roles: RoleSettings = block(RoleSettings())

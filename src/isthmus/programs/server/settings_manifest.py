@@ -11,16 +11,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.manifests.settings import (
+    CA_CONFIG_MAP,
+    CLIENT_SECRET,
     DAEMON_SET,
     DEPLOYMENT,
     EARLY_FORMS,
+    EXECUTABLE,
+    FORM,
+    HOSTED_NAMESPACE,
+    IMAGE,
     PATCH,
     POD_SPEC,
+    REPLICAS,
+    RUN_AS,
     STATIC_POD,
     SYSTEMD,
+    UNIT_GROUP,
     UNPRIVILEGED,
     AroundSettings,
     check_executable,
@@ -110,11 +118,10 @@ class ServerFormSettings(AroundSettings):
 
     GO: ClassVar = OURS
 
-    form: str = option(
+    form: str = FORM(
         SIDECAR,
         help="Write a manifest of this form: a container in kube-apiserver's pod, pods on the "
         "nodes of the control plane, pods anywhere, a pod that a node runs by itself, or a unit",
-        flag="as",
         choices=SERVER_FORMS,
         metavar="|".join(SERVER_FORMS),
         group=_FORM,
@@ -125,7 +132,7 @@ class ServerFormSettings(AroundSettings):
         metavar="NAME",
         group=_FORM,
     )
-    replicas: int = option(2, help="Run so many pods of a deployment", group=_FORM)
+    replicas: int = REPLICAS(group=_FORM)
     service_type: str = option(
         "ClusterIP",
         help="Let agents find the server by a Service of this type",
@@ -155,14 +162,10 @@ class ServerFormSettings(AroundSettings):
         metavar="USER",
         group=_FORM,
     )
-    executable: str = option(
-        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_FORM
-    )
-    unit_group: str = option(
-        "isthmus",
+    executable: str = EXECUTABLE(group=_FORM)
+    unit_group: str = UNIT_GROUP(
         help="Run a unit as this group, who must be able to read the files, and may open the "
         "UNIX socket",
-        metavar="NAME",
         group=_FORM,
     )
 
@@ -288,23 +291,12 @@ class ServerManifestSettings(ServerFormSettings):
     workload: str = option(
         "kube-apiserver", help="Patch this Deployment", metavar="NAME", group=_GROUP
     )
-    namespace: str = option(
-        "",
-        help="Say this namespace, that of the hosted control plane",
-        metavar="NAME",
-        group=_GROUP,
-    )
-    image: str = option(
-        f"isthmus:{__version__}",
-        help="Run this image, which has isthmus in its PATH",
-        metavar="IMAGE",
-        group=_GROUP,
-    )
-    run_as: int = option(
+    namespace: str = HOSTED_NAMESPACE(group=_GROUP)
+    image: str = IMAGE(group=_GROUP)
+    run_as: int = RUN_AS(
         0,
         help="Run as this user, and let this group read the files; 0 leaves both to the image and "
         "the cluster",
-        metavar="ID",
         group=_GROUP,
     )
     pre_stop_s: float = option(
@@ -380,17 +372,11 @@ class ServerManifestSettings(ServerFormSettings):
         metavar="NAME",
         group=_FILES,
     )
-    client_secret: str = option(
-        "konnectivity-client",
-        help="Take kube-apiserver's client certificate from this Secret",
-        metavar="NAME",
-        group=_FILES,
+    client_secret: str = CLIENT_SECRET(
+        help="Take kube-apiserver's client certificate from this Secret", group=_FILES
     )
-    ca_config_map: str = option(
-        "konnectivity-ca-bundle",
-        help="Take the authorities of all of them from this ConfigMap",
-        metavar="NAME",
-        group=_FILES,
+    ca_config_map: str = CA_CONFIG_MAP(
+        help="Take the authorities of all of them from this ConfigMap", group=_FILES
     )
     client_ca_config_map: str = option(
         "",

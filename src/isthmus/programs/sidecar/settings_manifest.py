@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import ClassVar
 
-from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.frame.program import Program
 from isthmus.manifests.settings import (
+    CA_CONFIG_MAP,
+    CLIENT_SECRET,
+    HOSTED_NAMESPACE,
+    IMAGE,
     PATCH,
     POD_SPEC,
+    RUN_AS,
     check_image,
     check_name,
     check_namespace,
@@ -91,24 +95,13 @@ class SidecarManifestSettings:
         shown_default="--preset",
         group=_GROUP,
     )
-    namespace: str = option(
-        "",
-        help="Say this namespace, that of the hosted control plane",
-        metavar="NAME",
-        group=_GROUP,
-    )
-    image: str = option(
-        f"isthmus:{__version__}",
-        help="Run this image, which has isthmus in its PATH",
-        metavar="IMAGE",
-        group=_GROUP,
-    )
+    namespace: str = HOSTED_NAMESPACE(group=_GROUP)
+    image: str = IMAGE(group=_GROUP)
     memory: str = option("30Mi", help="Request so much memory", metavar="QUANTITY", group=_GROUP)
-    run_as: int = option(
+    run_as: int = RUN_AS(
         0,
         help="Run as this user, and let this group read the files; 0 leaves both to the image and "
         "the cluster, as OpenShift wants it",
-        metavar="ID",
         group=_GROUP,
     )
     service_cidr: tuple[str, ...] = option(
@@ -169,17 +162,11 @@ class SidecarManifestSettings:
         metavar=f"{MANAGEMENT}|{GUEST}",
         group=_MAIN,
     )
-    client_secret: str = option(
-        "konnectivity-client",
-        help="Take the client certificate and key from this Secret",
-        metavar="NAME",
-        group=_FILES,
+    client_secret: str = CLIENT_SECRET(
+        help="Take the client certificate and key from this Secret", group=_FILES
     )
-    ca_config_map: str = option(
-        "konnectivity-ca-bundle",
-        help="Take the connectivity server's authorities from this ConfigMap",
-        metavar="NAME",
-        group=_FILES,
+    ca_config_map: str = CA_CONFIG_MAP(
+        help="Take the connectivity server's authorities from this ConfigMap", group=_FILES
     )
     kubeconfig_volume: str = option(
         "",

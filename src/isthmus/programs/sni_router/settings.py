@@ -18,6 +18,7 @@ from isthmus.settings.parsing import (
     check_host,
 )
 from isthmus.settings.program import (
+    CONFIG,
     GRACEFUL_SHUTDOWN,
     MAX_CONNECTIONS,
     MAX_CONNECTIONS_PER_SOURCE,
@@ -41,12 +42,9 @@ class SniRouterSettings(CarrierSettings):
 
     GO: ClassVar = OURS
 
-    config: str = option(
-        "",
-        once=True,
+    config: str = CONFIG(
         help="Route by this file, and by what it says later",
         group=_ROUTING,
-        metavar="FILE",
     )
     listen: tuple[str, ...] = option(
         (":6443",),
