@@ -80,9 +80,12 @@ def test_the_version_is_said_once() -> None:
 
 
 def test_the_next_version_is_written_everywhere(tmp_path: Path) -> None:
-    files = ("src/isthmus/__init__.py", "deploy/helm/isthmus/Chart.yaml")
+    files = (
+        "src/isthmus/__init__.py", "deploy/helm/isthmus/Chart.yaml", "README.md",
+        "deploy/container/Containerfile", "docs/how-to/container.md", "docs/recipes/k0s.md",
+    )  # fmt: skip
     for name in files:
-        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     argv = [sys.executable, str(ROOT / "tools" / "set-version"), "9.8.7", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)

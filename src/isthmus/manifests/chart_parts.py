@@ -114,6 +114,15 @@ def image_of(image: Mapping[str, str]) -> str:
     return f"{image['repository']}:{tag}" + (f"@{digest}" if digest else "")
 
 
+def image_values(image: str) -> dict[str, str]:
+    """What the chart's values of an image are; the inverse of ``image_of``."""
+    named, _, digest = image.partition("@")
+    repository, colon, tag = named.rpartition(":")
+    if not colon or "/" in tag:  # a registry's port is no tag
+        repository, tag = named, ""
+    return {"repository": repository, "tag": tag, "digest": digest}
+
+
 COMPUTED: Mapping[str, Computed] = {
     "namespace": Computed(lambda chosen: chosen.namespace, "$.Release.Namespace"),
     "image": Computed(

@@ -11,7 +11,7 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.tables import filled
-from isthmus.manifests.command_shared import read_file
+from isthmus.manifests.command_shared import read_file, say_image
 from isthmus.programs import programs
 
 
@@ -49,7 +49,8 @@ def command() -> None:
     show_default=True,
     help="Put everything into this namespace",
 )
-def everything(files: tuple[str, ...], namespace: str) -> int:
+@click.option("--image", metavar="IMAGE", callback=filled, help="Image instead of the values'")
+def everything(files: tuple[str, ...], namespace: str, image: str | None) -> int:
     """Write a whole installation, as the Helm chart does
 
     Server and agents with their rights, Services, budgets and network policies. Secrets and
@@ -60,20 +61,25 @@ def everything(files: tuple[str, ...], namespace: str) -> int:
       isthmus manifest all | kubectl apply --server-side -f -
       isthmus manifest all --values=values.yaml --namespace=isthmus > isthmus.yaml
     """
+    from isthmus.manifests.chart_parts import image_values
     from isthmus.manifests.chart_values import defaults, merged, read
     from isthmus.manifests.installation import VALUES, installation, needed_objects
-    from isthmus.manifests.settings import check_namespace
+    from isthmus.manifests.settings import check_image, check_namespace
     from isthmus.text.go_yaml import to_yaml
 
     check_namespace(namespace)
     values = defaults(VALUES)
     for path in files:
         values = merged(values, read(_text(path), path, VALUES))
+    if image:
+        check_image(image)
+        values = merged(values, {"image": image_values(image)})
     text = to_yaml(installation(values, namespace))
     for kind, name, keys in needed_objects(values, namespace):
         click.echo(
             f"isthmus: {namespace} needs the {kind} {name} with {' and '.join(keys)}", err=True
         )
+    say_image(text)
     click.echo(text, nl=False)
     return 0
 

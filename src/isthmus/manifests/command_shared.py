@@ -12,6 +12,7 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
+from isthmus.manifests.settings import DEFAULT_IMAGE
 from isthmus.settings.options import options_of
 
 #: What a file that is put into a manifest may have.
@@ -46,8 +47,19 @@ def show(text: str, said: Iterable[str], vain: Sequence[str] = ()) -> int:
     left_out = [f"these flags have no effect and are left out: {', '.join(vain)}"] if vain else []
     for sentence in (*said, *left_out):
         click.echo(f"isthmus: {sentence}", err=True)
+    say_image(text)
     click.echo(text, nl=False)
     return 0
+
+
+def say_image(text: str) -> None:
+    """Tell of a manifest with the default image that somebody has to bring it to the nodes."""
+    if f"image: {DEFAULT_IMAGE}\n" in text:
+        click.echo(
+            f'isthmus: no registry has the image {DEFAULT_IMAGE}: build it with "make image" and'
+            " bring it to the nodes, or name another with --image",
+            err=True,
+        )
 
 
 def read_file(flag: str, path: str) -> bytes:

@@ -24,6 +24,8 @@ EARLY_FORMS = (STATIC_POD, SYSTEMD)
 
 #: As whom programs run in pods, where nothing else is said.
 UNPRIVILEGED = 65532
+#: What ``make image`` builds; no registry has it by this name.
+DEFAULT_IMAGE = f"isthmus:{__version__}"
 _AROUND = "Around the pods"
 
 # What several programs can be told of their manifest.
@@ -33,7 +35,7 @@ HOSTED_NAMESPACE = shared(
     "", help="Say this namespace, that of the hosted control plane", metavar="NAME"
 )
 IMAGE = shared(
-    f"isthmus:{__version__}", help="Run this image, which has isthmus in its PATH", metavar="IMAGE"
+    DEFAULT_IMAGE, help="Run this image, which has isthmus in its PATH", metavar="IMAGE"
 )
 RUN_AS = shared(
     UNPRIVILEGED,

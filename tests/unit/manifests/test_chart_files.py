@@ -18,6 +18,7 @@ from isthmus import __version__
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.manifests.chart import chart_files, chart_yaml, readme, reference_page, templates
+from isthmus.manifests.chart_parts import image_of, image_values
 from isthmus.manifests.chart_values import Value, ValueShape, defaults, merged, read
 from isthmus.manifests.installation import SECTIONS, VALUES
 
@@ -177,3 +178,24 @@ def test_a_value_can_be_wrong_in_every_shape() -> None:
         wrong = "a: {b: [c]}" if shape not in (ValueShape.OBJECT, ValueShape.WORDS) else "a: [c]"
         with pytest.raises(ConfigError, match="v:1:"):
             read(wrong, "v", [value])
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["i", "a.example:5000/b/i", "a.example/i:1", "a.example:5000/i:1@sha256:2", "i@sha256:2"],
+)
+def test_an_image_is_taken_apart_and_put_together(image: str) -> None:
+    values = image_values(image)
+    whole = image_of({**values, "tag": values["tag"] or "MINE"})
+    assert whole.replace(":MINE", "") == image
+
+
+def test_the_whole_installation_has_the_image_of_the_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["manifest", "all", "--image=a.example:5000/i:7"]) == 0
+    found = capsys.readouterr()
+    assert found.out.count("image: a.example:5000/i:7\n") == found.out.count("image: ") > 1
+    assert "make image" not in found.err
+    assert main(["manifest", "all"]) == 0
+    assert "no registry has the image isthmus:" in capsys.readouterr().err

@@ -208,6 +208,11 @@ def test_what_may_not_be_meant_is_said(capsys: pytest.CaptureFixture[str]) -> No
     assert "without --server-count" in said
     assert "publishNotReadyAddresses" in said
     assert "an agent's certificate opens the frontend" in said
-    flags = ("--readiness=/healthz", "--server-count=2", "--client-ca-config-map=clients")
+    flags = (
+        "--readiness=/healthz",
+        "--server-count=2",
+        "--client-ca-config-map=clients",
+        "--image=x",
+    )
     assert main(["manifest", "server", *flags]) == 0
     assert capsys.readouterr().err.count("\n") == 1

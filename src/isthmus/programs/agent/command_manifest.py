@@ -37,7 +37,7 @@ command = FlagCommand(
     "agent",
     (*options_of(AgentManifestSettings), *options_of(AgentSettings)),
     """\
-isthmus manifest agent --as=static-pod --image=registry.example.com/isthmus:1.0 \\
+isthmus manifest agent --as=static-pod --image=registry.example.com/isthmus:0.1.0 \\
     --proxy-server-host=server.example.com --ca-cert=/etc/isthmus/ca.crt \\
     --agent-cert=/etc/isthmus/agent.crt --agent-key=/etc/isthmus/agent.key \\
     --feature-gates=EnableClusterToMasterTraffic=true \\
