@@ -214,5 +214,5 @@ def test_what_may_not_be_meant_is_said(capsys: pytest.CaptureFixture[str]) -> No
         "--client-ca-config-map=clients",
         "--image=x",
     )
-    assert main(["manifest", "server", *flags]) == 0
+    assert main(["manifest", "server", "--image=x", *flags]) == 0
     assert capsys.readouterr().err.count("\n") == 1

@@ -116,7 +116,7 @@ class AgentSettings(CarrierSettings):
     )
     host_alias: tuple[str, ...] = option(
         (),
-        help="Address of this name, used before DNS; with a port, the agent dials it for any port",
+        help="Resolve this name to this address, before DNS; with a port, dial it for any port",
         repeat=True,
         group=_TARGETS,
         metavar="NAME=ADDRESS[:PORT]",
