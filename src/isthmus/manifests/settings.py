@@ -34,9 +34,7 @@ NAMESPACE = shared("kube-system", help="Put it into this namespace", metavar="NA
 HOSTED_NAMESPACE = shared(
     "", help="Say this namespace, that of the hosted control plane", metavar="NAME"
 )
-IMAGE = shared(
-    DEFAULT_IMAGE, help="Run this image, which has isthmus in its PATH", metavar="IMAGE"
-)
+IMAGE = shared(DEFAULT_IMAGE, help="Run this image, which has isthmus in its PATH", metavar="IMAGE")
 RUN_AS = shared(
     UNPRIVILEGED,
     help="Run as this user and group, who must be able to read the files",
