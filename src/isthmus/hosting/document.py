@@ -188,7 +188,7 @@ def _cluster(known: DocumentFields, model: PublishingModel) -> HostedCluster:
         swift=azure.swift,
         # Managed identities are for ARO only, whose clusters share one ingress.
         shared_ingress=azure.managed_identities,
-        cluster_id=known.text("spec.clusterID", str),
+        cluster_id=known.text("spec.clusterID", fields.uuid),
         region=known.text("spec.platform.aws.region", str),
         issuer_url=known.text("spec.issuerURL", str),
     )
@@ -376,9 +376,12 @@ def _named_certificates(known: DocumentFields) -> tuple[str, ...]:
 
 def _forwards_metrics(known: DocumentFields) -> bool:
     """By the field, or by the annotation that was there before it."""
+    section = "spec.monitoring.metricsForwarding"
+    if section in known and f"{section}.mode" not in known:
+        known.missing(f"{section}.mode")
     if _has_annotation(known, NO_MONITORING_ANNOTATION):
         return False
-    by_field = known.plain("spec.monitoring.metricsForwarding.mode") == "Forward"
+    by_field = known.plain(f"{section}.mode") == "Forward"
     return by_field or _has_annotation(known, FORWARD_ANNOTATION)
 
 
@@ -494,6 +497,8 @@ class DocumentFields:
             node = self.get(path)
             if node is not None:
                 node.word(words)
+        for path, parse in fields.TEXTS.items():
+            self.text(path, parse)
         for path in fields.NOT_EMPTY:
             node = self.get(path)
             if node is not None and node.is_empty:

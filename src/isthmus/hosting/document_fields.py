@@ -15,9 +15,10 @@ text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from isthmus.errors import ConfigError
 from isthmus.net.rules_proxies import ProxyAddress
@@ -32,6 +33,8 @@ _REFERENCE: Final = {"name": ANY}
 _RELEASE: Final = {"image": ANY}
 _HOSTNAME: Final = {"hostname": ANY}
 
+_METRICS: Final = ("Telemetry", "SRE", "All")
+
 #: The words that a field can have, where the API has a closed list of them.
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "spec.networking.networkType": ("OVNKubernetes", "OpenShiftSDN", "Calico", "Other"),
@@ -39,6 +42,10 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "spec.controllerAvailabilityPolicy": ("HighlyAvailable", "SingleReplica"),
     "spec.infrastructureAvailabilityPolicy": ("HighlyAvailable", "SingleReplica"),
     "spec.monitoring.metricsForwarding.mode": ("Forward", "None"),
+    "spec.monitoring.metricsForwarding.metricsSet": _METRICS,
+    "spec.monitoring.metricsSet": _METRICS,
+    "spec.operatorConfiguration.kubeAPIServer.logLevel": ("Normal", "Debug", "Trace", "TraceAll"),
+    "spec.platform.aws.ingressDNSManagement": ("Managed", "Unmanaged"),
     "spec.etcd.managementType": ("Managed", "Unmanaged"),
     "spec.olmCatalogPlacement": ("management", "guest"),
     "spec.secretEncryption.type": ("kms", "aescbc"),
@@ -56,6 +63,8 @@ NOT_EMPTY: Final = (
 _LABEL = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
 _DOTTED_NAME = re.compile(r"(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}", re.ASCII)
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}", re.ASCII)
+_INFRA_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
 _RANGE = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})", re.ASCII)
 _MAX_NAME_CHARS = 253
 #: The node ports of a Kubernetes whose operator chose no others.
@@ -107,6 +116,7 @@ _NETWORKING: Final = {
 _AWS: Final = {
     **_values("region", "endpointAccess", "resourceTags", "additionalAllowedPrincipals"),
     **_values("multiArch", "terminationHandlerQueueURL", "managedDNS"),
+    "ingressDNSManagement": ANY,
     "cloudProviderConfig": _values("subnet", "zone", "vpc"),
     "serviceEndpoints": [_values("name", "url")],
     "rolesRef": _values(
@@ -218,7 +228,8 @@ _OPERATORS: Final = {
         },
     },
     **_values("clusterVersionOperator", "ingressOperator", "csiDriverOperator"),
-    **_values("kubeAPIServer", "etcd", "kubeControllerManager", "kubeScheduler"),
+    "kubeAPIServer": {"logLevel": ANY},
+    **_values("etcd", "kubeControllerManager", "kubeScheduler"),
     **_values("openShiftAPIServer", "openShiftControllerManager", "openShiftOAuthAPIServer"),
     "oauthServer": ANY,
 }
@@ -401,6 +412,40 @@ def namespace(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError("is not a namespace: at most 63 lower case letters, digits and '-'")
     return text
+
+
+def uuid(text: str) -> str:
+    """An id as RFC 9562 writes it, in capitals or not; or nothing."""
+    if text and not _UUID.fullmatch(text):
+        raise ValueError("is not a UUID such as 123e4567-e89b-12d3-a456-426614174000")
+    return text
+
+
+def url(text: str) -> str:
+    """A URL with a scheme and something behind it."""
+    try:
+        parts = urlsplit(text)
+        complete = bool(parts.scheme and (parts.netloc or parts.path))
+    except ValueError:
+        complete = False
+    if not complete:
+        raise ValueError("is not a URL such as https://example.com")
+    return text
+
+
+def infra_id(text: str) -> str:
+    """A name of capital-free letters, digits and dashes in the middle."""
+    if len(text) > _MAX_NAME_CHARS or not _INFRA_ID.fullmatch(text):
+        raise ValueError("is not a name of lower case letters, digits and '-'")
+    return text
+
+
+#: Texts that are looked at, and that nothing is planned of.
+TEXTS: Final[Mapping[str, Callable[[str], str]]] = {
+    "spec.infraID": infra_id,
+    "spec.issuerURL": url,
+    "spec.updateService": url,
+}
 
 
 def _can_be_dialed(host: str) -> bool:

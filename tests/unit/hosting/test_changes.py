@@ -149,8 +149,9 @@ def test_azure_does_not_go_between_public_and_the_rest(
 OPERATOR = "spec.operatorConfiguration.clusterNetworkOperator"
 OVN = f"{OPERATOR}.ovnKubernetesConfig"
 NETWORKING = "spec.networking"
+ID = "12345678-1234-1234-1234-123456789012"
 FIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "spec.clusterID": ({"spec.clusterID": "a"}, {"spec.clusterID": "b"}),
+    "spec.clusterID": ({"spec.clusterID": ID}, {"spec.clusterID": ID.replace("1", "2")}),
     "spec.dns.baseDomain": ({}, {"spec.dns.baseDomain": "example.net"}),
     "spec.dns.baseDomainPrefix": (
         {"spec.dns.baseDomainPrefix": ""},
@@ -199,7 +200,7 @@ AZURE_FIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 MAY_CHANGE: dict[str, dict[str, Any]] = {
     "a machine network is added": {f"{NETWORKING}.machineNetwork": REMOVED},
     "a name of its own": {"spec.kubeAPIServerDNSName": "api.example.net"},
-    "an id is given": {"spec.clusterID": "a"},
+    "an id is given": {"spec.clusterID": ID},
     "other blocks": {f"{NETWORKING}.apiServer.allowedCIDRBlocks": ["192.0.2.0/24"]},
     "another region": {"spec.platform.aws.region": "eu-west-1"},
 }

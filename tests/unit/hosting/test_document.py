@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -116,7 +117,9 @@ OFF = "hypershift.openshift.io/disable-monitoring-services"
 def test_metrics_are_forwarded_where_that_is_asked_for(
     annotations: dict[str, str], mode: str | None, forwards: bool
 ) -> None:
-    said = {"metadata.annotations": annotations, "spec.monitoring.metricsForwarding.mode": mode}
+    said: dict[str, Any] = {"metadata.annotations": annotations}
+    if mode is not None:
+        said["spec.monitoring.metricsForwarding.mode"] = mode
     cluster = read(yaml.safe_dump(changed(AZURE, said)), "c.yaml")
     assert cluster.forwards_metrics is forwards
 
