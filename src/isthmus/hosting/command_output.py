@@ -10,6 +10,7 @@ import click
 from isthmus.hosting.changes import ChangeStep
 from isthmus.hosting.endpoints import ReachNeed, needs
 from isthmus.hosting.model import PlanFinding, PlannedEndpoint, PublishPlan, Viewpoint, Weight
+from isthmus.hosting.models import V1BETA1
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +43,7 @@ def plan_json(plan: PublishPlan, steps: Sequence[ChangeStep] | None) -> dict[str
     """A plan for machines; ``steps`` None says that it was not compared with another."""
     cluster = plan.cluster
     found: dict[str, Any] = {
+        "apiVersion": cluster.model.api_version,
         "name": cluster.name,
         "namespace": cluster.namespace,
         "controlPlaneNamespace": cluster.control_plane,
@@ -99,7 +101,9 @@ def print_plan(plan: PublishPlan, file: str, steps: Sequence[ChangeStep] | None)
 
     console = Console()
     cluster = plan.cluster
-    console.print(f"{cluster.name}: {cluster.platform.value}, {cluster.access.value}", markup=False)
+    version = "" if cluster.model is V1BETA1 else f", {cluster.model.version}"
+    said = f"{cluster.name}: {cluster.platform.value}, {cluster.access.value}{version}"
+    console.print(said, markup=False)
     for table in (_seen(plan, wide=console.width >= _WIDE), _reach(plan)):
         console.print()
         console.print(table)

@@ -118,6 +118,7 @@ def comparison_lines(cluster: HostedCluster) -> Iterator[str]:
 def changed_sight(cluster: HostedCluster, to: PublishingModel) -> Iterator[str]:
     """A sentence for each service that another model shows to others."""
     for each in compare(cluster):
-        before, after = each.shown[cluster.model.version], each.shown[to.version]
-        if before != after:
-            yield f"{each.service.value} by {each.by}, shown to: {before}; by {to.version}: {after}"
+        if each.differs:
+            by = (cluster.model.version, to.version)
+            shown = "; ".join(f"{each.shown[version]} ({version})" for version in by)
+            yield f"{each.service.value} by {each.by}: {shown}"

@@ -19,6 +19,7 @@ from isthmus.hosting.model import (
     Viewpoint,
     Weight,
 )
+from isthmus.hosting.models import V1BETA1
 from isthmus.hosting.visibility import is_published
 
 MAX_CIDRS = 6
@@ -114,7 +115,8 @@ def picture(plan: PublishPlan) -> PlanPicture:
 
 def _title(cluster: HostedCluster) -> str:
     access = f", {cluster.access.value}" if cluster.platform in cluster.model.with_access else ""
-    return f"Who reaches its control plane: {cluster.platform.value}{access}"
+    version = "" if cluster.model is V1BETA1 else f" ({cluster.model.version})"
+    return f"Who reaches its control plane: {cluster.platform.value}{access}{version}"
 
 
 def _groups(plan: PublishPlan) -> Iterator[EndpointGroup]:

@@ -24,7 +24,7 @@ from tests.unit.hosting.every_plan import every_plan
 pytestmark = pytest.mark.interop
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "publishing"
-NAMES = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
+NAMES = sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.yaml"))
 STRICT = ("apply", "--dry-run=server", "--validate=strict", "-o=json", "-f", "-")
 WHOLE = (
     "konnectivity-agent.yaml",

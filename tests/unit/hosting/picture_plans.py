@@ -99,6 +99,10 @@ WRONG = PublishPlan(
 KEPT = {
     **{path.stem: example(path.stem) for path in sorted(EXAMPLES.glob("*.yaml"))},
     "public-and-private": make_plan(SUMMER),
+    **{
+        f"v1alpha1-{path.stem}": example(f"v1alpha1/{path.stem}")
+        for path in sorted(EXAMPLES.glob("v1alpha1/*.yaml"))
+    },
 }
 PLANS = {
     **KEPT,

@@ -44,9 +44,9 @@ def test_only_what_differs_is_written_otherwise(capsys: pytest.CaptureFixture[st
         '    serviceNetwork: [{cidr: "172.31.0.0/16"}]',
     ]
     assert "isthmus: spec.networking.podCIDR: becomes clusterNetwork\n" in err
-    seen = "OAuthServer by Route, shown to: everybody, by the public ingress shard; by v1beta1:"
-    assert f"isthmus: {seen} the guest's network\n" in err
-    assert "isthmus: OVNSbDb by Route, shown to: the guest's network; by v1beta1: no effect" in err
+    seen = "everybody, by the public ingress shard (v1alpha1); the guest's network (v1beta1)"
+    assert f"isthmus: OAuthServer by Route: {seen}\n" in err
+    assert "isthmus: OVNSbDb by Route: the guest's network (v1alpha1); no effect (v1beta1)" in err
 
 
 def test_what_the_other_version_wants_is_added(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """A plan's picture: all that the plan says and nothing else, on a page as wide as a telephone.
 
-Four are compared with pictures looked at once. ISTHMUS_REGENERATE=1 draws those anew, and the
+Some are compared with pictures looked at once. ISTHMUS_REGENERATE=1 draws those anew, and the
 copies that the documents show.
 """
 
@@ -119,7 +119,8 @@ def test_looks_as_it_did(name: str) -> None:
 
 
 def test_the_document_shows_them_all() -> None:
-    document = (ROOT / "docs" / "how-to" / "publishing.md").read_text(encoding="utf-8")
+    pages = ("how-to/publishing.md", "explanation/publishing-versions.md")
+    document = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
     shown = re.findall(r"\]\(\.\./pictures/publishing-(.+?)\.svg\)", document)
     assert sorted(shown) == sorted(KEPT)
 
