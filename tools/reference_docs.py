@@ -74,6 +74,7 @@ READ: dict[str, str] = {
     **dict.fromkeys(("client-cert", "client-key", "http-proxy-ca-cert"), _TLS),
     **dict.fromkeys(("ca-cert-path", "tls-cert-path", "tls-key-path", "proxy-ca-path"), _TLS),
     **dict.fromkeys(("admin-cert", "admin-key", "admin-client-ca"), _TLS),
+    **dict.fromkeys(("health-cert", "health-key"), _TLS),
     **dict.fromkeys(("admin-token-file", "password-file"), _TOKEN),
     "agent-identity-binding": "at the start, and when it changes: agents that connect from then on",
     "policy-file": "at the start, and when it changes: dials from then on",

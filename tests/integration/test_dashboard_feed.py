@@ -170,7 +170,7 @@ def served(stack: Stack, watched: Watched) -> Iterator[int]:
             port=0,
             host_flag="--h",
             port_flag="--p",
-            admin=AdminAccess(),
+            access=AdminAccess(),
         )
         return made, port
 

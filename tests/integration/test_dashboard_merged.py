@@ -40,7 +40,7 @@ def merged(stack: Stack, *urls: str, **files: str) -> Iterator[int]:
         made = page(feed, feed.end, admit=not_ours)
         opened = await serve(
             made.routes, host="127.0.0.1", port=0, host_flag="--h", port_flag="--p",
-            admin=AdminAccess(open_paths=made.open_paths),
+            access=AdminAccess(open_paths=made.open_paths),
         )  # fmt: skip
         return made, opened
 

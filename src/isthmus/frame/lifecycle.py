@@ -106,7 +106,7 @@ class Lifecycle:
         self.ports = OperatorPorts(
             ground.settings, once=ground.once, refused=ground.admin_refused, handed=ground.handed
         )
-        ground.contexts += [self.ports.tls] if self.ports.tls is not None else []
+        ground.contexts += self.ports.contexts
 
     async def _open_ports(self) -> None:
         flags = self.program.operator_flags

@@ -6,12 +6,14 @@ frame/admin/debug_routes.py and the page isthmus.dashboard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TypedDict
 
 from isthmus.frame.admin.answers import Routes, Watched
 from isthmus.frame.admin.debug_routes import debug_routes
-from isthmus.frame.admin.guard import OperatorToken, admin_tls, say_refused
-from isthmus.frame.admin.ports import AdminAccess, Port, serve
+from isthmus.frame.admin.guard import OperatorToken, admin_tls, health_tls, say_refused
+from isthmus.frame.admin.ports import AdminAccess, Port, PortAccess, serve
 from isthmus.frame.admin.routes import AGENT, SERVER, Style, admin_routes, health_routes
 from isthmus.frame.dashboard.routes import dashboard_routes
 from isthmus.frame.part import Handed
@@ -23,10 +25,18 @@ from isthmus.settings.options import options_of
 from isthmus.settings.program import CarrierSettings
 
 
+class VersionsOfTls(TypedDict):
+    """What is spoken by TLS, as arguments of ``admin_tls`` and ``health_tls``."""
+
+    min_version: str
+    suites: Sequence[str]
+
+
 class OperatorPorts:
     """The two ports. ``open_ones`` are those that are open, by the flag of their number.
 
-    ``tls`` is None without --admin-cert; whoever owns this follows its files.
+    ``contexts`` are those of --health-cert and --admin-cert, as far as they are given; whoever owns
+    this follows their files.
     """
 
     def __init__(
@@ -37,7 +47,7 @@ class OperatorPorts:
         refused: Refused | None = None,
         handed: Handed | None = None,
     ) -> None:
-        """Read the admin port's files; ``refused`` hears of handshakes that failed, as the log.
+        """Read the files of both; ``refused`` hears of the admin port's failed handshakes.
 
         In a worker, which is ``handed`` its connections, no port is opened: its parent has them.
 
@@ -48,12 +58,10 @@ class OperatorPorts:
         self._once = once
         self._refused = refused
         self._handed = handed
-        # Only the server has flags for these.
-        self.tls: HotContext | None = admin_tls(
-            settings.admin,
-            min_version=getattr(settings, "tls_min_version", ""),
-            suites=getattr(settings, "cipher_suites", ()),
-        )
+        self._health_tls = open_health_tls(settings)
+        self._admin_tls = admin_tls(settings.admin, **_versions(settings))
+        found = (self._health_tls, self._admin_tls)
+        self.contexts: list[HotContext] = [it for it in found if it is not None]
         path = settings.admin.token_file
         self._token = OperatorToken(path) if path and handed is None else None
         self._open_paths: Collection[str] = ()
@@ -79,7 +87,9 @@ class OperatorPorts:
         named = _flags_by_field(settings)
         admin = settings.admin
         health_flag, admin_flag = named["health_port"], named["port"]
-        opened = self.open_ones[health_flag] = await open_health(settings, watched, flags, own=own)
+        opened = self.open_ones[health_flag] = await open_health(
+            settings, watched, flags, own=own, access=self._health_access()
+        )
         self.health = opened.number
         metrics_at = self.health if flags.as_agent else 0
         opened = self.open_ones[admin_flag] = await serve(
@@ -88,8 +98,8 @@ class OperatorPorts:
             port=admin.port,
             host_flag="--admin-bind-address",
             port_flag=f"--{admin_flag}",
-            admin=AdminAccess(
-                tls=self.tls,
+            access=AdminAccess(
+                tls=self._admin_tls,
                 refused=self._say_refused,
                 admits=admin.admits_operators,
                 token=self._token,
@@ -98,11 +108,17 @@ class OperatorPorts:
         )
         self.admin = opened.number
 
+    def _health_access(self) -> PortAccess:
+        refused = partial(say_refused, self._once, port="health")
+        return PortAccess(tls=self._health_tls, refused=refused)
+
     def _admin_routes(self, watched: Watched, style: Style, metrics_at: int) -> Routes:
         page = dashboard_routes(watched)
         self._open_paths, self._close_page = page.open_paths, page.close
         return {
-            **admin_routes(watched, style, metrics_at=metrics_at),
+            **admin_routes(
+                watched, style, metrics_at=metrics_at, by_tls=self._health_tls is not None
+            ),
             **debug_routes(self._settings.admin.enable_profiling),
             **page.routes,
         }
@@ -120,8 +136,31 @@ class OperatorPorts:
             await port.close()
 
 
+def open_health_tls(settings: CarrierSettings) -> HotContext | None:
+    """Read the health port's files; None without --health-cert.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    admin = settings.admin
+    return health_tls(admin.health_cert, admin.health_key, **_versions(settings))
+
+
+def _versions(settings: CarrierSettings) -> VersionsOfTls:
+    """Only the server has flags for these."""
+    return {
+        "min_version": getattr(settings, "tls_min_version", ""),
+        "suites": getattr(settings, "cipher_suites", ()),
+    }
+
+
 async def open_health(
-    settings: CarrierSettings, watched: Watched, flags: OperatorFlags, *, own: Routes | None = None
+    settings: CarrierSettings,
+    watched: Watched,
+    flags: OperatorFlags,
+    *,
+    access: PortAccess,
+    own: Routes | None = None,
 ) -> Port:
     """Open the health port alone; a program's ``own`` routes come in place of those of all.
 
@@ -136,6 +175,7 @@ async def open_health(
         port=admin.health_port,
         host_flag=f"--{named['health_bind_address']}",
         port_flag=f"--{named['health_port']}",
+        access=access,
     )
 
 

@@ -20,10 +20,10 @@ from typing import Any
 from aiohttp import web
 
 from isthmus.frame.admin.answers import PING, Check, Watched
-from isthmus.frame.admin.ports import Port
+from isthmus.frame.admin.ports import Port, PortAccess
 from isthmus.frame.model.history import History
 from isthmus.frame.model.snapshot import ProgramView
-from isthmus.frame.operator_ports import open_health
+from isthmus.frame.operator_ports import open_health, open_health_tls
 from isthmus.frame.program import Program
 from isthmus.logs import log
 from isthmus.net.systemd import PASSED, Notifier
@@ -116,8 +116,9 @@ class _Waiting:
     async def open(self) -> None:
         """Open the port."""
         flags = self._program.operator_flags
-        # A socket of systemd's can be taken once, and belongs to the program.
-        if flags is None or PASSED:
+        # A socket of systemd's can be taken once, and belongs to the program. Without its
+        # certificate the port cannot say anything to anybody.
+        if flags is None or PASSED or self.missing.keys() & set(_health_files(self._settings)):
             return
         metrics = self._program.found(self._program.metrics).of(self._settings)
         watched = Watched(
@@ -131,12 +132,17 @@ class _Waiting:
             snapshot=_nothing_yet,
             history=History(),
         )
-        self._port = await open_health(self._settings, watched, flags)
+        access = PortAccess(tls=open_health_tls(self._settings))
+        self._port = await open_health(self._settings, watched, flags, access=access)
 
     async def close(self) -> None:
         """Close it: the program opens its own."""
         if self._port is not None:
             await self._port.close()
+
+
+def _health_files(settings: Any) -> tuple[str, str]:
+    return settings.admin.health_cert, settings.admin.health_key
 
 
 def _nothing_yet(limit: int) -> ProgramView:

@@ -398,9 +398,7 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
         security=containers.unprivileged_anybody(),
         volumes=[volume],
         ports={PORT_NAME: PORT, "health": settings.admin.health_port},
-        probes=containers.probes(
-            port=settings.admin.health_port, host=settings.admin.health_bind_address
-        ),
+        probes=containers.probes_of(settings.admin),
         resources=containers.resources(),
     )
     pod = Pod(

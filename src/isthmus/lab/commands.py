@@ -53,7 +53,9 @@ def ready_url(command: Sequence[str]) -> str:
     program = _program(command)
     if program is None or program.operator_flags is None:
         return ""
-    base = _url(program, command, host="health_bind_address", port="health_port")
+    base = _url(
+        program, command, host="health_bind_address", port="health_port", cert="health_cert"
+    )
     # A server without agents is alive but not ready, and agents come later.
     path = "/healthz" if program.name == "server" else "/readyz"
     return f"{base}{path}" if base else ""

@@ -154,8 +154,10 @@ def config_map(owner: WorkloadOwner, name: str, data: Mapping[str, Any]) -> Mani
     }
 
 
-def pod_monitor(owner: WorkloadOwner, *, interval: str, labels: Mapping[Any, Any]) -> Manifest:
-    """What the Prometheus operator reads: where the pods' metrics are."""
+def pod_monitor(
+    owner: WorkloadOwner, *, interval: str, labels: Mapping[Any, Any], more: Mapping[str, Any]
+) -> Manifest:
+    """What the Prometheus operator reads: where the pods' metrics are, and ``more`` on how."""
     metadata = owner.metadata()
     metadata["labels"] = {**labels, **metadata["labels"]}
     return {
@@ -164,7 +166,9 @@ def pod_monitor(owner: WorkloadOwner, *, interval: str, labels: Mapping[Any, Any
         "metadata": metadata,
         "spec": {
             "selector": {"matchLabels": owner.selector},
-            "podMetricsEndpoints": [{"port": "health", "path": "/metrics", "interval": interval}],
+            "podMetricsEndpoints": [
+                {"port": "health", "path": "/metrics", "interval": interval, **more}
+            ],
         },
     }
 

@@ -17,7 +17,7 @@ from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, volumes
 from isthmus.manifests.arguments import REFERENCES, with_examples
-from isthmus.manifests.chart_values import Value
+from isthmus.manifests.chart_values import OBJECT_OR_NONE, Value, text_value
 from isthmus.manifests.pods import Manifest
 from isthmus.manifests.settings import LEASE_NAMESPACE, lease_namespace
 from isthmus.manifests.template import (
@@ -36,7 +36,7 @@ from isthmus.manifests.template import (
     is_word,
     mentions,
 )
-from isthmus.manifests.volumes import CA, SECRET_MODE, FlagFile, Volume
+from isthmus.manifests.volumes import CA, CERT, KEY, SECRET_MODE, FlagFile, Volume
 from isthmus.settings.options import Kind, Option, options_of
 from isthmus.settings.parsing import load
 from isthmus.text.suggestions import nearest
@@ -153,7 +153,8 @@ IS_DEPLOYMENT, IS_STATIC = is_word("server.kind", "deployment"), is_word("server
 IN_CLUSTER = HAS_SERVER & ~IS_STATIC
 
 #: Of a pair for TLS, in a Secret.
-TLS_KEYS = ("tls.crt", "tls.key")
+TLS_KEYS = (CERT, KEY)
+_HEALTH = "/etc/isthmus/health"
 
 # What pods are put together from.
 
@@ -189,6 +190,65 @@ def authorities(name: str) -> Volume:
     """The volume with what both sides trust."""
     source = hole("certificates.caConfigMap")
     return volumes.config_map(name, source, {CA: file_at("/etc/isthmus/ca/ca.crt")})
+
+
+def pair_in(name: str, secret: str, directory: str) -> Volume:
+    """The volume of a Secret with a certificate and its key."""
+    files = {CERT: file_at(f"{directory}/{CERT}"), KEY: file_at(f"{directory}/{KEY}")}
+    return volumes.secret(name, secret, files)
+
+
+def health_value(who: str) -> Value:
+    """By which Secret the health port speaks HTTPS."""
+    return text_value(
+        f"{who}.healthSecret",
+        "",
+        "Secret with tls.crt and tls.key for HTTPS on that port, and with ca.crt and a certificate "
+        f"for the name {who}.name where there is a PodMonitor; empty: plain HTTP",
+        pattern=OBJECT_OR_NONE,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPort:
+    """What follows from the Secret of a program's health port."""
+
+    who: str
+
+    @property
+    def by_tls(self) -> Computed:
+        return given(f"{self.who}.healthSecret")
+
+    @property
+    def scheme(self) -> When:
+        """As in a probe."""
+        return When(self.by_tls, "HTTPS")
+
+    @property
+    def args(self) -> When:
+        """As on a command line."""
+        flags = [f"--health-cert={_HEALTH}/{CERT}", f"--health-key={_HEALTH}/{KEY}"]
+        return When(self.by_tls, flags)
+
+    def volume(self, name: str = "health-certs") -> When:
+        """The volume of the Secret."""
+        return When(self.by_tls, pair_in(name, hole(f"{self.who}.healthSecret"), _HEALTH))
+
+    @property
+    def endpoint(self) -> Manifest:
+        """What a PodMonitor says besides."""
+        secret = {"name": hole(f"{self.who}.healthSecret"), "key": CA}
+        trust = {"ca": {"secret": secret}, "serverName": hole(f"{self.who}.name")}
+        return {"scheme": When(self.by_tls, "https"), "tlsConfig": When(self.by_tls, trust)}
+
+    def needed(self, there: Computed) -> list[NeededObject]:
+        """What somebody has to make first; ``there``: there is such a program."""
+        monitored = given("monitoring.podMonitor.enabled")
+        name = hole(f"{self.who}.healthSecret")
+        return [
+            NeededObject(holds=there & self.by_tls & when, kind="Secret", name=name, keys=keys)
+            for when, keys in ((~monitored, TLS_KEYS), (monitored, (*TLS_KEYS, CA)))
+        ]
 
 
 def more_files(who: str) -> When:

@@ -9,6 +9,7 @@ from typing import Any
 from isthmus.manifests.arguments import REFERENCES, for_pod
 from isthmus.manifests.template import Node, mapped
 from isthmus.manifests.volumes import Volume
+from isthmus.settings.admin import AdminSettings
 
 NET_ADMIN = "NET_ADMIN"
 NET_BIND_SERVICE = "NET_BIND_SERVICE"
@@ -110,24 +111,39 @@ def going_on(seconds: int) -> dict[str, Any]:
     return {"preStop": {"sleep": {"seconds": seconds}}}
 
 
-def probes(
-    *, port: int | str, host: str = "", readiness: str = "/readyz", liveness: str = "/livez"
+def probes_of(
+    admin: AdminSettings, *, readiness: str = "/readyz", liveness: str = "/livez"
 ) -> dict[str, Any]:
-    """Liveness and readiness of a program of ours; an empty host is the pod's address."""
+    """Liveness and readiness of a program with these settings."""
+    return probes(
+        port=admin.health_port,
+        host=admin.health_bind_address,
+        scheme="HTTPS" if admin.health_cert else "",
+        readiness=readiness,
+        liveness=liveness,
+    )
+
+
+def probes(
+    *,
+    port: int | str,
+    host: str = "",
+    scheme: Node = "",
+    readiness: str = "/readyz",
+    liveness: str = "/livez",
+) -> dict[str, Any]:
+    """Liveness and readiness at a port; an empty host is the pod's address, no scheme HTTP."""
+    common = {"port": port, "host": host, "scheme": scheme}
+    where = {key: value for key, value in common.items() if value}
     return {
         "livenessProbe": {
-            "httpGet": _get(liveness, port, host),
+            "httpGet": {"path": liveness, **where},
             "initialDelaySeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 6,
         },
-        "readinessProbe": {"httpGet": _get(readiness, port, host), "timeoutSeconds": 5},
+        "readinessProbe": {"httpGet": {"path": readiness, **where}, "timeoutSeconds": 5},
     }
-
-
-def _get(path: str, port: int | str, host: str) -> dict[str, Any]:
-    found = {"path": path, "port": port}
-    return {**found, "host": host} if host else found
 
 
 def resources() -> dict[str, Any]:

@@ -31,6 +31,7 @@ from isthmus.manifests.chart_parts import (
     SHARED_NAMESPACE,
     TOKEN,
     ChartPart,
+    HealthPort,
     NeededObject,
 )
 from isthmus.manifests.chart_values import (
@@ -169,6 +170,7 @@ def _monitoring() -> list[Node]:
                 WorkloadOwner(name=hole(f"{part.name}.name"), namespace=NAMESPACE),
                 interval=interval,
                 labels={Spread("monitoring.podMonitor.labels"): None},
+                more=HealthPort(part.name).endpoint,
             ),
         )
         for part in PARTS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.options import OURS, SAME, SettingsBlock, option
+from isthmus.settings.options import OURS, SAME, SettingsBlock, option, shared
 from isthmus.settings.parsing import check_host, check_pair, check_port
 from isthmus.settings.rules_roles import Admits, Role, admits
 from isthmus.text.addresses import is_loopback
@@ -17,11 +17,25 @@ from isthmus.text.addresses import is_loopback
 #: The group of flags that the health port's are in as well.
 PORTS = "Health and admin"
 ADMIN_NAMES = "--admin-client-names"
+HEALTH_CERT = shared(
+    "",
+    help="Speak HTTPS on the health port, with this certificate; clients need none",
+    flag="health-cert",
+    metavar="FILE",
+    go=OURS,
+)
+HEALTH_KEY = shared(
+    "",
+    help="Use this private key with --health-cert",
+    flag="health-key",
+    metavar="FILE",
+    go=OURS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSettings(SettingsBlock):
-    """The health port and the admin port; ``check()`` says whether the admin port makes sense."""
+    """The health port and the admin port; ``check()`` says whether they make sense."""
 
     PREFIX: ClassVar = "admin"
 
@@ -39,6 +53,8 @@ class AdminSettings(SettingsBlock):
         group=PORTS,
         metavar="PORT",
     )
+    health_cert: str = HEALTH_CERT(group=PORTS)
+    health_key: str = HEALTH_KEY(group=PORTS)
     port: int = option(
         0, help="Serve health, metrics and the snapshot on this port", group=PORTS, metavar="PORT"
     )
@@ -115,11 +131,12 @@ class AdminSettings(SettingsBlock):
             raise ConfigError(f"{ADMIN_NAMES}: {error}") from error
 
     def check(self) -> None:
-        """Hold the admin port's settings against each other.
+        """Hold the settings of both ports against each other.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
+        check_pair("health-cert", self.health_cert, "health-key", self.health_key)
         check_pair("admin-cert", self.cert, "admin-key", self.key)
         if self.client_ca and not self.cert:
             raise ConfigError("--admin-client-ca needs --admin-cert and --admin-key as well")

@@ -80,6 +80,7 @@ CHANGED: dict[str, Any] = {
     "server.secret": "pair",
     "server.agentPort": 443,
     "server.healthPort": 2041,
+    "server.healthSecret": "health",
     "server.adminPort": 18095,
     "server.strategies": ["destHost", "default"],
     "server.count": 3,
@@ -115,6 +116,7 @@ CHANGED: dict[str, Any] = {
     "agent.identifiers": "ipv4=$(NODE_IP)&host=$(NODE_NAME)",
     "agent.countServerLeases": True,
     "agent.healthPort": 18093,
+    "agent.healthSecret": "health",
     "agent.adminPort": 18094,
     "agent.gracefulShutdownSeconds": 0,
     "agent.httpsProxy": "http://proxy.example.com:3128",
@@ -136,7 +138,11 @@ _SWITCHES = frozenset(
 )
 # What one kind or another has from its node, or has to have.
 _NEEDS: dict[str, Changes] = {
-    "staticPod": {"server.kubeconfig.secret": "", "server.extraSecret.name": ""},
+    "staticPod": {
+        "server.kubeconfig.secret": "",
+        "server.extraSecret.name": "",
+        "server.healthSecret": "",
+    },
     "sidecar": {"server.kubeconfig.secret": "guest-kubeconfig"},
 }
 
@@ -177,6 +183,10 @@ WRONG: dict[str, tuple[Changes, str]] = {
     "static-pod-files": (
         {"server.kind": "staticPod", "server.extraSecret.name": "x"},
         "server.extraSecret.name is not for server.kind staticPod",
+    ),
+    "static-pod-health": (
+        {"server.kind": "staticPod", "server.healthSecret": "x"},
+        "server.healthSecret is not for server.kind staticPod",
     ),
     "static-pod-secret": (
         {"server.kind": "staticPod", "server.kubeconfig.secret": "x"},

@@ -38,8 +38,20 @@ egressSelections:
 {{- if and (and $.Values.server.enabled (not (eq $.Values.server.kind "staticPod"))) $.Values.server.kubeconfig.secret }}
   Secret {{ $.Values.server.kubeconfig.secret }} (kubeconfig)
 {{- end }}
+{{- if and (and (and $.Values.server.enabled (not (eq $.Values.server.kind "staticPod"))) $.Values.server.healthSecret) (not $.Values.monitoring.podMonitor.enabled) }}
+  Secret {{ $.Values.server.healthSecret }} (tls.crt, tls.key)
+{{- end }}
+{{- if and (and (and $.Values.server.enabled (not (eq $.Values.server.kind "staticPod"))) $.Values.server.healthSecret) $.Values.monitoring.podMonitor.enabled }}
+  Secret {{ $.Values.server.healthSecret }} (tls.crt, tls.key, ca.crt)
+{{- end }}
 {{- if and $.Values.agent.enabled (eq $.Values.auth.mode "certificate") }}
   Secret {{ $.Values.agent.secret }} (tls.crt, tls.key)
+{{- end }}
+{{- if and (and $.Values.agent.enabled $.Values.agent.healthSecret) (not $.Values.monitoring.podMonitor.enabled) }}
+  Secret {{ $.Values.agent.healthSecret }} (tls.crt, tls.key)
+{{- end }}
+{{- if and (and $.Values.agent.enabled $.Values.agent.healthSecret) $.Values.monitoring.podMonitor.enabled }}
+  Secret {{ $.Values.agent.healthSecret }} (tls.crt, tls.key, ca.crt)
 {{- end }}
 {{- if or $.Values.agent.enabled (and (and $.Values.server.enabled (not (eq $.Values.server.kind "staticPod"))) (or (eq $.Values.auth.mode "certificate") (and (eq $.Values.server.kind "deployment") (not $.Values.certificates.clientCaConfigMap)))) }}
   ConfigMap {{ $.Values.certificates.caConfigMap }} (ca.crt)

@@ -15,7 +15,7 @@ import logging
 import os
 import ssl
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -253,20 +253,37 @@ def admin_tls(
         ca=settings.client_ca,
         labels=("--admin-cert", "--admin-key", "--admin-client-ca"),
     )
-    build = partial(
+    return HotContext(files, _build(min_version, suites), purpose="server")
+
+
+def health_tls(
+    cert: str, key: str, *, min_version: str = "", suites: Sequence[str] = ()
+) -> HotContext | None:
+    """Make the context that follows the health port's files; None without --health-cert.
+
+    Raises:
+        ConfigError: a file is wrong.
+    """
+    if not cert:
+        return None
+    files = TlsFiles(cert, key, "", labels=("--health-cert", "--health-key", ""))
+    return HotContext(files, _build(min_version, suites), purpose="server")
+
+
+def _build(min_version: str, suites: Sequence[str]) -> Callable[[TlsFiles], ssl.SSLContext]:
+    return partial(
         server_context,
         alpn=("http/1.1",),
         min_version=min_version or TLS12,
         cipher_suites=suites,
     )
-    return HotContext(files, build, purpose="server")
 
 
-def say_refused(once: OncePer, error: OSError) -> None:
-    """Log that somebody could not shake hands with the admin port, once a minute."""
+def say_refused(once: OncePer, error: OSError, *, port: str = "admin") -> None:
+    """Log that somebody could not shake hands with a port, once a minute."""
     reason = error.reason if isinstance(error, ssl.SSLError) else type(error).__name__
     once.log(
-        ("admin", reason), _QUIET_S, _log, logging.WARNING, "admin connection refused",
+        (port, reason), _QUIET_S, _log, logging.WARNING, f"{port} connection refused",
         reason=reason,
     )  # fmt: skip
 

@@ -69,15 +69,24 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdminAccess:
-    """Who is let in at an admin port, and how.
+class PortAccess:
+    """How a port is spoken to: with ``tls`` by HTTPS only; ``refused`` hears of failed handshakes.
 
-    With ``tls`` it speaks HTTPS only, and ``refused`` hears of failed handshakes. ``admits`` are
-    those whose certificates are good, ``open_paths`` what needs no ``token``; see Guard.
+    Whoever reaches it is answered.
     """
 
     tls: HotContext | None = None
     refused: Refused = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminAccess(PortAccess):
+    """Who is let in at an admin port.
+
+    ``admits`` are those whose certificates are good, ``open_paths`` what needs no ``token``; see
+    Guard.
+    """
+
     admits: Admits = ANYBODY
     token: OperatorToken | None = None
     open_paths: Collection[str] = ()
@@ -90,20 +99,21 @@ async def serve(
     port: int,
     host_flag: str,
     port_flag: str,
-    admin: AdminAccess | None = None,
+    access: PortAccess | None = None,
 ) -> Port:
     """Serve the routes; an empty host is every address, port 0 any free one.
 
-    An ``admin`` port shows who talks to whom: anywhere but on loopback its clients must show a
-    certificate, or the token by TLS, and where they need neither it answers only requests that name
-    a loopback host. Only an admin port makes changes.
+    An admin port, with an AdminAccess, shows who talks to whom: anywhere but on loopback its
+    clients must show a certificate, or the token by TLS, and where they need neither it answers
+    only requests that name a loopback host. Only an admin port makes changes.
 
     Raises:
         ConfigError: the address cannot be bound, or an admin port would be open to the network.
             Nothing listens then.
     """
-    access = admin or AdminAccess()
-    tls, token = access.tls, access.token
+    access = access or PortAccess()
+    admin = access if isinstance(access, AdminAccess) else None
+    tls, token = access.tls, admin.token if admin is not None else None
     addresses = await _resolve(host, host_flag)
     passed = PASSED.take_tcp(port_flag, lambda: (host and addresses[0][1], port))
     if passed:  # by systemd, and it is their address that counts
@@ -122,16 +132,18 @@ async def serve(
         )
     where = host or "every address"
     sockets = [*passed] or _bind(addresses, port, f"{port_flag}: port {port}", where)
-    guard = Guard(
-        host=None if mutual or token is not None else host,
-        admits=access.admits,
-        token=token,
-        open_paths=access.open_paths,
-    )
+    guard = None
+    if admin is not None:
+        guard = Guard(
+            host=None if mutual or token is not None else host,
+            admits=admin.admits,
+            token=token,
+            open_paths=admin.open_paths,
+        )
     # Whoever showed a certificate may ask as often as it likes.
     allowance = None if mutual else Allowance(asyncio.get_running_loop().time)
     server = web.Server(
-        partial(_dispatch, routes, guard if admin is not None else None, allowance),
+        partial(_dispatch, routes, guard, allowance),
         access_log=None,
         logger=_QuietLog(),
         keepalive_timeout=IDLE_S,

@@ -88,7 +88,9 @@ def health_routes(watched: Watched, style: Style = SERVER) -> Routes:
     return {**probe_routes(watched.live, watched.ready, style), "/metrics": metrics}
 
 
-def admin_routes(watched: Watched, style: Style = SERVER, *, metrics_at: int = 0) -> Routes:
+def admin_routes(
+    watched: Watched, style: Style = SERVER, *, metrics_at: int = 0, by_tls: bool = False
+) -> Routes:
     """Give the paths of an admin port; ``metrics_at`` is the port that metrics redirect to."""
     routes: dict[str, Handler] = {
         **health_routes(watched, style),
@@ -100,7 +102,7 @@ def admin_routes(watched: Watched, style: Style = SERVER, *, metrics_at: int = 0
         f"{POST}{END_PATH}": partial(end_named, watched),
     }
     if metrics_at:
-        routes["/metrics"] = partial(_redirect, metrics_at)
+        routes["/metrics"] = partial(_redirect, metrics_at, by_tls)
     return routes
 
 
@@ -131,14 +133,13 @@ async def _metrics(
     return web.Response(body=await settled(open_metrics()), headers=headers)
 
 
-async def _redirect(health_port: int, request: web.BaseRequest) -> web.Response:
+async def _redirect(health_port: int, by_tls: bool, request: web.BaseRequest) -> web.Response:
     host = host_only(request.headers.get("Host", "")) or "127.0.0.1"
     authority = f"[{host}]:{health_port}" if ":" in host else f"{host}:{health_port}"
-    # konnectivity leaves the scheme out; the health port never speaks TLS.
+    # konnectivity leaves the scheme out, which is then that of the request.
+    scheme = "" if request.secure == by_tls else "https:" if by_tls else "http:"
     response = reply(301, "moved permanently to the health port\n")
-    response.headers["Location"] = (
-        f"{'http:' if request.secure else ''}//{authority}{request.path_qs}"
-    )
+    response.headers["Location"] = f"{scheme}//{authority}{request.path_qs}"
     return response
 
 

@@ -171,8 +171,8 @@ class Parent:
             for part in self.plan.parts:
                 for name, task in part.tasks():
                     tasks.create_task(task, name=name)
-            if self.ports.tls is not None:
-                tasks.create_task(watch([self.ports.tls]), name="reload")
+            if self.ports.contexts:
+                tasks.create_task(watch(self.ports.contexts), name="reload")
 
     async def _sweep(self) -> None:
         while True:

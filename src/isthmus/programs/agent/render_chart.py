@@ -17,12 +17,14 @@ from isthmus.manifests.chart_parts import (
     PULL,
     TLS_KEYS,
     ChartPart,
+    HealthPort,
     NeededObject,
     authorities,
     block,
     check_flags,
     file_at,
     grace,
+    health_value,
     image_of,
     joined,
     more_files,
@@ -64,6 +66,7 @@ from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 
 KINDS = ("daemonset", "deployment")
+_HEALTH = HealthPort("agent")
 AGENT_NAME = "isthmus-agent"
 # What Kubernetes reads as a field of the pod is written so, and a dollar means nothing else here.
 _WITH_FIELDS = r"^[^$ ]*(\$\((NODE_NAME|NODE_IP|POD_NAME|POD_IP)\)[^$ ]*)*$"
@@ -71,7 +74,8 @@ _AGENT_SET = names_of(
     options_of(AgentSettings),
     *("proxy_server_host", "proxy_server_port", "proxy_server_name", "ca_cert", "agent_cert"),
     *("agent_key", "agent_id", "agent_identifiers", "service_account_token_path"),
-    *("health_server_host", "health_server_port", "admin_server_port"),
+    *("health_server_host", "health_server_port", "health_cert", "health_key"),
+    "admin_server_port",
     *("graceful_shutdown_timeout_s", "count_server_leases", "lease_namespace"),
     *("lease_label_selector", "kubeconfig"),
 )
@@ -125,6 +129,7 @@ _VALUES = (
         "Whether agents count the servers' Leases themselves; our servers tell them",
     ),
     whole_value("agent.healthPort", 8093, "Port of probes and metrics", 1),
+    health_value("agent"),
     whole_value("agent.adminPort", 8094, "Port for operators, on loopback", 1),
     whole_value(
         "agent.gracefulShutdownSeconds", 25, "How long open tunnels may take to end", 0, 3600
@@ -184,6 +189,7 @@ def _args() -> list[Node]:
         When(given("agent.identifiers"), f"--agent-identifiers={hole('agent.identifiers')}"),
         When(BY_TOKEN, "--service-account-token-path=/var/run/secrets/isthmus/token"),
         f"--health-server-port={hole('agent.healthPort')}",
+        _HEALTH.args,
         f"--admin-server-port={hole('agent.adminPort')}",
         f"--graceful-shutdown-timeout={hole('agent.gracefulShutdownSeconds')}s",
         When(
@@ -249,6 +255,7 @@ def _agent_workload(owner: WorkloadOwner, kind: str) -> Manifest:
         authorities("ca"),
         When(BY_TOKEN, token),
         When(BY_CERTIFICATE, volumes.secret_directory(files, secret=hole("agent.secret"))[0]),
+        _HEALTH.volume(),
         more_files("agent"),
     ]
     proxies = {"HTTPS_PROXY": "agent.httpsProxy", "NO_PROXY": "noProxy"}
@@ -264,7 +271,7 @@ def _agent_workload(owner: WorkloadOwner, kind: str) -> Manifest:
         env=env,
         volumes=found,
         ports={"health": hole("agent.healthPort")},
-        probes=containers.probes(port=hole("agent.healthPort")),
+        probes=containers.probes(port=hole("agent.healthPort"), scheme=_HEALTH.scheme),
         resources=or_usual("agent.resources", containers.resources()),
         pull_policy=PULL,
     )
@@ -321,6 +328,7 @@ _NEEDED = (
     NeededObject(
         holds=HAS_AGENTS & BY_CERTIFICATE, kind="Secret", name=hole("agent.secret"), keys=TLS_KEYS
     ),
+    *_HEALTH.needed(HAS_AGENTS),
 )
 CHART = ChartPart(
     name="agent",

@@ -218,9 +218,7 @@ def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) ->
         env=[*fields(references(plan.given), **own_id), *variables(_proxies(manifest))],
         volumes=found,
         ports={"health": settings.admin.health_port},
-        probes=containers.probes(
-            port=settings.admin.health_port, host=settings.admin.health_bind_address
-        ),
+        probes=containers.probes_of(settings.admin),
         resources=containers.resources(),
     )
     setup = PodContainer(

@@ -153,9 +153,8 @@ def _static_pod(plan: ProxyManifestPlan) -> str:
         volumes=found,
         ports=_ports(plan),
         # Ready as long as it is alive: whether the apiserver is, its own probes know.
-        probes=containers.probes(
-            port=settings.admin.health_port,
-            host=settings.admin.health_bind_address,
+        probes=containers.probes_of(
+            settings.admin,
             readiness="/livez",
         ),
         resources=containers.resources(),

@@ -29,10 +29,12 @@ from isthmus.frame.admin.answers import (
     reply,
 )
 from isthmus.frame.admin.debug_routes import debug_routes
+from isthmus.frame.admin.guard import health_tls, say_refused
 from isthmus.frame.admin.routes import AGENT, metrics_route, probe_routes
 from isthmus.frame.model.snapshot import to_json
 from isthmus.frame.part import LongTask, Part
-from isthmus.logs import log
+from isthmus.logs import OncePer, log
+from isthmus.net.contexts import HotContext, watch
 from isthmus.programs.node_proxy.kernel.health import ProbeAnswer, ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.programs.node_proxy.settings import (
@@ -141,7 +143,9 @@ class OwnPorts(Part):
         self, settings: NodeProxySettings, health: ProxyHealth, metrics: NodeProxyMetrics
     ) -> None:
         self.wait_for_busy = False
+        self._once = OncePer()
         self.open_ones: dict[str, ports.Port] = {}
+        self._tls = health_tls(settings.health_cert, settings.health_key)
         self.waiting_for: Callable[[], str] = lambda: "starting"
         self.look: Callable[[], NodeProxyView | None] = lambda: None
         pages = metrics_routes(
@@ -175,7 +179,7 @@ class OwnPorts(Part):
             if bound is None or name in self.open_ones:
                 continue
             try:
-                self.open_ones[name] = await _serve(name, bound, routes)
+                self.open_ones[name] = await _serve(name, bound, routes, self._access(name))
             except ConfigError as error:
                 if not (self.wait_for_busy and _is_in_use(error)):
                     raise
@@ -183,6 +187,15 @@ class OwnPorts(Part):
     @override
     def tasks(self) -> Iterable[LongTask]:
         yield "ports", self._retry()
+        if self._tls is not None:
+            yield "reload", watch([self._tls])
+
+    @override
+    def contexts(self) -> Iterable[HotContext]:
+        return () if self._tls is None else (self._tls,)
+
+    def _access(self, name: str) -> ports.PortAccess:
+        return ports.PortAccess(tls=self._tls, refused=partial(say_refused, self._once, port=name))
 
     @override
     def serving(self) -> Mapping[str, Any]:
@@ -219,8 +232,12 @@ def _is_in_use(error: ConfigError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
 
 
-async def _serve(name: str, bound: BindAddress, routes: Routes) -> ports.Port:
+async def _serve(
+    name: str, bound: BindAddress, routes: Routes, access: ports.PortAccess
+) -> ports.Port:
     flag = f"--{name}-bind-address"
     # kube-proxy takes 0.0.0.0 for both families.
     host = "" if bound.host in ("0.0.0.0", "::") else bound.host
-    return await ports.serve(routes, host=host, port=bound.port, host_flag=flag, port_flag=flag)
+    return await ports.serve(
+        routes, host=host, port=bound.port, host_flag=flag, port_flag=flag, access=access
+    )

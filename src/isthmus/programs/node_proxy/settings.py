@@ -15,8 +15,9 @@ from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.rules.detectors import tidy_range
 from isthmus.programs.node_proxy.settings_kernel import IPTABLES, IPVS, NFTABLES, RULES
 from isthmus.programs.node_proxy.settings_local import LocalTrafficSettings
+from isthmus.settings.admin import HEALTH_CERT, HEALTH_KEY
 from isthmus.settings.options import option
-from isthmus.settings.parsing import check_choices
+from isthmus.settings.parsing import check_choices, check_pair
 from isthmus.settings.program import CONFIG, KUBECONFIG
 from isthmus.values import is_address
 
@@ -124,6 +125,10 @@ class NodeProxySettings(LocalTrafficSettings):
         group=_PORTS,
         metavar="PORT",
     )
+    health_cert: str = HEALTH_CERT(
+        help="Speak HTTPS on both ports, with this certificate; clients need none", group=_PORTS
+    )
+    health_key: str = HEALTH_KEY(group=_PORTS)
     profiling: bool = option(
         False, help="Serve profiles below /debug/pprof of the metrics port", group=_PORTS
     )
@@ -180,6 +185,7 @@ class NodeProxySettings(LocalTrafficSettings):
         self.check_times()
         self.check_localhost()
         self._check_addresses()
+        check_pair("health-cert", self.health_cert, "health-key", self.health_key)
         self.check_detector()
         if self.hostname_override and not self.hostname_override.strip():
             raise ConfigError(f"{self.named('hostname_override')} is empty")

@@ -32,16 +32,19 @@ from isthmus.manifests.chart_parts import (
     PULL,
     TLS_KEYS,
     ChartPart,
+    HealthPort,
     NeededObject,
     authorities,
     block,
     check_flags,
     file_at,
     grace,
+    health_value,
     image_of,
     joined,
     more_files,
     or_usual,
+    pair_in,
     placed,
     placement,
     pod_metadata,
@@ -81,7 +84,7 @@ from isthmus.manifests.template import (
     is_word,
     more_than,
 )
-from isthmus.manifests.volumes import CA, CERT, KEY, FlagFile, Volume
+from isthmus.manifests.volumes import CA, FlagFile, Volume
 from isthmus.programs.server.plan_manifest import LEAVE_S, egress_selector_of
 from isthmus.programs.server.render_manifest import (
     CONTAINER,
@@ -115,6 +118,7 @@ FORMS = {
     "sidecar": SIDECAR,
 }
 PRE_STOP_S = 70
+_HEALTH = HealthPort("server")
 NEEDS_API = LEASES | BY_TOKEN
 IS_SIDECAR = is_word("server.kind", "sidecar")
 SOCKET_DIRECTORY = hole("socketDirectory")
@@ -123,7 +127,8 @@ _SERVER_SET = names_of(
     options_of(ServerSettings),
     *("mode", "uds_name", "server_port", "server_cert", "server_key"),
     *("agent_port", "cluster_cert", "cluster_key", "proxy_strategies"),
-    *("health_port", "health_bind_address", "admin_port", "graceful_shutdown_timeout_s"),
+    *("health_port", "health_bind_address", "health_cert", "health_key"),
+    *("admin_port", "graceful_shutdown_timeout_s"),
     *("server_id", "server_count", "advertise_agent_address", "enable_lease_controller"),
     *("lease_namespace", "lease_label", "agent_namespace", "agent_service_account"),
     *("authentication_audience", "kubeconfig", "http_connect_uds_name", "http_connect_port"),
@@ -164,6 +169,7 @@ _VALUES = (
     ),
     whole_value("server.agentPort", 8091, "Port for agents", 1),
     whole_value("server.healthPort", 8092, "Port of probes and metrics", 1),
+    health_value("server"),
     whole_value("server.adminPort", 8095, "Port for operators, on loopback", 1),
     texts_value(
         "server.strategies",
@@ -323,6 +329,7 @@ def _args(kind: str) -> list[Node]:
         When(BY_CERTIFICATE, f"--cluster-ca-cert={ca}"),
         f"--proxy-strategies={hole('strategies')}",
         f"--health-port={hole('server.healthPort')}",
+        _HEALTH.args,
         f"--admin-port={hole('server.adminPort')}",
         f"--graceful-shutdown-timeout={hole('server.gracefulShutdownSeconds')}s",
         When(given("server.count"), f"--server-count={hole('server.count')}"),
@@ -475,6 +482,7 @@ def _container(kind: str, name: str, ports: Mapping[str, str]) -> PodContainer:
         ports=ports,
         probes=containers.probes(
             port=hole("server.healthPort"),
+            scheme=_HEALTH.scheme,
             readiness=hole("server.readiness"),
             liveness="/healthz" if sidecar else "/livez",
         ),
@@ -489,7 +497,7 @@ def _server_volumes(kind: str) -> list[Node]:
     if kind == "staticPod":
         found: list[Node] = volumes.host_directories([file_at("/etc/isthmus/server.crt")])
     else:
-        front = _pair("server-certs", hole("server.frontend.secret"), "/etc/isthmus/frontend")
+        front = pair_in("server-certs", hole("server.frontend.secret"), "/etc/isthmus/frontend")
         clients = volumes.config_map(
             "konnectivity-client-ca",
             hole("certificates.clientCaConfigMap"),
@@ -501,7 +509,7 @@ def _server_volumes(kind: str) -> list[Node]:
         )
         found = [
             *([front] if of_deployment else []),
-            _pair("cluster-certs", hole("server.secret"), "/etc/isthmus/server"),
+            pair_in("cluster-certs", hole("server.secret"), "/etc/isthmus/server"),
             *([When(CLIENT_CA, clients)] if of_deployment else []),
             When(_trusts_ca(kind), authorities("konnectivity-ca")),
             When(_by_kubeconfig(kind), volumes.renamed(files[0], "konnectivity-files")),
@@ -509,12 +517,9 @@ def _server_volumes(kind: str) -> list[Node]:
     if kind != "deployment":
         found.append(_socket_volume(kind))
     scratch = volumes.renamed(volumes.scratch(), "konnectivity-tmp")
+    if kind != "staticPod":
+        found.append(_HEALTH.volume("konnectivity-health"))
     return [*found, When(_by_kubeconfig(kind), scratch), more_files("server")]
-
-
-def _pair(name: str, secret: str, directory: str) -> Volume:
-    files = {CERT: file_at(f"{directory}/tls.crt"), KEY: file_at(f"{directory}/tls.key")}
-    return volumes.secret(name, secret, files)
 
 
 def _socket_volume(kind: str) -> Volume:
@@ -616,6 +621,11 @@ _REFUSED = (
         " server.kubeconfig.secret, or auth.mode certificate and server.leases.enabled false",
     ),
     (
+        HAS_SERVER & IS_STATIC & _HEALTH.by_tls,
+        "server.healthSecret is not for server.kind staticPod, which can have no Secret: write its"
+        " manifest with isthmus manifest server --as=static-pod --health-cert=FILE",
+    ),
+    (
         HAS_SERVER & IS_STATIC & KUBECONFIG,
         "server.kubeconfig.secret is not for server.kind staticPod, which has its kubeconfig"
         " from its node, /etc/isthmus/kube/kubeconfig",
@@ -649,6 +659,7 @@ _NEEDED = (
         name=hole("server.kubeconfig.secret"),
         keys=("kubeconfig",),
     ),
+    *_HEALTH.needed(IN_CLUSTER),
 )
 CHART = ChartPart(
     name="server",

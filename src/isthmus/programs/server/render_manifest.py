@@ -170,9 +170,8 @@ def _pod(plan: ServerPlan, found: list[Volume], extra: Manifest) -> Pod:
             "agents": settings.agent_port,
             "health": settings.admin.health_port,
         },
-        probes=containers.probes(
-            port=settings.admin.health_port,
-            host=settings.admin.health_bind_address,
+        probes=containers.probes_of(
+            settings.admin,
             readiness=manifest.readiness,
         ),
         resources=resources(),
@@ -522,9 +521,8 @@ def _container(plan: ServerPlan, found: list[Volume]) -> dict[str, Any]:
         env=_env(plan),
         volumes=found,
         ports=_ports(plan),
-        probes=containers.probes(
-            port=settings.admin.health_port,
-            host=settings.admin.health_bind_address,
+        probes=containers.probes_of(
+            settings.admin,
             readiness=manifest.readiness,
             liveness=HEALTHY,
         ),

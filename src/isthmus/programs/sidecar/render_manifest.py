@@ -111,9 +111,7 @@ def _container(plan: SidecarPlan, sidecar: PlannedSidecar, found: list[Volume]) 
         env=[*containers.fields(references(sidecar.given)), *containers.variables(values)],
         volumes=found,
         ports={f"{sidecar.kind}-health": settings.admin.health_port},
-        probes=containers.probes(
-            port=settings.admin.health_port, host=settings.admin.health_bind_address
-        ),
+        probes=containers.probes_of(settings.admin),
         resources={"requests": {"cpu": "10m", "memory": manifest.memory}},
     )
     return container.to_spec()

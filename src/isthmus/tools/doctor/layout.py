@@ -34,6 +34,11 @@ def tls_uses(settings: object) -> Iterator[TlsUse]:
     """Every certificate that the settings name."""
     yield from layout_of(settings).tls_uses()
     admin = block_of(settings, AdminSettings)
+    values = values_of(settings)  # a node proxy has these two and no admin port
+    if values["health_cert"]:
+        labels = ("--health-cert", "--health-key", "")
+        files = TlsFiles(values["health_cert"], values["health_key"], "", labels=labels)
+        yield TlsUse(files=files, purpose="server")
     if admin is not None and admin.cert:
         yield TlsUse(
             files=TlsFiles(

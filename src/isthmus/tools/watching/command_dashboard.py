@@ -98,7 +98,7 @@ async def _serve(remotes: list[Remote], host: str, port: int) -> None:
     made = page(feed, feed.end, admit=not_ours)
     opened = await serve(
         made.routes, host=host, port=port, host_flag="--bind-address", port_flag="--port",
-        admin=AdminAccess(open_paths=made.open_paths),
+        access=AdminAccess(open_paths=made.open_paths),
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
     click.echo(

@@ -76,7 +76,7 @@ def listen(routes: Routes, host: str = "127.0.0.1", **more: object) -> Awaitable
     access = {key: more.pop(key) for key in ("tls", "refused", "admits", "token", "open_paths")
               if key in more}  # fmt: skip
     if is_admin:
-        asked["admin"] = AdminAccess(**access)  # type: ignore[arg-type]
+        asked["access"] = AdminAccess(**access)  # type: ignore[arg-type]
     return serve(routes, **(asked | more))  # type: ignore[arg-type]
 
 
