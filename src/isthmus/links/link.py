@@ -106,9 +106,9 @@ class Link:
         server_hostname: str | None,
         on_dial: Callable[[Incoming], None],
         on_closed: Callable[[Link], None],
-        handshake_s: float = HANDSHAKE_S,
+        handshake_s: float | None = None,
     ) -> None:
-        """``handshake_s`` is for all of it, from now to the welcome."""
+        """``handshake_s`` is for all of it, from now to the welcome; ``HANDSHAKE_S`` if None."""
         self.id = next(_numbers)
         self.terms = terms
         self.loop = loop = terms.loop
@@ -135,8 +135,9 @@ class Link:
         self._asked = False  # to dial, since the last tick
         self._way_s = 0.0
         self._timer: asyncio.TimerHandle | None = loop.call_later(
-            handshake_s, self.lost, "handshake timed out", LinkStage.TIMED_OUT
-        )
+            HANDSHAKE_S if handshake_s is None else handshake_s,
+            self.lost, "handshake timed out", LinkStage.TIMED_OUT,
+        )  # fmt: skip
         self.carrier = LinkSocket(
             self, sock, terms.poller, context, server_hostname=server_hostname
         )

@@ -25,7 +25,7 @@ from isthmus.links.hello import (
     hello_fault,
     process_in,
 )
-from isthmus.links.link import HANDSHAKE_S, Link, LinkTerms
+from isthmus.links.link import Link, LinkTerms
 from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
 from isthmus.links.talk import Incoming, choose
 from isthmus.net.carriers import Carried
@@ -108,7 +108,7 @@ class AgentLink(Link):
         sock: socket.socket,
         context: ssl.SSLContext,
         *,
-        handshake_s: float = HANDSHAKE_S,
+        handshake_s: float | None = None,
     ) -> None:
         self._hooks = hooks
         self.unproven_bytes = 0  # that it said before it was welcome

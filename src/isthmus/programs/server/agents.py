@@ -16,7 +16,7 @@ from isthmus.frame.gate_state import GateState, Known, state_of
 from isthmus.frame.part import Ground
 from isthmus.frame.resources import places
 from isthmus.links.hello import Unwelcome
-from isthmus.links.link import HANDSHAKE_S, Link, LinkTerms, peer_of
+from isthmus.links.link import Link, LinkTerms, peer_of
 from isthmus.links.server_side import AgentHooks, AgentLink, Decided, Membership
 from isthmus.links.talk import Incoming
 from isthmus.logs import log
@@ -312,7 +312,7 @@ class AgentDoor:
         context: HotContext,
         sock: socket.socket,
         events: int = 0,
-        handshake_s: float = HANDSHAKE_S,
+        handshake_s: float | None = None,
     ) -> None:
         assert self._admission is not None  # made before the port was opened
         source = source_of(sock)
