@@ -5,9 +5,11 @@ RUNS    := $(VENV)/.runs
 STAMP   := $(VENV)/.installed
 PYTHON  ?= python3
 # How many processes run the tests; 0 is one, for a debugger.
-JOBS    ?= 3
+JOBS    ?= 4
 # Tests that look at the whole machine: each process has its own, as far as it can see.
 APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart' --dist loadscope)
+# Where those tests are, unless ARGS says it: who looks elsewhere collects ten thousand others.
+WHERE    = $(if $(filter tests/%,$(ARGS)),,$(1))
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
 .PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference proto dist image lock changelog clean
@@ -33,7 +35,7 @@ $(STAMP): $(RUNS) tools/system-packages
 	touch $@
 
 test: dev ## Run the tests (not those of interop, lab and nightly)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab and not nightly" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab and not nightly" --ignore=tests/interop --ignore=tests/lab $(ARGS)
 
 check: dev docs ## Lint, format check, strict types, architecture, links of the documents
 	$(VENV)/bin/ruff check .
@@ -51,10 +53,10 @@ format: dev ## Format and fix what can be fixed
 interop: dev ## Test against foreign peers: kube-apiserver, konnectivity-client, h2spec, Go's yamux
 	$(PY) tests/interop/kube/build.py
 	$(PY) tests/interop/gobuild.py
-	$(PY) -m pytest $(APART) -m "interop and not nightly" $(ARGS)
+	$(PY) -m pytest $(APART) -m "interop and not nightly" $(call WHERE,tests/interop) $(ARGS)
 
 lab: dev ## Run every topology of the lab, in network namespaces (needs root)
-	$(PY) -m pytest $(APART) -m "lab and not nightly" $(ARGS)
+	$(PY) -m pytest $(APART) -m "lab and not nightly" $(call WHERE,tests/lab tests/docs) $(ARGS)
 
 nightly: export ISTHMUS_NIGHTLY = 1
 nightly: dev ## Run what only a release needs: long tests, all pairs of ends, many examples, make hold

@@ -6,7 +6,9 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,6 +36,43 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+#: Modules that take minutes, the longest first: what is begun last decides when all are done.
+_LONGEST = (
+    "tests/lab/test_apiserver.py",
+    "tests/lab/test_topologies.py",
+)
+#: Those of them in which every test makes all it needs: its tests go to whoever is free.
+_SPREAD = frozenset(_LONGEST)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For processes that get whole modules: the longest first, then those with the most tests."""
+    if "loadscope" not in getattr(config, "workerinput", {}).get("mainargv", ()):
+        return
+    modules = [item.nodeid.partition("::")[0] for item in items]
+    many = Counter(modules)
+    rank = {module: place - len(_LONGEST) for place, module in enumerate(_LONGEST)}
+    order = {module: (rank.get(module, 0), -many[module]) for module in many}
+    items.sort(key=lambda item: order[item.nodeid.partition("::")[0]])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With loadscope, give a process whole modules: their tests share what is slow to start."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            # A parameter may have "::" in it, as addresses do.
+            module = nodeid.partition("::")[0]
+            return nodeid if module in _SPREAD else module
+
+    config.option.loadscopereorder = False
+    return ByModule(config, log)
 
 
 def pytest_collection_finish() -> None:
