@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import ConfigError
-from isthmus.hosting.document import read
-from isthmus.hosting.document_fields import DOCUMENT, Tree
+from isthmus.hosting.document import TREES, read
+from isthmus.hosting.document_fields import Tree
 from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, Strategy
-from isthmus.hosting.plan import RULES, check
+from isthmus.hosting.plan import RULES_OF, check
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "publishing"
-TEXTS = [path.read_text() for path in sorted(EXAMPLES.glob("*.yaml"))]
+TEXTS = [path.read_text() for path in sorted(EXAMPLES.rglob("*.yaml"))]
 WORDS = [
     *(
         str(each.value)
@@ -47,8 +47,8 @@ def shaped(tree: Tree) -> st.SearchStrategy[Any]:
     )
 
 
-def documents() -> st.SearchStrategy[dict[str, Any]]:
-    spec: Any = DOCUMENT["spec"]
+def documents(version: str) -> st.SearchStrategy[dict[str, Any]]:
+    spec: Any = TREES[version]["spec"]
     parts = {name: shaped(spec[name]) for name in ("services", "networking", "configuration")}
     platform = st.fixed_dictionaries(
         {"type": st.sampled_from([each.value for each in Platform])},
@@ -56,7 +56,7 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
     )
     return st.fixed_dictionaries(
         {
-            "apiVersion": st.just("hypershift.openshift.io/v1beta1"),
+            "apiVersion": st.just(version),
             "kind": st.just("HostedCluster"),
             "metadata": st.just({"name": "a"}),
             "spec": st.fixed_dictionaries({"platform": platform}, optional=parts),
@@ -72,7 +72,7 @@ def read_or_refused(text: str) -> None:
         assert lines
         assert all(line.startswith("c.yaml:") for line in lines)
         return
-    names = {rule.name for rule in RULES}
+    names = {rule.name for rule in RULES_OF[cluster.model.api_version]}
     lines = text.splitlines()
     for finding in check(cluster):
         assert finding.rule in names
@@ -80,7 +80,7 @@ def read_or_refused(text: str) -> None:
         assert finding.place.field
 
 
-@given(documents())
+@given(st.sampled_from(sorted(TREES)).flatmap(documents))
 def test_a_document_of_any_values(document: dict[str, Any]) -> None:
     read_or_refused(yaml.safe_dump(document, sort_keys=False))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +19,11 @@ from isthmus.hosting.model import (
     Strategy,
     Viewpoint,
 )
-from isthmus.hosting.models import V1BETA1
+from isthmus.hosting.models import V1ALPHA1, V1BETA1
 from isthmus.hosting.objects import purposes
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.shapes import Manifest, key
-from isthmus.hosting.visibility import is_published
+from isthmus.hosting.visibility import BUCKET, is_published
 
 USED = (
     ControlPlaneService.API_SERVER,
@@ -32,6 +34,7 @@ USED = (
 HOSTS = ["a.example.com", "b.example.com", "c.example.com", "d.example.com", "e.example.com"]
 PORTS = [30001, 30002, 30003, 30004, 30005]
 ADDRESSES = ["10.9.0.1", "8.8.8.8", "2001:4860:4860::8888", "nodes.example.com"]
+PUBLIC = EndpointAccess.PUBLIC
 CLOUDS = (Platform.AWS, Platform.AZURE, Platform.GCP)
 
 
@@ -94,13 +97,45 @@ def clusters(draw: st.DrawFn, platform: Platform | None = None) -> HostedCluster
     )
 
 
+@st.composite
+def seeds(draw: st.DrawFn, platform: Platform | None = None) -> HostedCluster:
+    """A cluster of v1alpha1 that breaks no rule, with OVN's database and perhaps a bucket."""
+    on = platform or draw(st.sampled_from(sorted(V1ALPHA1.platforms, key=str)))
+    known = draw(clusters(on if on in V1ALPHA1.platforms else Platform.AWS))
+    services = [each for each in known.services if not _unknown_then(each)]
+    missing = set(USED) - {each.service for each in services}
+    missing.add(ControlPlaneService.OVN_SB_DB)
+    for number, service in enumerate(sorted(missing, key=str)):
+        host = draw(st.sampled_from(["", f"more{number}.example.com"]))
+        services.append(Publishing(service=service, strategy=Strategy.ROUTE, hostname=host))
+    if known.platform is Platform.AWS and draw(st.booleans()):
+        services.append(Publishing(service=ControlPlaneService.OIDC, strategy=Strategy.S3))
+    access = draw(st.sampled_from(EndpointAccess)) if known.platform is Platform.AWS else PUBLIC
+    url = draw(st.sampled_from(["", "https://bucket.example.com/a"]))
+    return replace(
+        known,
+        model=V1ALPHA1,
+        access=access,
+        services=tuple(services),
+        issuer_url=url,
+        swift=False,
+        shared_ingress=False,
+        azure_private_type="",
+    )
+
+
+def _unknown_then(entry: Publishing) -> bool:
+    oauth = entry.service is ControlPlaneService.OAUTH_SERVER
+    return oauth and entry.strategy is Strategy.LOAD_BALANCER
+
+
 def valid(cluster: HostedCluster, *, keep_sources: bool = False) -> PublishPlan:
     plan = make_plan(cluster, keep_sources=keep_sources)
     assert not plan.errors, plan.errors
     return plan
 
 
-@given(clusters(), st.booleans())
+@given(clusters() | seeds(), st.booleans())
 def test_every_endpoint_has_an_object_that_makes_it(
     cluster: HostedCluster, keep_sources: bool
 ) -> None:
@@ -108,14 +143,14 @@ def test_every_endpoint_has_an_object_that_makes_it(
     names = {key(each) for each in plan.objects}
     assert len(names) == len(plan.objects)
     for each in plan.endpoints:
-        assert each.by in names
+        assert each.by in (names if each.strategy is not Strategy.S3 else {BUCKET})
         if each.through.startswith("Service/"):
             assert each.through in names
         assert each.address or each.strategy is not Strategy.NODE_PORT
     assert len({each.name for each in plan.endpoints}) == len(plan.endpoints)
 
 
-@given(clusters(), st.booleans())
+@given(clusters() | seeds(), st.booleans())
 def test_every_object_has_a_purpose(cluster: HostedCluster, keep_sources: bool) -> None:
     plan = valid(cluster, keep_sources=keep_sources)
     found = purposes(cluster, keep_sources=keep_sources)
@@ -123,33 +158,37 @@ def test_every_object_has_a_purpose(cluster: HostedCluster, keep_sources: bool) 
     assert all(found.values())
 
 
-@given(clusters())
+@given(clusters() | seeds())
 def test_nodes_reach_what_they_need(cluster: HostedCluster) -> None:
     seen = {
         each.service
         for each in valid(cluster).endpoints
         if Viewpoint.GUEST_VPC in each.visible_from
     }
-    assert seen == set(USED)
+    # The bucket is for clouds, which are on the internet.
+    needed = {*USED, *({ControlPlaneService.OVN_SB_DB} if cluster.model is V1ALPHA1 else ())}
+    assert seen - {ControlPlaneService.OIDC} == needed
 
 
-@given(clusters())
+@given(clusters() | seeds())
 def test_every_endpoint_is_held_or_warned_of(cluster: HostedCluster) -> None:
     plan = valid(cluster)
     bare = [each for each in plan.endpoints if is_published(each) and not each.restricted]
+    bare = [each for each in bare if each.by != BUCKET]  # which is for everybody
     warned = [each for each in plan.findings if each.rule == "cidrs-not-here"]
     assert len(warned) == (len(bare) if cluster.allowed_cidrs else 0)
 
 
-@given(clusters())
+@given(clusters() | seeds())
 def test_nothing_changes_into_itself(cluster: HostedCluster) -> None:
     assert changes(valid(cluster), valid(cluster)) == ()
 
 
 @given(st.data(), st.sampled_from(Platform))
 def test_changes_lead_from_one_plan_to_the_other(data: st.DataObject, platform: Platform) -> None:
-    old = valid(data.draw(clusters(platform)))
-    new = valid(data.draw(clusters(platform)), keep_sources=data.draw(st.booleans()))
+    either = clusters(platform) | seeds(platform)
+    old = valid(data.draw(either))
+    new = valid(data.draw(either), keep_sources=data.draw(st.booleans()))
     objects: tuple[Manifest, ...] = old.objects
     for step in changes(old, new):
         if step.act in (ChangeKind.CREATE, ChangeKind.UPDATE, ChangeKind.DELETE):
@@ -161,7 +200,7 @@ def test_changes_lead_from_one_plan_to_the_other(data: st.DataObject, platform: 
     assert sorted(objects, key=key) == sorted(new.objects, key=key)
 
 
-@given(clusters())
+@given(clusters() | seeds())
 def test_every_endpoint_is_explained(cluster: HostedCluster) -> None:
     plan = valid(cluster)
     text = explain(plan)

@@ -16,7 +16,7 @@ import yaml
 
 from isthmus.errors import ConfigError
 from isthmus.hosting.comparison import changed_sight
-from isthmus.hosting.document import TREES, locate, read
+from isthmus.hosting.document import KIND, TREES, locate, read
 from isthmus.hosting.document_fields import Tree
 from isthmus.hosting.document_fields_v1alpha1 import SINGLE_CIDRS
 from isthmus.hosting.model import (
@@ -32,6 +32,7 @@ from isthmus.hosting.model import (
 from isthmus.hosting.models import V1ALPHA1, V1BETA1
 from isthmus.hosting.plan import check
 from isthmus.hosting.visibility import uses_ovn
+from isthmus.text.located_yaml import compose_all, short
 
 _SERVICES, _NETWORKING = "spec.services", "spec.networking"
 _INDEX = re.compile(r"\[\d+\]")
@@ -50,7 +51,8 @@ _INSTEAD = {
 class ConvertedDocument:
     """The document, or why there is none.
 
-    ``edits`` say what is written otherwise, ``sight`` which service others see from now on.
+    ``edits`` say what is written otherwise, and which documents beside it are not; ``sight`` which
+    service others see from now on.
     ``refused`` are places without a counterpart; with any, ``text`` is empty.
     """
 
@@ -86,7 +88,7 @@ def convert(text: str, name: str, to: PublishingModel) -> ConvertedDocument:
     edits += _service_edits(text, name, added)
     result = _applied(text, edits)
     _check_result(result, name, wanted)
-    said = tuple(each.says for each in edits)
+    said = (*(each.says for each in edits), *_left(text, name, cluster))
     sight = tuple(changed_sight(replace(wanted, model=cluster.model), to))
     return ConvertedDocument(text=result, edits=said, sight=sight)
 
@@ -221,6 +223,15 @@ def _span(first: yaml.Node, last: yaml.Node) -> tuple[int, int]:
     return first.start_mark.index, last.end_mark.index
 
 
+def _left(text: str, name: str, cluster: HostedCluster) -> Iterator[str]:
+    """Other documents of the same version, NodePools as a rule."""
+    for root in compose_all(text, name):
+        said = {key.value: value.value for key, value in _below(root.node)}
+        kind, version = said.get("kind"), said.get("apiVersion")
+        if kind != KIND and version == cluster.model.api_version:
+            yield f"{short(str(kind))} at line {root.node.start_mark.line + 1} is left as it is"
+
+
 def _applied(text: str, edits: Iterable[_TextEdit]) -> str:
     for each in sorted(edits, reverse=True):
         text = text[: each.start] + each.text + text[each.end :]
@@ -236,7 +247,7 @@ def _check_result(text: str, name: str, wanted: HostedCluster) -> None:
     if not same:
         raise ConfigError(
             f"{name}: cannot be edited where it stands: write apiVersion, the networks and services"
-            " in full, without anchors, aliases and tags"
+            " in full, without anchors, aliases, tags and nulls"
         )
 
 

@@ -166,7 +166,8 @@ def _cluster(known: DocumentFields, model: PublishingModel) -> HostedCluster:
     namespace = known.text("metadata.namespace", fields.namespace, DEFAULT_NAMESPACE)
     platform = known.member("spec.platform.type", Platform) or Platform.NONE
     services = _services(known)
-    azure = _azure(known, platform)
+    # Before it had topologies Azure had nothing else that matters here.
+    azure = _azure(known, platform) if model is V1BETA1 else _Azure()
     said = _access(known, platform) if platform in model.with_access else None
     fills_in = platform is Platform.KUBEVIRT and model is V1BETA1
     cluster = HostedCluster(

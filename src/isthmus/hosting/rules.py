@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
+from isthmus.hosting.document_fields_v1alpha1 import SINGLE_CIDRS
 from isthmus.hosting.model import (
     ControlPlaneService,
     DocumentPlace,
@@ -92,6 +93,9 @@ class RuleList(list[PlanRule]):
 
 def place(cluster: HostedCluster, path: str) -> DocumentPlace:
     """Where a field is, or would be: the line of the nearest one above it that there is."""
+    for listed, single in SINGLE_CIDRS.items():
+        if path.startswith(f"{listed}[") and single in cluster.places:
+            return cluster.places[single]
     above = path
     while above and above not in cluster.places:
         above = above.rpartition(".")[0] if not above.endswith("]") else above.rpartition("[")[0]

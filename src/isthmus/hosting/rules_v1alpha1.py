@@ -14,6 +14,7 @@ from isthmus.hosting.rules import RuleBreak, RuleList, entries, in_entry, place,
 from isthmus.hosting.visibility import IN_CLUSTER_ISSUER, is_in_bucket, issuer_host, uses_ovn
 
 _OVN = ControlPlaneService.OVN_SB_DB
+_ALLOWED = "spec.networking.apiServer.allowedCIDRBlocks"
 
 RULES: Final = RuleList()
 
@@ -82,6 +83,17 @@ def _issuer(cluster: HostedCluster) -> Iterator[RuleBreak]:
                 " bucket about them",
                 "make spec.issuerURL that of the bucket",
                 place(cluster, "spec.issuerURL"),
+            )
+
+
+@RULES.error("allowed-cidrs-ipv4", "allowed CIDR blocks are of IPv4")
+def _allowed_v6(cluster: HostedCluster) -> Iterator[RuleBreak]:
+    for number, cidr in enumerate(cluster.allowed_cidrs):
+        if ":" in cidr:
+            yield RuleBreak(
+                f"{cluster.model.version} has no allowed CIDR blocks of IPv6 such as {cidr}",
+                "remove it, or use a later version of the API",
+                place(cluster, f"{_ALLOWED}[{number}]"),
             )
 
 

@@ -90,6 +90,12 @@ def test_a_strategy_of_one_version_alone_is_refused(tmp_path: Path) -> None:
     assert not wrong.text and wrong.refused
 
 
+def test_what_is_beside_it_is_left_and_named() -> None:
+    pool = "apiVersion: hypershift.openshift.io/v1alpha1\nkind: NodePool\n---\n"
+    found = convert(f"kind: Namespace\n---\n{pool}{OLD.read_text()}", "c", V1BETA1)
+    assert pool in found.text and "'NodePool' at line 3 is left as it is" in found.edits
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

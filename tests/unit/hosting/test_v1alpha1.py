@@ -110,14 +110,12 @@ def test_the_topologies_are_those_of_the_proposal(
     """By Route or load balancer; Ignition goes with OVN, the bucket is for everybody."""
     plan = make_plan(seed(access, {API: api, TUNNEL: tunnel, OIDC: Strategy.S3}))
     assert not plan.errors
-    public, private = LISTS[access]
-    seen = {each: any(one.through == PUBLIC_SHARD for one in ways(plan, each)) for each in LISTS}
+    public, private = (set(each) for each in LISTS[access])
+    (private if OVN in private else public).add(IGNITION)
     found = listed(plan.endpoints)
-    ignition = (public, private)[OVN in private]
-    assert found.public == public | {OIDC} | ({IGNITION} if ignition is public else set())
-    assert found.private == private | ({IGNITION} if ignition is private else set())
-    (oauth,) = ways(plan, OAUTH)
-    assert oauth.through == PUBLIC_SHARD and not any(seen.get(each) for each in (API, TUNNEL))
+    assert (found.public, found.private) == (public | {OIDC}, private)
+    sharded = {each.service for each in plan.endpoints if each.through == PUBLIC_SHARD}
+    assert sharded == {OAUTH}
 
 
 def test_a_node_port_is_where_the_nodes_are() -> None:
@@ -157,6 +155,7 @@ def test_the_bucket_is_at_the_issuers_url() -> None:
         ("platform-of-version", seed(platform=Platform.GCP)),
         ("ovn-published", cluster(model=V1ALPHA1)),
         ("ovn-published", seed(services={OVN: Strategy.NONE})),
+        ("allowed-cidrs-ipv4", seed(allowed_cidrs=("192.0.2.0/24", "2001:db8::/32"))),
         ("ovn-unused", seed(guest_network=CALICO)),
         ("oidc-elsewhere", seed(services={OIDC: NODE_PORT})),
         ("strategy-possible", seed(services={OIDC: Strategy.S3}, platform=Platform.AGENT)),
@@ -194,6 +193,24 @@ def test_the_single_cidr_goes_before_the_list() -> None:
     assert read(both.replace("    machineCIDR: 10.0.0.0/16\n", ""), "c").machine_cidrs == (
         "10.9.0.0/16",
     )
+
+
+def test_a_finding_is_at_the_single_cidr() -> None:
+    (found,) = make_plan(
+        read(example("public").replace("10.0.0.0/16", "10.132.0.0/16"), "c")
+    ).errors
+    assert found.rule == "networks-overlap"
+    assert found.place.field in ("spec.networking.machineCIDR", "spec.networking.podCIDR")
+    assert found.place.line > 20
+
+
+def test_azure_has_no_private_side() -> None:
+    text = example("public").replace("type: AWS\n    aws:", "type: Azure\n    azure:")
+    text = text.replace("region:", "location:").replace("      endpointAccess: Public\n", "")
+    annotation = "hypershift.openshift.io/swift-pod-network-instance"
+    text = text.replace("metadata:\n", f"metadata:\n  annotations: {{{annotation}: x}}\n")
+    plan = make_plan(read(text.replace("type: S3", "type: None"), "c"))
+    assert not plan.errors and not listed(plan.endpoints).private
 
 
 @pytest.mark.parametrize(
