@@ -17,6 +17,7 @@ import yaml
 from kube.api import Api, CallFailedError
 from kube.build import Binaries
 from kube.documents import contains, make_namespace
+from kube.foreign_kinds import define
 from kube.helm_cases import every_case
 from kube.helm_chart import CHART, NAMESPACE, RELEASE, Helm, HelmError, Key, by_python
 
@@ -25,7 +26,6 @@ from isthmus.cli.main import main
 pytestmark = pytest.mark.interop
 
 STRICT = ("apply", "--dry-run=server", "--validate=strict", "-o=json", "-f", "-")
-MONITORING = {"podmonitors": "PodMonitor", "prometheusrules": "PrometheusRule"}
 GOLDEN = Path(__file__).parents[2] / "golden"
 WHERE = f"--namespace={NAMESPACE}"
 
@@ -35,34 +35,8 @@ def api(kube_api: Api) -> Api:
     """An apiserver that knows the Prometheus operator's objects, and our namespaces."""
     for namespace in (NAMESPACE, "leases", "monitoring"):
         make_namespace(kube_api, namespace)
-    text = "\n---\n".join(json.dumps(definition(*each)) for each in MONITORING.items())
-    kube_api.kubectl("apply", "-f", "-", stdin=text.encode())
-    for plural in MONITORING:
-        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name_of(plural)}"
-        kube_api.wait_for(path, f"{plural} are known", Established="True")
+    define(kube_api, "monitoring.coreos.com")
     return kube_api
-
-
-def name_of(plural: str) -> str:
-    return f"{plural}.monitoring.coreos.com"
-
-
-def definition(plural: str, kind: str) -> dict[str, Any]:
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {
-        "name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema},
-    }  # fmt: skip
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": name_of(plural)},
-        "spec": {
-            "group": "monitoring.coreos.com",
-            "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
-            "scope": "Namespaced",
-            "versions": [version],
-        },
-    }
 
 
 @pytest.fixture
@@ -127,6 +101,18 @@ def test_the_api_accepts_what_flags_say(api: Api) -> None:
     taken = json.loads(api.kubectl(*STRICT, stdin=text.encode()))
     for one, theirs in zip(ours, taken["items"], strict=True):
         assert contains(theirs, one), json.dumps(theirs)
+
+
+def test_the_api_accepts_the_rules_for_an_operator(
+    api: Api, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["manifest", "monitoring", "--output=prometheus-rule"]) == 0
+    text = capsys.readouterr().out
+    taken = json.loads(api.kubectl(*STRICT, stdin=text.encode()))
+    assert contains(taken, yaml.safe_load(text)), json.dumps(taken)
+    wrong = text.replace("expr:", "query:")
+    with pytest.raises(CallFailedError, match="query"):
+        api.kubectl(*STRICT, stdin=wrong.encode())
 
 
 def test_a_field_that_is_none_is_not_accepted(api: Api) -> None:
