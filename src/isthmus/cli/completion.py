@@ -10,12 +10,12 @@ import click
 
 @click.command(
     name="completion",
-    short_help="Print a script that completes commands and flags in a shell",
+    short_help="Print a script that completes commands in a shell",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Print a script that completes commands and flags in a shell
+    """Print a script that completes commands in a shell
 
     The script asks isthmus itself, so it stays right when isthmus is updated. It needs bash 4.4 or
     later, and in zsh `autoload -U compinit; compinit` before it.

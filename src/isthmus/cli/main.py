@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import click
+from click._textwrap import TextWrapper
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
@@ -25,61 +26,77 @@ from isthmus.text.suggestions import nearest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# The order is that of a first day: try it, make certificates, run a program, then see what
-# programs do in whole networks. A command is imported when it is needed.
-_FIRST = {
-    "up": ("tools.up.command", "Start a server, an agent and a demo target in this terminal"),
-    "pki": ("tools.pki.command", "Make and show certificates"),
+# By what somebody wants to do; a command's module is imported when it is needed.
+_GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Try it": {
+        "up": ("tools.up.command", "Start a server, an agent and a demo target in this terminal"),
+        "lab": ("lab.command", "Build networks with walls between them on this machine"),
+    },
+    "Run it": {
+        "pki": ("tools.pki.command", "Make and show certificates"),
+        **{it.name: (it.command_module.removeprefix("isthmus."), it.help) for it in programs()},
+    },
+    "Look at it": {
+        "status": (
+            "tools.watching.command_status",
+            "Show the health of running Isthmus programs",
+        ),
+        "top": ("tools.watching.command_top", "Watch tunnels live, the fastest first"),
+        "dashboard": (
+            "tools.watching.command_dashboard",
+            "Serve one page that shows several running programs",
+        ),
+        "tunnels": ("tools.watching.command_tunnels", "Show tunnels, and end them"),
+        "agents": ("tools.watching.command_agents", "Show connected agents"),
+        "doctor": ("tools.doctor.command", "Find problems here, and what to do about them"),
+        "support-bundle": (
+            "tools.doctor.command_bundle",
+            "Pack logs and settings for support, without secrets",
+        ),
+        "dial": (
+            "tools.connectivity.command_dial",
+            "Open a connection through the connectivity service",
+        ),
+        "curl": ("tools.connectivity.command_curl", "Fetch a URL through the connectivity service"),
+    },
+    "Plan it": {
+        "config": (
+            "tools.connectivity.command_config",
+            "Check and convert connectivity configurations, explain their fields",
+        ),
+        "egress": (
+            "tools.connectivity.command_egress",
+            "Explain where kube-apiserver's requests go",
+        ),
+        "policy": ("tools.connectivity.command_policy", "Test what a policy allows"),
+        "resolve": (
+            "tools.connectivity.command_resolve",
+            "Explain how a sidecar finds and reaches a name",
+        ),
+        "publish": ("hosting.command", "Plan how a hosted control plane is reached"),
+    },
+    "Kubernetes files": {
+        "manifest": ("manifests.command", "Write manifests and units that run Isthmus"),
+        "bootstrap": (
+            "tools.bootstrap.command",
+            "Help nodes to find kube-apiserver through their agents",
+        ),
+    },
+    "Other": {
+        "completion": ("cli.completion", "Print a script that completes commands in a shell"),
+        "help": ("cli.main", "Show the help of a command"),
+    },
 }
-_LATER = {
-    "status": ("tools.watching.command_status", "Show on one screen how the programs here are"),
-    "top": ("tools.watching.command_top", "Watch tunnels live, the fastest first"),
-    "dashboard": (
-        "tools.watching.command_dashboard",
-        "Serve one page that shows several running programs",
-    ),
-    "tunnels": ("tools.watching.command_tunnels", "Show tunnels, and end them"),
-    "agents": ("tools.watching.command_agents", "Show the agents that are connected"),
-    "doctor": ("tools.doctor.command", "Find what is wrong here, and say what to do"),
-    "support-bundle": (
-        "tools.doctor.command_bundle",
-        "Pack what is needed to help into one archive, without secrets",
-    ),
-    "completion": ("cli.completion", "Print a script that completes commands and flags in a shell"),
-    "manifest": ("manifests.command", "Write manifests and units that run our programs"),
-    "publish": ("hosting.command", "Plan how a hosted control plane is reached"),
-    "bootstrap": (
-        "tools.bootstrap.command",
-        "Help nodes to find kube-apiserver through their agents",
-    ),
-    "resolve": (
-        "tools.connectivity.command_resolve",
-        "Explain how a sidecar finds and reaches a name",
-    ),
-    "lab": ("lab.command", "Build networks with walls between them on this machine"),
-    "dial": (
-        "tools.connectivity.command_dial",
-        "Open a connection through the connectivity service",
-    ),
-    "curl": ("tools.connectivity.command_curl", "Fetch a URL through the connectivity service"),
-    "config": (
-        "tools.connectivity.command_config",
-        "Check and convert connectivity configurations, explain their fields",
-    ),
-    "egress": ("tools.connectivity.command_egress", "Explain where kube-apiserver's requests go"),
-    "policy": ("tools.connectivity.command_policy", "Test what a policy allows"),
-}
-_LISTED = {
-    **_FIRST,
-    **{it.name: (it.command_module.removeprefix("isthmus."), it.help) for it in programs()},
-    **_LATER,
-}
+_LISTED = {name: it for group in _GROUPS.values() for name, it in group.items()}
 #: What each command says of itself.
 COMMANDS = {name: says for name, (_, says) in _LISTED.items()}
+_WIDEST = max(map(len, COMMANDS))
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 #: What becomes of output on a full disk, or on one that fails; a closed pipe is click's part.
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+# Help is wrapped between words only: --server-port and kube-proxy stay whole. click has no option.
+TextWrapper.wordsep_re = TextWrapper.wordsep_simple_re
 _TEXTS = (click.types.StringParamType, click.Path)
 _WATCHED: WeakSet[click.Command] = WeakSet()
 
@@ -103,8 +120,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, group in _GROUPS.items():
+            with formatter.section(title):
+                rows = [(name.ljust(_WIDEST), says) for name, (_, says) in group.items()]
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -177,6 +196,23 @@ def cli(ctx: click.Context) -> None:
     """Join a Kubernetes control plane and its cluster across a boundary"""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+@click.command(
+    name="help",
+    short_help="Show the help of a command",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+def help(words: tuple[str, ...]) -> int:
+    """Show the help of a command
+
+    \b
+    Example:
+      isthmus help agent
+      isthmus help manifest agent
+    """
+    return main([*words, "--help"])
 
 
 def main(args: Sequence[str] | None = None) -> int:

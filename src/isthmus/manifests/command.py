@@ -17,11 +17,11 @@ from isthmus.programs import programs
 
 @click.group(
     name="manifest",
-    short_help="Write manifests and units that run our programs",
+    short_help="Write manifests and units that run Isthmus",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Write manifests and units that run our programs
+    """Write manifests and units that run Isthmus
 
     \b
     Example:

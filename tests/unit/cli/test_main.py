@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -113,3 +114,20 @@ def test_streams_that_are_closed_are_done_without(closed: int) -> None:
     done = run(*args, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(closed))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_help_of_a_command_as_kubectl_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "manifest", "agent"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: isthmus manifest agent ")
+    assert main(["help"]) == main(["--help"]) == 0
+    first, again = capsys.readouterr().out.split("Usage: ")[1:]
+    assert first == again
+    assert main(["help", "nothing"]) == 2
+    assert capsys.readouterr().err == "isthmus: unknown command 'nothing'\n"
+
+
+def test_help_is_wrapped_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert main([name, "--help"]) == 0
+    cut = re.findall(r"^.* [a-z]+-$", capsys.readouterr().out, re.M)
+    assert cut == []

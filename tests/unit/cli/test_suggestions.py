@@ -12,7 +12,6 @@ from isthmus.cli.main import main
     [
         (["statsu"], "unknown command 'statsu', did you mean status?"),
         (["version"], "unknown command 'version', did you mean --version?"),
-        (["help"], "unknown command 'help', did you mean --help?"),
         (
             ["server", "--mode=grcp"],
             "--mode must be grpc or http-connect, not 'grcp', did you mean grpc?",

@@ -18,7 +18,6 @@ import click
 from isthmus.settings.options import Kind, Option, given_in_vain, options_of
 from isthmus.settings.parsing import check_once, load
 
-_UNBROKEN = "\ue000"  # stands for a hyphen while lines are wrapped: --server-port stays whole
 # klog's level is the one short flag there is: -v 4, -v=4, -v4.
 _VERBOSITY = re.compile(r"-v(?:=(.*)|([0-9]+))?", re.DOTALL)
 
@@ -69,8 +68,7 @@ class FlagCommand(click.Command):
         ignored = ", ".join(f"--{option.flag}" for option in self.declared if option.ignored)
         if ignored:
             with formatter.section("Accepted and ignored"):
-                formatter.write_text(ignored.replace("-", _UNBROKEN))
-        formatter.buffer = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
+                formatter.write_text(ignored)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples as they are to be typed."""
@@ -182,7 +180,7 @@ def _help_row(option: Option) -> tuple[str, str]:
     if option.inert:
         notes.append("no effect here")
     text = f"{option.help} ({', '.join(notes)})" if notes else option.help
-    return name, text.replace("-", _UNBROKEN)
+    return name, text
 
 
 class WithSetup(FlagCommand):

@@ -52,7 +52,7 @@ class Wanted:
 
 @click.group(
     name="doctor",
-    short_help="Find what is wrong here, and say what to do",
+    short_help="Find problems here, and what to do about them",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -81,7 +81,7 @@ class Wanted:
 def command(
     ctx: click.Context, admin: AdminFlags, target: str | None, timeout: str, output: str
 ) -> int:
-    """Find what is wrong here, and say what to do
+    """Find problems here, and what to do about them
 
     Alone it examines the programs that run on this machine, by their admin ports. With the name of
     a program and its flags it examines a configuration before, or without, the program running.

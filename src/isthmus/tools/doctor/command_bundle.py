@@ -31,7 +31,7 @@ _LIMIT_S = 4 * _TIMEOUT_S
 
 @click.command(
     name="support-bundle",
-    short_help="Pack what is needed to help into one archive, without secrets",
+    short_help="Pack logs and settings for support, without secrets",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
@@ -46,7 +46,7 @@ _LIMIT_S = 4 * _TIMEOUT_S
 @click.option("--force", is_flag=True, help="Replace a file that exists")
 @admin_options
 def command(admin: AdminFlags, path: str | None, include_audit: bool, force: bool) -> int:
-    """Pack what is needed to help into one archive, without secrets
+    """Pack logs and settings for support, without secrets
 
     Versions, flags, snapshots, history, metrics, logs, the doctor's findings, limits, interfaces,
     routes and firewall rules, as far as they can be read; run it as root to get all of them. Keys,

@@ -18,13 +18,13 @@ _WIDE = ("IDENTITY", "ADDRESS", "CARRIER", "IDENTIFIERS")
 
 @click.command(
     name="agents",
-    short_help="Show the agents that are connected",
+    short_help="Show connected agents",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @admin_options
 @output_option
 def command(admin: AdminFlags, output: str) -> int:
-    """Show the agents that are connected
+    """Show connected agents
 
     PING is the last measured round trip of its best link, AGE is that of its oldest. Those of
     several servers are put together, with a column that says whose they are: an agent has a line

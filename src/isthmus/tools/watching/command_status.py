@@ -26,13 +26,13 @@ _MOST_TUNNELS = 10_000
 
 @click.command(
     name="status",
-    short_help="Show on one screen how the programs here are",
+    short_help="Show the health of running Isthmus programs",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @admin_options
 @output_option
 def command(admin: AdminFlags, output: str) -> int:
-    """Show on one screen how the programs here are
+    """Show the health of running Isthmus programs
 
     Readiness, agents, links and tunnels, dials and traffic of the last five minutes, what is
     stalled and why, certificates to be renewed, and what to look at. Exit code 0 when
